@@ -1,0 +1,6 @@
+"""converge: a loss-convergence verification harness for distributed training.
+
+Importing this package imports nothing else, because every rank pays for it.
+"""
+
+__version__ = "0.1.0"

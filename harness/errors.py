@@ -1,0 +1,59 @@
+"""Everything that converge raises on purpose, in one tree.
+
+::
+
+    ConvergeError
+    ├── ConfigError        the experiment or train config is wrong: exit code 2, nothing was launched
+    ├── ToolchainError     a named Python environment is missing or broken: exit code 2
+    ├── StoreError         a file of ours cannot be read or written: exit code 2
+    ├── EvidenceError      curves given to a reader cannot be understood: exit code 2
+    └── Interrupted        the user or a signal stopped the harness: exit code 130
+
+A user's mistake ends in one of these, never in a traceback. The message names the value, the
+place, what is allowed and the next command to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class ConvergeError(Exception):
+    """Base class: the message is meant for the user's eyes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a file: where, what, and what would be right."""
+
+    where: str
+    """File and dotted key, as in ``experiments/smoke.toml: test[2].parallelism.tp``."""
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" + (f" ({self.hint})" if self.hint else "")
+
+
+class ConfigError(ConvergeError):
+    """One or more problems, all of them found before anything was launched."""
+
+    def __init__(self, problems: Problem | list[Problem] | tuple[Problem, ...]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class ToolchainError(ConvergeError):
+    """A toolchain (a Python environment with given versions) is missing or does not start."""
+
+
+class StoreError(ConvergeError):
+    """A file of ours is missing, unreadable, of a newer schema, or cannot be written."""
+
+
+class EvidenceError(ConvergeError):
+    """Foreign curves cannot be read as evidence."""
+
+
+class Interrupted(ConvergeError):
+    """Stopped by Ctrl-C or a signal; everything finished so far is kept."""
