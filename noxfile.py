@@ -1,0 +1,139 @@
+"""The project's habits, one session each: ``nox -l`` lists them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "tests"]
+
+ROOT = Path(__file__).parent
+CONSTRAINTS = ROOT / "constraints.txt"
+TOOLCHAIN_ROOT = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
+TOOLCHAINS = (DEFAULT_TOOLCHAIN, "torchtitan-0.2.2")
+# What rank tests need beside the toolchain itself.
+RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
+DEFAULT_EXPERIMENT = "experiments/smoke.toml"
+
+
+def train_requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [name for name in project["optional-dependencies"]["train"] if name != "torchtitan"]
+
+
+def constraints_for(session: nox.Session, version: str) -> Path:
+    """The one constraints file, with another torchtitan in it where the toolchain is not the default."""
+    text = re.sub(r"(?m)^torchtitan==.*$", f"torchtitan=={version}", CONSTRAINTS.read_text())
+    path = Path(session.create_tmp()) / f"constraints-torchtitan-{version}.txt"
+    path.write_text(text)
+    return path
+
+
+def build_toolchain(session: nox.Session, name: str) -> Path:
+    """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python."""
+    if name not in TOOLCHAINS:
+        session.error(f"unknown toolchain {name!r}; there are: {', '.join(TOOLCHAINS)}")
+    folder = TOOLCHAIN_ROOT / name
+    python = folder / "bin" / "python"
+    stamp = folder / "converge.stamp"
+    recipe = hashlib.sha256(
+        "\n".join(
+            [str(ROOT), CONSTRAINTS.read_text(), *train_requirements(), *RANK_TEST_PACKAGES]
+        ).encode()
+    ).hexdigest()
+    if stamp.is_file() and stamp.read_text() == recipe and python.exists():
+        return python
+    version = name.removeprefix("torchtitan-")
+    constraints = constraints_for(session, version)
+    session.log(f"building toolchain {name} in {folder} (a few minutes, once)")
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
+    pip = (str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints))
+    # torch first and alone: a resolver that meets it as a dependency may pick another build.
+    session.run(*pip, "torch", external=True)
+    session.run(*pip, *train_requirements(), f"torchtitan=={version}", *RANK_TEST_PACKAGES, external=True)
+    session.run(*pip, "--no-deps", "-e", str(ROOT), external=True)
+    stamp.write_text(recipe)
+    return python
+
+
+def toolchains_of(experiment: Path) -> list[str]:
+    """Toolchains that an experiment file names; the harness itself reports what is wrong in it."""
+    try:
+        text = experiment.read_text()
+    except (OSError, UnicodeDecodeError):
+        return []
+    named = dict.fromkeys(re.findall(r"(?m)^\s*toolchain\s*=\s*[\"']([^\"']+)[\"']", text))
+    return [name for name in named if name in TOOLCHAINS] or [DEFAULT_TOOLCHAIN]
+
+
+def install_light(session: nox.Session, *extras: str) -> None:
+    suffix = f"[{','.join(extras)}]" if extras else ""
+    session.install("--quiet", "-c", str(CONSTRAINTS), "-e", f".{suffix}")
+
+
+@nox.session
+def converge(session: nox.Session) -> None:
+    """Run an experiment matrix: ``nox -s converge [-- EXPERIMENT.toml --only NAME …]``."""
+    install_light(session)
+    arguments = list(session.posargs)
+    if not any(argument.endswith(".toml") for argument in arguments):
+        arguments.insert(0, DEFAULT_EXPERIMENT)
+    experiment = next(argument for argument in arguments if argument.endswith(".toml"))
+    for name in toolchains_of(Path(session.invoked_from) / experiment):
+        build_toolchain(session, name)
+    session.run("converge", "run", *arguments, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """All tests: the light part, the rank code in each toolchain, and real torchtitan runs."""
+    install_light(session, "test", "tensorboard")
+    pythons = [build_toolchain(session, name) for name in TOOLCHAINS]
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    if session.posargs:
+        session.run("python", "-m", "pytest", *session.posargs, env=env)
+        return
+    for python in pythons:
+        session.run(str(python), "-m", "pytest", "tests/rank", external=True, env=env)
+    session.run("python", "-m", "pytest", "tests", "--ignore=tests/rank", env=env)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff (lint and format) and mypy --strict."""
+    install_light(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def toolchain(session: nox.Session) -> None:
+    """Build toolchains: ``nox -s toolchain -- torchtitan-0.2.2`` (all of them without a name)."""
+    for name in session.posargs or TOOLCHAINS:
+        build_toolchain(session, name)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure what the harness costs and saves; prints a table."""
+    install_light(session)
+    build_toolchain(session, DEFAULT_TOOLCHAIN)
+    session.run(
+        "python",
+        "benchmarks/overhead.py",
+        *session.posargs,
+        env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)},
+    )
