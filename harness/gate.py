@@ -1,0 +1,32 @@
+"""Verdicts to one exit code: the whole interface of a CI gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+from harness.model import Judgement, Verdict
+
+
+class ExitCode(IntEnum):
+    """What the process ends with; part of the public interface."""
+
+    PASS = 0
+    """Every gated verdict is PASS."""
+    FAIL = 1
+    """At least one FAIL."""
+    USAGE = 2
+    """Usage or configuration error; nothing was launched."""
+    UNDECIDED = 3
+    """No FAIL, but something INVALID, INCONCLUSIVE or ERROR."""
+    INTERRUPTED = 130
+
+
+def exit_code(verdicts: Iterable[Verdict]) -> ExitCode:
+    """FAIL beats undecided beats PASS; no verdict at all is undecided, never PASS."""
+    judgements = {verdict.judgement for verdict in verdicts}
+    if Judgement.FAIL in judgements:
+        return ExitCode.FAIL
+    if judgements == {Judgement.PASS}:
+        return ExitCode.PASS
+    return ExitCode.UNDECIDED

@@ -1,0 +1,93 @@
+"""The import table of docs/architecture.md, enforced."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "harness"
+
+# Layer → layers it may import besides itself. `cli` may import everything.
+ALLOWED = {
+    "__init__": set(),
+    "errors": set(),
+    "model": set(),
+    "train_config": {"model", "errors"},
+    "experiment": {"model", "errors", "train_config"},
+    "toolchain": {"model", "errors"},
+    "surroundings": {"model", "errors"},
+    "rules": {"model", "errors"},
+    "plan": {"model", "errors", "rules"},
+    "corpus": {"model", "errors"},
+    "store": {"model", "errors"},
+    "trainers": {"model", "errors", "store"},
+    "launch": {"model", "errors", "store", "trainers"},
+    "readers": {"model", "errors", "store"},
+    "judge": {"model"},
+    "report": {"model", "errors", "store", "judge"},
+    "gate": {"model"},
+    "rank": set(),
+}
+TRAINING = {"torch", "torchtitan", "torchao", "triton"}
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module imported anywhere in a file, inside functions too."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            base = node.module or ""
+            modules.add(base)
+            modules |= {f"{base}.{alias.name}" for alias in node.names if base == "harness"}
+    return modules
+
+
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("cli", "__main__"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_downwards_only(path):
+    layer = layer_of(path)
+    assert layer in ALLOWED, f"add {layer} to the table here and in docs/architecture.md"
+    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("harness.")}
+    assert ours <= ALLOWED[layer] | {layer}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) != "rank"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_rank_code_imports_torch(path):
+    assert not {name.split(".")[0] for name in imports_of(path)} & TRAINING
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "judge"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_judge_is_pure(path):
+    standard = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing"}
+    standard |= {"itertools", "statistics", "types", "inspect", "re"}
+    outside = {name.split(".")[0] for name in imports_of(path)} - {"harness", "numpy", "scipy"}
+    assert outside <= standard, f"{outside - standard}: judging knows no files, clocks or processes"
+
+
+def test_every_layer_stands_in_the_architecture_page():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    missing = [layer for layer in ALLOWED if layer != "__init__" and f"harness/{layer}" not in page]
+    assert not missing
+
+
+def test_the_light_part_needs_no_torch():
+    assert "torch" not in sys.modules
