@@ -1,0 +1,20 @@
+"""What runs inside a rank, in a toolchain's Python. Imports nothing of the rest of ``harness``.
+
+::
+
+    __main__.py       python -m harness.rank JOB.json | --check JOB.json ...
+    entry.py          preload (for a warm-start fork server), run, check
+    job.py            job.json as a frozen value
+    parent.py         a rank dies with the process that started it
+    settings.py       dotted keys applied to nested dataclasses, with errors that list valid keys
+    samples.py        which sample is where: the data order, free of the dp degree
+    probe.py          the evidence of a step; told by a dialect where things are
+    cross_entropy.py  float64 loss from the logits, vocabulary shards included
+    grad_norm.py      float64 gradient norm over the unique shards
+    digest.py         order-independent fingerprint of a global batch
+    writer.py         metrics.jsonl and in_force.json
+    ulp.py            weights moved by one unit in the last place (A/A repeat)
+    inject.py         calls a test set's ``inject`` function
+    titan_0_3/        torchtitan 0.3: CPU shim, config, data, hooks, audit
+    titan_0_2/        torchtitan 0.2: the same
+"""

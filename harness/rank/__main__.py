@@ -1,0 +1,47 @@
+"""``python -m harness.rank JOB.json`` (a rank) and ``--check JOB.json...`` (configs only)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+
+from harness.rank import entry
+from harness.rank.job import JobError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m harness.rank", description=__doc__)
+    parser.add_argument("jobs", nargs="+", metavar="JOB.json")
+    parser.add_argument("--check", action="store_true", help="build the configs only")
+    options = parser.parse_args(arguments)
+    if options.check:
+        _check(options.jobs)
+    elif len(options.jobs) > 1:
+        parser.error("a rank runs one job; several are for --check")
+    else:
+        entry.run(options.jobs[0])
+    return 0
+
+
+def _check(paths: list[str]) -> None:
+    """Print the problems of all jobs as one JSON object, alone on standard output."""
+    answer = os.dup(1)
+    os.dup2(2, 1)  # torchtitan's log lines go to standard error
+    problems = []
+    for path in paths:
+        try:
+            found = entry.check(path)
+        except JobError as error:
+            problems.append({"job": path, "key": "", "message": str(error), "valid": []})
+            continue
+        problems += [{"job": path, **asdict(problem)} for problem in found]
+    with os.fdopen(answer, "w", encoding="utf-8") as stream:
+        json.dump({"problems": problems}, stream)
+        stream.write("\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
