@@ -1,0 +1,301 @@
+"""The only reader and writer of our files: run folders, records, schema versions, locks.
+
+Everything is written to a temporary sibling first and moved into place, so that a reader never
+sees half a file and a failed write (read-only folder, full disk, kill) loses nothing that was
+there before.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from harness.errors import StoreError
+from harness.model import RankError, RunRecord, RunStatus
+
+SCHEMA = 1
+"""Of every file written here; a reader refuses newer ones."""
+DEFAULT_ROOT = Path(".converge")
+ROOT_VARIABLE = "CONVERGE_STORE"
+
+_IDENTITY_DIGITS = 12
+_SLUG_LENGTH = 40
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def default_root(environment: Mapping[str, str]) -> Path:
+    """``$CONVERGE_STORE``, else ``.converge`` in the working directory."""
+    return Path(environment.get(ROOT_VARIABLE) or DEFAULT_ROOT)
+
+
+def slug(name: str) -> str:
+    """A short ASCII folder name for a person's eyes; what keeps folders apart is the identity."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", plain).strip("-.")[:_SLUG_LENGTH] or "run"
+
+
+# --------------------------------------------------------------------- files
+
+
+def atomic_write(path: Path, content: bytes) -> None:
+    """Replace a file's content all at once, making its folder when missing.
+
+    Raises StoreError when the folder cannot be written or the disk is full; the old content is
+    then still there and no temporary file is left.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
+        raise StoreError(_explain("write", path, error)) from error
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with its schema version; NaN and infinities become strings.
+
+    Raises StoreError as ``atomic_write`` does.
+    """
+    document = {"schema": SCHEMA, **_spell_not_finite(dict(value))}
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    atomic_write(path, text.encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object of ours, as written: NaN and infinities stay strings (see ``number``).
+
+    Raises StoreError when the file is missing, is no JSON object, or has a newer schema.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise StoreError(_explain("read", path, error)) from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: not JSON ({error}); delete it to have it made again") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path}: holds a {type(value).__name__}, not a JSON object")
+    check_schema(path, value.get("schema"))
+    return value
+
+
+def check_schema(path: Path, schema: object) -> None:
+    """Raise StoreError unless this version of converge reads files of that schema."""
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise StoreError(f"{path}: schema is {schema!r}, should be an integer from 1 to {SCHEMA}")
+    if schema > SCHEMA:
+        raise StoreError(
+            f"{path}: written with schema {schema} by a newer converge; this one reads up to "
+            f"{SCHEMA}: upgrade converge, or use another --store"
+        )
+
+
+def number(value: object) -> float | None:
+    """A JSON value as a number: ``"nan" "inf" "-inf"`` are those, null is None.
+
+    Raises ValueError for anything else that is no number.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError(f"{value!r} is no number")
+
+
+def _spell_not_finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: _spell_not_finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spell_not_finite(entry) for entry in value]
+    return value
+
+
+def _explain(verb: str, path: Path, error: OSError) -> str:
+    """What an OSError means for a user, with the next thing to do."""
+    remedy = {
+        errno.ENOSPC: "the disk is full: free some space, or give another --store",
+        errno.EACCES: "no permission: give a --store that you may write",
+        errno.EPERM: "no permission: give a --store that you may write",
+    }.get(error.errno or 0, f"{error.strerror or error}: give another --store")
+    return f"{path}: cannot {verb}: {remedy}"
+
+
+# --------------------------------------------------------------------- store
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The folders of one store root (``docs/architecture.md`` draws them)."""
+
+    root: Path
+
+    def run_folder(self, name: str, identity: str) -> Path:
+        """The folder of a job: the existing one of that identity, else the one to be made."""
+        return self._existing(identity) or self.root / "runs" / (
+            f"{slug(name)}-{identity[:_IDENTITY_DIGITS]}"
+        )
+
+    def data_folder(self, digest: str) -> Path:
+        return self.root / "data" / digest
+
+    def checked_file(self, identity: str) -> Path:
+        """Its presence says that the job's config was found valid by the toolchain."""
+        return self.root / "checked" / f"{identity}.json"
+
+    def record(self, identity: str) -> RunRecord | None:
+        """What an earlier harness recorded for that identity; None for no or an unfinished run.
+
+        Raises StoreError for a damaged record or one of a newer schema.
+        """
+        folder = self._existing(identity)
+        if folder is None or not (folder / "record.json").is_file():
+            return None
+        record = read_record(folder)
+        return record if record.identity == identity else None
+
+    def write_record(self, record: RunRecord, facts: Mapping[str, Any]) -> None:
+        """Write ``record.json``, the last file of a run.
+
+        ``facts`` go beside it: ``started`` (ISO 8601, UTC), ``host``, ``versions``, ``job``.
+        Raises StoreError as ``atomic_write`` does.
+        """
+        value = {**asdict(record), "folder": record.folder.name, "reused": False, **facts}
+        write_json(record.folder / "record.json", value)
+
+    def start_run(self, folder: Path, job: Mapping[str, Any]) -> None:
+        """Make a run folder that holds ``job.json`` and nothing of an earlier attempt.
+
+        Raises StoreError when it cannot be cleaned or written.
+        """
+        try:
+            if folder.exists():
+                # The record goes first: whatever interrupts the cleaning leaves an unfinished run.
+                (folder / "record.json").unlink(missing_ok=True)
+                shutil.rmtree(folder)
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise StoreError(_explain("clean", folder, error)) from error
+        write_json(folder / "job.json", job)
+
+    @contextmanager
+    def new_folder(self, target: Path) -> Iterator[Path]:
+        """A temporary folder that becomes ``target`` when the block ends well, else vanishes.
+
+        When another process makes the same target meanwhile, theirs stays.
+        Raises StoreError when the folder cannot be made or moved.
+        """
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        except OSError as error:
+            raise StoreError(_explain("write", target, error)) from error
+        try:
+            yield temporary
+            temporary.chmod(0o755)
+            if not target.exists():
+                temporary.rename(target)
+        except OSError as error:
+            if not target.is_dir():
+                raise StoreError(_explain("write", target, error)) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def lock(self, identity: str) -> RunLock:
+        """The lock that a harness holds while it runs the job of that identity."""
+        return RunLock(self.root / "locks" / f"{identity}.lock")
+
+    def require_writable(self) -> None:
+        """Raise StoreError, before anything is launched, when nothing can be written here."""
+        probe = self.root / ".writable"
+        atomic_write(probe, b"converge\n")
+        probe.unlink(missing_ok=True)
+
+    def _existing(self, identity: str) -> Path | None:
+        suffix = f"-{identity[:_IDENTITY_DIGITS]}"
+        try:
+            found = [
+                entry.path
+                for entry in os.scandir(self.root / "runs")
+                if entry.name.endswith(suffix) and not entry.name.startswith(".")
+            ]
+        except OSError:  # no store yet; writing will say what is wrong, if something is
+            return None
+        return Path(min(found)) if found else None
+
+
+@dataclass(slots=True)
+class RunLock:
+    """An advisory lock on one identity, freed by the kernel when its holder dies."""
+
+    path: Path
+    _held: FileLock | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock if nobody holds it.
+
+        Raises StoreError when the lock file cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path)
+            lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        except OSError as error:
+            raise StoreError(_explain("lock", self.path, error)) from error
+        self._held = lock
+        return True
+
+    def release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record of a run folder, wherever the folder was moved to.
+
+    Raises StoreError for a damaged record or one of a newer schema.
+    """
+    path = folder / "record.json"
+    value = read_json(path)
+    try:
+        error = value["error"]
+        return RunRecord(
+            name=value["name"],
+            identity=value["identity"],
+            folder=folder,
+            status=RunStatus(value["status"]),
+            wall_s=number(value["wall_s"]) or 0.0,
+            argv=tuple(value["argv"]),
+            error=RankError(**error) if error else None,
+        )
+    except (KeyError, TypeError, ValueError) as problem:
+        raise StoreError(
+            f"{path}: no complete record ({problem!r}); delete the folder to run the job again"
+        ) from problem
