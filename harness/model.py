@@ -312,6 +312,11 @@ class Evidence:
     status: RunStatus = RunStatus.FINISHED
     wall_s: float | None = None
     precision: Precision = Precision.FP32
+    grads_missing: tuple[str, ...] = ()
+    """Parameters that got no gradient at some step (``signals["grads_missing"]`` counts them)."""
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    """Signal name to half a unit of its last printed place: console logs round, and that is no
+    difference between runs."""
 
 
 # ------------------------------------------------------------------- verdict
