@@ -9,32 +9,32 @@ In a training step a dialect calls, in this order::
     on_log(loss, grad_norm)        what the trainer reports
     end_step()                     on **every** rank: the one collective of the step
 
-and ``close(steps)`` after the last step. Each rank keeps what it saw; ``end_step`` gathers one
-small float64 row from every rank, and the writer (the lowest rank that holds the last pipeline
-stage) turns the rows into one line of ``metrics.jsonl``. All sums over ranks are made by
-``math.fsum`` in rank order, so they are exact to one rounding and the same in every run.
+and ``close()`` after the last step. Each rank keeps what it saw; ``end_step`` gathers one small
+float64 row from every rank, and the writer (the lowest rank that holds the last pipeline stage)
+turns the rows into one line of ``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in
+rank order, so they are rounded once and the same in every run.
+
+Attach the probe **before** a test set's ``inject`` is called: what an injected wrapper does to
+gradients or metrics then happens before the probe sees them, as a bug of the trainer would.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from harness.rank.cross_entropy import CrossEntropySum
+from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum
 from harness.rank.digest import BatchDigest, combine
-from harness.rank.grad_norm import GradNorm
+from harness.rank.grad_norm import assign_shards, global_norm, trainable
 from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
 from harness.rank.writer import MetricsWriter
-
-IGNORE_INDEX = -100
-"""The label that both torchtitan and this project's loader give to positions without a target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class TrainerView:
     """The pipeline stages on this rank, or the one model."""
     dp_rank: int
     """Which part of the global batch this rank trains on."""
-    dp_degree: int
     first_of_dp: bool
     """Whether this rank speaks for its dp coordinate: first on cp, tp and pp."""
     has_last_stage: bool
+    """Whether this rank computes the loss; True without pipeline parallelism."""
     tp_rank: int
     tp_group: dist.ProcessGroup | None
     """None when tensor parallelism is off."""
@@ -58,3 +58,189 @@ class TrainerView:
     learning_rate: Callable[[], float]
     """The rate that the next optimizer step will use."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of torch and torchtitan, for the header of metrics.jsonl."""
+
+
+class _Row(NamedTuple):
+    """What one rank saw of a step. All float64, so that one gather carries it."""
+
+    dp_rank: float
+    first_of_dp: float
+    digest_high: float
+    digest_low: float
+    samples: float
+    tokens: float
+    loss_sum: float
+    saw_gradients: float
+    problems: float
+    memory: float
+
+
+class Probe:
+    """Collects a rank's evidence; on the writer, writes it.
+
+    Making one is collective over the world, and so is every ``end_step``.
+    """
+
+    def __init__(self, view: TrainerView, job: Job) -> None:
+        self.view = view
+        self._grad_norm = assign_shards(trainable(view.model_parts))
+        self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
+        self._digest = BatchDigest()
+        self._tokens = 0
+        self._squares: list[float] | None = None
+        self._reported: tuple[float | None, float | None] = (None, None)
+        self._lr = math.nan
+        self._step = 0
+        self._began: float | None = None
+        self._missing: tuple[str, ...] = ()
+        self.writer_rank = _lowest_rank_with(view.has_last_stage)
+        self._writer: MetricsWriter | None = None
+        if self.is_writer:
+            header = {
+                "identity": job.identity,
+                "world_size": dist.get_world_size(),
+                "steps": job.steps,
+                "versions": dict(view.versions),
+            }
+            self._writer = MetricsWriter(job.run_folder, header)
+
+    @property
+    def is_writer(self) -> bool:
+        return dist.get_rank() == self.writer_rank
+
+    @property
+    def step(self) -> int:
+        """The step under way, or the last one finished."""
+        return self._step
+
+    def begin_step(self, step: int) -> None:
+        """Forget the last step, note the learning rate and the time."""
+        if self._began is None:
+            self._began = time.perf_counter()
+        self._step = step
+        self._digest = BatchDigest()
+        self._tokens = 0
+        self._squares = None
+        self._reported = (None, None)
+        self._lr = self.view.learning_rate()
+
+    def on_batch(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count a batch from the loader: integer tensors of shape (batch, sequence)."""
+        self._digest.add(inputs, labels)
+        self._tokens += int((labels != IGNORE_INDEX).sum())
+
+    def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count the tokens of a call of the loss function; no collective happens here."""
+        if torch.is_grad_enabled() or logits.requires_grad:  # not a validation pass
+            self._cross_entropy.add(logits, labels)
+
+    def before_clip(self) -> None:
+        """Take the gradients' squared norms. No collective happens here."""
+        self._squares = self._grad_norm.squares()
+
+    def on_log(self, loss: float | None, grad_norm: float | None) -> None:
+        """Note what the trainer reports on this rank."""
+        self._reported = (loss, grad_norm)
+
+    def end_step(self) -> None:
+        """Gather the ranks' rows and write the step's line. Collective over the world."""
+        squares = self._squares or [0.0] * len(self._grad_norm.names)
+        high, low = self._digest.halves
+        # Every vocabulary shard takes part in the sum; one of them counts it.
+        loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
+        row = _Row(
+            dp_rank=self.view.dp_rank,
+            first_of_dp=self.view.first_of_dp,
+            digest_high=high,
+            digest_low=low,
+            samples=self._digest.samples,
+            tokens=self._tokens,
+            loss_sum=loss_sum if self.view.tp_rank == 0 else 0.0,
+            saw_gradients=self._squares is not None,
+            problems=len(self._grad_norm.problems),
+            memory=peak_memory_bytes(self.view.device),
+        )
+        everyone = _gather([*row, *squares], self.view.device)
+        rows = [_Row(*values[: len(row)]) for values in everyone]
+        all_squares = [values[len(row) :] for values in everyone]
+        problems = self._everyones_problems(rows)
+        if self._writer is not None:
+            self._writer.step(self._line(rows, all_squares, problems))
+
+    def close(self) -> None:
+        """Training is complete: give the evidence its final name."""
+        if self._writer is not None:
+            self._writer.finish(self._step)
+
+    def _everyones_problems(self, rows: Sequence[_Row]) -> list[str]:
+        """Words from the ranks whose gradients could not be counted; collective if there are any."""
+        if not any(row.problems for row in rows):
+            return []
+        everyone: list[list[str]] = [[] for _ in rows]
+        dist.all_gather_object(everyone, self._grad_norm.problems)
+        return sorted({problem for problems in everyone for problem in problems})
+
+    def _line(
+        self,
+        rows: Sequence[_Row],
+        squares: Sequence[Sequence[float]],
+        problems: Sequence[str],
+    ) -> dict[str, Any]:
+        speakers = [row for row in rows if row.first_of_dp]
+        tokens = int(sum(row.tokens for row in speakers))
+        loss_sum = math.fsum(row.loss_sum for row in rows)
+        counted = all(row.saw_gradients for row in rows) and not problems
+        missing = _without_gradient(self._grad_norm.names, squares) if counted else []
+        loss, grad_norm = self._reported
+        began = self._began if self._began is not None else time.perf_counter()
+        line = {
+            "step": self._step,
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "loss_recomputed": loss_sum / tokens if tokens else None,
+            "grad_norm_recomputed": global_norm(squares) if counted else None,
+            "lr": self._lr,
+            "tokens": tokens,
+            "batch_digest": combine(
+                (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
+            ),
+            "batch_agrees": _agree(rows),
+            "grads_missing": len(missing) if counted else None,
+            "seconds": time.perf_counter() - began,
+            "memory_bytes": int(max(row.memory for row in rows)),
+        }
+        if missing:
+            line["grads_missing_names"] = missing
+        if problems:
+            line["problems"] = list(problems)
+        return line
+
+
+def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) -> list[str]:
+    """Trainable parameters whose whole gradient is absent or zero."""
+    return [
+        name
+        for name, column in zip(names, zip(*squares, strict=True), strict=True)
+        if not any(column)
+    ]
+
+
+def _agree(rows: Sequence[_Row]) -> bool:
+    """Whether all ranks of each data-parallel coordinate saw the same samples."""
+    seen = {(row.dp_rank, row.digest_high, row.digest_low, row.samples) for row in rows}
+    return len(seen) == len({row.dp_rank for row in rows})
+
+
+def _gather(row: Sequence[float], device: torch.device) -> list[list[float]]:
+    """Every rank's row, in rank order."""
+    mine = torch.tensor(row, dtype=torch.float64, device=device)
+    everyone = mine.new_empty(dist.get_world_size() * len(row))
+    dist.all_gather_into_tensor(everyone, mine)
+    return everyone.view(-1, len(row)).tolist()
+
+
+def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by the function)
+    flags: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(flags, flag)
+    return flags.index(True)

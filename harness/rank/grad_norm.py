@@ -1,0 +1,119 @@
+"""The global gradient norm again, in float64, each distinct shard counted once.
+
+Which ranks hold the same shard is decided once, before the first step, from the placements: a
+shard's key is its parameter's canonical name and its coordinates on the mesh dimensions that
+shard it. Replicated dimensions are left out of the key, so of all ranks that hold a copy the
+lowest one counts it, whatever mixture of FSDP, HSDP, DDP, TP, CP and PP made the copies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from harness.rank.names import canonical
+
+ShardKey = tuple[str, tuple[tuple[str, int], ...]]
+"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it."""
+
+
+@dataclass(slots=True)
+class GradNorm:
+    """Which gradients this rank counts, and the latest squared norms."""
+
+    names: tuple[str, ...]
+    """Canonical names of every trainable parameter of the whole model, sorted."""
+    _owned: list[tuple[int, torch.nn.Parameter]]
+    """Index into ``names`` and the parameter, where this rank is the one that counts it."""
+    problems: list[str] = field(default_factory=list)
+    """Gradients that cannot be counted, in words; a norm with one of them is no evidence."""
+
+    @torch.no_grad()
+    def squares(self) -> list[float]:
+        """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
+        sums = [0.0] * len(self.names)
+        self.problems.clear()
+        for index, parameter in self._owned:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            problem = _placement_problem(parameter, gradient)
+            if problem:
+                self.problems.append(f"{self.names[index]}: {problem}")
+                continue
+            norm = torch.linalg.vector_norm(_local(gradient), dtype=torch.float64)
+            sums[index] += float(norm) ** 2
+        return sums
+
+
+def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
+    """This rank's trainable parameters by canonical name; a tied weight appears once."""
+    return [
+        (canonical(name), parameter)
+        for part in model_parts
+        for name, parameter in part.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def assign_shards(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> GradNorm:
+    """Decide which rank counts which shard. Collective over the world, once."""
+    mine = [shard_key(name, parameter) for name, parameter in parameters]
+    everyone: list[list[ShardKey]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    owner: dict[ShardKey, int] = {}
+    for rank, keys in enumerate(everyone):
+        for key in keys:
+            owner.setdefault(key, rank)
+    names = tuple(sorted({name for name, _ in owner}))
+    index = {name: position for position, name in enumerate(names)}
+    owned = [
+        (index[name], parameter)
+        for key, (name, parameter) in zip(mine, parameters, strict=True)
+        if owner[key] == dist.get_rank()
+    ]
+    return GradNorm(names, owned)
+
+
+def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
+    """The same on all ranks that hold the same shard of the same tensor, and only there."""
+    if not isinstance(tensor, DTensor):
+        return name, ()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    dims = mesh.mesh_dim_names or tuple(str(dim) for dim in range(mesh.ndim))
+    sharded = tuple(
+        (dims[dim], coordinate[dim])
+        for dim, placement in enumerate(tensor.placements)
+        if not isinstance(placement, Replicate) and mesh.size(dim) > 1
+    )
+    return name, sharded
+
+
+def global_norm(rows: Sequence[Sequence[float]]) -> float:
+    """Square root of the sum over ranks and parameters, rounded once."""
+    return math.sqrt(math.fsum(square for row in rows for square in row))
+
+
+def _placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
+    """Why a gradient's shards do not add up to its norm; empty when they do."""
+    placements = _placements(gradient)
+    if any(placement.is_partial() for placement in placements):
+        return f"gradient is an unreduced partial sum, placements {placements}"
+    if placements != _placements(parameter):
+        return f"gradient is placed {placements}, its parameter {_placements(parameter)}"
+    return ""
+
+
+def _placements(tensor: torch.Tensor) -> tuple[Placement, ...]:
+    return tuple(tensor.placements) if isinstance(tensor, DTensor) else ()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
