@@ -91,7 +91,7 @@ def _ring_forward(
     )
 
 
-def _ring_backward(
+def _ring_backward(  # noqa: PLR0917 - the kernel's own signature
     mesh: Any,
     grad_out: Any,
     query: Any,
@@ -100,7 +100,7 @@ def _ring_backward(
     out: Any,
     logsumexp: Any,
     dropout_p: float,
-    is_causal: bool,  # noqa: FBT001 - the kernel's own signature
+    is_causal: bool,  # noqa: FBT001
     *,
     attn_mask: Any = None,
     scale: float | None = None,

@@ -1,0 +1,49 @@
+"""torchtitan 0.2 (measured with 0.2.2, its last release with TOML job files).
+
+::
+
+    run.py             what a rank does, from job to last step
+    config.py          job to torchtitan's JobConfig, with all problems of its keys
+    train_spec.py      the job's model shape and data, through torchtitan's registry of train specs
+    data.py            the loader
+    hooks.py           where the probe sits in a trainer
+    in_force.py        what really ran
+    shim.py            decides which of the following a config needs
+    cpu_device.py      a CPU with gloo
+    ring_attention.py  context parallel
+    float8.py          Float8 and its TP styles
+    async_tp.py        async tensor parallelism
+    act_grad.py        gradient of asynchronous inputs of compiled blocks
+    fixes.py           names of the repaired upstream bugs (importable without torch)
+
+Nothing is imported here: ``fixes`` must be importable without torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.rank.job import Job
+    from harness.rank.settings import KeyProblem
+
+
+def preload(device: str) -> None:
+    """Import what every rank needs; see ``harness.rank.entry``."""
+    from harness.rank.titan_0_2 import run as implementation
+
+    implementation.preload(device)
+
+
+def run(job: Job) -> None:
+    """Be one rank of a job."""
+    from harness.rank.titan_0_2 import run as implementation
+
+    implementation.run(job)
+
+
+def check(job: Job) -> list[KeyProblem]:
+    """All problems of a job's config."""
+    from harness.rank.titan_0_2 import config
+
+    return config.build(job).problems

@@ -1,0 +1,126 @@
+"""Where the probe sits in a torchtitan 0.2 trainer.
+
+Everything is wrapped on the trainer object, and so before an ``inject`` wraps it again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torchtitan.distributed.utils as dist_utils
+
+from harness.rank.job import Job
+from harness.rank.probe import Probe, TrainerView
+
+
+def view(trainer: Any) -> TrainerView:
+    """Where things are in a built trainer."""
+    dims = trainer.parallel_dims
+    rank_on = {name: _rank_on(dims, name) for name in ("batch", "cp", "tp", "pp")}
+    tp_mesh = dims.get_optional_mesh("tp")
+    return TrainerView(
+        model_parts=tuple(trainer.model_parts),
+        dp_rank=rank_on["batch"],
+        first_of_dp=rank_on["cp"] == rank_on["tp"] == rank_on["pp"] == 0,
+        has_last_stage=not dims.pp_enabled or trainer.pp_has_last_stage,
+        tp_rank=rank_on["tp"],
+        tp_group=None if tp_mesh is None else tp_mesh.get_group(),
+        vocab_size=trainer.model_args.vocab_size,
+        device=trainer.device,
+        learning_rate=lambda: float(trainer.lr_schedulers.schedulers[0].get_last_lr()[0]),
+        versions={"torch": torch.__version__, "torchtitan": version("torchtitan")},
+    )
+
+
+def attach(trainer: Any, job: Job, after_first_step: Callable[[bool], None]) -> Probe:
+    """Put a probe into a trainer that has loaded nothing and trained nothing yet.
+
+    ``after_first_step`` is called on every rank once the first step's line is written, with
+    whether this rank is the one that writes.
+    """
+    probe = Probe(view(trainer), job)
+    trainer.batch_generator = _watch_batches(trainer.batch_generator, probe)
+    _watch_loss(trainer, probe)
+    _watch_clipping(probe)
+    trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, probe)
+    trainer.train_step = _watch_step(trainer, probe, after_first_step)
+    return probe
+
+
+def _watch_batches(batches: Callable[..., Any], probe: Probe) -> Callable[..., Any]:
+    @functools.wraps(batches)
+    def watched(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        for inputs, labels in batches(*args, **kwargs):
+            probe.on_batch(inputs["input"], labels)
+            yield inputs, labels
+
+    return watched
+
+
+def _watch_loss(trainer: Any, probe: Probe) -> None:
+    """Show the probe logits and labels wherever the loss is called; outside what is compiled.
+
+    With pipeline parallelism the schedule holds the loss function and calls it per microbatch.
+    """
+    owner, name = (
+        (trainer.pp_schedule, "_loss_fn")
+        if trainer.parallel_dims.pp_enabled
+        else (trainer, "loss_fn")
+    )
+    loss = getattr(owner, name)
+
+    def watched(logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Any:
+        probe.on_logits(logits, labels)
+        return loss(logits, labels, *args, **kwargs)
+
+    setattr(owner, name, watched)
+
+
+def _watch_clipping(probe: Probe) -> None:
+    """The trainer calls ``dist_utils.clip_grad_norm_`` by its module's name."""
+    clip = dist_utils.clip_grad_norm_
+
+    @functools.wraps(clip)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        probe.before_clip()
+        return clip(*args, **kwargs)
+
+    dist_utils.clip_grad_norm_ = watched
+
+
+def _watch_log(log: Callable[..., Any], probe: Probe) -> Callable[..., Any]:
+    @functools.wraps(log)
+    def watched(
+        step: int, global_avg_loss: float, global_max_loss: float, grad_norm: float, **more: Any
+    ) -> Any:
+        probe.on_log(float(global_avg_loss), float(grad_norm))
+        return log(step, global_avg_loss, global_max_loss, grad_norm, **more)
+
+    return watched
+
+
+def _watch_step(
+    trainer: Any, probe: Probe, after_first_step: Callable[[bool], None]
+) -> Callable[..., Any]:
+    train_step = trainer.train_step
+
+    @functools.wraps(train_step)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        first = probe.step == 0
+        probe.begin_step(trainer.step)
+        result = train_step(*args, **kwargs)
+        probe.end_step()
+        if first:
+            after_first_step(probe.is_writer)
+        return result
+
+    return watched
+
+
+def _rank_on(dims: Any, name: str) -> int:
+    mesh = dims.get_optional_mesh(name)
+    return 0 if mesh is None else mesh.get_local_rank()

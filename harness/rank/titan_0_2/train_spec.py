@@ -1,0 +1,29 @@
+"""The job's model shape and data, handed to torchtitan through its registry of train specs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from harness.rank.job import Job
+
+
+def register(job: Job, config: Any) -> Any:
+    """Register the config's model with the job's shape and loader; return its train spec.
+
+    A registered spec goes before torchtitan's own of the same name, so the config keeps naming a
+    model and a flavor that torchtitan knows. ``[converge.model]`` replaces fields of that flavor's
+    arguments; a job with data gets the project's loader, one without keeps torchtitan's.
+    """
+    from torchtitan.protocols import train_spec
+
+    spec = train_spec.get_train_spec(config.model.name)
+    flavor = config.model.flavor
+    shaped = dataclasses.replace(spec.model_args[flavor], **job.train_config.model)
+    spec = dataclasses.replace(spec, model_args={**spec.model_args, flavor: shaped})
+    if job.data_folder is not None:
+        from harness.rank.titan_0_2.data import loader_builder
+
+        spec = dataclasses.replace(spec, build_dataloader_fn=loader_builder(job.data_folder))
+    train_spec.register_train_spec(config.model.name, spec)
+    return spec
