@@ -7,6 +7,9 @@ import os
 import signal
 import sys
 
+PARENT_VARIABLE = "CONVERGE_PARENT"
+"""Process id of whoever starts a process of ours: tells it when that one has already ended."""
+
 _PR_SET_PDEATHSIG = 1
 """``prctl(2)``: the signal this process gets when its parent dies. Cleared by fork."""
 
@@ -22,10 +25,10 @@ def die_with_parent() -> None:
     """
     if sys.platform != "linux":
         return
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT_VARIABLE) or os.getppid())
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno))
     if os.getppid() != parent:
-        raise SystemExit("the process that started this rank has ended")
+        raise SystemExit("the process that started this one has ended")
