@@ -2,7 +2,7 @@
 
 ::
 
-    run.py             what a rank does, from job to last step
+    training.py        what a rank does, from job to last step
     config.py          job to torchtitan's JobConfig, with all problems of its keys
     train_spec.py      the job's model shape and data, through torchtitan's registry of train specs
     data.py            the loader
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 def preload(device: str) -> None:
     """Import what every rank needs; see ``harness.rank.entry``."""
-    from harness.rank.titan_0_2 import run as implementation
+    from harness.rank.titan_0_2 import training
 
-    implementation.preload(device)
+    training.preload(device)
 
 
 def run(job: Job) -> None:
     """Be one rank of a job."""
-    from harness.rank.titan_0_2 import run as implementation
+    from harness.rank.titan_0_2 import training
 
-    implementation.run(job)
+    training.run(job)
 
 
 def check(job: Job) -> list[KeyProblem]:

@@ -85,8 +85,9 @@ def _compute_dtype(trainer: Any, modules: Iterable[torch.nn.Module]) -> str | No
     if policies:
         own = {parameter.dtype for parameter in _parameters(trainer)}
         return _only(dtype or next(iter(own)) for dtype in policies)
-    if isinstance(trainer.maybe_enable_amp, torch.autocast):
-        return _name(trainer.maybe_enable_amp.fast_dtype)
+    amp = trainer.maybe_enable_amp
+    if isinstance(amp, torch.autocast) and amp._enabled:
+        return _name(amp.fast_dtype)
     return _only(parameter.dtype for parameter in _parameters(trainer))
 
 
