@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None
 """A value that TOML and a train config can hold."""
@@ -159,6 +159,17 @@ class SetSpec:
     note: str = ""
     """The file's ``note``: one sentence on why the set is there; printed in reports."""
 
+    def setting(self, key: str, default: Setting = None) -> Setting:
+        """What a dotted train-config key resolves to: ``set`` first, then the train config."""
+        if key in self.overrides:
+            return self.overrides[key]
+        value: Any = self.train_config.settings
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return cast(Setting, value)
+
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
@@ -193,6 +204,20 @@ class Toolchain:
     """Which rank adapter speaks to its torchtitan: ``titan_0_3`` or ``titan_0_2``."""
     versions: Mapping[str, str]
     """Distribution name to version: torch, torchtitan, torchao, triton, converge …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What lies outside the experiment file and can still change a job's numbers."""
+
+    hardware: str
+    """Hardware class: bit-identical results are expected within one, and only there."""
+    rank_code: str
+    """Hex digest of the code that runs inside ranks (probe, CPU shim, adapters)."""
+    data: Mapping[SyntheticData, str] = field(default_factory=dict)
+    """Hex digest of every synthetic corpus that the experiment uses."""
+    injected: Mapping[str, str] = field(default_factory=dict)
+    """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
 
 
 @dataclass(frozen=True, slots=True)

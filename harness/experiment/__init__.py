@@ -1,0 +1,55 @@
+"""TOML to ``Experiment``: everything that can be wrong in a file is found here, at the edge.
+
+An experiment file (``schema = 1``)::
+
+    schema = 1
+    name = "smoke"                  # default: the file's stem
+    seed = 42
+    repeats = ["rerun", "ulp"]      # A/A repeats made of every control
+
+    [trainer]
+    train_config = "train_configs/llama3_debug.toml"
+    toolchain = "torchtitan-0.3.0"  # the default
+    startup_timeout_s = 600         # launch to first finished step
+    progress_timeout_s = 300        # between two finished steps
+    cpu_ranks = 4                   # ranks side by side on a CPU; default: the launcher decides
+    [trainer.set]                   # train config keys for all sets, dotted or quoted
+    "training.steps" = 20
+
+    [control]
+    name = "fsdp2"                  # default: "control"
+    parallelism = { dp_shard = 2 }  # dp_replicate dp_shard tp cp pp ep; what is not named is 1
+
+    [controls.float8]               # further controls: same keys, own train_config or toolchain
+    parallelism = { dp_shard = 2 }
+    techniques = ["float8"]
+    waive = ["control-is-1d-fsdp"]
+
+    [[test]]
+    name = "fsdp2_tp2"
+    parallelism = { dp_shard = 2, tp = 2 }
+    techniques = ["compile", "async_tp"]
+    pipeline_schedule = "1F1B"      # when pp > 1; the default
+    cp_rotation = "alltoall"        # or "allgather", when cp > 1
+    set = { "training.local_batch_size" = 2 }
+    tolerance = { loss = 1e-3, grad_norm = 1e-2 }   # relative; replaces the learnt envelope
+    control = "float8"              # default: the [control]
+    train_config = "…"              # default: its control's, as for toolchain
+    inject = "path/to/file.py:function"
+    without_fixes = ["act-grad"]    # fixes of the CPU shim to leave out
+    waive = ["same-dp-degree"]      # rules of the guide (harness/rules.py) it is excused from
+    note = "why this set is there"
+
+    [matrix]                        # test sets by product: see harness/experiment/matrix.py
+
+Relative paths are looked up beside the experiment file, in the folder above it, and in the current
+directory; the first match wins. A set's degrees and techniques are its own: a test inherits only
+the train config and the toolchain of its control, and ``[trainer.set]``.
+
+Places in messages are dotted keys with indices from 0, and the set's name where it has one:
+``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``.
+"""
+
+from harness.experiment.load import load_experiment
+
+__all__ = ["load_experiment"]

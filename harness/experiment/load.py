@@ -1,0 +1,182 @@
+"""An experiment file as an ``Experiment``: all its problems at once, or none."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.errors import ConfigError, Problem
+from harness.experiment.matrix import expand
+from harness.experiment.read import read_toml
+from harness.experiment.sets import SetBuilder, Where
+from harness.experiment.tables import (
+    ControlTable,
+    FileTable,
+    TestTable,
+    TrainerTable,
+    suggest,
+    validate,
+)
+from harness.model import Experiment, Repeat, SetSpec
+
+GENERATED = re.compile(r"seed(\.\d+)?")
+"""Names that the plan gives to seed-checkpoint jobs."""
+
+
+class PlacedControl(NamedTuple):
+    table: ControlTable
+    where: Where
+
+
+class PlacedTest(NamedTuple):
+    table: TestTable
+    where: Where
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read and validate an experiment file.
+
+    Raises:
+        ConfigError: with every problem of the file. Rules that need batch sizes and toolchains
+            (those of the converging guide) are checked by ``harness.plan.make_plan``.
+    """
+    data = read_toml(path)
+    problems: list[Problem] = []
+    top = validate(FileTable, data, _place(path), problems)
+    trainer = validate(TrainerTable, _tables_of(data, "trainer"), _place(path, "trainer"), problems)
+    controls = list(_controls(path, data, problems))
+    tests = list(_tests(path, data, problems))
+    _check_names(controls, tests, top.repeats if top else [], problems)
+    if not data.get("test") and "matrix" not in data:
+        problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
+    if trainer is None:  # what sets inherit is unknown, so looking further would invent problems
+        raise ConfigError(problems)
+    builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
+    control_specs, test_specs = _build(builder, controls, tests, _count_controls(data))
+    if problems or top is None:
+        raise ConfigError(problems)
+    return Experiment(
+        name=top.name or path.stem,
+        path=path,
+        controls=control_specs,
+        tests=test_specs,
+        seed=top.seed,
+        repeats=tuple(Repeat(repeat) for repeat in top.repeats),
+        startup_timeout_s=trainer.startup_timeout_s,
+        progress_timeout_s=trainer.progress_timeout_s,
+        cpu_ranks=trainer.cpu_ranks,
+    )
+
+
+# ------------------------------------------------------------------- the file
+
+
+def _place(path: Path, prefix: str = "", name: object = None) -> Where:
+    """Places read ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``."""
+
+    def where(key: str) -> str:
+        dotted = ".".join(part for part in (prefix, key) if part)
+        return f"{path}: {dotted}" + (f" of {name!r}" if isinstance(name, str) else "")
+
+    return where
+
+
+def _folders(path: Path) -> tuple[Path, ...]:
+    """Where the file's relative paths are looked up: beside it, one up, the current directory."""
+    folder = path.resolve().parent
+    return tuple(dict.fromkeys((folder, folder.parent, Path.cwd())))
+
+
+def _tables_of(data: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table of the file; what is no table is reported by ``FileTable``."""
+    value = data.get(key, {})
+    return value if isinstance(value, dict) else {}
+
+
+def _count_controls(data: dict[str, Any]) -> int:
+    return len(_tables_of(data, "controls")) + ("control" in data)
+
+
+def _controls(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedControl]:
+    """The controls that are right in themselves, ``[control]`` first."""
+    tables = {"control": data["control"]} if "control" in data else {}
+    for name, named in _tables_of(data, "controls").items():
+        tables[f"controls.{name}"] = {"name": name, **named} if isinstance(named, dict) else named
+    for prefix, table in tables.items():
+        if isinstance(table, dict):
+            where = _place(path, prefix, table.get("name"))
+            if control := validate(ControlTable, table, where, problems):
+                yield PlacedControl(control, where)
+
+
+def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedTest]:
+    """The test sets that are right in themselves: ``[[test]]`` first, then the matrix."""
+    tables = data.get("test", [])
+    for index, table in enumerate(tables if isinstance(tables, list) else []):
+        if isinstance(table, dict):
+            where = _place(path, f"test[{index}]", table.get("name"))
+            if test := validate(TestTable, table, where, problems):
+                yield PlacedTest(test, where)
+    if isinstance(data.get("matrix"), dict):
+        for test in expand(data["matrix"], _place(path, "matrix"), problems):
+            yield PlacedTest(test, _place(path, "matrix", test.name))
+
+
+# ------------------------------------------------- what tables mean together
+
+
+def _check_names(
+    controls: list[PlacedControl],
+    tests: list[PlacedTest],
+    repeats: list[str],
+    problems: list[Problem],
+) -> None:
+    """Names are unique in any case and encoding, generated names included."""
+    taken = {
+        _folded(f"{control.table.name}.{repeat}"): f"a repeat of {control.table.name!r}"
+        for control in controls
+        for repeat in repeats
+    }
+    placed: list[PlacedControl | PlacedTest] = [*controls, *tests]
+    for table, where in placed:
+        folded = _folded(table.name)
+        if GENERATED.fullmatch(folded):
+            problems.append(Problem(where("name"), "is kept for the seed checkpoint's job"))
+        elif folded in taken:
+            problems.append(
+                Problem(
+                    where("name"),
+                    f"is already the name of {taken[folded]}",
+                    "names must differ in more than upper and lower case",
+                )
+            )
+        taken.setdefault(folded, "another set")
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", name).casefold()
+
+
+def _build(
+    builder: SetBuilder,
+    controls: list[PlacedControl],
+    tests: list[PlacedTest],
+    written_controls: int,
+) -> tuple[tuple[SetSpec, ...], tuple[SetSpec, ...]]:
+    """Control and test sets that could be built; why others could not is in the problems."""
+    named = {table.name: builder.build(table, table.name, where) for table, where in controls}
+    built: list[SetSpec] = []
+    for table, where in tests:
+        name = table.control if table.control is not None else next(iter(named), "")
+        control = named.get(name)
+        if control is not None:
+            spec = builder.build(table, table.name, where, control=control)
+            built += [spec] if spec else []
+        elif name not in named and len(named) == written_controls:  # else it may be a broken one
+            builder.problems.append(
+                Problem(where("control"), f"there is no control {name!r}", suggest(name, named))
+            )
+    return tuple(spec for spec in named.values() if spec), tuple(built)

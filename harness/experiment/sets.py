@@ -1,0 +1,140 @@
+"""A validated table of a control or test set as a ``SetSpec``, with its defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError, Problem
+from harness.experiment.read import flatten
+from harness.experiment.tables import SetTable, TrainerTable, show
+from harness.experiment.train_config import find_file, load_train_config
+from harness.model import Parallelism, SetSpec, Setting, Technique, TrainConfig
+
+OWNED = {
+    "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
+    "parallelism.data_parallel_shard_degree": "parallelism.dp_shard",
+    "parallelism.tensor_parallel_degree": "parallelism.tp",
+    "parallelism.context_parallel_degree": "parallelism.cp",
+    "parallelism.context_parallel_rotate_method": "cp_rotation",
+    "parallelism.pipeline_parallel_degree": "parallelism.pp",
+    "parallelism.pipeline_parallel_schedule": "pipeline_schedule",
+    "parallelism.expert_parallel_degree": "parallelism.ep",
+    "parallelism.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
+    "compile.enable": 'techniques = ["compile"]',
+    "compile.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
+    "debug.seed": "seed",
+    "training.seed": "seed",
+}
+"""Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
+what the plan computes from that word."""
+
+Where = Callable[[str], str]
+"""From a key within a table to its place in the file, for messages."""
+
+
+@dataclass
+class SetBuilder:
+    """Builds the sets of one file, adding what is wrong to ``problems``."""
+
+    trainer: TrainerTable
+    where_trainer: Where
+    folders: tuple[Path, ...]
+    """Where relative paths are looked up; the first match wins."""
+    problems: list[Problem]
+    common: dict[str, Setting] = field(init=False)
+    """``[trainer.set]``, dotted."""
+    train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
+    """By path as written; None when it could not be read (its problem is known by then)."""
+
+    def __post_init__(self) -> None:
+        self.common = self._overrides(self.trainer.overrides, self.where_trainer)
+
+    def build(
+        self, table: SetTable, name: str, where: Where, *, control: SetSpec | None = None
+    ) -> SetSpec | None:
+        """The set; None when a problem keeps it from being built.
+
+        A test set takes its train config and toolchain from its control unless it names its own.
+        """
+        overrides = self.common | self._overrides(table.overrides, where)
+        inject = self._inject(table.inject, where)
+        train_config = self._train_config(table, where, control)
+        if train_config is None:
+            return None
+        parallelism = Parallelism(**table.parallelism.model_dump())
+        default_toolchain = control.toolchain if control else self.trainer.toolchain
+        return SetSpec(
+            name=name,
+            parallelism=parallelism,
+            train_config=train_config,
+            toolchain=table.toolchain or default_toolchain,
+            techniques=tuple(Technique(technique) for technique in table.techniques),
+            pipeline_schedule=table.pipeline_schedule or ("1F1B" if parallelism.pp > 1 else None),
+            cp_rotation=table.cp_rotation,
+            overrides=overrides,
+            tolerances=dict(table.tolerance),
+            waive=tuple(table.waive),
+            inject=inject,
+            without_fixes=tuple(table.without_fixes),
+            control=control.name if control else None,
+            note=table.note,
+        )
+
+    def _train_config(
+        self, table: SetTable, where: Where, control: SetSpec | None
+    ) -> TrainConfig | None:
+        if table.train_config is None and control is not None:
+            return control.train_config
+        written = table.train_config or self.trainer.train_config
+        if written is None:
+            self.problems.append(
+                Problem(
+                    where("train_config"), "is missing", "set trainer.train_config for all sets"
+                )
+            )
+            return None
+        if written not in self.train_configs:
+            place = (where if table.train_config else self.where_trainer)("train_config")
+            try:
+                self.train_configs[written] = load_train_config(written, self.folders, place)
+            except ConfigError as error:
+                self.problems += error.problems
+                self.train_configs[written] = None
+        return self.train_configs[written]
+
+    def _overrides(self, table: dict[str, Any], where: Where) -> dict[str, Setting]:
+        overrides: dict[str, Setting] = {}
+        for key, value in flatten(table):
+            place = where(f"set.{key}")
+            if key in OWNED:
+                self.problems.append(Problem(place, "is not set here", f"use {OWNED[key]}"))
+            elif not all(part.strip() for part in key.split(".")):
+                self.problems.append(Problem(place, f"{key!r} is no dotted key"))
+            elif key in overrides:
+                self.problems.append(Problem(place, "is set twice"))
+            elif isinstance(value, dict):
+                self.problems.append(Problem(place, f"must be a value, not {show(value)}"))
+            overrides[key] = value
+        return overrides
+
+    def _inject(self, written: str | None, where: Where) -> str | None:
+        """``path:function`` with the path made absolute: ranks start in another folder."""
+        if written is None:
+            return None
+        file, _, function = written.rpartition(":")
+        if not file or not function.isidentifier():
+            self.problems.append(
+                Problem(where("inject"), f"{show(written)} is not written path/to/file.py:function")
+            )
+            return None
+        path = find_file(file, self.folders)
+        if path is None:
+            looked = ", ".join(str(folder) for folder in self.folders)
+            self.problems.append(
+                Problem(where("inject"), f"there is no file {file!r}", f"looked in: {looked}")
+            )
+            return None
+        return f"{path.resolve()}:{function}"

@@ -1,0 +1,267 @@
+"""The tables of an experiment file and of a train config's ``[converge]``, as pydantic models.
+
+A model says what one table may hold by itself. What needs several tables (a test's control, unique
+names) or files is checked in ``load.py``; what needs batch sizes and toolchains in
+``harness/rules.py``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Callable, Collection, Iterable
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from harness.errors import Problem
+from harness.model import Repeat, Technique
+
+SCHEMA = 1
+MAX_NAME = 80
+MAX_LISTED = 20
+"""More valid words than this are not listed in a message."""
+DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
+PIPELINE_SCHEDULES = (
+    "1F1B",
+    "GPipe",
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+)
+"""The concrete schedules of ``torch.distributed.pipelining.schedules.get_schedule_class``."""
+CP_ROTATIONS = ("allgather", "alltoall")
+SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
+UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
+"""Unicode categories kept out of names: control characters, surrogates, line separators."""
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+# ------------------------------------------------------------- kinds of value
+
+
+def suggest(word: str, valid: Collection[str]) -> str:
+    """The nearest valid word, and all of them when they are few."""
+    nearest = difflib.get_close_matches(word, list(valid), n=1)
+    listing = f"valid: {', '.join(valid)}" if len(valid) <= MAX_LISTED else ""
+    return "; ".join(
+        part for part in (f"did you mean {nearest[0]!r}?" if nearest else "", listing) if part
+    )
+
+
+def _one_of(valid: Iterable[str]) -> AfterValidator:
+    words = tuple(valid)
+
+    def check(value: str) -> str:
+        if value not in words:
+            raise PydanticCustomError("choice", "is not known", {"valid": words})
+        return value
+
+    return AfterValidator(check)
+
+
+def _no_repetition(values: list[str]) -> list[str]:
+    if len(set(values)) < len(values):
+        raise PydanticCustomError("repetition", "names something twice")
+    return values
+
+
+def _is_readable(schema: int) -> int:
+    if schema != SCHEMA:
+        raise PydanticCustomError("schema", "this converge reads schema 1 only")
+    return schema
+
+
+def _is_name(value: str) -> str:
+    if not value.strip():
+        raise PydanticCustomError("name", "is empty")
+    if any(unicodedata.category(letter) in UNPRINTABLE for letter in value):
+        raise PydanticCustomError("name", "holds control characters")
+    return value
+
+
+Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_is_name)]
+ToolchainName = Annotated[
+    str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\z", max_length=MAX_NAME)
+]
+Degree = Annotated[int, Field(ge=1, le=65_536)]
+Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Schedule = Annotated[str, _one_of(PIPELINE_SCHEDULES)]
+Rotation = Annotated[str, _one_of(CP_ROTATIONS)]
+Techniques = Annotated[list[Annotated[str, _one_of(Technique)]], AfterValidator(_no_repetition)]
+Words = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_NAME)]], AfterValidator(_no_repetition)
+]
+FilePath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_is_name)]
+
+
+# --------------------------------------------------------------------- tables
+
+
+class Table(BaseModel):
+    """Strict: ``"2"`` is no number, ``true`` is no integer, an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ParallelismTable(Table):
+    dp_replicate: Degree = 1
+    dp_shard: Degree = 1
+    tp: Degree = 1
+    cp: Degree = 1
+    pp: Degree = 1
+    ep: Degree = 1
+
+
+class FixedTable(Table):
+    """What a control, a test and all sets of a matrix can say in one value."""
+
+    overrides: dict[str, Any] = Field(default={}, alias="set")
+    tolerance: dict[Annotated[str, _one_of(SIGNALS)], Tolerance] = {}
+    waive: Words = []
+    toolchain: ToolchainName | None = None
+    train_config: FilePath | None = None
+    inject: FilePath | None = None
+    without_fixes: Words = []
+    note: Annotated[str, Field(max_length=2000)] = ""
+
+
+class SetTable(FixedTable):
+    """What a control and a test have in common."""
+
+    parallelism: ParallelismTable
+    techniques: Techniques = []
+    pipeline_schedule: Schedule | None = None
+    cp_rotation: Rotation | None = None
+
+
+class ControlTable(SetTable):
+    name: Name = "control"
+
+
+class TestTable(SetTable):
+    name: Name
+    control: Name | None = None
+
+    __test__ = False  # pytest: this is no test class
+
+
+class TrainerTable(Table):
+    train_config: FilePath | None = None
+    toolchain: ToolchainName = DEFAULT_TOOLCHAIN
+    startup_timeout_s: Seconds = 600.0
+    progress_timeout_s: Seconds = 300.0
+    cpu_ranks: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    overrides: dict[str, Any] = Field(default={}, alias="set")
+
+
+class FileTable(Table):
+    """The top of the file.
+
+    The tables in it are validated one by one, so that one broken table does not hide the problems
+    of another.
+    """
+
+    schema_version: Annotated[int, AfterValidator(_is_readable)] = Field(alias="schema")
+    name: Name | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    repeats: Annotated[list[Annotated[str, _one_of(Repeat)]], AfterValidator(_no_repetition)] = [
+        "rerun",
+        "ulp",
+    ]
+    trainer: dict[str, Any] = {}
+    control: dict[str, Any]
+    controls: dict[str, dict[str, Any]] = {}
+    test: list[dict[str, Any]] = []
+    matrix: dict[str, Any] | None = None
+
+
+class ModelShapeTable(Table):
+    dim: Annotated[int, Field(ge=1)] | None = None
+    n_layers: Annotated[int, Field(ge=1)] | None = None
+    n_heads: Annotated[int, Field(ge=1)] | None = None
+    n_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+
+
+class DataTable(Table):
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    vocab_size: Annotated[int, Field(ge=1, le=2**24)] = 512
+    tokens: Annotated[int, Field(ge=1, le=10**9)] = 400_000
+
+
+class ConvergeTable(Table):
+    """``[converge]`` of a train config."""
+
+    module: Annotated[str, Field(min_length=1)] | None = None
+    config: Annotated[str, Field(min_length=1)] | None = None
+    model: ModelShapeTable = ModelShapeTable()
+    data: DataTable | None = None
+
+
+# ----------------------------------------------------------------- validation
+
+
+def validate(
+    model: type[ModelT],
+    table: dict[str, Any],
+    where: Callable[[str], str],
+    problems: list[Problem],
+) -> ModelT | None:
+    """The table as its model; or None, with every problem added to ``problems``.
+
+    Args:
+        model: what the table should be.
+        table: the table as TOML gave it.
+        where: from a dotted key within the table to its place, for messages.
+        problems: where problems are collected.
+    """
+    try:
+        return model.model_validate(table)
+    except ValidationError as error:
+        problems += [_problem(model, dict(details), where) for details in error.errors()]
+        return None
+
+
+def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str], str]) -> Problem:
+    loc = tuple(part for part in error["loc"] if part != "[key]")
+    place = where(_dotted(loc))
+    value = error["input"]
+    match error["type"]:
+        case "missing":
+            return Problem(place, "is missing")
+        case "extra_forbidden":
+            return Problem(place, "unknown key", suggest(str(loc[-1]), _valid_keys(model, loc)))
+        case "choice":
+            return Problem(
+                place, f"{show(value)} is not known", suggest(value, error["ctx"]["valid"])
+            )
+        case "model_type" | "dict_type":
+            return Problem(place, f"must be a table, not {show(value)}")
+    message = error["msg"].replace("Input should", "must").replace("a valid ", "a ")
+    return Problem(place, f"{message}, not {show(value)}" if "must" in message else message)
+
+
+def show(value: object) -> str:
+    """A value as TOML writes it, shortened."""
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
+
+
+def _dotted(loc: Iterable[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+
+
+def _valid_keys(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
+    """Keys of the (possibly nested) table that holds the last part of ``loc``."""
+    for part in loc[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        model = tables[0] if tables else model
+    return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,0 +1,66 @@
+"""A train config file as a ``TrainConfig``.
+
+Everything in it is torchtitan's own, kept verbatim in the keys of the toolchain's torchtitan, but
+for one table of ours::
+
+    [converge]
+    module = "llama3"              # torchtitan 0.3: model module and its config function
+    config = "llama3_debugmodel"
+    [converge.model]               # shape overrides: dim n_layers n_heads n_kv_heads vocab_size
+    dim = 64
+    [converge.data]                # the project's synthetic corpus instead of torchtitan's dataset
+    seed = 1
+    vocab_size = 512
+    tokens = 400_000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.errors import ConfigError, Problem
+from harness.experiment.read import read_toml
+from harness.experiment.tables import ConvergeTable, validate
+from harness.model import SyntheticData, TrainConfig
+
+
+def find_file(written: str, folders: Sequence[Path]) -> Path | None:
+    """The first of ``folders`` in which the path exists as a file; None when none has it."""
+    candidates = (folder / Path(written).expanduser() for folder in folders)
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_train_config(written: str, folders: Sequence[Path], asked_at: str) -> TrainConfig:
+    """Read a train config.
+
+    Args:
+        written: the path as the experiment file writes it.
+        folders: where a relative path is looked up, first match wins.
+        asked_at: file and dotted key that names it, for the message when it is not there.
+
+    Raises:
+        ConfigError: it does not exist, is no TOML, or its ``[converge]`` table is wrong.
+    """
+    path = find_file(written, folders)
+    if path is None:
+        looked = ", ".join(str(folder) for folder in folders)
+        raise ConfigError(
+            Problem(asked_at, f"there is no train config {written!r}", f"looked in: {looked}")
+        )
+    settings = read_toml(path)
+    ours = settings.pop("converge", {})
+    if not isinstance(ours, dict):
+        raise ConfigError(Problem(f"{path}: converge", "must be a table"))
+    problems: list[Problem] = []
+    table = validate(ConvergeTable, ours, lambda key: f"{path}: converge.{key}", problems)
+    if table is None:
+        raise ConfigError(problems)
+    return TrainConfig(
+        path=written,
+        settings=settings,
+        module=table.module,
+        config=table.config,
+        model=table.model.model_dump(exclude_none=True),
+        data=SyntheticData(**table.data.model_dump()) if table.data else None,
+    )

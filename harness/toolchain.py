@@ -1,0 +1,69 @@
+"""Finds toolchains on disk and reads their versions without starting them.
+
+A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by
+``nox -s toolchain -- NAME``. The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the
+current directory.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import distributions
+from pathlib import Path
+
+from harness.errors import ToolchainError
+from harness.model import Toolchain
+
+ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
+DEFAULT_ROOT = ".toolchains"
+DISTRIBUTIONS = ("torch", "torchtitan", "torchao", "triton", "numpy", "converge")
+"""What can change a job's numbers, or says which rank code runs."""
+DIALECTS = {"0.2": "titan_0_2", "0.3": "titan_0_3"}
+"""torchtitan release series to the rank adapter that speaks to it."""
+
+
+def toolchain_root() -> Path:
+    """The folder that holds toolchains."""
+    return Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).absolute()
+
+
+def available_toolchains(root: Path | None = None) -> tuple[str, ...]:
+    """Names of the environments under the root, sorted."""
+    folder = root or toolchain_root()
+    return tuple(sorted(python.parent.parent.name for python in folder.glob("*/bin/python")))
+
+
+def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
+    """A toolchain by name, with the versions of what matters in it.
+
+    Raises:
+        ToolchainError: it is not there, is no virtual environment with torchtitan, or its
+            torchtitan is of a series that no rank adapter speaks to.
+    """
+    folder = (root or toolchain_root()) / name
+    python = folder / "bin" / "python"
+    build = f"build it with: nox -s toolchain -- {name}"
+    if not os.access(python, os.X_OK):
+        there = ", ".join(available_toolchains(root)) or "none"
+        raise ToolchainError(f"no toolchain {name!r} in {folder.parent} (there: {there}); {build}")
+    versions = _versions(folder)
+    missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
+    if missing:
+        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; re{build}")
+    series = ".".join(versions["torchtitan"].split(".")[:2])
+    if series not in DIALECTS:
+        supported = ", ".join(f"{known}.x" for known in DIALECTS)
+        raise ToolchainError(
+            f"toolchain {folder} has torchtitan {versions['torchtitan']}; supported: {supported}"
+        )
+    return Toolchain(name=name, python=python, dialect=DIALECTS[series], versions=versions)
+
+
+def _versions(environment: Path) -> dict[str, str]:
+    """Versions from the distributions' metadata: nothing is imported, no process started."""
+    site_packages = [str(folder) for folder in environment.glob("lib/python3*/site-packages")]
+    found: dict[str, str] = {}
+    for name in DISTRIBUTIONS:
+        for distribution in distributions(name=name, path=site_packages):
+            found.setdefault(name, distribution.version)
+    return found
