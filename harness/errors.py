@@ -15,7 +15,20 @@ place, what is allowed and the next command to run.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
+
+MAX_LISTED = 20
+"""More valid words than this are not listed in a message."""
+
+
+def suggest(word: str, valid: Collection[str]) -> str:
+    """A hint for a word that is not known: the nearest valid one, and all when they are few."""
+    nearest = difflib.get_close_matches(word, list(valid), n=1)
+    meant = f"did you mean {nearest[0]!r}?" if nearest else ""
+    listing = f"valid: {', '.join(valid)}" if 0 < len(valid) <= MAX_LISTED else ""
+    return "; ".join(part for part in (meant, listing) if part)
 
 
 class ConvergeError(Exception):

@@ -168,7 +168,7 @@ class SetSpec:
             if not isinstance(value, Mapping) or part not in value:
                 return default
             value = value[part]
-        return cast(Setting, value)
+        return cast("Setting", value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.errors import ConfigError, Problem
+from harness.errors import ConfigError, Problem, suggest
 from harness.experiment.matrix import expand
 from harness.experiment.read import read_toml
 from harness.experiment.sets import SetBuilder, Where
@@ -17,7 +17,6 @@ from harness.experiment.tables import (
     FileTable,
     TestTable,
     TrainerTable,
-    suggest,
     validate,
 )
 from harness.model import Experiment, Repeat, SetSpec

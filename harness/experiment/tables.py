@@ -7,21 +7,18 @@ names) or files is checked in ``load.py``; what needs batch sizes and toolchains
 
 from __future__ import annotations
 
-import difflib
 import unicodedata
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from harness.errors import Problem
+from harness.errors import Problem, suggest
 from harness.model import Repeat, Technique
 
 SCHEMA = 1
 MAX_NAME = 80
-MAX_LISTED = 20
-"""More valid words than this are not listed in a message."""
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 PIPELINE_SCHEDULES = (
     "1F1B",
@@ -42,15 +39,6 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 # ------------------------------------------------------------- kinds of value
-
-
-def suggest(word: str, valid: Collection[str]) -> str:
-    """The nearest valid word, and all of them when they are few."""
-    nearest = difflib.get_close_matches(word, list(valid), n=1)
-    listing = f"valid: {', '.join(valid)}" if len(valid) <= MAX_LISTED else ""
-    return "; ".join(
-        part for part in (f"did you mean {nearest[0]!r}?" if nearest else "", listing) if part
-    )
 
 
 def _one_of(valid: Iterable[str]) -> AfterValidator:

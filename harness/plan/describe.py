@@ -1,0 +1,123 @@
+"""A plan as rows for people: what each set is, what it costs, which rule of the guide it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.model import Job, Parallelism, Plan, Role, Technique
+
+PRECISIONS = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.BF16})
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One control or test set of a plan."""
+
+    name: str
+    role: Role
+    control: str | None
+    parallelism: Parallelism
+    techniques: tuple[str, ...]
+    """Techniques, then schedule and rotation when there are any."""
+    world_size: int
+    """Ranks; on GPUs also the number of GPUs."""
+    local_batch_size: int
+    global_batch_size: int
+    gradient_accumulation_steps: int
+    seq_len: int
+    tokens_per_step: int
+    steps: int
+    toolchain: str
+    serves: str
+    """The rule of the converging guide that the set serves."""
+    waives: tuple[str, ...]
+    note: str
+    identity: str
+
+
+def describe(plan: Plan) -> tuple[PlanRow, ...]:
+    """One row per control and test set, in the plan's order."""
+    controls = {job.name: job for job in plan.jobs if job.role is Role.CONTROL}
+    return tuple(
+        _row(job, controls.get(job.spec.control or job.name, job))
+        for job in plan.jobs
+        if job.role in (Role.CONTROL, Role.TEST)
+    )
+
+
+def _row(job: Job, control: Job) -> PlanRow:
+    spec = job.spec
+    extras = (spec.pipeline_schedule, spec.cp_rotation)
+    return PlanRow(
+        name=job.name,
+        role=job.role,
+        control=spec.control,
+        parallelism=spec.parallelism,
+        techniques=(*spec.techniques, *(extra for extra in extras if extra)),
+        world_size=job.world_size,
+        local_batch_size=job.local_batch_size,
+        global_batch_size=job.global_batch_size,
+        gradient_accumulation_steps=job.gradient_accumulation_steps,
+        seq_len=job.seq_len,
+        tokens_per_step=job.tokens_per_step,
+        steps=job.steps,
+        toolchain=spec.toolchain,
+        serves=serves(job, control),
+        waives=spec.waive,
+        note=spec.note,
+        identity=job.identity,
+    )
+
+
+def serves(job: Job, control: Job) -> str:
+    """Which sentence of the converging guide a set answers to."""
+    if job.role is Role.CONTROL:
+        return _serves_as_control(job)
+    new = [each for each in job.spec.techniques if each not in control.spec.techniques]
+    if new:
+        return _serves_technique(job, new)
+    axes = _axes(job.spec.parallelism)
+    if len(axes) > 1:
+        return f"N-D test set: {_names(job.spec.parallelism)}"
+    if axes:
+        return f"minimal test set of {axes[0]}: 2D, {_names(job.spec.parallelism)}"
+    return _serves_data_parallelism(job, control)
+
+
+def _serves_as_control(job: Job) -> str:
+    degrees = job.spec.parallelism
+    plain = degrees == Parallelism(dp_shard=degrees.dp_shard) and not job.spec.techniques
+    kind = "1D FSDP" if plain else "another verified set-up"
+    return f"control: {kind} on {job.world_size} ranks"
+
+
+def _serves_data_parallelism(job: Job, control: Job) -> str:
+    ours, theirs = job.spec.parallelism, control.spec.parallelism
+    if ours != theirs:
+        return f"{ours} against {theirs}: FSDP verified by comparing it with other data parallelism"
+    if job.gradient_accumulation_steps != control.gradient_accumulation_steps:
+        return "same token budget by gradient accumulation"
+    return "the control's parallelism and techniques, with other settings"
+
+
+def _serves_technique(job: Job, new: list[Technique]) -> str:
+    degrees = job.spec.parallelism
+    others = [each for each in new if each is not Technique.COMPILE]
+    if len(_axes(degrees)) > 1 and len(new) > 1:
+        return f"maximal composability: {_names(degrees)} with {', '.join(new)}"
+    tested = others or new
+    base = [_names(degrees), *(each for each in job.spec.techniques if each not in tested)]
+    return f"technique {' and '.join(tested)} on top of {' + '.join(base)}"
+
+
+def _axes(degrees: Parallelism) -> list[str]:
+    """Model-parallel dimensions in use: those that the guide tests on dp x p ranks."""
+    return [name.upper() for name in ("tp", "cp", "pp", "ep") if getattr(degrees, name) > 1]
+
+
+def _names(degrees: Parallelism) -> str:
+    if degrees.dp_replicate > 1:
+        data = ["HSDP" if degrees.dp_shard > 1 else "DDP"]
+    else:
+        data = ["FSDP"] if degrees.dp_shard > 1 else []
+    return " + ".join([*data, *_axes(degrees)]) or "one rank"

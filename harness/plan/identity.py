@@ -1,0 +1,116 @@
+"""The identity of a job: a hash of everything that can change its numbers, and of nothing else.
+
+Names, notes, tolerances, waivers, timeouts and where files lie change no number, so they are not in
+it; a finished run is found again however it was called.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from harness.model import Repeat, SetSpec, Surroundings, Toolchain
+
+HARNESS_DISTRIBUTION = "converge"
+"""Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
+MODEL_PREFIXES = ("model.", "model_spec.")
+"""Overrides that shape the model, and so the seed checkpoint (0.2 and 0.3 keys)."""
+
+
+def model_overrides(spec: SetSpec) -> dict[str, Any]:
+    """The part of a set's overrides that its seed checkpoint depends on."""
+    return {key: value for key, value in spec.overrides.items() if key.startswith(MODEL_PREFIXES)}
+
+
+def seed_identity(
+    spec: SetSpec, toolchain: Toolchain, seed: int, surroundings: Surroundings
+) -> str:
+    """Identity of the seed-checkpoint job that a set starts from.
+
+    Initial weights depend on neither data, parallelism nor techniques: sets that differ in those
+    share one. The train config's settings count in full, which may cost a needless seed job but
+    never a wrong one.
+    """
+    return _digest(
+        {
+            "role": "seed checkpoint",
+            **_common(spec, toolchain, seed, surroundings),
+            "overrides": model_overrides(spec),
+        }
+    )
+
+
+def job_identity(
+    spec: SetSpec,
+    toolchain: Toolchain,
+    seed: int,
+    surroundings: Surroundings,
+    *,
+    starts_from: str,
+    repeat: Repeat | None = None,
+) -> str:
+    """Identity of a control, repeat or test job.
+
+    Args:
+        spec: the set that the job trains.
+        toolchain: where it trains.
+        seed: of the experiment.
+        surroundings: hardware, rank code, corpus and injected code.
+        starts_from: identity of its seed-checkpoint job.
+        repeat: how an A/A repeat differs from its control.
+
+    Raises:
+        KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
+    """
+    data = spec.train_config.data
+    return _digest(
+        {
+            "role": "training",
+            **_common(spec, toolchain, seed, surroundings),
+            "overrides": dict(spec.overrides),
+            "parallelism": asdict(spec.parallelism),
+            "techniques": sorted(spec.techniques),
+            "pipeline_schedule": spec.pipeline_schedule,
+            "cp_rotation": spec.cp_rotation,
+            "without_fixes": sorted(spec.without_fixes),
+            "inject": _injected(spec.inject, surroundings),
+            "data": None if data is None else surroundings.data[data],
+            "repeat": repeat,
+            "starts_from": starts_from,
+        }
+    )
+
+
+def _common(
+    spec: SetSpec, toolchain: Toolchain, seed: int, surroundings: Surroundings
+) -> dict[str, Any]:
+    config = spec.train_config
+    versions = dict(toolchain.versions)
+    versions.pop(HARNESS_DISTRIBUTION, None)
+    return {
+        "train_config": {
+            "module": config.module,
+            "config": config.config,
+            "model": dict(config.model),
+            "settings": config.settings,
+        },
+        "seed": seed,
+        "versions": versions,
+        "rank_code": surroundings.rank_code,
+        "hardware": surroundings.hardware,
+    }
+
+
+def _injected(inject: str | None, surroundings: Surroundings) -> list[str] | None:
+    """The function's name and the digest of the file it is in; where the file lies is no matter."""
+    if inject is None:
+        return None
+    return [inject.rpartition(":")[2], surroundings.injected[inject]]
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()

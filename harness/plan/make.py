@@ -1,0 +1,218 @@
+"""``Experiment`` to ``Plan``: sets become jobs with sizes, identities and seed checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from harness.errors import ConfigError, Problem, suggest
+from harness.model import (
+    Experiment,
+    Job,
+    Parallelism,
+    Plan,
+    Precision,
+    Repeat,
+    Role,
+    SetSpec,
+    Surroundings,
+    Technique,
+    Toolchain,
+)
+from harness.plan.identity import job_identity, model_overrides, seed_identity
+from harness.rules import Case, apply_rules
+
+CPU_PREFIX = "cpu"
+"""How the hardware class of a CPU starts."""
+
+
+def make_plan(
+    experiment: Experiment, toolchains: Mapping[str, Toolchain], surroundings: Surroundings
+) -> Plan:
+    """All jobs of an experiment: seed checkpoints, controls, their repeats, tests.
+
+    A repeat's ``spec`` is its control's, and its name ``CONTROL.rerun`` or ``CONTROL.ulp``. Seed
+    checkpoints are named ``seed``, or ``seed.1 seed.2 …`` when there are several.
+
+    Args:
+        experiment: as loaded.
+        toolchains: by name, every one that the experiment names.
+        surroundings: what outside the file changes numbers; with the digest of every corpus and
+            injected file that the experiment uses.
+
+    Raises:
+        ConfigError: with every rule broken by every set, or batch sizes that are missing.
+    """
+    problems: list[Problem] = []
+    jobs: dict[str, Job] = {}
+    for spec in (*experiment.controls, *experiment.tests):
+        found = list(_size_problems(experiment, spec))
+        problems += found
+        if not found:
+            role = Role.CONTROL if spec.control is None else Role.TEST
+            jobs[spec.name] = _job(
+                spec, role, toolchains[spec.toolchain], experiment.seed, surroundings
+            )
+    ruling = apply_rules(
+        [
+            Case(
+                experiment=experiment,
+                control=jobs[job.spec.control or job.name],
+                job=job,
+                on_cpu=surroundings.hardware.startswith(CPU_PREFIX),
+            )
+            for job in jobs.values()
+            if (job.spec.control or job.name) in jobs
+        ]
+    )
+    if problems or ruling.problems:
+        raise ConfigError([*problems, *ruling.problems])
+    controls = [jobs[spec.name] for spec in experiment.controls]
+    repeats = [
+        _repeat(control, repeat, surroundings)
+        for control in controls
+        for repeat in experiment.repeats
+    ]
+    tests = [jobs[spec.name] for spec in experiment.tests]
+    seeds = _seed_jobs([*controls, *tests])
+    return Plan(experiment, (*seeds, *controls, *repeats, *tests), ruling.waived)
+
+
+def select(plan: Plan, names: Collection[str]) -> Plan:
+    """The plan for these test sets (or controls) only, with all that they need.
+
+    Raises:
+        ConfigError: a name is no control or test set of the plan.
+    """
+    known = {job.name: job for job in plan.jobs if job.role in (Role.CONTROL, Role.TEST)}
+    if unknown := [name for name in names if name not in known]:
+        path = str(plan.experiment.path)
+        raise ConfigError(
+            [Problem(path, f"no set {name!r}", suggest(name, known)) for name in unknown]
+        )
+    controls = {known[name].spec.control or name for name in names}
+    kept = [
+        job
+        for job in plan.jobs
+        if job.name in names or (job.role is not Role.TEST and job.spec.name in controls)
+    ]
+    needed = {job.needs for job in kept}
+    jobs = tuple(job for job in plan.jobs if job in kept or job.identity in needed)
+    return replace(plan, jobs=jobs)
+
+
+def precision_of(spec: SetSpec) -> Precision:
+    """The coarsest arithmetic of a set. torchtitan's own default is bfloat16 mixed precision."""
+    if {Technique.FLOAT8, Technique.FLOAT8_ROWWISE} & set(spec.techniques):
+        return Precision.FLOAT8
+    mixed = spec.setting("training.mixed_precision_param", "bfloat16")
+    if Technique.BF16 in spec.techniques or "bfloat16" in (mixed, spec.setting("training.dtype")):
+        return Precision.BF16
+    return Precision.FP32
+
+
+def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
+    """Batch sizes that a plan cannot be made without."""
+    for name in ("steps", "local_batch_size", "seq_len"):
+        value = spec.setting(f"training.{name}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
+            yield Problem(
+                f"{experiment.path}: {spec.name!r}: training.{name}",
+                stated,
+                f"in {spec.train_config.path}, or by set",
+            )
+    written = spec.setting("training.global_batch_size", -1)
+    valid = isinstance(written, int) and not isinstance(written, bool)
+    if not valid or (written != -1 and written < 1):
+        yield Problem(
+            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
+            f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
+        )
+
+
+def _size(spec: SetSpec, name: str) -> int:
+    """A size that ``_size_problems`` has passed."""
+    value = spec.setting(f"training.{name}", -1)
+    assert isinstance(value, int)  # noqa: S101  # for the type checker
+    return value
+
+
+def _job(
+    spec: SetSpec, role: Role, toolchain: Toolchain, seed: int, surroundings: Surroundings
+) -> Job:
+    local = _size(spec, "local_batch_size")
+    global_ = _size(spec, "global_batch_size")
+    needs = seed_identity(spec, toolchain, seed, surroundings)
+    return Job(
+        name=spec.name,
+        role=role,
+        spec=spec,
+        toolchain=toolchain,
+        seed=seed,
+        steps=_size(spec, "steps"),
+        local_batch_size=local,
+        global_batch_size=global_ if global_ > 0 else local * spec.parallelism.dp,
+        seq_len=_size(spec, "seq_len"),
+        precision=precision_of(spec),
+        identity=job_identity(spec, toolchain, seed, surroundings, starts_from=needs),
+        needs=needs,
+    )
+
+
+def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
+    assert control.needs is not None  # noqa: S101  # only seed-checkpoint jobs need nothing
+    identity = job_identity(
+        control.spec,
+        control.toolchain,
+        control.seed,
+        surroundings,
+        starts_from=control.needs,
+        repeat=repeat,
+    )
+    return replace(
+        control,
+        name=f"{control.name}.{repeat}",
+        role=Role.REPEAT,
+        repeat=repeat,
+        identity=identity,
+    )
+
+
+def _seed_jobs(jobs: list[Job]) -> list[Job]:
+    """One seed-checkpoint job per distinct initial weights, in order of first use."""
+    first_users: dict[str, Job] = {}
+    for job in jobs:
+        if job.needs is not None:
+            first_users.setdefault(job.needs, job)
+    names = (
+        ["seed"] if len(first_users) == 1 else [f"seed.{n + 1}" for n in range(len(first_users))]
+    )
+    return [
+        _seed_job(name, identity, job)
+        for name, (identity, job) in zip(names, first_users.items(), strict=True)
+    ]
+
+
+def _seed_job(name: str, identity: str, user: Job) -> Job:
+    """A one-rank job that only initialises the model of ``user`` and saves it."""
+    spec = SetSpec(
+        name=name,
+        parallelism=Parallelism(),
+        train_config=user.spec.train_config,
+        toolchain=user.spec.toolchain,
+        overrides=model_overrides(user.spec),
+    )
+    return Job(
+        name=name,
+        role=Role.SEED,
+        spec=spec,
+        toolchain=user.toolchain,
+        seed=user.seed,
+        steps=user.steps,
+        local_batch_size=user.local_batch_size,
+        global_batch_size=user.local_batch_size,
+        seq_len=user.seq_len,
+        precision=Precision.FP32,
+        identity=identity,
+    )

@@ -1,0 +1,96 @@
+"""Reads what lies outside an experiment file and can change a job's numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.errors import ConfigError, Problem
+from harness.model import Experiment, Surroundings, SyntheticData
+
+RANK_CODE = Path(__file__).parent / "rank"
+GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
+CPU_INFORMATION = Path("/proc/cpuinfo")
+
+
+def read_surroundings(
+    experiment: Experiment, data_digest: Callable[[SyntheticData], str], *, on_gpu: bool
+) -> Surroundings:
+    """Everything that ``make_plan`` needs to know and may not look up.
+
+    Args:
+        experiment: as loaded.
+        data_digest: from the values of a synthetic corpus to the digest of its bytes.
+        on_gpu: whether ranks will run on GPUs.
+
+    Raises:
+        ConfigError: a file to inject cannot be read.
+    """
+    specs = (*experiment.controls, *experiment.tests)
+    corpora = dict.fromkeys(spec.train_config.data for spec in specs)
+    injected = dict.fromkeys(spec.inject for spec in specs)
+    return Surroundings(
+        hardware=hardware_class(on_gpu=on_gpu),
+        rank_code=rank_code_digest(),
+        data={data: data_digest(data) for data in corpora if data is not None},
+        injected={each: _injected_digest(experiment, each) for each in injected if each},
+    )
+
+
+def rank_code_digest(folder: Path = RANK_CODE) -> str:
+    """Hex SHA-256 of every Python source under the folder, with its relative path."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        source = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(source)}\0".encode())
+        digest.update(source)
+    return digest.hexdigest()
+
+
+def hardware_class(*, on_gpu: bool) -> str:
+    """``gpu NVIDIA H200``, or ``cpu-x86_64`` and the processor's model.
+
+    Processors of another model may sum in another order, so bit-identical reuse of a finished run
+    is claimed within one model only.
+    """
+    if on_gpu:
+        models = sorted(set(gpu_models())) or ["of unknown model"]
+        return f"gpu {', '.join(models)}"
+    return f"cpu-{platform.machine()} {_cpu_model()}".strip()
+
+
+def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:
+    """Model of every NVIDIA GPU that this process may use, by the driver's own files.
+
+    ``CUDA_VISIBLE_DEVICES`` set to nothing hides them all, as it does from CUDA.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+        return ()
+    found = []
+    for path in sorted(information.glob("*/information")):
+        model = re.search(r"(?m)^Model:\s*(.+?)\s*$", path.read_text())
+        found.append(model[1] if model else "unknown")
+    return tuple(found)
+
+
+def _cpu_model(information: Path = CPU_INFORMATION) -> str:
+    try:
+        text = information.read_text()
+    except OSError:  # no Linux, or /proc is hidden
+        return platform.processor()
+    model = re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", text)
+    return model[1] if model else platform.processor()
+
+
+def _injected_digest(experiment: Experiment, inject: str) -> str:
+    path = Path(inject.rpartition(":")[0])
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            Problem(f"{experiment.path}: inject", f"{path} cannot be read: {error.strerror}")
+        ) from None
