@@ -1,0 +1,149 @@
+"""A source of documents that knows the exact probability of everything it says.
+
+A document has a hidden topic and a number of sentences; a sentence is a walk through a
+right-linear grammar; each arc of the walk says a word of one category, drawn by the topic. Every
+word belongs to one category and no state has two arcs of one category, so a sentence has exactly
+one derivation and the probability of a text is
+
+    p(number of sentences) * sum over topics of p(topic) * p(arcs) * p(words | topic).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+
+from harness.corpus.chance import Distribution
+
+PUNCTUATION = ".,?!"
+_WORD = re.compile(rf"[a-z]+|[{PUNCTUATION}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Arc:
+    """From a state: how often (integer weight), what category of word is said, where to then."""
+
+    weight: int
+    category: str
+    to: str | None
+    """None ends the sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """The words of one category and, for each topic, how often each is said."""
+
+    words: tuple[str, ...]
+    by_topic: tuple[Distribution, ...]
+    """One per topic of the language, over the indices of ``words``."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """A probabilistic source of documents (see the module's docstring for its model)."""
+
+    start: str
+    arcs: Mapping[str, tuple[Arc, ...]]
+    categories: Mapping[str, Category]
+    topics: Distribution
+    lengths: Distribution
+    """Over sentences in a document; outcome 0 is one sentence."""
+
+    def __post_init__(self) -> None:
+        """Refuse a language with more than one derivation of a text.
+
+        Raises:
+            ValueError: two arcs of a state say the same category, a word is in two categories or
+                is no word, or a category lacks a topic.
+        """
+        for state, arcs in self.arcs.items():
+            if len({arc.category for arc in arcs}) < len(arcs):
+                raise ValueError(f"state {state!r} has two arcs of one category")
+        words = [word for category in self.categories.values() for word in category.words]
+        if len(set(words)) < len(words):
+            raise ValueError("a word stands in two categories, or twice in one")
+        if bad := [word for word in words if not _WORD.fullmatch(word)]:
+            raise ValueError(f"no words of the language: {bad[:3]}")
+        for name, category in self.categories.items():
+            if len(category.by_topic) != len(self.topics.weights):
+                raise ValueError(f"category {name!r} does not cover every topic")
+
+    # ------------------------------------------------------------ speaking
+
+    def documents(self, random: Random) -> Iterator[str]:
+        """Documents without end."""
+        while True:
+            topic = self.topics.draw(random)
+            sentences = self.lengths.draw(random) + 1
+            yield " ".join(self.sentence(topic, random) for _ in range(sentences))
+
+    def sentence(self, topic: int, random: Random) -> str:
+        state: str | None = self.start
+        words = []
+        while state is not None:
+            arc = self.arcs[state][self._arc_chances[state].draw(random)]
+            category = self.categories[arc.category]
+            words.append(category.words[category.by_topic[topic].draw(random)])
+            state = arc.to
+        return render(words)
+
+    # ------------------------------------------------------------- judging
+
+    def log_probability(self, document: str) -> float:
+        """Exact log p(document) in nats; minus infinity for a text that cannot be said."""
+        words = _WORD.findall(document)
+        by_topic = [self.topics.log_probability(t) for t in range(len(self.topics.weights))]
+        known = self._log_words
+        arcs = 0.0
+        sentences = 0
+        state: str | None = self.start
+        for word in words:
+            category, given_topic = known.get(word, ("", ()))
+            step = self._log_arcs.get((state or self.start, category))
+            if step is None:
+                return -math.inf
+            log_arc, state = step
+            arcs += log_arc
+            sentences += state is None
+            for topic, value in enumerate(given_topic):
+                by_topic[topic] += value
+        whole = state is None and sentences <= len(self.lengths.weights)
+        if not whole or render(words) != document:
+            return -math.inf
+        return self.lengths.log_probability(sentences - 1) + arcs + log_sum_exp(by_topic)
+
+    @cached_property
+    def _arc_chances(self) -> dict[str, Distribution]:
+        return {s: Distribution.of([arc.weight for arc in arcs]) for s, arcs in self.arcs.items()}
+
+    @cached_property
+    def _log_arcs(self) -> dict[tuple[str, str], tuple[float, str | None]]:
+        return {
+            (state, arc.category): (self._arc_chances[state].log_probability(index), arc.to)
+            for state, arcs in self.arcs.items()
+            for index, arc in enumerate(arcs)
+        }
+
+    @cached_property
+    def _log_words(self) -> dict[str, tuple[str, tuple[float, ...]]]:
+        return {
+            word: (name, tuple(chances.log_probability(index) for chances in category.by_topic))
+            for name, category in self.categories.items()
+            for index, word in enumerate(category.words)
+        }
+
+
+def render(words: Sequence[str]) -> str:
+    """Words and punctuation marks as text: a blank between words, none before a mark."""
+    return "".join(
+        word if word in PUNCTUATION or not index else f" {word}" for index, word in enumerate(words)
+    )
+
+
+def log_sum_exp(values: Sequence[float]) -> float:
+    largest = max(values)
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in values))

@@ -1,0 +1,190 @@
+"""A corpus on disk: generated once, found again by its digest.
+
+The folder ``<root>/<digest>/`` holds::
+
+    corpus.json             what it is: sizes, special tokens, entropy, hashes of its content
+    tokens.npy              the whole corpus as one int32 stream: bos text eos bos text eos ...
+    tokenizer.json          the tokenizer, for ``tokenizers`` and torchtitan
+    tokenizer_config.json   which of its tokens are bos and eos
+    sample.txt              the first documents, one a line, for people
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from harness.corpus.grammar import language
+from harness.corpus.language import Language
+from harness.corpus.tokenizer import BOS_ID, EOS_ID, hugging_face_config, train
+from harness.errors import ConfigError, Problem, StoreError
+from harness.model import SyntheticData
+
+GENERATOR = 1
+"""Version of all that decides the bytes of a corpus; a test pins them, so a change is noticed."""
+SCHEMA = 1
+SMALLEST_VOCABULARY = 64
+TRAINING_CHARACTERS = 500
+"""Characters of text, per entry of the vocabulary, that the tokenizer is trained on."""
+SAMPLE_DOCUMENTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedData:
+    """A corpus that lies ready in a folder."""
+
+    folder: Path
+    digest: str
+    entropy_nats_per_token: float
+    """Lowest mean loss that any model can expect on this corpus without having seen it.
+
+    It is the sum of the exact -log p(document) under the source, divided by the number of
+    predicted tokens: every token of a document after its bos, its eos included. A bos is never
+    predicted. Training that goes round the corpus more than once can get below by memorising.
+    """
+    tokens: int
+    """Length of ``tokens.npy``, special tokens included."""
+    documents: int
+
+
+def digest(data: SyntheticData) -> str:
+    """Name of the corpus that these values make, without making it: 64 hex digits."""
+    values = {"generator": GENERATOR, **asdict(data)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def prepare(data: SyntheticData, root: Path) -> PreparedData:
+    """Return the corpus below ``root``, made now unless it is there.
+
+    Several processes may do this at once: each makes a folder of its own, the first to finish
+    names it, the others take that one.
+
+    Raises:
+        ConfigError: a value of ``data`` makes no corpus.
+        StoreError: the folder cannot be written, or an earlier one cannot be read.
+    """
+    _validate(data)
+    folder = root / digest(data)
+    if not folder.is_dir():
+        unfinished = root / f".{folder.name[:12]}-{uuid.uuid4().hex}"
+        try:
+            unfinished.mkdir(parents=True)
+            _write(data, unfinished)
+            unfinished.rename(folder)
+        except OSError as error:
+            # A rename fails when another process was first: its folder holds the same bytes.
+            if not folder.is_dir():
+                raise StoreError(f"cannot write the corpus to {folder}: {error}") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return _read(folder)
+
+
+def _validate(data: SyntheticData) -> None:
+    problems = [
+        Problem(f"converge.data.{key}", f"{value} is too small", f"the least is {least}")
+        for key, value, least in (
+            ("seed", data.seed, 0),
+            ("vocab_size", data.vocab_size, SMALLEST_VOCABULARY),
+            ("tokens", data.tokens, 1),
+        )
+        if value < least
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _read(folder: Path) -> PreparedData:
+    path = folder / "corpus.json"
+    remedy = f"remove {folder} and run again"
+    try:
+        corpus = json.loads(path.read_text(encoding="utf-8"))
+        if corpus["schema"] != SCHEMA:
+            raise StoreError(f"{path} has schema {corpus['schema']}, not {SCHEMA}; {remedy}")
+        return PreparedData(
+            folder=folder,
+            digest=folder.name,
+            entropy_nats_per_token=corpus["entropy_nats_per_token"],
+            tokens=corpus["tokens"],
+            documents=corpus["documents"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path} cannot be read ({error!r}); {remedy}") from error
+
+
+# ------------------------------------------------------------------- making
+
+
+def _write(data: SyntheticData, folder: Path) -> None:
+    source = language(data.seed, data.vocab_size)
+    # The lexicon has drawn from Random(seed): documents need a stream of their own.
+    spoken = source.documents(Random(2**32 + data.seed))
+    sample = list(_take_characters(spoken, TRAINING_CHARACTERS * data.vocab_size))
+    tokenizer = train(sample, data.vocab_size)
+    if tokenizer.get_vocab_size() != data.vocab_size:
+        raise ConfigError(
+            Problem(
+                "converge.data.vocab_size",
+                f"{data.vocab_size} is more than the language has pieces for",
+                f"the most with this seed is {tokenizer.get_vocab_size()}",
+            )
+        )
+    documents: list[str] = []
+    stream: list[int] = []
+    for document in chain(sample, spoken):
+        documents.append(document)
+        stream += [BOS_ID, *tokenizer.encode(document).ids, EOS_ID]
+        if len(stream) >= data.tokens:
+            break
+    tokens = np.array(stream, dtype="<i4")
+    np.save(folder / "tokens.npy", tokens)
+    texts = {
+        # Not tokenizer.save(): it reports a full disk as a bare Exception.
+        "tokenizer.json": tokenizer.to_str(pretty=True),
+        "tokenizer_config.json": hugging_face_config(),
+        "sample.txt": "\n".join(documents[:SAMPLE_DOCUMENTS]) + "\n",
+        "corpus.json": json.dumps(
+            {
+                "schema": SCHEMA,
+                "generator": GENERATOR,
+                "seed": data.seed,
+                "vocab_size": data.vocab_size,
+                "bos_id": BOS_ID,
+                "eos_id": EOS_ID,
+                "tokens": len(stream),
+                "documents": len(documents),
+                "predicted_tokens": len(stream) - len(documents),
+                "entropy_nats_per_token": _entropy(source, documents, len(stream)),
+                "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+                "text_sha256": hashlib.sha256("\n".join(documents).encode()).hexdigest(),
+            },
+            indent=2,
+        )
+        + "\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _take_characters(documents: Iterator[str], characters: int) -> Iterator[str]:
+    for document in documents:
+        yield document
+        characters -= len(document)
+        if characters <= 0:
+            return
+
+
+def _entropy(source: Language, documents: list[str], tokens: int) -> float:
+    """Nats per predicted token, rounded so that libm's last bits do not show."""
+    nats = -math.fsum(source.log_probability(document) for document in documents)
+    return round(nats / (tokens - len(documents)), 9)
