@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -71,7 +72,7 @@ def serve(address: Path, preload: Callable[[], object]) -> NoReturn:
     die_with_parent()
     before = dict(os.environ)
     preload()
-    import torch.distributed.run  # what the agent needs
+    importlib.import_module("torch.distributed.run")  # what the agent needs
 
     require_forkable()
     set_by_imports = {
@@ -99,12 +100,9 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._stubs: dict[int, socket.socket] = {}
         """Process id of a living child to the connection of its stub."""
-        self._wakeup, wakeup = socket.socketpair()
-        self._wakeup.setblocking(False)
-        wakeup.setblocking(False)
-        self._wakeup_writer = wakeup
+        self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, _notice)
-        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(address))
@@ -121,7 +119,7 @@ class Server:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj is self._wakeup:
+                elif key.fd == self._wakeup:
                     self._reap()
                 else:
                     self._hand_on(key.data)
@@ -145,7 +143,7 @@ class Server:
 
     def _reap(self) -> None:
         """Tell the stubs of children that ended."""
-        self._wakeup.recv(4096)
+        os.read(self._wakeup, 4096)
         while True:
             try:
                 child, status = os.waitpid(-1, os.WNOHANG)
@@ -188,10 +186,10 @@ class Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()  # the program's own children get its signals, as under torchrun
-            for owned in (self._listener, self._wakeup, self._wakeup_writer, stub):
-                owned.close()
-            for other in self._stubs.values():
-                other.close()
+            os.close(self._wakeup)
+            os.close(self._wakeup_writer)
+            for connection in (self._listener, stub, *self._stubs.values()):
+                connection.close()
             self._selector.close()
             for number, stream in enumerate(streams):
                 os.dup2(stream, number)

@@ -1,0 +1,58 @@
+"""torchtitan 0.3: its config is built in Python, its trainer runs as it is, the probe watches it.
+
+::
+
+    cpu.py          what torchtitan assumes of a GPU and a CPU lacks (before torchtitan's import)
+    backfill.py     torch APIs newer than 2.13 that torchtitan 0.3 calls
+    attention.py    FlexAttention with a dense mask, for the CPU
+    config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
+    shape.py        the model's shape and its Float8 layers
+    data.py         the project's data order as a torchtitan dataloader
+    hooks.py        the probe's places in a built trainer
+    audit.py        what is really in force, read from the live objects
+    training.py     one rank of a job, from config to the last step
+
+This file imports nothing of torchtitan: ``preload`` must patch torch first.
+"""
+
+from __future__ import annotations
+
+from harness.rank.job import Job
+from harness.rank.settings import KeyProblem, SettingError
+
+
+def preload(device: str) -> None:
+    """Import torchtitan and everything of it that a rank uses, fit to fork afterwards."""
+    import torch
+
+    if device == "cpu":
+        from harness.rank.titan_0_3 import cpu
+
+        torch.set_num_threads(1)
+        cpu.prepare_torch()
+    from harness.rank.titan_0_3 import backfill
+
+    backfill.complete_torch()
+    from harness.rank.titan_0_3 import training
+
+    training.preload()
+    if device == "cpu":
+        cpu.prepare_torchtitan()
+
+
+def run(job: Job) -> None:
+    """Be one rank of the job: train, or write the seed checkpoint."""
+    from harness.rank.titan_0_3 import training
+
+    training.run(job)
+
+
+def check(job: Job) -> list[KeyProblem]:
+    """What is wrong with the job's config; empty when torchtitan takes it."""
+    from harness.rank.titan_0_3.config import build_config
+
+    try:
+        build_config(job)
+    except SettingError as error:
+        return [error.problem]
+    return []

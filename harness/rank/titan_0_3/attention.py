@@ -1,0 +1,81 @@
+"""FlexAttention on the CPU: the same mask, written out, and torch's plain attention kernel.
+
+torchtitan 0.3's language models know FlexAttention only, whose backward refuses the CPU
+(``flex_attention`` supports training on CUDA and XPU). A subclass keeps everything around it:
+masks are built, context-parallel sharding and tensor-parallel sharding see a FlexAttention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_mask
+from torchtitan.models.common.attention import FlexAttention
+
+
+class DenseFlexAttention(FlexAttention):
+    """Attention over a boolean mask of shape (batch, 1, queries, keys), in the math kernel."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(FlexAttention.Config):
+        pass
+
+    def forward(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        attention_masks: torch.Tensor | BlockMask,
+        score_mod: Any = None,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        out_transform: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """q, k and v have shape (batch, sequence, heads, head dimension), and so has the result."""
+        if score_mod is not None or out_transform is not None:
+            raise NotImplementedError("score_mod and out_transform need FlexAttention on a GPU")
+        mask = attention_masks
+        if isinstance(mask, BlockMask):
+            mask = dense_mask(mask)
+        with sdpa_kernel(SDPBackend.MATH):
+            out = functional.scaled_dot_product_attention(
+                q.transpose(1, 2),
+                k.transpose(1, 2),
+                v.transpose(1, 2),
+                attn_mask=mask,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+        return out.transpose(1, 2)
+
+
+def dense_mask(mask: BlockMask) -> torch.Tensor:
+    """The mask written out: boolean, (batch, 1, queries, keys).
+
+    With context parallelism ``mask_mod`` already speaks of this rank's queries.
+    """
+    batch, _, queries, keys = mask.shape
+    return create_mask(mask.mask_mod, batch, None, queries, keys, device=mask.kv_indices.device)
+
+
+def write_out_masks(trainer: Any) -> None:
+    """Write every batch's mask out once, before the model, instead of once per layer.
+
+    FSDP rebuilds a BlockMask at each layer, so nothing kept on it lasts; and inside a compiled
+    block there should be no mask building.
+    """
+    process = trainer.post_dataloading_process
+
+    def post_dataloading_process(*args: Any, **kwargs: Any) -> Any:
+        inputs, labels, extra = process(*args, **kwargs)
+        if isinstance(extra.get("attention_masks"), BlockMask):
+            extra["attention_masks"] = dense_mask(extra["attention_masks"])
+        return inputs, labels, extra
+
+    trainer.post_dataloading_process = post_dataloading_process

@@ -1,0 +1,225 @@
+"""A job as torchtitan's own ``Trainer.Config``.
+
+torchtitan 0.3 has no job files, and its command line is frozen and about to go: a config is a
+Python function. So one is called, and what the train config, the job and the experiment say is
+set on the dataclasses it returns, in this order (later wins): base config function, model shape,
+``settings`` of the train config, what the harness implies, techniques, the experiment's ``set``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torchtitan.components.loss import ChunkedLossWrapper
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+from harness.rank.job import Degrees, Job
+from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from harness.rank.titan_0_3.data import SampleLoader
+from harness.rank.titan_0_3.shape import reshape_model, use_dense_attention, use_float8
+
+_CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
+_CHECKPOINTING_KEY = "activation_checkpoint.mode"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltConfig:
+    """torchtitan's config of a job."""
+
+    trainer: Any
+    """A ``torchtitan.trainer.Trainer.Config``."""
+    declared: tuple[str, ...]
+    """Keys, or beginnings of keys, that the job itself set: where configs may differ."""
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by dotted key. Functions are named without their addresses."""
+        return {
+            key: _ADDRESS.sub("", value) if isinstance(value, str) else value
+            for key, value in flatten(self.trainer.to_dict())
+        }
+
+    def declared_keys(self) -> tuple[str, ...]:
+        """The keys of ``flat`` that the job itself set."""
+        return tuple(
+            key for key in self.flat() if any(_belongs(key, part) for part in self.declared)
+        )
+
+
+def build_config(job: Job) -> BuiltConfig:
+    """Raises SettingError when torchtitan does not take what the job says."""
+    config = _base(job)
+    config.model_spec = reshape_model(config.model_spec, job.train_config.model)
+    _tell_loss_the_vocabulary(config)
+    if job.device == "cpu":
+        use_dense_attention(config.model_spec.model)
+    for key, value in flatten(job.train_config.settings):
+        _apply(config, key, value)
+
+    declared: list[str] = []
+    for key, value in [*_implied(job), *_techniques(job)]:
+        _apply(config, key, value)
+        declared.append(key)
+    declared += _use_float8(config, job)
+    declared += _use_corpus(config, job)
+    for key, value in job.overrides.items():
+        _apply(config, key, value)
+        declared.append(key)
+    if isinstance(config.dataloader, SampleLoader.Config):
+        config.dataloader.global_batch_size = config.training.global_batch_size
+    _validate(config)
+    return BuiltConfig(config, tuple(declared))
+
+
+def _base(job: Job) -> Any:
+    """What the config function of ``[converge] module`` and ``config`` returns."""
+    from torchtitan.models import _supported_models
+
+    base = job.train_config
+    supported = tuple(sorted(_supported_models))
+    if base.module not in supported:
+        raise SettingError(
+            KeyProblem("converge.module", f"{base.module!r} is no model of torchtitan", supported)
+        )
+    registry = importlib.import_module(f"torchtitan.models.{base.module}.config_registry")
+    function = getattr(registry, base.config or "", None)
+    if not callable(function):
+        valid = tuple(
+            name
+            for name, value in vars(registry).items()
+            if getattr(value, "__module__", None) == registry.__name__ and name[0] != "_"
+        )
+        raise SettingError(
+            KeyProblem("converge.config", f"{base.config!r} is no config of {base.module}", valid)
+        )
+    return function()
+
+
+def _implied(job: Job) -> Iterable[tuple[str, Any]]:
+    """What the harness itself decides for every job."""
+    seed = job.makes_seed_checkpoint
+    degrees = Degrees() if seed else job.parallelism
+    yield "parallelism.data_parallel_replicate_degree", degrees.dp_replicate
+    yield "parallelism.data_parallel_shard_degree", degrees.dp_shard
+    yield "parallelism.tensor_parallel_degree", degrees.tp
+    yield "parallelism.context_parallel_degree", degrees.cp
+    yield "parallelism.pipeline_parallel_degree", degrees.pp
+    yield "parallelism.expert_parallel_degree", degrees.ep
+    if job.pipeline_schedule and not seed:
+        yield "parallelism.pipeline_parallel_schedule", job.pipeline_schedule
+    # 0.3.0's default, spmd_types, does not work with tensor parallelism on torch 2.13.
+    yield "parallelism.spmd_backend", "partial_dtensor"
+    yield "training.steps", job.steps
+    if job.device == "cpu" or degrees.pp > 1:
+        yield "training.disable_cuda_graphs", True
+    yield "debug.seed", job.seed
+    yield "debug.deterministic", True
+    yield "metrics.log_freq", 1
+    yield "dump_folder", str(job.run_folder)
+    if seed:
+        yield "checkpoint.enable", True
+        yield "checkpoint.create_seed_checkpoint", True
+    elif job.seed_checkpoint:
+        yield "checkpoint.enable", True
+        yield "checkpoint.load_only", True
+        yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
+
+
+def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
+    """Settings that techniques stand for; Float8 is no setting (``use_float8``)."""
+    if job.makes_seed_checkpoint:  # weights are shared by all techniques
+        return
+    known = {"compile", "async_tp", "float8", "float8_rowwise", "bf16"}
+    for technique in job.techniques:
+        if technique not in known:
+            raise SettingError(
+                KeyProblem(
+                    "techniques", f"{technique!r} does not exist in torchtitan 0.3", tuple(known)
+                )
+            )
+    if "compile" in job.techniques:
+        yield "compile.enable", True
+    if "async_tp" in job.techniques:
+        if job.device == "cpu":
+            raise SettingError(
+                KeyProblem("techniques", "async_tp on a CPU runs in toolchain torchtitan-0.2.2")
+            )
+        yield "compile.enable_async_tensor_parallel", True
+    if "bf16" in job.techniques:
+        yield "training.dtype", "bfloat16"
+        yield "training.mixed_precision_param", "bfloat16"
+    if job.cp_rotation not in (None, "allgather"):
+        raise SettingError(
+            KeyProblem(
+                "cp_rotation",
+                f"torchtitan 0.3 gathers keys and values, it cannot do {job.cp_rotation!r}",
+                ("allgather",),
+            )
+        )
+
+
+def _use_float8(config: Any, job: Job) -> list[str]:
+    wanted = [t for t in job.techniques if t in ("float8", "float8_rowwise")]
+    if job.makes_seed_checkpoint or not wanted:
+        return []
+    config.model_spec = use_float8(
+        config.model_spec, wanted[-1], device=job.device, compiled=config.compile.enable
+    )
+    return ["model_spec.model"]
+
+
+def _use_corpus(config: Any, job: Job) -> list[str]:
+    if job.data_folder is None:
+        return []
+    folder = str(job.data_folder)
+    config.hf_assets_path = folder
+    config.dataloader = SampleLoader.Config(
+        dataset="converge",
+        dataset_path=folder,
+        folder=folder,
+        seed=job.seed,
+        global_batch_size=config.training.global_batch_size,
+    )
+    return ["hf_assets_path", "dataloader"]
+
+
+def _apply(config: Any, key: str, value: Any) -> None:
+    if key != _CHECKPOINTING_KEY:
+        apply_setting(config, key, value)
+        return
+    # torchtitan picks activation checkpointing by the class of its config, which no dotted key
+    # can say; 0.2's key for it is kept.
+    if value not in _CHECKPOINTING:
+        raise SettingError(
+            KeyProblem(key, f"takes no {value!r}", tuple(repr(mode) for mode in _CHECKPOINTING))
+        )
+    chosen = _CHECKPOINTING[value]
+    config.activation_checkpoint = chosen.Config() if chosen else None
+
+
+def _tell_loss_the_vocabulary(config: Any) -> None:
+    loss = config.loss
+    if isinstance(loss, ChunkedLossWrapper.Config):
+        loss = loss.loss_fn
+    if hasattr(loss, "global_vocab_size"):
+        loss.global_vocab_size = config.model_spec.model.vocab_size
+
+
+def _validate(config: Any) -> None:
+    """Run torchtitan's own checks, which its dataclasses make only while they are built."""
+    for table in (config.parallelism, config.compile, config.checkpoint, config):
+        check = getattr(table, "__post_init__", None)
+        if check is None:
+            continue
+        try:
+            check()
+        except ValueError as error:
+            raise SettingError(KeyProblem("", f"torchtitan refuses the config: {error}")) from error
+
+
+def _belongs(key: str, part: str) -> bool:
+    return key == part or key.startswith((f"{part}.", f"{part}["))

@@ -1,0 +1,134 @@
+"""Where the probe touches a built torchtitan 0.3 trainer.
+
+Every hook wraps what was there and is put on the instance (or, for the one free function, on its
+module), before ``inject``: an injected wrapper lies outside and its effects are seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torchtitan
+from torch.distributed.tensor import DTensor
+from torchtitan.components.loss import ChunkedLossWrapper
+from torchtitan.distributed import utils as distributed_utils
+
+from harness.rank.job import Job
+from harness.rank.probe import Probe, TrainerView
+
+_NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
+
+
+def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe, int], None]) -> Probe:
+    """Put a probe on a built trainer. Collective over the world.
+
+    ``after_first_step`` is called on every rank when the first step's evidence is complete, with
+    the probe and the number of target positions this rank's loss function was given.
+    """
+    probe = Probe(_view(trainer), job)
+    targets = _watch_loss(trainer, probe)
+    _watch_clipping(probe)
+    _watch_metrics(trainer, probe)
+    _watch_steps(trainer, probe, lambda: after_first_step(probe, targets[0]))
+    return probe
+
+
+def _view(trainer: Any) -> TrainerView:
+    dims = trainer.parallel_dims
+    tp = dims.get_optional_mesh("tp")
+    batch = dims.get_optional_mesh("batch")
+    tp_rank = tp.get_local_rank() if tp is not None else 0
+    others = [dims.get_optional_mesh(name) for name in ("cp", "pp")]
+    return TrainerView(
+        model_parts=tuple(trainer.model_parts),
+        dp_rank=batch.get_local_rank() if batch is not None else 0,
+        first_of_dp=tp_rank == 0
+        and all(mesh is None or mesh.get_local_rank() == 0 for mesh in others),
+        has_last_stage=not dims.pp_enabled or trainer.pp_has_last_stage,
+        tp_rank=tp_rank,
+        tp_group=tp.get_group() if tp is not None else None,
+        vocab_size=trainer.model_config.vocab_size,
+        device=trainer.device,
+        learning_rate=lambda: next(iter(trainer.lr_schedulers.get_metrics().values())),
+        versions={"torch": torch.__version__, "torchtitan": torchtitan.__version__},
+    )
+
+
+def _watch_loss(trainer: Any, probe: Probe) -> list[int]:
+    """Look at logits and labels just outside the loss function, which may be compiled.
+
+    Chunked loss calls the inner function once per chunk, a pipeline once per microbatch on its
+    last stage. Returns a one-element list: target positions seen so far.
+    """
+    loss = trainer.loss_fn
+    if isinstance(loss, ChunkedLossWrapper):
+        loss = loss.loss_fn
+    compute = loss.fn
+    seen = [0]
+
+    def watched(pred: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        local = labels._local_tensor if isinstance(labels, DTensor) else labels
+        seen[0] += local.numel()
+        probe.on_logits(pred, labels)
+        return compute(pred, labels, **kwargs)
+
+    loss.fn = watched
+    return seen
+
+
+def _watch_clipping(probe: Probe) -> None:
+    clip = distributed_utils.clip_grad_norm_
+
+    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
+        probe.before_clip()
+        return clip(*args, **kwargs)
+
+    distributed_utils.clip_grad_norm_ = watched
+
+
+def _watch_metrics(trainer: Any, probe: Probe) -> None:
+    """The floats that torchtitan is about to round for its console and TensorBoard."""
+    metrics = trainer.metrics_processor
+    log = metrics.log
+
+    def watched(step: int, loss: float, max_loss: float, grad_norm: float, **kwargs: Any) -> None:
+        probe.on_log(loss, grad_norm)
+        log(step, loss, max_loss, grad_norm, **kwargs)
+
+    metrics.log = watched
+
+
+def _watch_steps(trainer: Any, probe: Probe, after_first_step: Callable[[], None]) -> None:
+    """Frame every step, and look at the batches that it really takes."""
+    train_step = trainer.train_step
+    first = True
+
+    def watched(batches: Iterator[Any]) -> None:
+        nonlocal first
+        probe.begin_step(trainer.step)
+        try:
+            train_step(_watch_batches(batches, probe))
+        except RuntimeError as error:
+            reported = _NOT_FINITE.search(str(error))
+            if reported is None:
+                raise
+            # torchtitan stops before it logs. All ranks of the last pipeline stage come here and
+            # all others return normally, so everyone takes part in ending the step.
+            probe.on_log(float(reported[1]), None)
+            probe.end_step()
+            raise
+        probe.end_step()
+        if first:
+            first = False
+            after_first_step()
+
+    trainer.train_step = watched
+
+
+def _watch_batches(batches: Iterator[Any], probe: Probe) -> Iterator[Any]:
+    for inputs, labels in batches:
+        probe.on_batch(inputs["input"], labels)
+        yield inputs, labels

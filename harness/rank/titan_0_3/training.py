@@ -1,0 +1,86 @@
+"""One rank of a job, from its config to the last step."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch.distributed as dist
+from torchtitan.observability import structured_logger
+from torchtitan.tools.logging import init_logger, logger
+
+from harness.rank.inject import call_injected
+from harness.rank.job import Job
+from harness.rank.titan_0_3 import attention, audit, hooks
+from harness.rank.titan_0_3.config import BuiltConfig, build_config
+from harness.rank.ulp import move_by_one_ulp
+
+_HEAVY = (
+    "torchtitan.trainer",
+    "torchtitan.models.llama3.config_registry",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+)
+"""What ranks import only while they build, train and load: paid once by a warm start."""
+
+
+def preload() -> None:
+    """Import what a rank will need later, so that a forked rank finds it imported."""
+    for name in _HEAVY:
+        importlib.import_module(name)
+
+
+def run(job: Job) -> None:
+    """Train, or write the seed checkpoint.
+
+    Raises SettingError when the config cannot be built, InjectError when ``inject`` cannot be
+    found, and whatever the trainer raises.
+    """
+    init_logger()
+    config = build_config(job)
+    structured_logger.init_structured_logger(
+        source="training",
+        output_dir=config.trainer.dump_folder,
+        enable=config.trainer.debug.enable_structured_logging,
+    )
+    trainer = config.trainer.build()
+    try:
+        if job.makes_seed_checkpoint:
+            trainer.checkpointer.save(curr_step=0, last_step=True)
+            logger.info("Created seed checkpoint")
+        else:
+            _train(trainer, job, config)
+    finally:
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def _train(trainer: Any, job: Job, config: BuiltConfig) -> None:
+    if job.device == "cpu":
+        attention.write_out_masks(trainer)
+    if job.repeat == "ulp":
+        _move_weights_after_loading(trainer)
+
+    def after_first_step(probe: Any, loss_targets: int) -> None:
+        audit.write_in_force(
+            trainer, job, config, is_writer=probe.is_writer, loss_targets=loss_targets
+        )
+
+    probe = hooks.attach(trainer, job, after_first_step)
+    if job.inject:
+        call_injected(job.inject, trainer)
+    trainer.train()
+    probe.close()
+    # The rank that serves the process group's store must not leave before the others are done.
+    dist.barrier()
+
+
+def _move_weights_after_loading(trainer: Any) -> None:
+    load = trainer.checkpointer.load
+
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        move_by_one_ulp(trainer.model_parts)
+        return loaded
+
+    trainer.checkpointer.load = load_and_move
