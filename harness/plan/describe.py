@@ -53,7 +53,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         role=job.role,
         control=spec.control,
         parallelism=spec.parallelism,
-        techniques=(*spec.techniques, *(extra for extra in extras if extra)),
+        techniques=(*map(str, spec.techniques), *(extra for extra in extras if extra)),
         world_size=job.world_size,
         local_batch_size=job.local_batch_size,
         global_batch_size=job.global_batch_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from typing import cast
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.model import (
@@ -15,6 +16,7 @@ from harness.model import (
     Repeat,
     Role,
     SetSpec,
+    Setting,
     Surroundings,
     Technique,
     Toolchain,
@@ -112,10 +114,10 @@ def precision_of(spec: SetSpec) -> Precision:
 
 
 def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
-    """Batch sizes that a plan cannot be made without."""
+    """Sizes that a plan cannot be made without."""
     for name in ("steps", "local_batch_size", "seq_len"):
         value = spec.setting(f"training.{name}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if _positive(value) is None:
             stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: training.{name}",
@@ -123,26 +125,28 @@ def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
                 f"in {spec.train_config.path}, or by set",
             )
     written = spec.setting("training.global_batch_size", -1)
-    valid = isinstance(written, int) and not isinstance(written, bool)
-    if not valid or (written != -1 and written < 1):
+    if written != -1 and _positive(written) is None:
         yield Problem(
             f"{experiment.path}: {spec.name!r}: training.global_batch_size",
             f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
         )
 
 
+def _positive(value: Setting) -> int | None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return cast("int", value) if valid else None
+
+
 def _size(spec: SetSpec, name: str) -> int:
     """A size that ``_size_problems`` has passed."""
-    value = spec.setting(f"training.{name}", -1)
-    assert isinstance(value, int)  # noqa: S101  # for the type checker
-    return value
+    return cast("int", spec.setting(f"training.{name}"))
 
 
 def _job(
     spec: SetSpec, role: Role, toolchain: Toolchain, seed: int, surroundings: Surroundings
 ) -> Job:
     local = _size(spec, "local_batch_size")
-    global_ = _size(spec, "global_batch_size")
+    written = _positive(spec.setting("training.global_batch_size"))
     needs = seed_identity(spec, toolchain, seed, surroundings)
     return Job(
         name=spec.name,
@@ -152,7 +156,7 @@ def _job(
         seed=seed,
         steps=_size(spec, "steps"),
         local_batch_size=local,
-        global_batch_size=global_ if global_ > 0 else local * spec.parallelism.dp,
+        global_batch_size=written or local * spec.parallelism.dp,
         seq_len=_size(spec, "seq_len"),
         precision=precision_of(spec),
         identity=job_identity(spec, toolchain, seed, surroundings, starts_from=needs),
@@ -161,13 +165,12 @@ def _job(
 
 
 def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
-    assert control.needs is not None  # noqa: S101  # only seed-checkpoint jobs need nothing
     identity = job_identity(
         control.spec,
         control.toolchain,
         control.seed,
         surroundings,
-        starts_from=control.needs,
+        starts_from=cast("str", control.needs),
         repeat=repeat,
     )
     return replace(
