@@ -1,0 +1,289 @@
+"""The likely cause of a failure: its signature against the known classes of silent bugs.
+
+Classes and their signatures were collected from public issues of torchtitan, Megatron-LM,
+DeepSpeed and PyTorch. A signature is a function of a :class:`Scene`; the first that recognises it
+says so in one sentence with the numbers behind it. What nothing recognises is called unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.case import Case
+from harness.judge.curves import Floats, Steps
+from harness.judge.envelope import Envelope
+from harness.judge.factors import named_factor
+from harness.model import Check, Outcome
+
+CONSTANT = 1e-2
+"""A ratio is called constant when no step is further than this from its median."""
+NOTABLE_FACTOR = 5e-2
+"""A constant ratio nearer to one than this is rather an incomplete gradient than a scale."""
+
+_DOUBTS = (
+    "same-data",
+    "same-tokens",
+    "same-lr",
+    "named-in-force",
+    "nothing-unnamed",
+    "config-differs-as-declared",
+    "control-in-force",
+)
+"""Integrity checks that, when INVALID, may explain a difference by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What signatures look at: the checks' answers and the curves behind them."""
+
+    case: Case
+    checks: Mapping[str, Check]
+
+    def outcome(self, name: str) -> Outcome:
+        return self.checks[name].outcome
+
+    def detail(self, name: str) -> str:
+        return self.checks[name].detail
+
+    def curve(self, signal: str) -> Envelope | None:
+        """The recomputed signal, which no wrong metric can disturb, else the reported one."""
+        envelopes = self.case.envelopes
+        return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
+
+    def ratio(self, envelope: Envelope) -> tuple[Floats, Steps]:
+        """Test over control per step; NaN where the control is zero or either is not finite."""
+        test, control = np.array(envelope.test), np.array(envelope.control)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = test / control
+        return np.where(np.isfinite(ratio), ratio, np.nan), np.array(envelope.steps)
+
+    def factor(self, envelope: Envelope) -> str:
+        """What an envelope's ratio equals, in words, with a leading comma; empty if nothing."""
+        ratio, steps = self.ratio(envelope)
+        name = named_factor(ratio, steps, self.case.test, self.case.control)
+        return f", which equals {name}" if name else ""
+
+
+Signature = Callable[[Scene], str | None]
+
+
+def likely_cause(case: Case, checks: Sequence[Check]) -> str:
+    """One sentence on why a test set failed. ``checks`` hold at least one FAIL."""
+    scene = Scene(case, {check.name: check for check in checks})
+    sentence = next(found for signature in _SIGNATURES if (found := signature(scene)))
+    doubts = [
+        scene.detail(name)
+        for name in _DOUBTS
+        if scene.outcome(name) is Outcome.INVALID and scene.detail(name) not in sentence
+    ]
+    return sentence + (f"; mind that {doubts[0]}" if doubts else "")
+
+
+def _not_finite(scene: Scene) -> str | None:
+    """Training ended in NaN or infinity."""
+    if scene.outcome("finite") is not Outcome.FAIL:
+        return None
+    step = scene.checks["finite"].onset or 0
+    earlier = [
+        envelope
+        for envelope in scene.case.envelopes.values()
+        if envelope.outside and envelope.outside[0] < step
+    ]
+    detail = scene.detail("finite")
+    if not earlier:
+        return f"training blew up: {detail}"
+    first = min(earlier, key=lambda envelope: envelope.outside[0])
+    return f"training blew up: {detail}; {_words(first)} was already off at step {first.outside[0]}"
+
+
+def _other_data(scene: Scene) -> str | None:
+    """C6: the two runs saw different samples."""
+    for name in ("same-data", "ranks-see-same-batch"):
+        if scene.outcome(name) is Outcome.INVALID and scene.checks[name].onset is not None:
+            return f"data order: {scene.detail(name)}, so the curves cannot agree"
+    return None
+
+
+def _no_gradient(scene: Scene) -> str | None:
+    """C2: a parameter is not trained."""
+    if scene.outcome("gradients-present") is not Outcome.FAIL:
+        return None
+    return f"{scene.detail('gradients-present')}: these parameters are not trained"
+
+
+def _metric_only(scene: Scene) -> str | None:
+    """C5: the reported number is wrong, the recomputed one right."""
+    recomputed = [
+        envelope
+        for signal, envelope in scene.case.envelopes.items()
+        if signal.endswith("_recomputed")
+    ]
+    if not recomputed or any(envelope.outside for envelope in recomputed):
+        return None
+    for signal in ("loss", "grad_norm"):
+        reported = scene.case.envelopes.get(signal)
+        if reported is None or not reported.outside:
+            continue
+        first = reported.steps.index(reported.outside[0])
+        return (
+            f"only the metric is wrong: the reported {_words(reported)} is "
+            f"{_ratio(reported, first)} times the control's at step {reported.steps[first]}"
+            f"{scene.factor(reported)}, while the recomputed values agree: training itself is right"
+            + (", unless clipping uses that norm" if signal == "grad_norm" else "")
+        )
+    return None
+
+
+def _loss_scaled_alone(scene: Scene) -> str | None:
+    """C5 without a probe: a scaled objective would scale the gradients too."""
+    loss, norm = scene.case.envelopes.get("loss"), scene.curve("grad_norm")
+    if "loss_recomputed" in scene.case.envelopes or loss is None or norm is None or norm.outside:
+        return None
+    factor = scene.factor(loss) if loss.outside else ""
+    constant = loss.outside and _is_constant(scene.ratio(loss)[0])
+    if not (factor or constant):
+        return None
+    return (
+        f"probably only the metric is wrong: the loss is {_ratio(loss, 0)} times the control's"
+        f"{factor}, while the grad norm agrees at every step"
+    )
+
+
+def _gradients_scaled(scene: Scene) -> str | None:
+    """C1: right forward pass, gradients off by a factor."""
+    norm = _gradient_alone_off(scene)
+    if norm is None:
+        return None
+    factor = scene.factor(norm)
+    if not factor and not _is_constant(scene.ratio(norm)[0]):
+        return None
+    known = factor or ", the same at every step, which equals no degree or count of this run"
+    return (
+        f"gradients are scaled by {_ratio(norm, 0)}{known}: {_words(norm)} {norm.test[0]:.4g} "
+        f"for {norm.control[0]:.4g} at step {norm.steps[0]}{_loss_agrees(scene)}"
+    )
+
+
+def _gradient_direction(scene: Scene) -> str | None:
+    """C2: right forward pass, gradients wrong by no single factor."""
+    norm = _gradient_alone_off(scene)
+    if norm is None:
+        return None
+    return (
+        f"the backward pass differs: {_words(norm)} is off by {norm.difference[0]:.2g} at step "
+        f"{norm.steps[0]} by no single factor{_loss_agrees(scene)}: some gradients are wrong, "
+        f"partly reduced, or scaled for a group of parameters only"
+    )
+
+
+def _objective(scene: Scene) -> str | None:
+    """C4: the loss of the first step differs, before any update."""
+    loss = scene.curve("loss")
+    if loss is None or not _off_at_first_step(loss):
+        return None
+    proven = scene.outcome("same-data") is Outcome.PASS
+    on = "on the same samples and weights" if proven else "before any update"
+    return (
+        f"the forward pass or the objective differs: {_words(loss)} {loss.test[0]:.6g} for "
+        f"{loss.control[0]:.6g} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
+        f"{scene.factor(loss)})"
+    )
+
+
+def _one_step(scene: Scene) -> str | None:
+    """A glitch: one step is off, and training goes on as if nothing had been."""
+    steps = {step for envelope in scene.case.envelopes.values() for step in envelope.outside}
+    if len(steps) != 1:
+        return None
+    (step,) = steps
+    worst = max(
+        (envelope for envelope in scene.case.envelopes.values() if envelope.outside),
+        key=lambda envelope: envelope.difference[envelope.steps.index(step)],
+    )
+    index = worst.steps.index(step)
+    if index == len(worst.steps) - 1:
+        return None
+    return (
+        f"one step alone is off: {_words(worst)} is {_ratio(worst, index)} times the control's at "
+        f"step {step}, and all others agree"
+    )
+
+
+def _later(scene: Scene) -> str | None:
+    """C3, C6: the first step is right, the curves part later."""
+    off = [envelope for envelope in scene.case.envelopes.values() if envelope.outside]
+    if not off:
+        return None
+    first = min(off, key=lambda envelope: envelope.outside[0])
+    onset = first.outside[0]
+    index = first.steps.index(onset)
+    suspects = (
+        "the first update differs: optimizer, replicas, or a gradient direction that norms hide"
+        if index == 1
+        else "state that training carries along: optimizer, buffers, replicas, schedule, data"
+    )
+    return (
+        f"the runs agree until step {onset}, where {_words(first)} is off by "
+        f"{first.difference[index]:.2g}: {suspects}"
+    )
+
+
+def _unknown(scene: Scene) -> str:
+    """No class fits: say what failed and nothing more."""
+    failed = next(check for check in scene.checks.values() if check.outcome is Outcome.FAIL)
+    return f"unknown: {failed.name} failed ({failed.detail})"
+
+
+_SIGNATURES: tuple[Signature, ...] = (
+    _not_finite,
+    _other_data,
+    _no_gradient,
+    _metric_only,
+    _loss_scaled_alone,
+    _gradients_scaled,
+    _gradient_direction,
+    _objective,
+    _one_step,
+    _later,
+    _unknown,
+)
+"""Most certain first: later ones only see what earlier ones did not recognise."""
+
+
+def _gradient_alone_off(scene: Scene) -> Envelope | None:
+    """The grad norm's envelope, if it is off at the first step while the loss there agrees."""
+    loss, norm = scene.curve("loss"), scene.curve("grad_norm")
+    if norm is None or not _off_at_first_step(norm):
+        return None
+    return None if loss is None or _off_at_first_step(loss) else norm
+
+
+def _loss_agrees(scene: Scene) -> str:
+    loss = scene.curve("loss")
+    return f", while the loss agrees to {loss.difference[0]:.1g}" if loss else ""
+
+
+def _off_at_first_step(envelope: Envelope) -> bool:
+    return not envelope.difference[0] <= envelope.limit[0]
+
+
+def _is_constant(ratio: Floats) -> bool:
+    """A factor that stays the same over at least three steps and is no rounding."""
+    if ratio.size < 3 or not np.all(np.isfinite(ratio)):  # noqa: PLR2004 (the docstring's three)
+        return False
+    middle = float(np.median(ratio))
+    return abs(middle - 1) > NOTABLE_FACTOR and bool(np.all(np.abs(ratio / middle - 1) <= CONSTANT))
+
+
+def _ratio(envelope: Envelope, index: int) -> str:
+    control = envelope.control[index]
+    return f"{envelope.test[index] / control:.4g}" if control else "infinitely many"
+
+
+def _words(envelope: Envelope) -> str:
+    """A signal's name as people say it."""
+    reported = envelope.signal.removesuffix("_recomputed").replace("_", " ")
+    return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported

@@ -1,0 +1,88 @@
+"""A check is a named, documented function: its parameters are its inputs.
+
+Its name is its slug, the first line of its docstring is the sentence that reports print, and the
+rest of the docstring explains a failure. The habit is scientific-python's (sp-repo-review): the
+documentation and the report cannot drift from the code, because they are the code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.judge.case import Case
+from harness.model import Check, Limit, Outcome, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found: a :class:`harness.model.Check` but for what its function knows."""
+
+    outcome: Outcome
+    detail: str = ""
+    measured: float | None = None
+    limit: Limit | None = None
+    unit: str = ""
+    steps: tuple[int, int] | None = None
+    onset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A check before it is asked of a case."""
+
+    name: str
+    title: str
+    explanation: str
+    """The docstring's body: what it means when the check fails."""
+    tier: Tier
+    inputs: tuple[str, ...]
+    """Names of the fields of :class:`harness.judge.case.Case` that it looks at."""
+    ask: Callable[..., Finding]
+
+    def __call__(self, case: Case) -> Check:
+        finding = self.ask(**{name: getattr(case, name) for name in self.inputs})
+        return Check(
+            name=self.name,
+            title=self.title,
+            tier=self.tier,
+            outcome=finding.outcome,
+            measured=finding.measured,
+            limit=finding.limit,
+            unit=finding.unit,
+            steps=finding.steps,
+            onset=finding.onset,
+            detail=finding.detail,
+        )
+
+
+def check(tier: Tier) -> Callable[[Callable[..., Finding]], Question]:
+    """Make a documented function a :class:`Question` of a tier."""
+
+    def decorate(function: Callable[..., Finding]) -> Question:
+        title, _, explanation = inspect.cleandoc(function.__doc__ or "").partition("\n")
+        if not title:
+            raise TypeError(f"check {function.__name__} has no docstring, so nothing to print")
+        return Question(
+            name=function.__name__.replace("_", "-"),
+            title=title,
+            explanation=explanation.strip(),
+            tier=tier,
+            inputs=tuple(inspect.signature(function).parameters),
+            ask=function,
+        )
+
+    return decorate
+
+
+def passed(detail: str = "") -> Finding:
+    return Finding(Outcome.PASS, detail)
+
+
+def invalid(detail: str, onset: int | None = None) -> Finding:
+    return Finding(Outcome.INVALID, detail, onset=onset)
+
+
+def skipped(detail: str) -> Finding:
+    return Finding(Outcome.SKIPPED, detail)

@@ -1,0 +1,96 @@
+"""How much two right runs may differ by arithmetic alone: one table, tuned by measurement.
+
+Every number is a relative difference (see :func:`harness.judge.curves.relative_difference`).
+Unless a comment names another source, the numbers were measured on torch 2.13 for CPU, torchtitan
+0.3.0 and 0.2.2, on 6-layer Llama debug models with and without TP, CP, PP, DDP and HSDP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.model import Precision
+
+JUDGED_SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
+"""Signals that have an envelope; the recomputed two are the probe's, in float64."""
+
+SPREAD_FACTOR = 3.0
+"""The envelope is this many times the spread of the control's repeats: three, because a handful
+of repeats shows no more than about one standard deviation of what rounding can do."""
+
+SPREAD_CEILING: Mapping[str, float] = {
+    "loss": 1e-2,
+    "grad_norm": 1e-1,
+    "loss_recomputed": 1e-2,
+    "grad_norm_recomputed": 1e-1,
+}
+"""Largest spread of repeats from which an envelope may be learnt. A control that differs more
+from itself would excuse nearly anything (+4.9% on the loss, say), so it judges nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Allowed relative difference at step t: ``first * t ** growth``.
+
+    Rounding differences random-walk through the optimizer (growth 0.5) as long as training is not
+    chaotic; beyond that, the spread of the ulp repeats takes over.
+    """
+
+    first: float
+    growth: float
+
+    def at(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return self.first * np.maximum(steps, 1).astype(np.float64) ** self.growth
+
+
+FLOORS: Mapping[Precision, Mapping[str, Floor]] = {
+    Precision.FP32: {
+        # One float32 ulp of the loss is 1.2e-7 relative: seen at step 1 and through step 10;
+        # 5.9e-7 by step 40. Bugs start at 4.8e-4 (torch 2.13, TP + compile).
+        "loss": Floor(2e-6, 0.5),
+        "loss_recomputed": Floor(2e-6, 0.5),
+        # torch accumulates the reported norm in float32, shard by shard: 1e-5..8e-5 throughout
+        # between right runs of different sharding. Bugs start at 1.9e-3.
+        "grad_norm": Floor(2e-4, 0.25),
+        # In float64 the same norms agree to 5e-9 at step 1; the weights then drift apart.
+        "grad_norm_recomputed": Floor(1e-6, 1.0),
+    },
+    Precision.BF16: {
+        # Against fp32: loss 2.2e-4, grad_norm 1.4e-3 within 10 steps.
+        "loss": Floor(5e-4, 0.5),
+        "loss_recomputed": Floor(5e-4, 0.5),
+        "grad_norm": Floor(4e-3, 0.5),
+        "grad_norm_recomputed": Floor(4e-3, 0.5),
+    },
+    Precision.FLOAT8: {
+        # Against fp32 and bf16: loss 1.4e-4 at step 1, 7.6e-4 by step 10, 1.8e-3 by step 20,
+        # 1.6e-3 by step 100; grad_norm 2.8e-3 by step 10, 2.2e-2 by step 100.
+        # Bugs start at 1.5e-2 / 2e-2 (torch 2.13, Float8 + async TP).
+        "loss": Floor(1e-3, 0.5),
+        "loss_recomputed": Floor(1e-3, 0.5),
+        "grad_norm": Floor(5e-3, 0.5),
+        "grad_norm_recomputed": Floor(5e-3, 0.5),
+    },
+}
+
+METRIC_AGREEMENT: Mapping[Precision, Mapping[str, float]] = {
+    # Within one run: what the trainer reports against what the probe recomputes. The loss is a
+    # float32 mean in every regime; the norm accumulates in the gradients' own dtype.
+    Precision.FP32: {"loss": 1e-5, "grad_norm": 5e-4},
+    Precision.BF16: {"loss": 1e-4, "grad_norm": 1e-2},
+    Precision.FLOAT8: {"loss": 1e-4, "grad_norm": 1e-2},
+}
+
+SAME_LR = 1e-6
+"""Two lr schedules are the same within this: TensorBoard's float32 costs 6e-8."""
+
+_COARSENESS = (Precision.FP32, Precision.BF16, Precision.FLOAT8)
+
+
+def coarser(first: Precision, second: Precision) -> Precision:
+    """The precision whose floor holds for a pair of runs."""
+    return max(first, second, key=_COARSENESS.index)

@@ -1,0 +1,220 @@
+"""Whether what a set names is what really ran, and nothing else: pure questions about one run.
+
+Releases of torchtitan ignore settings without a word (async TP that never fuses, Float8 recipes
+that fall back, a rotation that stays the default): the numbers are then those of another
+technique, and right. Only an audit of what really ran sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from harness.model import SetSpec, Technique
+
+InForce: TypeAlias = Mapping[str, Any]
+"""The content of ``in_force.json`` (docs/architecture.md)."""
+
+_TRAIN_CONFIG_KEYS: Mapping[Technique, tuple[tuple[str, object], ...]] = {
+    Technique.COMPILE: (("compile.enable", True), ("training.compile", True)),
+    Technique.ASYNC_TP: (
+        ("parallelism.enable_async_tensor_parallel", True),
+        ("compile.enable_async_tensor_parallel", True),
+    ),
+    Technique.BF16: (("training.dtype", "bfloat16"),),
+}
+"""Keys of a train config that name a technique as well as ``techniques`` does."""
+
+
+def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
+    """One clause per thing that the set names and that did not run so."""
+    for technique in spec.techniques:
+        missing = _TECHNIQUES[technique](ran)
+        if missing:
+            yield f"{technique.value} is named but not in force: {missing}"
+    degrees = _table(ran, "degrees")
+    for dimension, degree in asdict(spec.parallelism).items():
+        if degrees.get(dimension) != degree:
+            yield f"{dimension} {degree} is named, {degrees.get(dimension)} is in force"
+    if ran.get("world_size") != spec.parallelism.world_size:
+        named = spec.parallelism.world_size
+        yield f"a world of {named} ranks is named, {ran.get('world_size')} are in force"
+    schedule = ran.get("pipeline_schedule")
+    if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
+        yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"
+    rotation = ran.get("cp_rotation")
+    if spec.cp_rotation and _plain(rotation) != _plain(spec.cp_rotation):
+        yield f"CP rotation {spec.cp_rotation} is named, {rotation} is in force"
+    if sorted(ran.get("without_fixes") or ()) != sorted(spec.without_fixes):
+        named, ran_without = spec.without_fixes, ran.get("without_fixes") or ()
+        yield (
+            f"without_fixes {', '.join(named) or 'none'} is named, "
+            f"{', '.join(ran_without) or 'none'} is in force"
+        )
+    if bool(ran.get("injected")) != bool(spec.inject):
+        yield f"inject {spec.inject} is named, {ran.get('injected')} is in force"
+    yield from _batches(ran)
+    yield from _overrides(spec, ran)
+
+
+def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:
+    """One clause per technique that ran although neither the set nor its train config names it."""
+    named = set(spec.techniques) | _named_by_train_config(spec)
+    float8 = _table(ran, "float8")
+    wants_float8 = named & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}
+    if float8.get("modules") and not (wants_float8 or _converts_float8(spec)):
+        yield f"Float8 is in force ({float8['modules']} modules) but not named"
+    if float8.get("tp_styles") and Technique.FLOAT8_TP not in named:
+        yield f"Float8 TP is in force ({float8['tp_styles']} styles) but not named"
+    if _table(ran, "compile").get("regions") and Technique.COMPILE not in named:
+        yield f"compile is in force ({_table(ran, 'compile')['regions']} regions) but not named"
+    if any(_fused_nodes(ran).values()) and Technique.ASYNC_TP not in named:
+        yield f"async TP is in force ({sum(_fused_nodes(ran).values())} fused nodes) but not named"
+    if ran.get("param_dtype") == "bfloat16" and Technique.BF16 not in named:
+        yield "parameters are bfloat16 but bf16 is not named"
+    if ran.get("pipeline_schedule") and spec.parallelism.pp == 1:
+        yield f"schedule {ran['pipeline_schedule']} is in force but pp is 1"
+
+
+def undeclared_differences(
+    ours: InForce, theirs: InForce, *, same_toolchain: bool = True
+) -> tuple[str, ...]:
+    """Keys of the trainer's config that differ though neither run declares them.
+
+    Between toolchains the keys themselves differ, so only those that both have are compared.
+    """
+    config, other = _table(ours, "config"), _table(theirs, "config")
+    declared = {*(ours.get("declared") or ()), *(theirs.get("declared") or ())}
+    keys = config.keys() | other.keys() if same_toolchain else config.keys() & other.keys()
+    absent = object()
+    return tuple(
+        sorted(
+            key
+            for key in keys
+            if config.get(key, absent) != other.get(key, absent)
+            and not any(
+                key == name or key.startswith((f"{name}.", f"{name}[")) for name in declared
+            )
+        )
+    )
+
+
+def _batches(ran: InForce) -> Iterator[str]:
+    """Accumulation and pipeline microbatches follow from the batch sizes in force."""
+    local, whole = ran.get("local_batch_size"), ran.get("global_batch_size")
+    accumulation = ran.get("gradient_accumulation_steps")
+    degrees = _table(ran, "degrees")
+    dp = degrees.get("dp_replicate", 1) * degrees.get("dp_shard", 1)
+    if not (isinstance(local, int) and isinstance(whole, int) and isinstance(accumulation, int)):
+        yield "batch sizes or accumulation steps in force are not known"
+        return
+    if local * dp * accumulation != whole:
+        yield (
+            f"a global batch of {whole} is named, {local} x dp {dp} x {accumulation} "
+            f"accumulation steps are in force"
+        )
+    stages, microbatches = degrees.get("pp", 1), ran.get("pipeline_microbatches")
+    if stages == 1:
+        return
+    size = _table(ran, "config").get("parallelism.pipeline_parallel_microbatch_size")
+    if isinstance(size, int) and size > 0 and microbatches != local // size:
+        yield f"{local // size} pipeline microbatches are named, {microbatches} are in force"
+    elif not isinstance(microbatches, int) or microbatches < stages:
+        yield f"{microbatches} pipeline microbatches are in force for {stages} stages"
+
+
+def _overrides(spec: SetSpec, ran: InForce) -> Iterator[str]:
+    """Values that the file sets, against the config that the trainer was built from."""
+    config = _table(ran, "config")
+    for key, value in spec.overrides.items():
+        if key in config and config[key] != value and str(config[key]) != str(value):
+            yield f"{key} = {value} is named, {config[key]} is in force"
+
+
+def _float8_modules(ran: InForce) -> str:
+    return "" if _table(ran, "float8").get("modules") else "no Float8 module"
+
+
+def _float8_recipe(recipe: str) -> Callable[[InForce], str]:
+    def missing(ran: InForce) -> str:
+        found = _table(ran, "float8").get("recipe")
+        return _float8_modules(ran) or ("" if found == recipe else f"the recipe is {found}")
+
+    return missing
+
+
+def _float8_tp(ran: InForce) -> str:
+    return "" if _table(ran, "float8").get("tp_styles") else "no Float8 TP style"
+
+
+def _compile(ran: InForce) -> str:
+    compiled = _table(ran, "compile")
+    if not compiled.get("regions"):
+        return "no compiled region"
+    return "" if compiled.get("graphs") else "no graph was compiled"
+
+
+def _async_tp(ran: InForce) -> str:
+    """Both kinds of fusion have to be there, in their plain or their scaled (Float8) form."""
+    fused = [name for name, count in _fused_nodes(ran).items() if count]
+    kinds = {"all-gather": "all_gather", "reduce-scatter": "reduce_scatter"}
+    missing = [kind for kind, part in kinds.items() if not any(part in name for name in fused)]
+    return f"no fused {' and no fused '.join(missing)} node" if missing else ""
+
+
+def _bf16(ran: InForce) -> str:
+    dtype = ran.get("param_dtype")
+    return "" if dtype == "bfloat16" else f"parameters are {dtype}"
+
+
+_TECHNIQUES: Mapping[Technique, Callable[[InForce], str]] = MappingProxyType(
+    {
+        Technique.COMPILE: _compile,
+        Technique.ASYNC_TP: _async_tp,
+        Technique.FLOAT8: _float8_recipe("tensorwise"),
+        Technique.FLOAT8_ROWWISE: _float8_recipe("rowwise"),
+        Technique.FLOAT8_TP: _float8_tp,
+        Technique.BF16: _bf16,
+    }
+)
+"""Technique to what is missing of it, in words; empty when it is in force."""
+
+
+def _named_by_train_config(spec: SetSpec) -> set[Technique]:
+    return {
+        technique
+        for technique, settings in _TRAIN_CONFIG_KEYS.items()
+        if any(_setting(spec, key) == value for key, value in settings)
+    }
+
+
+def _converts_float8(spec: SetSpec) -> bool:
+    """Whether the train config itself lists a Float8 converter (torchtitan 0.2 job files)."""
+    converters = _setting(spec, "model.converters")
+    return isinstance(converters, list) and any("float8" in str(name) for name in converters)
+
+
+def _setting(spec: SetSpec, dotted: str) -> object:
+    """A value of the set's overrides, else of its train config; None when neither has it."""
+    if dotted in spec.overrides:
+        return spec.overrides[dotted]
+    value: object = spec.train_config.settings
+    for part in dotted.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _fused_nodes(ran: InForce) -> Mapping[str, int]:
+    return _table(_table(ran, "async_tp"), "fused_nodes")
+
+
+def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    inner = values.get(key)
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _plain(name: object) -> str:
+    """``Schedule1F1B`` and ``1F1B``, ``allgather`` and ``all_gather`` are one name each."""
+    return str(name).removeprefix("Schedule").replace("-", "").replace("_", "").lower()

@@ -1,0 +1,79 @@
+"""Tier 2: every step inside the growth envelope; the first one outside is the onset.
+
+One step outside is enough for a FAIL: the envelope is three times what repeats of the control
+did, and a curve that left it and came back (one step x100, say) was wrong all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from harness.judge.check import Finding, Question, check, skipped
+from harness.judge.envelope import Envelope
+from harness.model import Outcome, Tier
+
+Envelopes = Mapping[str, Envelope]
+
+
+@check(Tier.ENVELOPE)
+def loss_envelope(envelopes: Envelopes) -> Finding:
+    """The loss stays inside the growth envelope at every step.
+
+    The curve leaves what rounding explains: training is not the control's any more.
+    """
+    return _envelope("loss", envelopes)
+
+
+@check(Tier.ENVELOPE)
+def grad_norm_envelope(envelopes: Envelopes) -> Finding:
+    """The grad norm stays inside the growth envelope at every step.
+
+    Gradients, or the norm that the trainer reports of them, differ from the control's.
+    """
+    return _envelope("grad_norm", envelopes)
+
+
+@check(Tier.ENVELOPE)
+def loss_recomputed_envelope(envelopes: Envelopes) -> Finding:
+    """The recomputed loss stays inside the growth envelope at every step.
+
+    The training itself differs, whatever the trainer reports.
+    """
+    return _envelope("loss_recomputed", envelopes)
+
+
+@check(Tier.ENVELOPE)
+def grad_norm_recomputed_envelope(envelopes: Envelopes) -> Finding:
+    """The recomputed grad norm stays inside the growth envelope at every step.
+
+    The gradients themselves differ, whatever norm the trainer reports.
+    """
+    return _envelope("grad_norm_recomputed", envelopes)
+
+
+CHECKS: tuple[Question, ...] = (
+    loss_envelope,
+    grad_norm_envelope,
+    loss_recomputed_envelope,
+    grad_norm_recomputed_envelope,
+)
+
+
+def _envelope(signal: str, envelopes: Envelopes) -> Finding:
+    envelope = envelopes.get(signal)
+    if envelope is None:
+        return skipped(f"no {signal} on one side")
+    worst, outside = envelope.worst, envelope.outside
+    step, count = envelope.steps[worst], len(envelope.steps)
+    return Finding(
+        Outcome.FAIL if outside else Outcome.PASS,
+        f"{len(outside)} of {count} steps outside, the worst is step {step}: "
+        f"{envelope.test[worst]:.8g} for {envelope.control[worst]:.8g}"
+        if outside
+        else f"inside at all {count} steps, nearest to its limit at step {step}",
+        measured=envelope.difference[worst],
+        limit=envelope.limit_at(worst),
+        unit="relative",
+        steps=(envelope.steps[0], envelope.steps[-1]),
+        onset=outside[0] if outside else None,
+    )

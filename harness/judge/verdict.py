@@ -1,0 +1,126 @@
+"""All checks of one test set to one verdict. Fails closed: what was not compared never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.judge import first_step, integrity, stepwise
+from harness.judge.case import Case, make_case
+from harness.judge.cause import likely_cause
+from harness.judge.check import Question
+from harness.model import Check, Evidence, Judgement, Outcome, RunStatus, SetSpec, Verdict
+
+CHECKS: tuple[Question, ...] = (*integrity.CHECKS, *first_step.CHECKS, *stepwise.CHECKS)
+"""Every check, tier by tier. A new tier (equivalence) is one more module with its CHECKS."""
+
+CONTROL_CHECKS = (integrity.control_sound, integrity.control_in_force)
+"""Asked first: when the control is broken, no other answer means anything."""
+
+NEEDED = ("loss-first-step", "loss-envelope")
+"""Without these two answered PASS there is no PASS, whatever the others say."""
+
+
+def judge(
+    test: Evidence,
+    control: Evidence,
+    repeats: Sequence[Evidence] = (),
+    *,
+    spec: SetSpec | None = None,
+    control_spec: SetSpec | None = None,
+    tolerances: Mapping[str, float] | None = None,
+) -> Verdict:
+    """Judge one test set against its control.
+
+    ``repeats`` are A/A repeats of the control. ``spec`` and ``control_spec`` say what the runs
+    are meant to be; without them (curves from anywhere) techniques in force are not audited.
+    ``tolerances`` map signals to relative differences that replace the learnt envelope; by
+    default the spec's.
+
+    FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
+    check is invalid; PASS only if loss was compared from the first step to the last.
+    Raises ValueError for a tolerance that is negative or not finite.
+    """
+    if tolerances is None:
+        tolerances = spec.tolerances if spec else {}
+    case = make_case(test, control, repeats, spec, control_spec, tolerances)
+    about_control = tuple(question(case) for question in CONTROL_CHECKS)
+    broken = [check for check in about_control if check.outcome is Outcome.INVALID]
+    if broken:
+        return _verdict(case, Judgement.INVALID, about_control, broken[0].detail)
+    rest = tuple(question(case) for question in CHECKS if question not in CONTROL_CHECKS)
+    checks = about_control + rest
+    judgement = _judgement(test.status, checks)
+    return _verdict(case, judgement, checks, _cause(case, judgement, checks))
+
+
+def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
+    outcomes = {check.outcome for check in checks}
+    if Outcome.FAIL in outcomes:
+        return Judgement.FAIL
+    if status is not RunStatus.FINISHED:
+        return Judgement.ERROR
+    answered = {check.name for check in checks if check.outcome is Outcome.PASS}
+    if Outcome.INVALID in outcomes or not answered.issuperset(NEEDED):
+        return Judgement.INVALID
+    return Judgement.PASS
+
+
+def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
+    ended = case.test.status is RunStatus.FINISHED
+    if judgement is Judgement.FAIL:
+        cause = likely_cause(case, checks)
+        return cause if ended else f"{cause}; the run then {_how_it_ended(case.test)}"
+    if judgement is Judgement.ERROR:
+        return f"the run {_how_it_ended(case.test)}"
+    if judgement is Judgement.INVALID:
+        found = [check.detail for check in checks if check.outcome is Outcome.INVALID]
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return found[0] + more if found else "nothing was compared"
+    return ""
+
+
+def _how_it_ended(test: Evidence) -> str:
+    words = {
+        RunStatus.CRASHED: "crashed",
+        RunStatus.HUNG: "hung: no step finished within the timeout",
+        RunStatus.INTERRUPTED: "was interrupted",
+        RunStatus.SKIPPED: "was not started, because something it needs did not finish",
+    }[test.status]
+    return f"{words}: rank {test.error.rank}: {test.error.message}" if test.error else words
+
+
+def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: str) -> Verdict:
+    return Verdict(
+        name=case.test.name,
+        control=case.control.name,
+        judgement=judgement,
+        cause=cause,
+        onset_step=_onset(checks),
+        checks=tuple(checks),
+        next_command=_next_command(case, judgement),
+    )
+
+
+def _onset(checks: Sequence[Check]) -> int | None:
+    """The first step at which a check failed; without failures, at which one was invalid."""
+    for outcome in (Outcome.FAIL, Outcome.INVALID):
+        onsets = [check.onset for check in checks if check.outcome is outcome]
+        known = [onset for onset in onsets if onset is not None]
+        if known:
+            return min(known)
+    return None
+
+
+def _next_command(case: Case, judgement: Judgement) -> str:
+    """What to type next; nothing after a PASS."""
+    if judgement is Judgement.PASS:
+        return ""
+    if judgement is Judgement.ERROR:
+        return f"grep -rn Error {_quoted(case.test.source)}/logs"
+    return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}"
+
+
+def _quoted(path: str) -> str:
+    """A path as one word of a POSIX shell."""
+    plain = path.isascii() and all(letter.isalnum() or letter in "/._-+=:,@" for letter in path)
+    return path if path and plain else "'" + path.replace("'", "'\"'\"'") + "'"
