@@ -2,9 +2,9 @@
 
 ``chance`` holds exact integer probabilities, ``language`` the source and its likelihood,
 ``grammar`` the words and sentences of the project's language, ``tokenizer`` the BPE vocabulary,
-``prepare`` the folder that training reads.
+``folder`` the files that training reads.
 """
 
-from harness.corpus.prepare import PreparedData, digest, prepare
+from harness.corpus.folder import PreparedData, digest, prepare
 
 __all__ = ["PreparedData", "digest", "prepare"]
