@@ -132,7 +132,7 @@ class Probe:
 
     def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count the tokens of a call of the loss function; no collective happens here."""
-        if torch.is_grad_enabled() or logits.requires_grad:  # not a validation pass
+        if torch.is_grad_enabled():  # not a validation pass
             self._cross_entropy.add(logits, labels)
 
     def before_clip(self) -> None:
@@ -174,7 +174,7 @@ class Probe:
             self._writer.finish(self._step)
 
     def _everyones_problems(self, rows: Sequence[_Row]) -> list[str]:
-        """Words from the ranks whose gradients could not be counted; collective if there are any."""
+        """Which ranks could not count their gradients, and why. Collective if there are any."""
         if not any(row.problems for row in rows):
             return []
         everyone: list[list[str]] = [[] for _ in rows]
@@ -194,7 +194,7 @@ class Probe:
         missing = _without_gradient(self._grad_norm.names, squares) if counted else []
         loss, grad_norm = self._reported
         began = self._began if self._began is not None else time.perf_counter()
-        line = {
+        line: dict[str, Any] = {
             "step": self._step,
             "loss": loss,
             "grad_norm": grad_norm,

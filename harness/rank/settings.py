@@ -190,13 +190,10 @@ def _fits_one(member: Any, value: Any) -> bool:
     origin = typing.get_origin(member)
     if origin is Literal:
         return value in typing.get_args(member)
-    if member is None or member is type(None):
-        return value is None
-    if member is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if member is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if member in (bool, str):
+    if member in (float, int):  # a bool is an int to Python, but not to a reader of TOML
+        kinds = (int, float) if member is float else int
+        return isinstance(value, kinds) and not isinstance(value, bool)
+    if member in (bool, str, type(None)):
         return isinstance(value, member)
     if origin is list or member is list:
         items = typing.get_args(member)
@@ -231,7 +228,7 @@ def _describe(annotation: Any) -> str:
 
 
 def _require_type(current: Any, value: Any, key: str) -> None:
-    """In an open table a value keeps the kind (number, string, flag, list) of the one it replaces."""
+    """In an open table a value is of the kind (number, text, flag, list) that it replaces."""
     if current is None or value is None:
         return
     number = (int, float)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 from torchtitan.models.common.attention import FlexAttention
@@ -22,7 +22,7 @@ class DenseFlexAttention(FlexAttention):
 
     @dataclass(kw_only=True, slots=True)
     class Config(FlexAttention.Config):
-        pass
+        """The keys of FlexAttention; only the class that is built differs."""
 
     def forward(
         self,

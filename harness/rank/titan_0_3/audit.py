@@ -40,7 +40,9 @@ def write_in_force(
 def _see(trainer: Any, loss_targets: int) -> dict[str, Any]:
     """What one rank sees, in values that can be pickled."""
     modules = {
-        canonical(name): module for part in trainer.model_parts for name, module in _named(part)
+        canonical(name): module
+        for part in trainer.model_parts
+        for name, module in part.named_modules()
     }
     parameters = [p for part in trainer.model_parts for p in part.parameters()]
     return {
@@ -56,10 +58,6 @@ def _see(trainer: Any, loss_targets: int) -> dict[str, Any]:
         "compiled": [name for name, module in modules.items() if _is_compiled(module)],
         "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"],
     }
-
-
-def _named(part: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
-    return part.named_modules()
 
 
 def _merge(
@@ -113,8 +111,8 @@ def _merge(
         "cp_rotation": "allgather" if cp > 1 else None,
         "without_fixes": list(job.without_fixes),
         "injected": job.inject,
-        "config": config.flat(),
-        "declared": list(config.declared_keys()),
+        "config": dict(config.flat),
+        "declared": list(config.declared),
     }
 
 

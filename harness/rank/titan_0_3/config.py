@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,21 +33,10 @@ class BuiltConfig:
 
     trainer: Any
     """A ``torchtitan.trainer.Trainer.Config``."""
+    flat: Mapping[str, Any]
+    """Every value by dotted key, as it was before the trainer filled in what it derives."""
     declared: tuple[str, ...]
-    """Keys, or beginnings of keys, that the job itself set: where configs may differ."""
-
-    def flat(self) -> dict[str, Any]:
-        """Every value by dotted key. Functions are named without their addresses."""
-        return {
-            key: _ADDRESS.sub("", value) if isinstance(value, str) else value
-            for key, value in flatten(self.trainer.to_dict())
-        }
-
-    def declared_keys(self) -> tuple[str, ...]:
-        """The keys of ``flat`` that the job itself set."""
-        return tuple(
-            key for key in self.flat() if any(_belongs(key, part) for part in self.declared)
-        )
+    """The keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
 
 
 def build_config(job: Job) -> BuiltConfig:
@@ -72,7 +61,9 @@ def build_config(job: Job) -> BuiltConfig:
     if isinstance(config.dataloader, SampleLoader.Config):
         config.dataloader.global_batch_size = config.training.global_batch_size
     _validate(config)
-    return BuiltConfig(config, tuple(declared))
+    flat = _flat(config)
+    keys = tuple(key for key in flat if any(_belongs(key, part) for part in declared))
+    return BuiltConfig(config, flat, keys)
 
 
 def _base(job: Job) -> Any:
@@ -219,6 +210,14 @@ def _validate(config: Any) -> None:
             check()
         except ValueError as error:
             raise SettingError(KeyProblem("", f"torchtitan refuses the config: {error}")) from error
+
+
+def _flat(config: Any) -> dict[str, Any]:
+    """The config by dotted keys; functions are named without their addresses."""
+    return {
+        key: _ADDRESS.sub("", value) if isinstance(value, str) else value
+        for key, value in flatten(config.to_dict())
+    }
 
 
 def _belongs(key: str, part: str) -> bool:

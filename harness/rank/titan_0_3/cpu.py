@@ -27,7 +27,7 @@ def prepare_torchtitan() -> None:
 
 
 def select_cpu() -> None:
-    """torchtitan takes the accelerator that torch finds, and "cuda" when it finds none.
+    """Answer "cpu" when torchtitan asks for the accelerator; it takes "cuda" for no answer.
 
     ``torchtitan.tools.utils.get_device_info`` asks this function while it is imported; a GPU in
     the machine must not be taken either when a job is to run on the CPU.
@@ -68,9 +68,10 @@ def ignore_device_ids_of_barriers() -> None:
 
 
 def sum_gradients_without_premultiplication() -> None:
-    """torchtitan sets FSDP's gradient divide factor to 1.0, which FSDP turns into PREMUL_SUM.
+    """Let FSDP sum gradients over gloo, which has no PREMUL_SUM.
 
-    gloo has no such reduction. ``set_force_sum_reduction_for_comms`` is FSDP's own switch for
+    torchtitan sets FSDP's gradient divide factor to 1.0, which FSDP turns into that reduction.
+    ``set_force_sum_reduction_for_comms`` is FSDP's own switch for
     back ends like it: a plain sum, then a division by the factor.
     """
     from torch.distributed.fsdp import FSDPModule

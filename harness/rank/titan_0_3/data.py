@@ -22,6 +22,8 @@ class SampleLoader(BaseDataLoader):
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
+        """Where the corpus is, and what decides the order of its samples."""
+
         folder: str
         """Folder with ``corpus.json`` and ``tokens.npy``."""
         seed: int
