@@ -45,16 +45,14 @@ def load_experiment(path: Path) -> Experiment:
     data = read_toml(path)
     problems: list[Problem] = []
     top = validate(FileTable, data, _place(path), problems)
-    trainer = validate(TrainerTable, _tables_of(data, "trainer"), _place(path, "trainer"), problems)
+    trainer = _trainer(path, data, problems)
     controls = list(_controls(path, data, problems))
     tests = list(_tests(path, data, problems))
     _check_names(controls, tests, top.repeats if top else [], problems)
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
-    if trainer is None:  # what sets inherit is unknown, so looking further would invent problems
-        raise ConfigError(problems)
     builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
-    control_specs, test_specs = _build(builder, controls, tests, _count_controls(data))
+    control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     if problems or top is None:
         raise ConfigError(problems)
     return Experiment(
@@ -95,16 +93,37 @@ def _tables_of(data: dict[str, Any], key: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _count_controls(data: dict[str, Any]) -> int:
-    return len(_tables_of(data, "controls")) + ("control" in data)
+def _trainer(path: Path, data: dict[str, Any], problems: list[Problem]) -> TrainerTable:
+    """``[trainer]``, or what of it is right, so that the sets can be looked at all the same."""
+    table, where = _tables_of(data, "trainer"), _place(path, "trainer")
+    right = validate(TrainerTable, table, where, problems)
+    if right is None:
+        sound = {key: value for key, value in table.items() if _fits(key, value)}
+        right = TrainerTable.model_validate(sound)
+    return right
+
+
+def _fits(key: str, value: object) -> bool:
+    return validate(TrainerTable, {key: value}, str, []) is not None
+
+
+def _control_tables(data: dict[str, Any]) -> dict[str, Any]:
+    """Every control as written, by its place; ``[control]`` first, names filled in."""
+    tables = {"control": data["control"]} if "control" in data else {}
+    for name, table in _tables_of(data, "controls").items():
+        tables[f"controls.{name}"] = {"name": name, **table} if isinstance(table, dict) else table
+    return tables
+
+
+def _control_names(data: dict[str, Any]) -> list[str]:
+    """Names that a test may give as its control, those of broken controls included."""
+    tables = [table for table in _control_tables(data).values() if isinstance(table, dict)]
+    return [str(table.get("name", ControlTable.model_fields["name"].default)) for table in tables]
 
 
 def _controls(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedControl]:
     """The controls that are right in themselves, ``[control]`` first."""
-    tables = {"control": data["control"]} if "control" in data else {}
-    for name, named in _tables_of(data, "controls").items():
-        tables[f"controls.{name}"] = {"name": name, **named} if isinstance(named, dict) else named
-    for prefix, table in tables.items():
+    for prefix, table in _control_tables(data).items():
         if isinstance(table, dict):
             where = _place(path, prefix, table.get("name"))
             if control := validate(ControlTable, table, where, problems):
@@ -163,19 +182,19 @@ def _build(
     builder: SetBuilder,
     controls: list[PlacedControl],
     tests: list[PlacedTest],
-    written_controls: int,
+    known: list[str],
 ) -> tuple[tuple[SetSpec, ...], tuple[SetSpec, ...]]:
     """Control and test sets that could be built; why others could not is in the problems."""
     named = {table.name: builder.build(table, table.name, where) for table, where in controls}
     built: list[SetSpec] = []
     for table, where in tests:
-        name = table.control if table.control is not None else next(iter(named), "")
+        name = table.control if table.control is not None else next(iter(known), "")
         control = named.get(name)
         if control is not None:
             spec = builder.build(table, table.name, where, control=control)
             built += [spec] if spec else []
-        elif name not in named and len(named) == written_controls:  # else it may be a broken one
+        elif name not in known and known:  # no control at all has been reported already
             builder.problems.append(
-                Problem(where("control"), f"there is no control {name!r}", suggest(name, named))
+                Problem(where("control"), f"there is no control {name!r}", suggest(name, known))
             )
     return tuple(spec for spec in named.values() if spec), tuple(built)

@@ -51,6 +51,8 @@ class SetBuilder:
 
     def __post_init__(self) -> None:
         self.common = self._overrides(self.trainer.overrides, self.where_trainer)
+        if self.trainer.train_config is not None:
+            self._read(self.trainer.train_config, self.where_trainer)
 
     def build(
         self, table: SetTable, name: str, where: Where, *, control: SetSpec | None = None
@@ -96,13 +98,16 @@ class SetBuilder:
                 )
             )
             return None
+        return self._read(written, where)
+
+    def _read(self, written: str, where: Where) -> TrainConfig | None:
         if written not in self.train_configs:
-            place = (where if table.train_config else self.where_trainer)("train_config")
             try:
-                self.train_configs[written] = load_train_config(written, self.folders, place)
+                found = load_train_config(written, self.folders, where("train_config"))
             except ConfigError as error:
                 self.problems += error.problems
-                self.train_configs[written] = None
+                found = None
+            self.train_configs[written] = found
         return self.train_configs[written]
 
     def _overrides(self, table: dict[str, Any], where: Where) -> dict[str, Setting]:

@@ -7,6 +7,7 @@ names) or files is checked in ``load.py``; what needs batch sizes and toolchains
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, get_args
@@ -34,6 +35,19 @@ CP_ROTATIONS = ("allgather", "alltoall")
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories kept out of names: control characters, surrogates, line separators."""
+
+KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
+"""pydantic's error types to TOML's words."""
+SUBJECT = re.compile(r"\A(Input|String|List|Value) should")
+"""How pydantic's own messages start."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -229,9 +243,10 @@ def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str
             return Problem(
                 place, f"{show(value)} is not known", suggest(value, error["ctx"]["valid"])
             )
-        case "model_type" | "dict_type":
-            return Problem(place, f"must be a table, not {show(value)}")
-    message = error["msg"].replace("Input should", "must").replace("a valid ", "a ")
+        case kind if kind in KINDS:
+            return Problem(place, f"must be {KINDS[kind]}, not {show(value)}")
+    message = SUBJECT.sub("must", error["msg"])
+    # Messages of our own validators say by themselves what is wrong with the value.
     return Problem(place, f"{message}, not {show(value)}" if "must" in message else message)
 
 

@@ -1,0 +1,352 @@
+"""Experiment files: what is read from a right one, and what is said of a wrong one."""
+
+import string
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.errors import ConfigError
+from harness.experiment import load_experiment
+from harness.model import Parallelism, Repeat, SyntheticData, Technique
+
+MINIMAL = """
+schema = 1
+[trainer]
+train_config = "base.toml"
+[control]
+parallelism = { dp_shard = 2 }
+[[test]]
+name = "tp"
+parallelism = { dp_shard = 2, tp = 2 }
+"""
+
+
+def test_a_minimal_file_has_the_documented_defaults(load):
+    experiment = load(MINIMAL)
+    assert experiment.name == "x"
+    assert experiment.seed == 42
+    assert experiment.repeats == (Repeat.RERUN, Repeat.ULP)
+    (control,), (test,) = experiment.controls, experiment.tests
+    assert (control.name, control.control) == ("control", None)
+    assert (test.name, test.control) == ("tp", "control")
+    assert test.parallelism == Parallelism(dp_shard=2, tp=2)
+    assert test.toolchain == "torchtitan-0.3.0"
+    assert test.pipeline_schedule is None
+    assert test.train_config.data == SyntheticData()
+    assert test.train_config.model == {"n_layers": 4, "n_heads": 4}
+    assert test.train_config.settings["training"]["seq_len"] == 256
+    assert "converge" not in test.train_config.settings
+
+
+def test_a_test_set_inherits_train_config_toolchain_and_common_settings_only(load, folder):
+    (folder / "other.toml").write_text("[training]\nsteps = 3\n")
+    experiment = load(
+        """
+schema = 1
+[trainer]
+train_config = "base.toml"
+[trainer.set]
+training.steps = 7
+"training.seq_len" = 512
+[control]
+parallelism = { dp_shard = 2 }
+[controls.other]
+parallelism = { dp_shard = 4 }
+train_config = "other.toml"
+toolchain = "torchtitan-0.2.2"
+techniques = ["float8"]
+set = { "lr_scheduler.warmup_steps" = 1 }
+[[test]]
+name = "a"
+control = "other"
+parallelism = { pp = 2 }
+set = { training = { seq_len = 128 } }
+"""
+    )
+    (test,) = experiment.tests
+    assert test.train_config.path == "other.toml"
+    assert test.toolchain == "torchtitan-0.2.2"
+    assert test.techniques == ()
+    assert test.parallelism == Parallelism(pp=2)
+    assert test.pipeline_schedule == "1F1B"
+    assert test.overrides == {"training.steps": 7, "training.seq_len": 128}
+    assert test.setting("training.steps") == 7
+    assert test.setting("training.global_batch_size", -1) == -1
+
+
+def test_everything_a_set_can_say_is_read(load, folder):
+    (folder / "bug.py").write_text("def break_it(trainer): ...\n")
+    (test,) = load(
+        MINIMAL
+        + """
+techniques = ["compile", "async_tp"]
+cp_rotation = "alltoall"
+pipeline_schedule = "GPipe"
+tolerance = { loss = 1, grad_norm = 1e-2 }
+waive = ["same-dp-degree"]
+inject = "bug.py:break_it"
+without_fixes = ["act-grad"]
+note = "why"
+"""
+    ).tests
+    assert test.techniques == (Technique.COMPILE, Technique.ASYNC_TP)
+    assert (test.cp_rotation, test.pipeline_schedule) == ("alltoall", "GPipe")
+    assert test.tolerances == {"loss": 1.0, "grad_norm": 1e-2}
+    assert test.waive == ("same-dp-degree",)
+    assert test.inject == f"{folder / 'bug.py'}:break_it"
+    assert test.without_fixes == ("act-grad",)
+    assert test.note == "why"
+
+
+def test_paths_are_found_beside_the_file_above_it_and_in_the_current_directory(
+    folder, tmp_path_factory, monkeypatch
+):
+    below = folder / "experiments"
+    below.mkdir()
+    (below / "x.toml").write_text(MINIMAL)
+    assert load_experiment(below / "x.toml").controls[0].train_config.path == "base.toml"
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "deep" / "x.toml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(MINIMAL)
+    with pytest.raises(ConfigError, match=r"no train config 'base.toml' \(looked in: "):
+        load_experiment(elsewhere)
+    monkeypatch.chdir(folder)
+    assert load_experiment(elsewhere).controls
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def test_all_problems_of_a_file_come_at_once(problems):
+    found = problems(
+        """
+schema = 1
+sead = 4
+seed = true
+[trainer]
+train_config = "missing.toml"
+startup_timeout_s = 0
+[control]
+parallelism = { dp_shard = 2.5, dp_shrad = 2 }
+[[test]]
+name = "a"
+parallelism = { tp = "2" }
+techniques = ["compiel"]
+[[test]]
+parallelism = {}
+pipeline_schedule = "Interleaved1F1b"
+tolerance = { los = 1 }
+[[test]]
+name = "b"
+control = "nobody"
+parallelism = { dp_shard = 2 }
+"""
+    )
+    text = "\n".join(found)
+    assert ": sead: unknown key (did you mean 'seed'?" in text
+    assert ": seed: must be a whole number, not true" in text
+    assert ": control.parallelism.dp_shrad: unknown key (did you mean" in text
+    assert ": control.parallelism.dp_shard: must be a whole number, not 2.5" in text
+    assert ": test[0].parallelism.tp of 'a': must be a whole number, not '2'" in text
+    assert ": test[0].techniques[0] of 'a': 'compiel' is not known (did you mean 'compile'?" in text
+    assert ": test[1].name: is missing" in text
+    assert "'Interleaved1F1b' is not known (did you mean 'Interleaved1F1B'?" in text
+    assert "test[1].tolerance.los: 'los' is not known (did you mean 'loss'?" in text
+    assert ": trainer.startup_timeout_s: must be greater than 0, not 0" in text
+    assert ": test[2].control of 'b': there is no control 'nobody'" in text
+    assert ": trainer.train_config: there is no train config 'missing.toml'" in text
+
+
+def test_a_broken_control_does_not_make_its_name_unknown(problems):
+    found = problems(MINIMAL.replace("dp_shard = 2 }", "dp_shard = 0 }", 1))
+    assert len(found) == 1
+    assert "control.parallelism.dp_shard" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ('control = "contrl"', "test[0].control of 'tp': there is no control 'contrl' (did you"),
+        ("set = { parallelism.tensor_parallel_degree = 2 }", "is not set here (use parallelism.tp"),
+        ('set = { "training.steps" = 1, training = { steps = 2 } }', "is set twice"),
+        ('set = { "training..steps" = 1 }', "is no dotted key"),
+        ("set = { training = {} }", "must be a value, not {}"),
+        ("set = { a = 2020-01-01 }", "dates and times have no place here"),
+        ('inject = "bug.py"', "is not written path/to/file.py:function"),
+        ('inject = "bug.py:f"', "there is no file 'bug.py'"),
+        ("tolerance = { loss = nan }", "must be a finite number"),
+        ("tolerance = { loss = -1 }", "must be greater than or equal to 0"),
+        ('techniques = ["compile", "compile"]', "names something twice"),
+        ('toolchain = "../evil"', "must match pattern"),
+        ("parallelism.tp = 70000", "this is no TOML"),
+        ('train_config = "nowhere.toml"', "there is no train config 'nowhere.toml'"),
+        ("parallel = 2", "unknown key (did you mean 'parallelism'?"),
+        ("note = 3", "must be a string, not 3"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_place(problems, change, message):
+    assert message in "\n".join(problems(MINIMAL + change))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("schema = 1", "", ": schema: is missing"),
+        ("schema = 1", "schema = 2", "this converge reads schema 1 only"),
+        ("[control]\nparallelism = { dp_shard = 2 }", "", ": control: is missing"),
+        ('train_config = "base.toml"', "", "is missing (set trainer.train_config for all sets)"),
+        ('[[test]]\nname = "tp"', "[other]", "there is no test set (add a [[test]] or a [matrix])"),
+        ("[trainer]", "[trainer]\ncpu_ranks = 0", "cpu_ranks: must be greater than or equal to 1"),
+        ("schema = 1", 'schema = 1\nrepeats = ["again"]', "'again' is not known"),
+        ("schema = 1", "schema = 1\ncontrols = 3", ": controls: must be a table, not 3"),
+        ("schema = 1", "schema = 1\ncontrols.a = 3", ": controls.a: must be a table, not 3"),
+        ("[[test]]", "[test]", ": test: must be a list, not {"),
+    ],
+)
+def test_a_wrong_file_is_told_what_is_wrong(problems, old, new, message):
+    assert message in "\n".join(problems(MINIMAL.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a b", "a/b", "../x", "q\"uo'te", "<script>alert(1)</script>", "étude", "日本", "x" * 80],
+)
+def test_any_printable_name_is_taken(load, name):
+    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+    experiment = load(MINIMAL.replace('"tp"', f'"{escaped}"'))
+    assert experiment.tests[0].name == name
+
+
+@pytest.mark.parametrize("name", ["", "  ", r"a\u0007", r"a\nb", r"a\u2028b", "x" * 81])
+def test_empty_overlong_and_control_character_names_are_refused(problems, name):
+    assert "test[0].name" in "\n".join(problems(MINIMAL.replace('"tp"', f'"{name}"')))
+
+
+@pytest.mark.parametrize(
+    "name", ["TP", "\uff54\uff50", "control", "Control.rerun", "seed", "seed.2"]
+)
+def test_names_are_unique_also_after_case_folding(problems, name):
+    more = f'[[test]]\nname = "{name}"\nparallelism = {{ dp_shard = 2 }}\n'
+    assert any("name" in each for each in problems(MINIMAL + more))
+
+
+# ----------------------------------------------------------------- bad files
+
+
+def test_a_missing_file_names_its_neighbours(folder):
+    with pytest.raises(ConfigError, match=r"there is no such file .*base\.toml"):
+        load_experiment(folder / "y.toml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is empty"),
+        (b" \n\t\n", "the file is empty"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "no UTF-8 text"),
+        (b"\x00\x01\x02", "this is no TOML"),
+        (b"schema = \n", "line 1, column"),
+        (b"a = " + b"9" * 5000, "cannot be read"),
+        (b"a = " + b"[" * 1000 + b"]" * 1000, "nested more than 32 deep"),
+        (b"a = " + b"[" * 500_000, "nested more than 32 deep"),
+        (b"[" + b".".join([b"a"] * 1000) + b"]\nb = 1", "nested more than 32 deep"),
+        (b"#" * (4 * 1024 * 1024 + 1), "at most 4194304 are read"),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_a_config_error(problems, content, message):
+    start = time.monotonic()
+    assert message in problems(content)[0]
+    assert time.monotonic() - start < 5
+
+
+def test_a_megabyte_of_nested_tables_is_refused_quickly(problems):
+    row = ".".join(["a"] * 1000)
+    text = "".join(f"[t{index}.{row}]\nx = 1\n" for index in range(520))
+    assert len(text) > 1_000_000
+    start = time.monotonic()
+    assert "nested more than 32 deep" in problems(text)[0]
+    assert time.monotonic() - start < 20
+
+
+def test_a_folder_and_a_device_are_no_files(folder):
+    with pytest.raises(ConfigError, match="this is a folder"):
+        load_experiment(folder)
+    with pytest.raises(ConfigError, match="no regular file"):
+        load_experiment(type(folder)("/dev/zero"))
+
+
+# ---------------------------------------------------------------- hypothesis
+
+WORDS = """schema name seed repeats trainer control controls test matrix parallelism tp dp_shard set
+techniques waive tolerance loss train_config note inject cp_rotation x"""
+KEYS = st.sampled_from(WORDS.split()) | st.text(string.ascii_letters, max_size=4)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from(["base.toml", "compile", "1F1B", "rerun", "{tp}", "a.py:f"])
+    | st.text(max_size=8)
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(KEYS, below, max_size=4),
+    max_leaves=20,
+)
+FUNCTION_FIXTURE = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def write(value) -> str:
+    """A value as inline TOML; None, which TOML has not, as an empty string."""
+    match value:
+        case None:
+            return '""'
+        case bool():
+            return str(value).lower()
+        case str():
+            return '"' + "".join(f"\\U{ord(letter):08x}" for letter in value) + '"'
+        case dict():
+            return "{" + ", ".join(f"{write(k)} = {write(v)}" for k, v in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(write, value)) + "]"
+    return repr(value)
+
+
+def problems_of(load, text: str) -> list[str]:
+    """What is wrong, if anything; every other exception than ConfigError comes through."""
+    try:
+        load(text)
+    except ConfigError as error:
+        return [f"{problem.where}{problem.message}" for problem in error.problems] or ["nothing"]
+    return []
+
+
+@FUNCTION_FIXTURE
+@given(st.dictionaries(KEYS, VALUES, max_size=6))
+def test_arbitrary_tables_are_read_or_refused(load, tables):
+    tables = {"schema": 1, "control": {"parallelism": {}}, **tables}
+    text = "".join(f"{write(key)} = {write(value)}\n" for key, value in tables.items())
+    assert "nothing" not in problems_of(load, text)
+
+
+@FUNCTION_FIXTURE
+@given(st.dictionaries(KEYS, VALUES, max_size=6), st.dictionaries(KEYS, VALUES, max_size=6))
+def test_arbitrary_sets_are_read_or_refused(load, test, matrix):
+    text = (
+        f"schema = 1\ntrainer = {{ train_config = 'base.toml' }}\n"
+        f"control = {{ parallelism = {{ dp_shard = 2 }} }}\n"
+        f"test = [{write({'name': 'a', 'parallelism': {}, **test})}]\n"
+        f"matrix = {write({'parallelism': {'tp': [1, 2]}, **matrix})}\n"
+    )
+    assert "nothing" not in problems_of(load, text)
+
+
+@FUNCTION_FIXTURE
+@given(st.text() | st.binary())
+def test_arbitrary_bytes_are_refused(load, content):
+    with pytest.raises(ConfigError):
+        load(content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
