@@ -7,7 +7,7 @@
     train_spec.py      the job's model shape and data, through torchtitan's registry of train specs
     data.py            the loader
     hooks.py           where the probe sits in a trainer
-    in_force.py        what really ran
+    audit.py           what really ran
     shim.py            decides which of the following a config needs
     cpu_device.py      a CPU with gloo
     ring_attention.py  context parallel

@@ -36,18 +36,18 @@ def view(trainer: Any) -> TrainerView:
     )
 
 
-def attach(trainer: Any, job: Job, after_first_step: Callable[[bool], None]) -> Probe:
-    """Put a probe into a trainer that has loaded nothing and trained nothing yet.
+def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe, int], None]) -> Probe:
+    """Put a probe into a built trainer. Collective over the world.
 
-    ``after_first_step`` is called on every rank once the first step's line is written, with
-    whether this rank is the one that writes.
+    ``after_first_step`` is called on every rank when the first step's evidence is complete, with
+    the probe and the number of target positions this rank's loss function was given.
     """
     probe = Probe(view(trainer), job)
     trainer.batch_generator = _watch_batches(trainer.batch_generator, probe)
-    _watch_loss(trainer, probe)
+    targets = _watch_loss(trainer, probe)
     _watch_clipping(probe)
     trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, probe)
-    trainer.train_step = _watch_step(trainer, probe, after_first_step)
+    trainer.train_step = _watch_step(trainer, probe, lambda: after_first_step(probe, targets[0]))
     return probe
 
 
@@ -61,23 +61,28 @@ def _watch_batches(batches: Callable[..., Any], probe: Probe) -> Callable[..., A
     return watched
 
 
-def _watch_loss(trainer: Any, probe: Probe) -> None:
+def _watch_loss(trainer: Any, probe: Probe) -> list[int]:
     """Show the probe logits and labels wherever the loss is called; outside what is compiled.
 
-    With pipeline parallelism the schedule holds the loss function and calls it per microbatch.
+    A pipeline schedule also calls its loss function on made-up tensors, to learn the shapes of
+    gradients, before the first microbatch; ``_compute_loss`` is called for real ones only.
+    Returns a one-element list: target positions seen so far.
     """
     owner, name = (
-        (trainer.pp_schedule, "_loss_fn")
+        (trainer.pp_schedule, "_compute_loss")
         if trainer.parallel_dims.pp_enabled
         else (trainer, "loss_fn")
     )
     loss = getattr(owner, name)
+    seen = [0]
 
     def watched(logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Any:
+        seen[0] += labels.numel()
         probe.on_logits(logits, labels)
         return loss(logits, labels, *args, **kwargs)
 
     setattr(owner, name, watched)
+    return seen
 
 
 def _watch_clipping(probe: Probe) -> None:
@@ -104,7 +109,7 @@ def _watch_log(log: Callable[..., Any], probe: Probe) -> Callable[..., Any]:
 
 
 def _watch_step(
-    trainer: Any, probe: Probe, after_first_step: Callable[[bool], None]
+    trainer: Any, probe: Probe, after_first_step: Callable[[], None]
 ) -> Callable[..., Any]:
     train_step = trainer.train_step
 
@@ -115,7 +120,7 @@ def _watch_step(
         result = train_step(*args, **kwargs)
         probe.end_step()
         if first:
-            after_first_step(probe.is_writer)
+            after_first_step()
         return result
 
     return watched

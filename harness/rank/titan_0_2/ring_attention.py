@@ -157,10 +157,3 @@ class RotationCount:
             return rotater
 
         ring._create_rotater = create_and_count
-
-    @property
-    def method(self) -> str | None:
-        """The rotation in force; None when ring attention never ran; ``mixed`` if both did."""
-        if not self.created:
-            return None
-        return next(iter(self.created)) if len(self.created) == 1 else "mixed"

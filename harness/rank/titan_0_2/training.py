@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import time
+import types
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
+from harness.rank.probe import Probe
 from harness.rank.settings import SettingError
+from harness.rank.titan_0_2.config import Built, build
+from harness.rank.titan_0_2.shim import Counts, prepare
 from harness.rank.ulp import move_by_one_ulp
-from harness.rank.writer import write_json
+
+_HEAVY = (
+    "torchtitan.train",
+    "torchtitan.models.llama3",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+)
+"""What ranks import while they build, train and load: paid once by a warm start."""
 
 
 def preload(device: str) -> None:
-    """Import torch and torchtitan; on a CPU, with the one patch that must come before."""
+    """Import what every rank needs; on a CPU, after the one patch that must come before."""
     if device == "cpu":
         from harness.rank.titan_0_2 import cpu_device
 
         cpu_device.announce_cpu()
-    import torchtitan.models.llama3
-    import torchtitan.train  # noqa: F401 - what every rank needs
+    for name in _HEAVY:
+        importlib.import_module(name)
 
 
 def run(job: Job) -> None:
@@ -32,16 +46,17 @@ def run(job: Job) -> None:
     from torchtitan.tools.logging import init_logger
     from torchtitan.train import Trainer
 
-    from harness.rank.titan_0_2 import config, shim, train_spec
+    from harness.rank.titan_0_2 import train_spec
 
     init_logger()
     if job.device == "cpu":
         torch.set_num_threads(1)  # also where torchrun starts a single rank: same sums everywhere
-    built = config.build(job)
+    built = build(job)
     for problem in built.problems:
         raise SettingError(problem)
     spec = train_spec.register(job, built.config)
-    counts = shim.prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
+    counts = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
+    _end_without_sleeping()
     trainer = Trainer(built.config)
     try:
         if job.makes_seed_checkpoint:
@@ -50,24 +65,36 @@ def run(job: Job) -> None:
             _train(trainer, job, built, counts)
     finally:
         trainer.close()
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
 
 
-def _train(trainer: Any, job: Job, built: Any, counts: Any) -> None:
-    from harness.rank.titan_0_2 import hooks, in_force
+def _train(trainer: Any, job: Job, built: Built, counts: Counts) -> None:
+    from harness.rank.titan_0_2 import audit, hooks
 
-    def write_audit(is_writer: bool) -> None:  # noqa: FBT001 - the probe's callback
-        if is_writer:
-            found = in_force.audit(trainer, job, built, counts)
-            write_json(job.run_folder / "in_force.json", found)
+    def after_first_step(probe: Probe, loss_targets: int) -> None:
+        audit.write_in_force(
+            trainer, job, built, counts, is_writer=probe.is_writer, loss_targets=loss_targets
+        )
 
-    probe = hooks.attach(trainer, job, write_audit)
+    probe = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         _move_loaded_weights(trainer)
     if job.inject is not None:
         call_injected(job.inject, trainer)
     trainer.train()
     probe.close()
+    # The rank that serves the process group's store must not leave before the others are done.
+    dist.barrier()
+
+
+def _end_without_sleeping() -> None:
+    """``Trainer.train`` ends with two seconds of sleep on rank 0, for other ranks to finish.
+
+    A barrier makes sure of that here, and the sleep would only make every job longer.
+    """
+    from torchtitan import train
+
+    train.time = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: None)
 
 
 def _move_loaded_weights(trainer: Any) -> None:
