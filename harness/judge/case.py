@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from harness.judge.envelope import Envelope, learn
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.soundness import disordered
 from harness.model import Evidence, SetSpec
 
 
@@ -32,8 +33,14 @@ def make_case(
     control_spec: SetSpec | None = None,
     tolerances: Mapping[str, float] | None = None,
 ) -> Case:
-    """Gather the inputs and learn the envelopes. Raises ValueError for an unusable tolerance."""
-    learnt = [learn(signal, test, control, repeats, tolerances) for signal in JUDGED_SIGNALS]
+    """Gather the inputs and learn the envelopes.
+
+    A run whose steps are out of order has no envelope: which of its values is which is not known.
+    Raises ValueError for an unusable tolerance.
+    """
+    ordered = disordered(test) is None and disordered(control) is None
+    signals = JUDGED_SIGNALS if ordered else ()
+    learnt = [learn(signal, test, control, repeats, tolerances) for signal in signals]
     return Case(
         test=test,
         control=control,

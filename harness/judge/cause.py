@@ -275,7 +275,8 @@ def _is_constant(ratio: Floats) -> bool:
     if ratio.size < 3 or not np.all(np.isfinite(ratio)):  # noqa: PLR2004 (the docstring's three)
         return False
     middle = float(np.median(ratio))
-    return abs(middle - 1) > NOTABLE_FACTOR and bool(np.all(np.abs(ratio / middle - 1) <= CONSTANT))
+    steady = bool(np.all(np.abs(ratio - middle) <= CONSTANT * abs(middle)))
+    return steady and abs(middle - 1) > NOTABLE_FACTOR
 
 
 def _ratio(envelope: Envelope, index: int) -> str:

@@ -48,10 +48,10 @@ def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     if spec.cp_rotation and _plain(rotation) != _plain(spec.cp_rotation):
         yield f"CP rotation {spec.cp_rotation} is named, {rotation} is in force"
     if sorted(ran.get("without_fixes") or ()) != sorted(spec.without_fixes):
-        named, ran_without = spec.without_fixes, ran.get("without_fixes") or ()
+        left_out = ran.get("without_fixes") or ()
         yield (
-            f"without_fixes {', '.join(named) or 'none'} is named, "
-            f"{', '.join(ran_without) or 'none'} is in force"
+            f"without_fixes {', '.join(spec.without_fixes) or 'none'} is named, "
+            f"{', '.join(left_out) or 'none'} is in force"
         )
     if bool(ran.get("injected")) != bool(spec.inject):
         yield f"inject {spec.inject} is named, {ran.get('injected')} is in force"

@@ -117,8 +117,12 @@ def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
 
     A value that is not there is never taken for a value that is right.
     """
-    flaw = missing_values(test, _required(spec, test, control))
-    return invalid(f"{test.name} {flaw.what}", flaw.step) if flaw else passed()
+    required = _required(spec, test, control)
+    for evidence in (test, control):
+        flaw = missing_values(evidence, required)
+        if flaw:
+            return invalid(f"{evidence.name} {flaw.what}", flaw.step)
+    return passed()
 
 
 @check(Tier.INTEGRITY)

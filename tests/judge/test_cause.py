@@ -1,0 +1,240 @@
+"""Each class of silent bug is recognised by its signature."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from judge_examples import LOSSES, NORMS, STEPS, TOKENS, foreign, in_force, run, spec, with_signals
+
+from harness.judge import judge, loss_only_gate
+from harness.model import Judgement, Parallelism, Technique
+
+CONTROL = run()
+SPEC = spec()
+BOTH_NORMS = ("grad_norm", "grad_norm_recomputed")
+BOTH_LOSSES = ("loss", "loss_recomputed")
+
+
+def cause_of(test, control=CONTROL, test_spec=None):
+    verdict = judge(test, control, spec=test_spec, control_spec=SPEC)
+    assert verdict.judgement is Judgement.FAIL, verdict
+    assert verdict.next_command == f"converge compare runs/fsdp2 runs/{test.name}"
+    return verdict.cause
+
+
+def changed(test, change, *signals):
+    return with_signals(test, **dict.fromkeys(signals, change))
+
+
+def parallel(name="t", **degrees):
+    return run(name, Parallelism(**degrees))
+
+
+# ------------------------------------------------------------- C1: scale
+
+SCALED = {
+    "2318": (parallel(dp_replicate=2), 0.5, "scaled by 0.5, which equals 1 / the replicate degree"),
+    "tp": (parallel(dp_shard=2, tp=4), 4, "scaled by 4, which equals the TP degree (4)"),
+    "cp": (parallel(dp_shard=2, cp=2), 0.5, "equals 1 / the CP degree (2)"),
+    "pp": (parallel(dp_shard=2, pp=3), 3, "equals the PP degree (3)"),
+    "microbatches": (parallel(dp_shard=2, pp=2), 4, "pipeline microbatches (4)"),
+    "loss mesh": (parallel(dp_shard=2, cp=3), 6, "share the loss (dp x cp) (6)"),
+    "world": (parallel(dp_shard=2, cp=2, tp=3), 12, "equals the world size (12)"),
+    "hsdp": (parallel(dp_replicate=3, dp_shard=2), 6, "the data-parallel degree (6)"),
+    "shared with the control": (parallel(dp_shard=2), 2, "equals the shard degree (2)"),
+    "accumulation": (
+        replace(run("t"), in_force=in_force(gradient_accumulation_steps=8)),
+        1 / 8,
+        "equals 1 / gradient accumulation steps (8)",
+    ),
+    "nothing known": (run("t"), 1.37, "scaled by 1.37, the same at every step, which equals no"),
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_a_scale_is_named(case):
+    test, factor, words = SCALED[case]
+    cause = cause_of(changed(test, lambda step, x: x * factor, *BOTH_NORMS))
+    assert words in cause
+    assert "gradients are scaled" in cause
+    assert "while the loss agrees to 0" in cause
+
+
+def test_degrees_that_the_control_shares_explain_less():
+    test = parallel(dp_shard=2, tp=2)
+    cause = cause_of(changed(test, lambda step, x: x * 2, *BOTH_NORMS))
+    assert "equals the TP degree (2):" in cause
+
+
+def test_gradients_not_divided_by_the_tokens_2972():
+    test = changed(parallel(dp_shard=2, pp=2), lambda step, x: x * TOKENS[step - 1], *BOTH_NORMS)
+    cause = cause_of(test)
+    assert "equals the valid tokens of the step (1000)" in cause
+    per_rank = changed(
+        parallel(dp_shard=2, pp=2), lambda step, x: x * TOKENS[step - 1] / 2, *BOTH_NORMS
+    )
+    assert "valid tokens of a data-parallel rank (500)" in cause_of(per_rank)
+    assert loss_only_gate(CONTROL, test).passes
+
+
+# --------------------------------------------------------- C2: direction
+
+
+def test_a_missing_gradient_is_named():
+    test = replace(
+        with_signals(
+            changed(run("t"), lambda step, x: x * 1.0019, *BOTH_NORMS),
+            grads_missing=lambda *_: 1.0,
+        ),
+        grads_missing=("tok_embeddings.weight",),
+    )
+    assert cause_of(test).startswith("no gradient for tok_embeddings.weight at step 1")
+
+
+def test_a_norm_off_by_no_single_factor_is_a_wrong_backward():
+    test = changed(run("t"), lambda step, x: x * (1.1 + 0.05 * (step % 3)), *BOTH_NORMS)
+    cause = cause_of(test)
+    assert "the backward pass differs: recomputed grad norm is off by 0.15 at step 1" in cause
+    assert "no single factor" in cause
+
+
+def test_a_small_constant_excess_is_not_called_a_scale():
+    test = changed(run("t"), lambda step, x: x * 1.0019, *BOTH_NORMS)
+    assert "the backward pass differs" in cause_of(test)
+
+
+def test_two_steps_are_too_few_to_call_a_factor_constant():
+    control = foreign("a", loss=LOSSES[:2], grad_norm=NORMS[:2])
+    test = with_signals(control, grad_norm=lambda step, x: x * 1.37)
+    assert "the backward pass differs" in judge(test, control).cause
+
+
+# --------------------------------------------------- C4, C5: loss, metrics
+
+
+def test_a_wrong_objective():
+    cause = cause_of(changed(run("t"), lambda step, x: x * 1.01, *BOTH_LOSSES, *BOTH_NORMS))
+    assert "the forward pass or the objective differs: recomputed loss 8.08 for 8" in cause
+    assert "on the same samples and weights" in cause
+
+
+def test_a_wrong_objective_without_digests_claims_less():
+    control = foreign("a", loss=LOSSES)
+    test = with_signals(control, loss=lambda step, x: x * 1.049)
+    assert "before any update" in judge(test, control).cause
+
+
+def test_a_logged_loss_times_the_loss_mesh_is_a_wrong_metric():
+    cause = cause_of(changed(run("t"), lambda step, x: 2 * x, "loss"))
+    assert "only the metric is wrong: the reported loss is 2 times the control's at step 1" in cause
+    assert "which equals the shard degree (2)" in cause
+    assert "training itself is right" in cause
+
+
+def test_a_wrong_grad_norm_metric_may_clip_wrongly():
+    cause = cause_of(changed(run("t"), lambda step, x: x * 0.7, "grad_norm"))
+    assert "only the metric is wrong: the reported grad norm" in cause
+    assert "unless clipping uses that norm" in cause
+
+
+def test_without_a_probe_a_scaled_loss_beside_a_right_norm_is_probably_the_metric():
+    control = foreign("a", loss=LOSSES, grad_norm=NORMS)
+    test = with_signals(control, loss=lambda step, x: 2 * x)
+    assert "probably only the metric is wrong" in judge(test, control).cause
+    bent = with_signals(control, loss=lambda step, x: x * (1.5 + step / 20))
+    assert "the forward pass or the objective differs" in judge(bent, control).cause
+
+
+def test_a_run_that_contradicts_itself_but_stays_inside_is_unknown():
+    control = run()
+    test = with_signals(run("t"), loss=lambda step, x: x * (1 + 1.5e-5))
+    verdict = judge(test, control, spec=SPEC, control_spec=SPEC, tolerances={"loss": 1e-3})
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause.startswith("unknown: reported-loss-is-recomputed failed")
+
+
+# ------------------------------------------------- C3, C6: state and data
+
+
+def test_other_samples_are_named_before_what_they_do():
+    test = changed(run("t"), lambda step, x: x * 1.01, *BOTH_LOSSES)
+    test = replace(test, batch_digests=("f" * 16,) * STEPS)
+    assert cause_of(test).startswith("data order: t trained on other samples")
+
+
+def test_a_difference_from_the_first_update_on():
+    test = changed(run("t"), lambda step, x: x * (1.001 if step > 1 else 1), *BOTH_LOSSES)
+    cause = cause_of(test)
+    assert "agree until step 2, where" in cause
+    assert "the first update differs" in cause
+
+
+def test_a_later_onset_is_state():
+    test = changed(run("t"), lambda step, x: x * (1.001 if step > 9 else 1), *BOTH_LOSSES)
+    assert "agree until step 10, where" in cause_of(test)
+    assert "state that training carries along" in cause_of(test)
+
+
+def test_one_step_alone():
+    test = changed(run("t"), lambda step, x: x * (100 if step == 7 else 1), *BOTH_LOSSES)
+    assert "one step alone is off: loss is 100 times the control's at step 7" in cause_of(test)
+
+
+def test_the_last_step_alone_may_be_the_beginning_of_anything():
+    test = changed(run("t"), lambda step, x: x * (2 if step == STEPS else 1), *BOTH_LOSSES)
+    assert f"agree until step {STEPS}" in cause_of(test)
+
+
+def test_a_zero_in_the_control_is_no_crash():
+    control = foreign("a", loss=LOSSES, grad_norm=(0.0, *NORMS[1:]))
+    test = foreign("b", loss=LOSSES, grad_norm=NORMS)
+    cause = judge(test, control).cause
+    assert "infinitely many times" in cause or "backward pass differs" in cause
+
+
+def test_a_zero_loss_alone_is_no_crash():
+    control = foreign("a", loss=(*LOSSES[:5], 0.0, *LOSSES[6:]))
+    cause = judge(foreign("b", loss=LOSSES), control).cause
+    assert "loss is infinitely many times the control's at step 6" in cause
+
+
+# -------------------------------------------------------------- the others
+
+
+def test_a_blow_up_names_what_was_off_before():
+    test = with_signals(
+        run("t"),
+        loss=lambda step, x: math.nan if step == 12 else x,
+        grad_norm=lambda step, x: x * (1.5 if step > 7 else 1),
+    )
+    cause = cause_of(test)
+    assert "training blew up: loss is nan at step 12" in cause
+    assert "grad norm was already off at step 8" in cause
+
+
+def test_what_the_comparison_itself_may_explain_is_said():
+    test_spec = spec(techniques=(Technique.FLOAT8,))
+    test = changed(run("t"), lambda step, x: x * 1.01, *BOTH_LOSSES)
+    cause = cause_of(test, test_spec=test_spec)
+    assert "mind that float8 is named but not in force" in cause
+
+
+def test_paths_with_spaces_are_one_word_of_the_next_command():
+    test = replace(with_signals(run("t"), loss=lambda *_: math.nan), source="my runs/it's <b>")
+    command = judge(test, CONTROL).next_command
+    assert command == "converge compare runs/fsdp2 'my runs/it'\"'\"'s <b>'"
+
+
+# ---------------------------------------------------------- loss-only gate
+
+
+def test_the_usual_gate_sees_the_loss_alone():
+    assert loss_only_gate(CONTROL, CONTROL).passes
+    off = with_signals(run("t"), loss=lambda step, x: x * (1.02 if step == 4 else 1))
+    gate = loss_only_gate(CONTROL, off)
+    assert (gate.passes, gate.step, gate.limit) == (False, 4, 0.01)
+    assert gate.measured == pytest.approx(0.02)
+    assert loss_only_gate(CONTROL, off, rel=0.05).passes
+    nan = with_signals(run("t"), loss=lambda *_: math.nan)
+    assert not loss_only_gate(CONTROL, nan).passes
+    assert not loss_only_gate(CONTROL, foreign("x", grad_norm=NORMS)).passes

@@ -1,0 +1,260 @@
+"""First step and envelope: what rounding explains passes, what bugs do does not."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from judge_examples import LOSSES, NORMS, STEPS, foreign, run, spec, with_signals
+
+from harness.judge import judge, limits
+from harness.judge.curves import relative_difference
+from harness.judge.envelope import learn, spread
+from harness.judge.floors import FLOORS, JUDGED_SIGNALS, coarser
+from harness.model import Judgement, Outcome, Precision
+
+CONTROL = run()
+SPEC = spec()
+
+
+def judged(test, repeats=(), **more):
+    return judge(test, CONTROL, repeats, spec=SPEC, control_spec=SPEC, **more)
+
+
+def answer(verdict, name):
+    return next(check for check in verdict.checks if check.name == name)
+
+
+def scaled(factor, *signals, start=1, stop=STEPS, name="t"):
+    def change(step, value):
+        return value * factor if start <= step <= stop else value
+
+    return with_signals(run(name), **dict.fromkeys(signals, change))
+
+
+# -------------------------------------------------------------- differences
+
+
+def test_relative_difference_is_symmetric_and_fails_closed():
+    first = np.array([2.0, 0.0, 0.0, np.nan, np.inf, 1e308, -1.0, 5e-324])
+    second = np.array([1.0, 0.0, 1.0, np.nan, np.inf, -1e308, 1.0, 1e300])
+    there, back = relative_difference(first, second), relative_difference(second, first)
+    assert np.array_equal(there, back)
+    assert there.tolist() == [1.0, 0.0, math.inf, math.inf, math.inf, math.inf, 2.0, math.inf]
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_floors_never_shrink_with_steps_and_recomputed_ones_are_no_wider_at_first(precision):
+    steps = np.arange(1, 3001)
+    for signal in JUDGED_SIGNALS:
+        floor = FLOORS[precision][signal].at(steps)
+        assert np.all(np.diff(floor) >= 0)
+        assert floor[0] > 0
+    table = FLOORS[precision]
+    assert table["loss_recomputed"].first <= table["loss"].first
+    assert table["grad_norm_recomputed"].first <= table["grad_norm"].first
+
+
+def test_the_coarser_precision_sets_the_floor():
+    assert coarser(Precision.FP32, Precision.FLOAT8) is Precision.FLOAT8
+    assert coarser(Precision.BF16, Precision.FP32) is Precision.BF16
+    test = replace(scaled(1 + 5e-4, "loss", "loss_recomputed"), precision=Precision.FLOAT8)
+    assert judged(test).judgement is Judgement.PASS
+    assert judged(replace(test, precision=Precision.FP32)).judgement is Judgement.FAIL
+    assert "float8" in answer(judged(test), "loss-envelope").limit.origin
+
+
+# ------------------------------------------------------- measured facts pass
+
+MEASURED_RIGHT = {
+    "TP 2 in fp32": (Precision.FP32, {"loss": 1.2e-7, "grad_norm": 2.6e-5}),
+    "DDP 2 in fp32": (Precision.FP32, {"loss": 1.2e-7, "grad_norm": -8.2e-5}),
+    "bf16 against fp32": (Precision.BF16, {"loss": 2.2e-4, "grad_norm": 1.4e-3}),
+    "Float8 emulated": (Precision.FLOAT8, {"loss": 4.2e-4, "grad_norm": 1.1e-3}),
+    "Float8 x TP 2 rowwise": (Precision.FLOAT8, {"loss": 5.1e-4, "grad_norm": 2.8e-3}),
+}
+
+
+@pytest.mark.parametrize("case", MEASURED_RIGHT)
+def test_differences_measured_between_right_runs_pass(case):
+    precision, differences = MEASURED_RIGHT[case]
+    test = replace(CONTROL, precision=precision)
+    for signal, difference in differences.items():
+        test = with_signals(test, **{signal: lambda step, x, d=difference: x * (1 + d)})
+        if precision is not Precision.FP32:  # in fp32 the recomputed values agree to 5e-9
+            recomputed = f"{signal}_recomputed"
+            test = with_signals(test, **{recomputed: lambda step, x, d=difference: x * (1 + d)})
+    assert judged(test).judgement is Judgement.PASS
+
+
+MEASURED_WRONG = {
+    "2972": (Precision.FP32, {"grad_norm": 868 / 0.86 - 1}),
+    "2318": (Precision.FP32, {"grad_norm": -0.5}),
+    "A": (Precision.FP32, {"loss": 4.8e-4, "grad_norm": 1.9e-3}),
+    "A, loss alone": (Precision.FP32, {"loss": 4.8e-4}),
+    "A, grad norm alone": (Precision.FP32, {"grad_norm": 1.9e-3}),
+    "B": (Precision.FLOAT8, {"loss": 1.5e-2, "grad_norm": 2e-2}),
+    "F": (Precision.FP32, {"loss": 1.0}),
+    "+4.9% everywhere": (Precision.FLOAT8, {"loss": 4.9e-2}),
+    "+2.9% everywhere": (Precision.FLOAT8, {"loss": 2.9e-2}),
+}
+
+
+@pytest.mark.parametrize("case", MEASURED_WRONG)
+def test_differences_measured_on_real_bugs_fail(case):
+    precision, differences = MEASURED_WRONG[case]
+    test = replace(CONTROL, precision=precision)
+    for signal, difference in differences.items():
+        test = with_signals(test, **{signal: lambda step, x, d=difference: x * (1 + d)})
+    verdict = judged(test)
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.onset_step == 1
+
+
+# ---------------------------------------------------------------- envelopes
+
+
+def test_one_step_times_a_hundred_fails_and_its_step_is_the_onset():
+    verdict = judged(scaled(100, "loss", start=11, stop=11))
+    check = answer(verdict, "loss-envelope")
+    assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, 11)
+    assert check.onset == 11
+    assert check.steps == (1, 20)
+    assert check.measured == pytest.approx(99)
+    assert check.limit.value == pytest.approx(2e-6 * math.sqrt(11))
+    assert "1 of 20 steps outside" in check.detail
+
+
+@pytest.mark.parametrize("signal", JUDGED_SIGNALS)
+def test_each_signal_has_a_first_step_and_an_envelope_of_its_own(signal):
+    slug = signal.replace("_", "-")
+    first = judged(scaled(1.5, signal))
+    assert answer(first, f"{slug}-first-step").outcome is Outcome.FAIL
+    assert answer(first, f"{slug}-envelope").outcome is Outcome.FAIL
+    later = judged(scaled(1.5, signal, start=5))
+    assert answer(later, f"{slug}-first-step").outcome is Outcome.PASS
+    check = answer(later, f"{slug}-envelope")
+    assert (check.outcome, check.onset) == (Outcome.FAIL, 5)
+
+
+def test_repeats_widen_the_envelope_from_their_step_on():
+    test = scaled(1 + 2e-4, "loss", "loss_recomputed", start=10)
+    assert judged(test).judgement is Judgement.FAIL
+    ulp = scaled(1 - 1e-4, "loss", "loss_recomputed", start=10, stop=10, name="ulp")
+    verdict = judged(test, repeats=(run("rerun"), ulp))
+    assert verdict.judgement is Judgement.PASS
+    limit = answer(verdict, "loss-envelope").limit
+    assert limit.value == pytest.approx(3e-4, rel=1e-3)
+    assert limit.origin == "3 x the spread of 2 repeats"
+    early = scaled(1 + 2e-4, "loss", "loss_recomputed", start=9)
+    assert judged(early, repeats=(ulp,)).onset_step == 9
+
+
+def test_the_spread_is_a_running_maximum_without_what_is_not_finite():
+    repeat = with_signals(
+        run("ulp"),
+        loss=lambda step, x: {3: x * 1.001, 5: math.nan, 6: None}.get(step, x),
+    )
+    widest = spread("loss", CONTROL, (repeat,), np.arange(1, 8))
+    assert widest[:2].tolist() == [0, 0]
+    assert widest[2:] == pytest.approx([1e-3] * 5)
+
+
+# --------------------------------------------------------------- tolerances
+
+
+def test_a_tolerance_of_the_file_replaces_the_limit_and_says_so():
+    test = scaled(1 + 9e-3, "loss", "loss_recomputed")
+    verdict = judged(test, tolerances={"loss": 1e-2})
+    check = answer(verdict, "loss-recomputed-envelope")
+    assert verdict.judgement is Judgement.PASS
+    assert str(check.limit) == "0.01 (set in the file)"
+    # The spec's own tolerances count when none are given.
+    assert judge(test, CONTROL, spec=replace(SPEC, tolerances={"loss": 1e-2}),
+                 control_spec=SPEC).judgement is Judgement.PASS  # fmt: skip
+    own = {"loss": 1e-2, "loss_recomputed": 1e-6}
+    assert judged(test, tolerances=own).judgement is Judgement.FAIL
+
+
+def test_a_tolerance_of_zero_wants_the_same_bits():
+    exact = {"loss": 0.0, "grad_norm": 0.0}
+    assert judged(run("t"), tolerances=exact).judgement is Judgement.PASS
+    off = with_signals(run("t"), loss=lambda step, x: math.nextafter(x, 9) if step == 4 else x)
+    verdict = judged(off, tolerances=exact)
+    assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, 4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e-3])
+def test_a_tolerance_that_would_pass_anything_is_refused(value):
+    with pytest.raises(ValueError, match="tolerance of loss is"):
+        judged(run("t"), tolerances={"loss": value})
+
+
+# ------------------------------------------------------------------ details
+
+
+def test_a_rounded_log_is_judged_as_far_as_it_prints():
+    control = foreign("a", loss=LOSSES, grad_norm=tuple(x / 99 for x in NORMS))
+    printed = with_signals(
+        control, loss=lambda step, x: round(x, 5), grad_norm=lambda step, x: round(x, 4)
+    )
+    assert judge(printed, control).judgement is Judgement.FAIL
+    printed = replace(printed, rounding={"loss": 5e-6, "grad_norm": 5e-5})
+    verdict = judge(printed, control)
+    assert verdict.judgement is Judgement.PASS
+    assert "rounding of the log" in answer(verdict, "grad-norm-envelope").limit.origin
+    wrong = with_signals(printed, grad_norm=lambda step, x: x * 1.05)
+    assert judge(wrong, control).judgement is Judgement.FAIL
+
+
+def test_below_its_rounding_a_log_says_nothing():
+    control = foreign("a", loss=LOSSES, grad_norm=(1e-6,) * STEPS)
+    printed = replace(
+        with_signals(control, grad_norm=lambda step, x: 0.0), rounding={"grad_norm": 5e-5}
+    )
+    verdict = judge(printed, control)
+    assert verdict.judgement is Judgement.FAIL
+    assert "gradients are scaled by 0" in verdict.cause
+
+
+def test_a_grad_norm_that_starts_late_is_not_a_first_step():
+    late = (None, *NORMS[1:])
+    test = foreign("b", loss=LOSSES, grad_norm=late)
+    verdict = judge(test, foreign("a", loss=LOSSES, grad_norm=NORMS))
+    assert answer(verdict, "grad-norm-first-step").outcome is Outcome.INVALID
+    assert verdict.judgement is Judgement.INVALID
+
+
+def test_gradients_that_are_missing_fail_by_name_unless_the_control_misses_them_too():
+    test = replace(
+        with_signals(run("t"), grads_missing=lambda step, x: 1.0),
+        grads_missing=("tok_embeddings.weight",),
+    )
+    check = answer(judged(test), "gradients-present")
+    assert (check.outcome, check.onset, check.measured) == (Outcome.FAIL, 1, 1.0)
+    assert check.detail == "no gradient for tok_embeddings.weight at step 1"
+    frozen = replace(CONTROL, signals=test.signals, grads_missing=test.grads_missing)
+    assert answer(judge(test, frozen), "gradients-present").outcome is Outcome.PASS
+    other = replace(frozen, grads_missing=("norm.weight",))
+    check = answer(judge(test, other), "gradients-present")
+    assert (check.outcome, check.onset) == (Outcome.FAIL, None)
+    counted = replace(test, grads_missing=())
+    assert "no gradient for 1 parameters" in answer(judged(counted), "gradients-present").detail
+
+
+@pytest.mark.parametrize("signal", ["loss", "grad_norm"])
+def test_a_reported_value_that_is_not_the_recomputed_one_fails(signal):
+    slug = f"reported-{signal.replace('_', '-')}-is-recomputed"
+    assert answer(judged(run("t")), slug).outcome is Outcome.PASS
+    check = answer(judged(scaled(1.01, signal, start=8)), slug)
+    assert (check.outcome, check.onset) == (Outcome.FAIL, 8)
+
+
+def test_limits_are_one_per_common_step_for_drawing():
+    test = with_signals(run("t"), loss=lambda step, x: None if step == 3 else x, grad_norm=None)
+    drawn = limits(test, CONTROL)
+    assert set(drawn) == {"loss", "loss_recomputed", "grad_norm_recomputed"}
+    assert len(drawn["loss"]) == STEPS
+    assert math.isnan(drawn["loss"][2])
+    envelope = learn("loss", test, CONTROL)
+    assert [x for x in drawn["loss"] if not math.isnan(x)] == list(envelope.limit)
