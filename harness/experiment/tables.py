@@ -56,7 +56,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def _one_of(valid: Iterable[str]) -> AfterValidator:
-    words = tuple(valid)
+    words = tuple(map(str, valid))
 
     def check(value: str) -> str:
         if value not in words:
