@@ -178,12 +178,13 @@ class Store:
         record = read_record(folder)
         return record if record.identity == identity else None
 
-    def write_record(self, record: RunRecord, facts: Mapping[str, Any]) -> None:
-        """Write ``record.json``, the last file of a run.
+    def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> None:
+        """Remove what nobody needs again (compiled kernels), and write ``record.json`` last.
 
         ``facts`` go beside it: ``started`` (ISO 8601, UTC), ``host``, ``versions``, ``job``.
         Raises StoreError as ``atomic_write`` does.
         """
+        shutil.rmtree(record.folder / "inductor", ignore_errors=True)
         value = {**asdict(record), "folder": record.folder.name, "reused": False, **facts}
         write_json(record.folder / "record.json", value)
 

@@ -35,7 +35,7 @@ def finish(store, **changes):
     folder = store.run_folder("fsdp2", IDENTITY)
     store.start_run(folder, {"name": "fsdp2"})
     record = record_in(folder, **changes)
-    store.write_record(record, {"host": "here"})
+    store.finish_run(record, {"host": "here"})
     return record
 
 

@@ -9,6 +9,7 @@ from harness.trainers.titan import (
     metrics_files,
     printable_command,
     seed_checkpoint_of,
+    torchrun_arguments,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "metrics_files",
     "printable_command",
     "seed_checkpoint_of",
+    "torchrun_arguments",
 ]

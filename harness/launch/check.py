@@ -1,0 +1,149 @@
+"""Configs against the installed torchtitan's real configuration, before any rank starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError, Problem, ToolchainError
+from harness.launch import processes
+from harness.launch.failure import log_tail
+from harness.launch.interruption import Interruption
+from harness.launch.options import RunOptions
+from harness.launch.warm import WarmServers
+from harness.model import Job
+from harness.store import Store, write_json
+from harness.trainers import Resources, environment, job_payload
+
+_TIMEOUT_S = 600.0
+_POLL_S = 0.05
+_SHOWN_KEYS = 12
+
+
+def unchecked(jobs: Sequence[Job], store: Store) -> tuple[Job, ...]:
+    """The jobs whose configs no toolchain has approved yet."""
+    return tuple(job for job in jobs if not store.checked_file(job.identity).is_file())
+
+
+def check_jobs(
+    jobs: Sequence[Job],
+    store: Store,
+    options: RunOptions,
+    base_environment: Mapping[str, str],
+    servers: WarmServers,
+    stop: Interruption,
+) -> None:
+    """Have each toolchain build the configs of its jobs; remember the good ones in the store.
+
+    Raises:
+        ConfigError: some job's config is refused; all problems of all jobs together.
+        ToolchainError: a toolchain could not check at all.
+        Interrupted: a signal came.
+    """
+    wanted = environment(base_environment, Resources(device=options.device, devices=options.gpus))
+    checks: list[_Check] = []
+    with tempfile.TemporaryDirectory(prefix="converge-check-") as name:
+        try:
+            for toolchain in dict.fromkeys(job.toolchain.name for job in jobs):
+                mine = [job for job in jobs if job.toolchain.name == toolchain]
+                while servers.starting(toolchain):
+                    _pause(stop)
+                python = servers.python(toolchain) or mine[0].toolchain.python
+                folder = Path(name) / toolchain
+                checks.append(_start(mine, folder, python, wanted, store, options))
+            answers = [(check, check.answer(stop)) for check in checks]
+        finally:
+            processes.end_all([(check.process, check.folder) for check in checks], grace_s=0.0)
+    problems = []
+    for check, found in answers:
+        refused = {Path(entry["job"]).stem for entry in found}
+        for job in check.jobs:
+            if job.identity not in refused:
+                write_json(store.checked_file(job.identity), {"name": job.name})
+        by_identity = {job.identity: job for job in check.jobs}
+        problems += [_problem(by_identity[Path(entry["job"]).stem], entry) for entry in found]
+    if problems:
+        raise ConfigError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One toolchain at work on its jobs, whose files are named after their identities."""
+
+    jobs: Sequence[Job]
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def answer(self, stop: Interruption) -> list[dict[str, Any]]:
+        toolchain = self.jobs[0].toolchain.name
+        deadline = time.monotonic() + _TIMEOUT_S
+        while self.process.poll() is None:
+            if time.monotonic() > deadline:
+                raise ToolchainError(f"toolchain {toolchain}: no answer within {_TIMEOUT_S:.0f} s")
+            _pause(stop)
+        try:
+            found: list[dict[str, Any]] = json.loads(_answer_file(self.folder).read_bytes())[
+                "problems"
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ToolchainError(
+                f"toolchain {toolchain} cannot check configs "
+                f"(exit code {self.process.returncode}):\n{log_tail(self.folder / 'log')}\n"
+                f"build it again with: nox -s toolchain -- {toolchain}"
+            ) from None
+        return found
+
+
+def _start(
+    jobs: Sequence[Job],
+    folder: Path,
+    python: Path,
+    wanted: Mapping[str, str],
+    store: Store,
+    options: RunOptions,
+) -> _Check:
+    folder.mkdir()
+    argv = [str(python), "-m", options.rank_module, "--check"]
+    for job in jobs:
+        file = folder / f"{job.identity}.json"
+        payload = job_payload(
+            job,
+            store.run_folder(job.name, job.identity),
+            data=options.data_of(job),
+            seed_checkpoint=None,
+            device=options.device,
+        )
+        write_json(file, payload)
+        argv.append(str(file))
+    process = processes.start(argv, wanted, folder, folder / "log", _answer_file(folder))
+    return _Check(jobs, process, folder)
+
+
+def _answer_file(folder: Path) -> Path:
+    return folder / "answer"
+
+
+def _pause(stop: Interruption) -> None:
+    stop.check()
+    time.sleep(_POLL_S)
+
+
+def _problem(job: Job, entry: Mapping[str, Any]) -> Problem:
+    key, valid = entry["key"], list(entry["valid"])
+    near = difflib.get_close_matches(key, valid, n=1)
+    if near:
+        hint = f"did you mean {near[0]}?"
+    elif valid:
+        more = ", …" if len(valid) > _SHOWN_KEYS else ""
+        hint = f"valid: {', '.join(valid[:_SHOWN_KEYS])}{more}"
+    else:
+        hint = ""
+    where = f"{job.name}: {key}" if key else job.name
+    return Problem(where, f"{entry['message']} [{job.toolchain.name}]", hint)

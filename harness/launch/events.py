@@ -1,0 +1,115 @@
+"""What the supervisor tells while it works: frozen values for a renderer or a log.
+
+Each carries ``at``, seconds since 1970. A job's life is one of::
+
+    Reused                                          an earlier run with its identity is taken
+    Queued (Waiting)? Started Step* Ended           it ran; ``record.status`` says how it went
+    Queued (Waiting)? Started Step* Retrying Started …   an infrastructure fault, tried once more
+    Queued Ended                                    skipped: what it needs did not finish
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from harness.model import Job, RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Something that a person would otherwise wonder about goes on before jobs start."""
+
+    at: float
+    what: str
+    """``starting torchtitan-0.3.0 once for all its ranks``, ``checking 14 configs`` …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something is not as asked for, and the work goes on."""
+
+    at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reused:
+    at: float
+    job: Job
+    record: RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    at: float
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Another harness runs this very job; its result will be taken."""
+
+    at: float
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    at: float
+    job: Job
+    slots: tuple[int, ...]
+    """GPU ids, or slot numbers on the CPU: one per rank."""
+    argv: tuple[str, ...]
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An optimizer step ended."""
+
+    at: float
+    job: Job
+    step: int
+    loss: float | None
+    elapsed_s: float
+    """Since the job was started."""
+    eta_s: float | None
+    """Until its last step, at the pace so far; None until there is a pace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retrying:
+    """The machine, not the training, failed before the first step: the job starts once more."""
+
+    at: float
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job has its record: finished, crashed, hung or skipped."""
+
+    at: float
+    job: Job
+    record: RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The whole matrix, about once a second while jobs run."""
+
+    at: float
+    done: int
+    total: int
+    running: tuple[str, ...]
+    eta_s: float | None
+    """Until the last job ends, as far as can be told; None before any pace is known."""
+
+
+Event: TypeAlias = (
+    Preparing | Notice | Reused | Queued | Waiting | Started | Step | Retrying | Ended | Overview
+)
+Observer: TypeAlias = Callable[[Event], None]

@@ -1,0 +1,130 @@
+"""Why a run failed: the first failing rank's own words."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any
+
+from harness.model import RankError
+
+FAILURES_FILE = "failures.json"
+"""Left by ``harness.rank.agent``: how each rank ended."""
+AGENT_LOG = "torchrun.log"
+"""Standard output and error of torchrun's agent."""
+_TAIL_LINES = 40
+
+_AFTERMATH = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|peer closed"
+    r"|remote process exited|timed out waiting|DistNetworkError|DistStoreError",
+    re.IGNORECASE,
+)
+"""What ranks say when another rank has died before them."""
+
+_INFRASTRUCTURE = re.compile(
+    r"address already in use|EADDRINUSE|RendezvousConnectionError|RendezvousTimeoutError"
+    r"|failed to bind|connection (was )?(reset|refused|aborted)|DistNetworkError"
+    r"|makeDeviceForHostname|lost its server",
+    re.IGNORECASE,
+)
+"""Faults of the machine that a second try may not meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    rank: int
+    exitcode: int
+    written: float
+    """When the rank wrote its error, or was seen dead; seconds since 1970."""
+    message: str
+    traceback: str
+
+
+def rank_error(folder: Path) -> RankError:
+    """The error of the rank that failed first, else the end of the best log there is."""
+    failures = sorted(_failures(folder), key=lambda found: (_is_aftermath(found), found.written))
+    if not failures:
+        text = log_tail(folder / "logs" / AGENT_LOG)
+        return RankError(rank=0, message=_last_line(text), traceback=text)
+    first = failures[0]
+    text = first.traceback or _rank_log(folder, first.rank)
+    return RankError(first.rank, first.message or _last_line(text), text)
+
+
+def is_infrastructure_fault(error: RankError) -> bool:
+    """Whether an error before the first step is one that a second try may not meet."""
+    return bool(_INFRASTRUCTURE.search(error.message) or _INFRASTRUCTURE.search(error.traceback))
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log; empty when there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - 65536))
+            content = stream.read()
+    except OSError:
+        return ""
+    return "\n".join(content.decode(errors="replace").splitlines()[-_TAIL_LINES:])
+
+
+def rank_logs(folder: Path, rank: int) -> Sequence[Path]:
+    """Standard error, then standard output, of a rank's latest attempt."""
+    return [
+        path
+        for name in ("stderr.log", "stdout.log")
+        for path in sorted(folder.glob(f"logs/*/attempt_*/{rank}/{name}"))[-1:]
+    ]
+
+
+def _rank_log(folder: Path, rank: int) -> str:
+    return next((text for path in rank_logs(folder, rank) if (text := log_tail(path))), "")
+
+
+def _failures(folder: Path) -> list[_Failure]:
+    try:
+        listed = json.loads((folder / "logs" / FAILURES_FILE).read_bytes())["failures"]
+    except (OSError, ValueError):
+        # The agent itself was stopped; the ranks' own files may still be there.
+        listed = [
+            {"rank": int(path.parent.name), "exitcode": 1, "error_file": str(path)}
+            for path in folder.glob("logs/*/attempt_*/*/error.json")
+        ]
+    return [_failure(entry) for entry in listed]
+
+
+def _failure(entry: dict[str, Any]) -> _Failure:
+    exitcode, path = entry["exitcode"], Path(entry["error_file"])
+    try:
+        written = path.stat().st_mtime  # the time stamp inside has whole seconds only
+        told = json.loads(path.read_bytes())["message"]
+    except (OSError, ValueError, KeyError):
+        message = f"killed by {_signal_name(-exitcode)}" if exitcode < 0 else ""
+        return _Failure(entry["rank"], exitcode, float(entry.get("timestamp", 0)), message, "")
+    if isinstance(told, str):
+        return _Failure(entry["rank"], exitcode, written, _first_line(told), told)
+    trace = told.get("extraInfo", {}).get("py_callstack", "")
+    return _Failure(entry["rank"], exitcode, written, _first_line(told["message"]), trace)
+
+
+def _is_aftermath(failure: _Failure) -> bool:
+    """As other ranks end once one has failed: by torchrun's SIGTERM, or by a lost connection."""
+    return failure.exitcode == -SIGTERM or bool(_AFTERMATH.search(failure.message))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _last_line(text: str) -> str:
+    return _first_line("\n".join(reversed(text.splitlines()))) or "ended without a word"

@@ -1,0 +1,47 @@
+"""Ctrl-C and signals as a value to look at, so that nothing is left half done."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from harness.errors import Interrupted
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interruption:
+    """Whether the harness was asked to stop."""
+
+    def __init__(self) -> None:
+        self._signal: signal.Signals | None = None
+
+    def request(self, number: int, _frame: FrameType | None) -> None:
+        """A signal handler. Asking again changes nothing: stopping is bounded in time."""
+        self._signal = self._signal or signal.Signals(number)
+
+    def check(self) -> None:
+        """Raise Interrupted when a signal came."""
+        if self._signal is not None:
+            raise Interrupted(f"stopped by {self._signal.name}")
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Catch SIGINT, SIGTERM and SIGHUP for the time of a block.
+
+    Outside the main thread Python delivers no signals: there the block runs as it is.
+    """
+    stop = Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.request) for number in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

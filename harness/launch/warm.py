@@ -1,0 +1,153 @@
+"""Warm start: per toolchain a server (``harness.rank.warm``) that forks ranks with imports done.
+
+What a job needs of it is a stand-in for the toolchain's ``python``: an executable that has its
+program run as a fork of the server. torchrun starts its ranks with it as well (``PYTHON_EXEC``).
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from harness.launch import processes
+from harness.launch.failure import log_tail
+
+STUB = Path(__file__).parent.parent / "rank" / "stub.py"
+SERVER_MODULE = "harness.rank.warm"
+SERVER_GONE = 70
+"""Exit code of a stub whose server is not there (``harness.rank.stub``)."""
+START_TIMEOUT_S = 120.0
+
+
+class ServerState(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class WarmServer:
+    """One toolchain's server, from start to close."""
+
+    python: Path
+    """The stand-in for the toolchain's Python; usable once the server is ready."""
+    _process: subprocess.Popen[bytes]
+    _folder: Path
+    _deadline: float
+    _ready: bool = False
+
+    def state(self) -> ServerState:
+        """How it is now; never waits."""
+        if self._process.poll() is not None:
+            return ServerState.FAILED
+        if not self._ready:
+            self._ready = self._answers()
+        if self._ready:
+            return ServerState.READY
+        late = time.monotonic() > self._deadline
+        return ServerState.FAILED if late else ServerState.STARTING
+
+    def complaint(self) -> str:
+        """The last line that a failed server said."""
+        lines = log_tail(self._folder / "server.log").splitlines()
+        return lines[-1] if lines else f"no answer within {START_TIMEOUT_S:.0f} s"
+
+    def close(self) -> None:
+        """End the server, and by it every process that it forked."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(str(self._folder / "socket"))
+            except (FileNotFoundError, ConnectionRefusedError):
+                return False
+        return True
+
+
+def start_server(
+    python: Path,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    module: str = SERVER_MODULE,
+) -> WarmServer:
+    """Start a toolchain's server; its imports go on while the caller does.
+
+    ``arguments`` are those of ``harness.rank.warm`` but for the socket.
+    Raises OSError when the toolchain's Python cannot be started.
+    """
+    # Not in the store: a socket's path may have 107 bytes at most.
+    folder = Path(tempfile.mkdtemp(prefix="converge-"))
+    address = folder / "socket"
+    stand_in = folder / "python"
+    command = shlex.join([str(python), "-I", "-S", str(STUB), str(address)])
+    stand_in.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    stand_in.chmod(0o700)
+    argv = [str(python), "-m", module, *arguments, "--socket", str(address)]
+    try:
+        process = processes.start(argv, environment, folder, folder / "server.log")
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return WarmServer(stand_in, process, folder, time.monotonic() + START_TIMEOUT_S)
+
+
+class WarmServers:
+    """The servers of a matrix: started when first wanted, ended when no longer."""
+
+    def __init__(self, environment: Mapping[str, str], device: str) -> None:
+        self._environment = environment
+        self._device = device
+        self._servers: dict[str, WarmServer] = {}
+        self._failed: dict[str, str] = {}
+
+    def want(self, toolchain: str, python: Path, dialect: str) -> None:
+        """Start a toolchain's server unless it runs or has failed."""
+        if toolchain in self._servers or toolchain in self._failed:
+            return
+        arguments = ("--dialect", dialect, "--device", self._device)
+        self._servers[toolchain] = start_server(python, arguments, self._environment)
+
+    def starting(self, toolchain: str) -> bool:
+        """Whether to wait: the server is neither ready nor failed yet."""
+        return self._state(toolchain) is ServerState.STARTING
+
+    def python(self, toolchain: str) -> Path | None:
+        """The stand-in for the toolchain's Python; None: start cold."""
+        if self._state(toolchain) is ServerState.READY:
+            return self._servers[toolchain].python
+        return None
+
+    def take_failures(self) -> dict[str, str]:
+        """Toolchains whose server failed since the last call, and what it said."""
+        failures = {
+            name: server.complaint()
+            for name, server in self._servers.items()
+            if server.state() is ServerState.FAILED
+        }
+        for name in failures:
+            self._servers.pop(name).close()
+        self._failed |= failures
+        return failures
+
+    def keep(self, toolchains: set[str]) -> None:
+        """End the servers of all other toolchains, to have their memory back."""
+        for name in set(self._servers) - toolchains:
+            self._servers.pop(name).close()
+
+    def close(self) -> None:
+        self.keep(set())
+
+    def _state(self, toolchain: str) -> ServerState | None:
+        server = self._servers.get(toolchain)
+        return server.state() if server else None

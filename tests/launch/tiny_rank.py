@@ -1,0 +1,86 @@
+"""A rank that trains nothing: one all-reduce a step, and the files that a real one writes.
+
+``overrides`` of its job say how it goes wrong: ``tiny.mode``, at step ``tiny.at``, on rank 1.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def check(paths):
+    problems = []
+    for path in paths:
+        job = json.loads(Path(path).read_text())
+        problems += [
+            {"job": path, "key": key, "message": "no such key", "valid": ["tiny.mode", "tiny.at"]}
+            for key in job["overrides"]
+            if key not in ("tiny.mode", "tiny.at", "tiny.seconds")
+        ]
+    print(json.dumps({"problems": problems}))
+
+
+def go_wrong(mode):
+    if mode == "crash":
+        raise ValueError("a tiny rank was told to crash")
+    if mode == "hang":
+        time.sleep(3600)
+    if mode == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "port once" and not (marker := Path("../port-was-taken")).exists():
+        marker.touch()
+        raise RuntimeError("bind: address already in use")
+    if mode == "port":
+        raise RuntimeError("bind: address already in use")
+    if mode == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+
+
+def run(path):
+    from harness.rank.parent import die_with_parent
+
+    die_with_parent()
+    import torch
+    import torch.distributed as dist
+
+    job = json.loads(Path(path).read_text())
+    folder = Path(job["run_folder"])
+    overrides = job["overrides"]
+    mode, at = overrides.get("tiny.mode"), overrides.get("tiny.at", 1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    part = folder / "metrics.jsonl.part"
+    if rank == 0:
+        part.write_text(json.dumps({"schema": 1, "kind": "header", "identity": job["identity"]}) + "\n")
+    last = dist.get_world_size() - 1
+    for step in range(1, job["steps"] + 1):
+        if rank == last and step == at:
+            go_wrong(mode)
+        loss = torch.ones(1, dtype=torch.float64) / step
+        dist.all_reduce(loss)
+        time.sleep(overrides.get("tiny.seconds", 0.0))
+        if rank == 0:
+            with part.open("a") as stream:
+                stream.write(json.dumps({"kind": "step", "step": step, "loss": loss.item()}) + "\n")
+    if job["role"] == "seed checkpoint":
+        (folder / "checkpoint" / "step-0").mkdir(parents=True)
+        (folder / "checkpoint" / "step-0" / ".metadata").touch()
+    if rank == 0:
+        facts = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path[0]}
+        (folder / "surroundings.json").write_text(json.dumps(facts))
+        part.replace(folder / "metrics.jsonl")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--check":
+        check(sys.argv[2:])
+    else:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        record(run)(sys.argv[1])
