@@ -20,7 +20,7 @@ def check(paths):
             for key in job["overrides"]
             if key not in ("tiny.mode", "tiny.at", "tiny.seconds")
         ]
-    print(json.dumps({"problems": problems}))
+    json.dump({"problems": problems}, sys.stdout)
 
 
 def go_wrong(mode):
@@ -55,7 +55,9 @@ def run(path):
     rank = dist.get_rank()
     part = folder / "metrics.jsonl.part"
     if rank == 0:
-        part.write_text(json.dumps({"schema": 1, "kind": "header", "identity": job["identity"]}) + "\n")
+        part.write_text(
+            json.dumps({"schema": 1, "kind": "header", "identity": job["identity"]}) + "\n"
+        )
     last = dist.get_world_size() - 1
     for step in range(1, job["steps"] + 1):
         if rank == last and step == at:
@@ -70,7 +72,12 @@ def run(path):
         (folder / "checkpoint" / "step-0").mkdir(parents=True)
         (folder / "checkpoint" / "step-0" / ".metadata").touch()
     if rank == 0:
-        facts = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path[0]}
+        facts = {
+            "env": dict(os.environ),
+            "cwd": str(Path.cwd()),
+            "argv": sys.argv,
+            "path": sys.path[0],
+        }
         (folder / "surroundings.json").write_text(json.dumps(facts))
         part.replace(folder / "metrics.jsonl")
     dist.barrier()

@@ -1,0 +1,72 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launch_jobs import tiny_job
+
+from harness.launch.progress import Pace, matrix_eta_s, remaining_s
+from harness.launch.slots import Slots, cpu_slots, launch_order
+from harness.model import Role, Technique
+
+
+def test_slots_are_taken_and_given_back():
+    slots = Slots((0, 1, 2, 3))
+    first, left = slots.take(3)
+    assert (first, left.free) == ((0, 1, 2), (3,))
+    assert not left.fits(2)
+    assert left.give(first) == slots
+
+
+def test_more_than_free_is_refused():
+    with pytest.raises(ValueError, match="2 slots wanted, 1 are free"):
+        Slots((0,)).take(2)
+
+
+@given(st.lists(st.integers(1, 4), max_size=20))
+def test_no_slot_is_held_twice(sizes):
+    slots, held = Slots(tuple(range(8))), []
+    for size in sizes:
+        if slots.fits(size):
+            taken, slots = slots.take(size)
+            held += taken
+        elif held:
+            slots, held = slots.give(held), []
+        assert len(set(held)) == len(held)
+        assert sorted([*held, *slots.free]) == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("cores", "wanted", "largest", "expected"),
+    [(2, None, 2, 4), (2, None, 8, 8), (2, 2, 2, 2), (2, 2, 4, 4), (64, None, 2, 128)],
+)
+def test_cpu_slots_are_two_per_core_and_enough_for_the_largest_job(
+    cores, wanted, largest, expected
+):
+    jobs = [tiny_job("small", ranks=1), tiny_job("large", ranks=largest)]
+    assert len(cpu_slots(cores, jobs, wanted).free) == expected
+
+
+def test_seed_first_then_the_longest():
+    jobs = [
+        tiny_job("two", ranks=2),
+        tiny_job("eight", ranks=8),
+        tiny_job("seed", role=Role.SEED, ranks=2),
+        tiny_job("two compiled", ranks=2, techniques=(Technique.COMPILE,)),
+    ]
+    names = [job.name for job in launch_order(jobs)]
+    assert names == ["seed", "eight", "two compiled", "two"]
+
+
+def test_remaining_time_follows_the_pace():
+    assert remaining_s(step=1, steps=11, since_first_step_s=0.0, first_step=1) is None
+    assert remaining_s(step=6, steps=11, since_first_step_s=10.0, first_step=1) == 10.0
+
+
+def test_forecast_of_a_matrix():
+    assert matrix_eta_s([], [Pace(2)], slots=4) is None
+    assert matrix_eta_s([(tiny_job("done"), 10.0)], [], slots=4) == 0.0
+    done = [(tiny_job("done", ranks=2), 10.0)]
+    # Two more of two ranks side by side take as long as one; four take twice as long.
+    assert matrix_eta_s(done, [Pace(2)] * 2, slots=4) == 10.0
+    assert matrix_eta_s(done, [Pace(2)] * 4, slots=4) == 20.0
+    running = Pace(2, elapsed_s=5.0, remaining_s=25.0)
+    assert matrix_eta_s([], [running], slots=4) == 25.0

@@ -1,0 +1,168 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.model import (
+    Job,
+    Parallelism,
+    Precision,
+    Repeat,
+    Role,
+    SetSpec,
+    SyntheticData,
+    Technique,
+    Toolchain,
+    TrainConfig,
+)
+from harness.trainers import (
+    Resources,
+    argv,
+    environment,
+    is_complete,
+    job_payload,
+    metrics_files,
+    printable_command,
+    seed_checkpoint_of,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+TOOLCHAIN = Toolchain(
+    "torchtitan-0.3.0", Path("/tool chains/t03/bin/python"), "titan_0_3", {"torch": "2.13.0"}
+)
+FOLDER = Path("/store/runs/fsdp2_tp2-0123456789ab")
+
+
+def spec(**changes):
+    values = {
+        "name": "fsdp2_tp2",
+        "parallelism": Parallelism(dp_shard=2, tp=2),
+        "train_config": TrainConfig(
+            path="train_configs/llama3_debug.toml",
+            settings={"training": {"seq_len": 256}},
+            module="llama3",
+            config="llama3_debugmodel",
+            model={"dim": 64},
+            data=SyntheticData(),
+        ),
+        "toolchain": TOOLCHAIN.name,
+        "techniques": (Technique.COMPILE,),
+        "overrides": {"training.local_batch_size": 2},
+        "inject": "/bugs/scale.py:break_it",
+        "control": "fsdp2",
+    }
+    return SetSpec(**{**values, **changes})
+
+
+def job(**changes):
+    values = {
+        "name": "fsdp2_tp2",
+        "role": Role.TEST,
+        "spec": spec(),
+        "toolchain": TOOLCHAIN,
+        "seed": 42,
+        "steps": 20,
+        "local_batch_size": 2,
+        "global_batch_size": 4,
+        "seq_len": 256,
+        "precision": Precision.FP32,
+        "identity": "0123456789abcdef" * 4,
+        "needs": "f" * 64,
+    }
+    return Job(**{**values, **changes})
+
+
+JOBS = {
+    "fsdp2_tp2": job(),
+    "seed": job(name="seed", role=Role.SEED, needs=None),
+    "fsdp2.ulp": job(name="fsdp2.ulp", role=Role.REPEAT, repeat=Repeat.ULP),
+    "fsdp8_tp2_pp2": job(
+        name="fsdp8_tp2_pp2",
+        spec=spec(parallelism=Parallelism(dp_shard=8, tp=2, pp=2), pipeline_schedule="1F1B"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_argv_is_the_golden_one(name):
+    expected = (GOLDEN / f"{name}.argv.txt").read_text().splitlines()
+    assert list(argv(JOBS[name], FOLDER)) == expected
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_job_json_is_the_golden_one(name):
+    needed = None if JOBS[name].needs is None else Path("/store/runs/seed/checkpoint/step-0")
+    payload = job_payload(
+        JOBS[name], FOLDER, data=Path("/store/data/d1"), seed_checkpoint=needed, device="cpu"
+    )
+    assert payload == json.loads((GOLDEN / f"{name}.job.json").read_text())
+
+
+def test_job_without_data_or_seed_checkpoint():
+    payload = job_payload(job(), FOLDER, data=None, seed_checkpoint=None, device="cuda")
+    assert (payload["data"], payload["seed_checkpoint"], payload["device"]) == (None, None, "cuda")
+
+
+def test_relative_store_becomes_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert argv(job(), Path("runs/x"))[-1] == f"{tmp_path}/runs/x/job.json"
+
+
+def test_printed_command_is_one_line_that_a_shell_reads_back():
+    import shlex
+
+    printed = printable_command(job(), FOLDER)
+    assert "\n" not in printed
+    assert printed.startswith("'/tool chains/t03/bin/python' -m torch.distributed.run ")
+    assert tuple(shlex.split(printed)) == argv(job(), FOLDER)
+
+
+def test_environment_pins_what_shapes_numbers():
+    made = environment({"OMP_NUM_THREADS": "64", "HOME": "/home/me"}, Resources(), FOLDER)
+    assert made["OMP_NUM_THREADS"] == "1"
+    assert made["TORCHINDUCTOR_AUTOGRAD_CACHE"] == "0"
+    assert made["TORCHINDUCTOR_CACHE_DIR"] == f"{FOLDER}/inductor"
+    assert made["GLOO_SOCKET_IFNAME"] == "lo"
+    assert made["HOME"] == "/home/me"
+
+
+def test_environment_drops_a_torchrun_around_the_harness():
+    around = {
+        "RANK": "3",
+        "LOCAL_RANK": "3",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "elsewhere",
+        "TORCHELASTIC_RUN_ID": "7",
+        "PYTHON_EXEC": "/somewhere/python",
+    }
+    assert not set(environment(around, Resources())) & set(around)
+
+
+@pytest.mark.parametrize(("devices", "expected"), [((), ""), ((2, 3), "2,3")])
+def test_a_job_sees_its_own_gpus_and_no_others(devices, expected):
+    inherited = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"}
+    made = environment(inherited, Resources(devices=devices), FOLDER)
+    assert made["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_two_jobs_share_no_compile_cache():
+    first = environment({}, Resources(), Path("/store/runs/a"))
+    second = environment({}, Resources(), Path("/store/runs/b"))
+    assert first["TORCHINDUCTOR_CACHE_DIR"] != second["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def test_training_is_complete_with_the_final_metrics_file(tmp_path):
+    part, final = metrics_files(tmp_path)
+    part.touch()
+    assert not is_complete(job(), tmp_path)
+    part.rename(final)
+    assert is_complete(job(), tmp_path)
+
+
+def test_seed_job_is_complete_with_its_checkpoints_metadata(tmp_path):
+    seed = replace(job(), role=Role.SEED)
+    seed_checkpoint_of(tmp_path).mkdir(parents=True)
+    assert not is_complete(seed, tmp_path)
+    (seed_checkpoint_of(tmp_path) / ".metadata").touch()
+    assert is_complete(seed, tmp_path)
