@@ -33,7 +33,7 @@ def train_requirements() -> list[str]:
 
 
 def constraints_for(session: nox.Session, version: str) -> Path:
-    """The one constraints file, with another torchtitan in it where the toolchain is not the default."""
+    """The one constraints file, with the toolchain's own torchtitan in it."""
     text = re.sub(r"(?m)^torchtitan==.*$", f"torchtitan=={version}", CONSTRAINTS.read_text())
     path = Path(session.create_tmp()) / f"constraints-torchtitan-{version}.txt"
     path.write_text(text)
@@ -62,20 +62,20 @@ def build_toolchain(session: nox.Session, name: str) -> Path:
     pip = (str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints))
     # torch first and alone: a resolver that meets it as a dependency may pick another build.
     session.run(*pip, "torch", external=True)
-    session.run(*pip, *train_requirements(), f"torchtitan=={version}", *RANK_TEST_PACKAGES, external=True)
+    session.run(
+        *pip, *train_requirements(), f"torchtitan=={version}", *RANK_TEST_PACKAGES, external=True
+    )
     session.run(*pip, "--no-deps", "-e", str(ROOT), external=True)
     stamp.write_text(recipe)
     return python
 
 
-def toolchains_of(experiment: Path) -> list[str]:
-    """Toolchains that an experiment file names; the harness itself reports what is wrong in it."""
-    try:
-        text = experiment.read_text()
-    except (OSError, UnicodeDecodeError):
-        return []
-    named = dict.fromkeys(re.findall(r"(?m)^\s*toolchain\s*=\s*[\"']([^\"']+)[\"']", text))
-    return [name for name in named if name in TOOLCHAINS] or [DEFAULT_TOOLCHAIN]
+def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
+    """Toolchains that an experiment needs. A wrong file is reported by `converge run` itself."""
+    listed = session.run(
+        "converge", "toolchains", experiment, silent=True, log=False, success_codes=[0, 2]
+    )
+    return [name for name in (listed or "").split() if name in TOOLCHAINS]
 
 
 def install_light(session: nox.Session, *extras: str) -> None:
@@ -91,7 +91,7 @@ def converge(session: nox.Session) -> None:
     if not any(argument.endswith(".toml") for argument in arguments):
         arguments.insert(0, DEFAULT_EXPERIMENT)
     experiment = next(argument for argument in arguments if argument.endswith(".toml"))
-    for name in toolchains_of(Path(session.invoked_from) / experiment):
+    for name in toolchains_of(session, experiment):
         build_toolchain(session, name)
     session.run("converge", "run", *arguments, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
 

@@ -59,6 +59,28 @@ def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
     return Toolchain(name=name, python=python, dialect=DIALECTS[series], versions=versions)
 
 
+def assume_toolchain(name: str, root: Path | None = None) -> Toolchain:
+    """A toolchain as it will be once built, for plans that launch nothing.
+
+    Only torchtitan's version is known, from the name (``torchtitan-0.3.0``), so identities differ
+    from those of the built one. One that is there is returned as it is.
+
+    Raises:
+        ToolchainError: as :func:`find_toolchain`, also for a name that tells no known version.
+    """
+    distribution, _, version = name.partition("-")
+    series = ".".join(version.split(".")[:2])
+    folder = (root or toolchain_root()) / name
+    if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:
+        return find_toolchain(name, root)
+    return Toolchain(
+        name=name,
+        python=folder / "bin" / "python",
+        dialect=DIALECTS[series],
+        versions={"torchtitan": version},
+    )
+
+
 def _versions(environment: Path) -> dict[str, str]:
     """Versions from the distributions' metadata: nothing is imported, no process started."""
     site_packages = [str(folder) for folder in environment.glob("lib/python3*/site-packages")]

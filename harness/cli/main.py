@@ -83,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="judge finished runs, or curves from anywhere, against a control",
         description="Judge finished run folders, or curves from anywhere (TensorBoard folders, "
         "JSONL, CSV, console logs), against a control, without training.",
-        epilog="example: converge compare .converge/runs/fsdp2-1a2b3c .converge/runs/ddp2-4d5e6f\n\n"
+        epilog="example: converge compare .converge/runs/fsdp2-… .converge/runs/ddp2-…\n\n"
         + EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

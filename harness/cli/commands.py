@@ -1,0 +1,262 @@
+"""One function per command: arguments in, printed result and exit code out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.cli import matrix
+from harness.cli.display import Display
+from harness.errors import ConfigError, Problem
+from harness.experiment import load_experiment
+from harness.gate import ExitCode, exit_code
+from harness.judge import judge, limits
+from harness.launch import RunOptions, run_plan
+from harness.launch.events import Preparing
+from harness.model import Judgement, Plan, Role
+from harness.plan import PlanRow, describe
+from harness.readers import read_curves, read_spec
+from harness.report import HEADER, ReportView, build_view, rows, write_reports
+from harness.store import Store, default_root
+from harness.surroundings import gpu_models
+from harness.toolchain import assume_toolchain
+from harness.trainers import printable_command
+
+STYLES = {
+    Judgement.PASS: "bold green",
+    Judgement.FAIL: "bold red",
+    Judgement.INVALID: "bold magenta",
+    Judgement.ERROR: "bold yellow",
+    Judgement.INCONCLUSIVE: "bold cyan",
+}
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """``converge run``: bring every job to a record, judge, report."""
+    console = Console(highlight=False)
+    begun = time.monotonic()
+    gpus = tuple(range(len(gpu_models())))
+    only = _names(arguments.only)
+    plan = matrix.load_plan(arguments.experiment, only, on_gpu=bool(gpus))
+    store = _store(arguments)
+    store.require_writable()
+    folder = arguments.out or Path("reports") / plan.experiment.name
+    with Display(console) as display:
+        display(Preparing(time.time(), f"{plan.experiment.name}: {len(plan.jobs)} jobs"))
+        data = matrix.prepare_data(plan, store)
+        options = RunOptions(
+            data={values: prepared.folder for values, prepared in data.items()},
+            gpus=gpus,
+            cpu_ranks=arguments.slots,
+            fresh=arguments.fresh,
+            warm=not arguments.cold,
+        )
+        records = run_plan(plan, store, options, display)
+    matrix.save_matrix(folder, plan, records, only, on_gpu=bool(gpus))
+    judged = matrix.judge_matrix(
+        plan,
+        records,
+        entropy_floor=_entropy_floor(plan, store),
+        wall_s=time.monotonic() - begun,
+    )
+    _show(console, judged.view, folder)
+    return exit_code(judged.verdicts)
+
+
+def report(arguments: argparse.Namespace) -> ExitCode:
+    """``converge report``: judge a finished matrix again."""
+    plan, records = matrix.load_matrix(arguments.folder)
+    store = Store(default_root(os.environ))
+    judged = matrix.judge_matrix(plan, records, entropy_floor=_entropy_floor(plan, store))
+    _show(Console(highlight=False), judged.view, arguments.folder)
+    return exit_code(judged.verdicts)
+
+
+def compare(arguments: argparse.Namespace) -> ExitCode:
+    """``converge compare``: judge runs or curves from anywhere."""
+    tolerances = dict(_tolerance(text) for text in arguments.tolerance)
+    control = read_curves(arguments.control)
+    control_spec = read_spec(arguments.control)
+    repeats = [read_curves(path) for path in arguments.repeat]
+    verdicts = []
+    envelopes = {}
+    evidences = {control.name: control}
+    for path in arguments.tests:
+        test = read_curves(path)
+        if test.name in evidences:
+            test = replace(test, name=str(path))
+        evidences[test.name] = test
+        spec = read_spec(path)
+        allowed = {**(spec.tolerances if spec else {}), **tolerances}
+        verdicts.append(
+            judge(
+                test,
+                control,
+                repeats,
+                spec=spec,
+                control_spec=control_spec,
+                tolerances=allowed,
+            )
+        )
+        envelopes[test.name] = limits(test, control, repeats, allowed)
+    view = build_view(
+        title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
+        verdicts=verdicts,
+        evidences=evidences.values(),
+        envelopes=envelopes,
+    )
+    _show(Console(highlight=False), view, arguments.out)
+    return exit_code(verdicts)
+
+
+def plan(arguments: argparse.Namespace) -> ExitCode:
+    """``converge plan``: what would run."""
+    made = matrix.load_plan(
+        arguments.experiment,
+        _names(arguments.only),
+        on_gpu=bool(gpu_models()),
+        find=assume_toolchain,
+    )
+    store = _store(arguments)
+    described = describe(made)
+    commands = {
+        job.name: printable_command(job, store.run_folder(job.name, job.identity))
+        for job in made.jobs
+    }
+    if arguments.json:
+        print(json.dumps(_plan_document(made, described, commands), indent=2))
+        return ExitCode.PASS
+    console = Console(highlight=False)
+    console.print(_plan_table(made, described))
+    for row in described:
+        _print_set(console, row, commands[row.name])
+    besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
+    console.print(
+        f"\nbesides, for initial weights and tolerances: {', '.join(besides)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return ExitCode.PASS
+
+
+def toolchains(arguments: argparse.Namespace) -> ExitCode:
+    """``converge toolchains``: the environments that an experiment needs."""
+    for name in matrix.toolchain_names(load_experiment(arguments.experiment)):
+        print(name)
+    return ExitCode.PASS
+
+
+def _names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return tuple(chain.from_iterable(only))
+
+
+def _store(arguments: argparse.Namespace) -> Store:
+    return Store(arguments.store or default_root(os.environ))
+
+
+def _tolerance(text: str) -> tuple[str, float]:
+    signal, _, value = text.partition("=")
+    try:
+        return signal, float(value)
+    except ValueError:
+        raise ConfigError(
+            Problem(f"--tolerance {text}", "is no SIGNAL=RELATIVE", "as in loss=1e-3")
+        ) from None
+
+
+def _entropy_floor(plan: Plan, store: Store) -> float | None:
+    """Floor of the first control's corpus: the one that every curve of the report shares."""
+    data = next(job.spec.train_config.data for job in plan.jobs if job.role is Role.CONTROL)
+    others = {job.spec.train_config.data for job in plan.jobs}
+    if data is None or others != {data}:
+        return None
+    return matrix.corpus.prepare(data, store.root / "data").entropy_nats_per_token
+
+
+def _show(console: Console, view: ReportView, folder: Path | None) -> None:
+    """Write the reports, then end with the verdict table, as the reports begin with it."""
+    paths = write_reports(view, folder) if folder else []
+    table = Table(title=escape(view.title), title_justify="left", show_edge=False)
+    for title in HEADER:
+        table.add_column(title, overflow="fold")
+    for row in rows(view):
+        judgement, *cells = row
+        table.add_row(
+            f"[{STYLES[judgement]}]{judgement.value}[/]", *(escape(cell) for cell in cells)
+        )
+    console.print()
+    console.print(table)
+    console.print(f"\n{escape(view.headline)}", style="bold")
+    if paths:
+        console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
+
+
+def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
+    table = Table(title=escape(str(made.experiment.path)), title_justify="left", show_edge=False)
+    for title in ("set", "degrees"):
+        table.add_column(title, overflow="fold")
+    for title in ("ranks", "steps", "batch", "tokens/step"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in described:
+        table.add_row(
+            escape(row.name),
+            str(row.parallelism),
+            str(row.world_size),
+            str(row.steps),
+            _batch(row),
+            f"{row.tokens_per_step:,}",
+        )
+    return table
+
+
+def _batch(row: PlanRow) -> str:
+    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``."""
+    factors = [row.parallelism.dp, row.local_batch_size]
+    if row.gradient_accumulation_steps > 1:
+        factors.append(row.gradient_accumulation_steps)
+    return f"{row.global_batch_size} = {'x'.join(map(str, factors))}"
+
+
+def _print_set(console: Console, row: PlanRow, command: str) -> None:
+    console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
+    on = f"{row.world_size} ranks (one GPU each, where there are GPUs), {row.toolchain}"
+    techniques = ", ".join(row.techniques) or "no technique"
+    console.print(f"  {techniques}; {on}", markup=False, soft_wrap=True)
+    if row.note:
+        console.print(f"  {row.note}", markup=False, soft_wrap=True)
+    for rule in row.waives:
+        console.print(f"  waives the rule {escape(rule)}", style="yellow", soft_wrap=True)
+    console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
+
+
+def _plan_document(
+    made: Plan, described: Sequence[PlanRow], commands: dict[str, str]
+) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "experiment": str(made.experiment.path),
+        "waived": list(made.waived),
+        "sets": [{**asdict(row), "command": commands[row.name]} for row in described],
+        "jobs": [
+            {
+                "name": job.name,
+                "role": job.role.value,
+                "identity": job.identity,
+                "world_size": job.world_size,
+                "toolchain": job.toolchain.name,
+                "python": str(job.toolchain.python),
+                "command": commands[job.name],
+            }
+            for job in made.jobs
+        ],
+    }

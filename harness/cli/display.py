@@ -1,0 +1,149 @@
+"""What a person sees while jobs run: live bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from harness.launch.events import (
+    Ended,
+    Event,
+    Notice,
+    Overview,
+    Preparing,
+    Retrying,
+    Reused,
+    Started,
+    Step,
+    Waiting,
+)
+from harness.model import Job, RunRecord, RunStatus
+
+STYLES = {RunStatus.FINISHED: "green", RunStatus.SKIPPED: "yellow"}
+
+
+class Display:
+    """An observer of the launcher: prints what a person would ask about.
+
+    On a terminal every running job has a bar with step, loss and time left, and finished jobs
+    scroll by above them. Elsewhere (CI, a file) there is one plain line per thing that happened.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = console.is_terminal
+        self._tasks: dict[str, TaskID] = {}
+        self._total: TaskID | None = None
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}", style="dim"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not self._live,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Preparing(what=what):
+                self._print(what)
+            case Notice(message=message):
+                self._print(f"warning: {message}", "yellow")
+            case Reused(job=job, record=record):
+                self._print(f"{job.name}: reused {record.folder}", "dim")
+            case Waiting(job=job):
+                self._print(f"{job.name}: another harness runs it; waiting for its result")
+            case Started(job=job, attempt=attempt):
+                self._start(job, attempt)
+            case Step(job=job, step=step, loss=loss, eta_s=eta_s):
+                self._step(job, step, loss, eta_s)
+            case Retrying(job=job, reason=reason):
+                self._drop(job)
+                self._print(f"{job.name}: starting once more, because {reason}", "yellow")
+            case Ended(job=job, record=record):
+                self._drop(job)
+                self._print(ending(job, record), STYLES.get(record.status, "red"))
+            case Overview(done=done, total=total, eta_s=eta_s):
+                self._overview(done, total, eta_s)
+            case _:
+                pass
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._progress.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
+
+    def _start(self, job: Job, attempt: int) -> None:
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        if not self._live:
+            ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
+            self._print(f"{job.name}: started on {ranks}{again}")
+            return
+        self._tasks[job.identity] = self._progress.add_task(
+            escape(job.name), total=job.steps, note=f"starting{again}"
+        )
+
+    def _step(self, job: Job, step: int, loss: float | None, eta_s: float | None) -> None:
+        task = self._tasks.get(job.identity)
+        if task is not None:
+            note = f"loss {loss:.4f}" if loss is not None else ""
+            self._progress.update(task, completed=step, note=f"{note} {left(eta_s)}".strip())
+
+    def _drop(self, job: Job) -> None:
+        task = self._tasks.pop(job.identity, None)
+        if task is not None:
+            self._progress.remove_task(task)
+
+    def _overview(self, done: int, total: int, eta_s: float | None) -> None:
+        if not self._live:
+            return
+        if self._total is None:
+            self._total = self._progress.add_task("[bold]jobs", total=total, note="")
+        self._progress.update(self._total, completed=done, total=total, note=left(eta_s))
+
+
+def left(eta_s: float | None) -> str:
+    """Time left as a person says it: ``about 40 s left``."""
+    if eta_s is None:
+        return ""
+    if eta_s < 90:  # noqa: PLR2004 - below it, seconds read better than minutes
+        return f"about {math.ceil(eta_s)} s left"
+    return f"about {math.ceil(eta_s / 60)} min left"
+
+
+def ending(job: Job, record: RunRecord) -> str:
+    """One line on how a job ended: ``fsdp2: finished in 12 s``."""
+    line = f"{job.name}: {record.status} in {record.wall_s:.0f} s"
+    if record.status is RunStatus.SKIPPED:
+        line = f"{job.name}: skipped"
+    if record.error is not None:
+        line += f": {record.error.message}"
+    if record.status in (RunStatus.CRASHED, RunStatus.HUNG):
+        line += f" (logs in {record.folder / 'logs'})"
+    return line

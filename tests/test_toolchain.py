@@ -1,0 +1,100 @@
+"""Finding toolchains: versions are read from metadata, nothing is started."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import ToolchainError
+from harness.toolchain import (
+    assume_toolchain,
+    available_toolchains,
+    find_toolchain,
+    toolchain_root,
+)
+
+
+def build(root: Path, name: str, **versions: str) -> Path:
+    """An environment as pip leaves it, with a Python that fails when started."""
+    python = root / name / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    packages = root / name / "lib" / "python3.11" / "site-packages"
+    for distribution, version in versions.items():
+        metadata = packages / f"{distribution}-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+    return python
+
+
+@pytest.mark.parametrize(("version", "dialect"), [("0.2.2", "titan_0_2"), ("0.3.0", "titan_0_3")])
+def test_a_toolchain_is_read_from_its_metadata(tmp_path, version, dialect):
+    python = build(
+        tmp_path, "mine", torch="2.13.0+cpu", torchtitan=version, numpy="2.4.6", rich="14.0"
+    )
+    toolchain = find_toolchain("mine", tmp_path)
+    assert (toolchain.name, toolchain.python, toolchain.dialect) == ("mine", python, dialect)
+    assert toolchain.versions == {"torch": "2.13.0+cpu", "torchtitan": version, "numpy": "2.4.6"}
+
+
+def test_finding_is_quick(tmp_path):
+    many = {f"package{index}": "1.0" for index in range(200)}
+    build(tmp_path, "mine", torch="2.13.0", torchtitan="0.3.0", **many)
+    start = time.perf_counter()
+    find_toolchain("mine", tmp_path)
+    assert time.perf_counter() - start < 0.5  # 0.05 s alone; the rest is for a loaded machine
+
+
+def test_a_missing_toolchain_names_those_there_and_the_command(tmp_path):
+    build(tmp_path, "torchtitan-0.2.2")
+    build(tmp_path, "other")
+    with pytest.raises(ToolchainError) as caught:
+        find_toolchain("torchtitan-0.3.0", tmp_path)
+    message = str(caught.value)
+    assert "(there: other, torchtitan-0.2.2)" in message
+    assert message.endswith("nox -s toolchain -- torchtitan-0.3.0")
+
+
+def test_an_environment_without_torchtitan_is_refused(tmp_path):
+    build(tmp_path, "half", torch="2.13.0")
+    with pytest.raises(ToolchainError, match="has no torchtitan; rebuild it with: nox"):
+        find_toolchain("half", tmp_path)
+
+
+def test_an_unknown_series_lists_the_supported_ones(tmp_path):
+    build(tmp_path, "new", torch="3.0", torchtitan="0.10.1")
+    with pytest.raises(ToolchainError, match=r"torchtitan 0\.10\.1; supported: 0\.2\.x, 0\.3\.x"):
+        find_toolchain("new", tmp_path)
+
+
+def test_a_python_that_cannot_be_run_is_no_toolchain(tmp_path):
+    build(tmp_path, "mine", torch="1", torchtitan="0.3.0").chmod(0o644)
+    (tmp_path / "mine" / "bin" / "python").unlink()
+    with pytest.raises(ToolchainError, match="no toolchain 'mine'"):
+        find_toolchain("mine", tmp_path)
+
+
+def test_the_root_is_the_variable_or_below_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CONVERGE_TOOLCHAINS", raising=False)
+    assert toolchain_root() == tmp_path / ".toolchains"
+    assert available_toolchains() == ()
+    build(tmp_path / "elsewhere", "b")
+    build(tmp_path / "elsewhere", "a")
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", "elsewhere")
+    assert toolchain_root() == tmp_path / "elsewhere"
+    assert available_toolchains() == ("a", "b")
+
+
+def test_a_plan_may_assume_a_toolchain_that_is_not_built_yet(tmp_path):
+    assumed = assume_toolchain("torchtitan-0.3.0", tmp_path)
+    assert (assumed.dialect, assumed.versions) == ("titan_0_3", {"torchtitan": "0.3.0"})
+
+
+@pytest.mark.parametrize("name", ["torchtitan-9.9.9", "mine", "torchtitan"])
+def test_only_a_known_release_is_assumed(tmp_path, name):
+    with pytest.raises(ToolchainError, match="nox -s toolchain"):
+        assume_toolchain(name, tmp_path)
