@@ -51,11 +51,12 @@ def load_plan(
 ) -> Plan:
     """Experiment file to plan; everything wrong with it in one ConfigError."""
     experiment = load_experiment(path)
+    if only:  # before anything is looked for: a part needs only its own toolchains
+        experiment = select(experiment, only)
     toolchains = {name: find(name) for name in toolchain_names(experiment)}
-    plan = make_plan(
+    return make_plan(
         experiment, toolchains, read_surroundings(experiment, corpus.digest, on_gpu=on_gpu)
     )
-    return select(plan, only) if only else plan
 
 
 def toolchain_names(experiment: Experiment) -> tuple[str, ...]:

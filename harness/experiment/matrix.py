@@ -206,4 +206,4 @@ def _parts(combination: dict[str, Any], varying: list[str]) -> Iterator[str]:
 
 
 def _slug(value: object) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", str(value)).strip("-").lower()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(value)).strip("-").lower()

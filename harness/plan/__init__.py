@@ -1,6 +1,7 @@
 """``Experiment`` to ``Plan``. Pure: files and hardware come in as values (``Surroundings``)."""
 
 from harness.plan.describe import PlanRow, describe
-from harness.plan.make import make_plan, precision_of, select
+from harness.plan.make import make_plan, precision_of
+from harness.plan.select import select
 
 __all__ = ["PlanRow", "describe", "make_plan", "precision_of", "select"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import cast
 
-from harness.errors import ConfigError, Problem, suggest
+from harness.errors import ConfigError, Problem
 from harness.model import (
     Experiment,
     Job,
@@ -78,29 +78,6 @@ def make_plan(
     tests = [jobs[spec.name] for spec in experiment.tests]
     seeds = _seed_jobs([*controls, *tests])
     return Plan(experiment, (*seeds, *controls, *repeats, *tests), ruling.waived)
-
-
-def select(plan: Plan, names: Collection[str]) -> Plan:
-    """The plan for these test sets (or controls) only, with all that they need.
-
-    Raises:
-        ConfigError: a name is no control or test set of the plan.
-    """
-    known = {job.name: job for job in plan.jobs if job.role in (Role.CONTROL, Role.TEST)}
-    if unknown := [name for name in names if name not in known]:
-        path = str(plan.experiment.path)
-        raise ConfigError(
-            [Problem(path, f"no set {name!r}", suggest(name, known)) for name in unknown]
-        )
-    controls = {known[name].spec.control or name for name in names}
-    kept = [
-        job
-        for job in plan.jobs
-        if job.name in names or (job.role is not Role.TEST and job.spec.name in controls)
-    ]
-    needed = {job.needs for job in kept}
-    jobs = tuple(job for job in plan.jobs if job in kept or job.identity in needed)
-    return replace(plan, jobs=jobs)
 
 
 def precision_of(spec: SetSpec) -> Precision:

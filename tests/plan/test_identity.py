@@ -1,0 +1,195 @@
+"""Identities change with what changes numbers, and with nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_examples import SURROUNDINGS, TITAN_02, TITAN_03
+
+from harness.errors import ConfigError
+from harness.model import (
+    Experiment,
+    Parallelism,
+    Role,
+    SetSpec,
+    SyntheticData,
+    Technique,
+    TrainConfig,
+)
+from harness.plan import make_plan
+from harness.plan.identity import job_identity, seed_identity
+
+CONFIG = TrainConfig(
+    path="base.toml",
+    settings={
+        "training": {"steps": 20, "local_batch_size": 4, "global_batch_size": 8, "seq_len": 256}
+    },
+    module="llama3",
+    config="llama3_debugmodel",
+    model={"dim": 64},
+    data=SyntheticData(),
+)
+SPEC = SetSpec(
+    name="a",
+    parallelism=Parallelism(dp_shard=2),
+    train_config=CONFIG,
+    toolchain="torchtitan-0.3.0",
+    overrides={"lr_scheduler.warmup_steps": 2},
+)
+INJECT = {"/a/bug.py:f": "i1", "/b/bug.py:f": "i1", "/a/bug.py:g": "i1", "/a/other.py:f": "i2"}
+WORLD = replace(SURROUNDINGS, injected=INJECT)
+
+
+def identity(spec=SPEC, toolchain=TITAN_03, seed=42, world=WORLD, **options) -> str:
+    starts_from = seed_identity(spec, toolchain, seed, world)
+    return job_identity(spec, toolchain, seed, world, **{"starts_from": starts_from, **options})
+
+
+def with_config(**changes) -> SetSpec:
+    return replace(SPEC, train_config=replace(CONFIG, **changes))
+
+
+SAME = {
+    "name": replace(SPEC, name="b"),
+    "note": replace(SPEC, note="because"),
+    "tolerances": replace(SPEC, tolerances={"loss": 1.0}),
+    "waive": replace(SPEC, waive=("same-steps",)),
+    "control": replace(SPEC, control="b"),
+    "toolchain name": replace(SPEC, toolchain="mine"),
+    "train config path": with_config(path="elsewhere/base.toml"),
+    "key order": replace(SPEC, overrides=dict(reversed(SPEC.overrides.items()))),
+}
+OTHER = {
+    "parallelism": replace(SPEC, parallelism=Parallelism(dp_shard=2, tp=2)),
+    "dp layout": replace(SPEC, parallelism=Parallelism(dp_replicate=2)),
+    "techniques": replace(SPEC, techniques=(Technique.COMPILE,)),
+    "schedule": replace(SPEC, pipeline_schedule="GPipe"),
+    "rotation": replace(SPEC, cp_rotation="alltoall"),
+    "override value": replace(SPEC, overrides={"lr_scheduler.warmup_steps": 3}),
+    "override type": replace(SPEC, overrides={"lr_scheduler.warmup_steps": 2.0}),
+    "override key": replace(SPEC, overrides={"lr_scheduler.decay_steps": 2}),
+    "without_fixes": replace(SPEC, without_fixes=("act-grad",)),
+    "inject": replace(SPEC, inject="/a/bug.py:f"),
+    "inject function": replace(SPEC, inject="/a/bug.py:g"),
+    "inject contents": replace(SPEC, inject="/a/other.py:f"),
+    "settings": with_config(settings={"training": {"steps": 21}}),
+    "module": with_config(module="qwen3"),
+    "config": with_config(config="llama3_8b"),
+    "model": with_config(model={"dim": 128}),
+    "data": with_config(data=SyntheticData(seed=2)),
+    "own data": with_config(data=None),
+}
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_what_changes_no_number_changes_no_identity(change):
+    assert identity(SAME[change]) == identity()
+
+
+def test_whatever_else_changes_a_number_changes_the_identity():
+    identities = [identity(), *(identity(spec) for spec in OTHER.values())]
+    identities += [
+        identity(seed=43),
+        identity(toolchain=TITAN_02),
+        identity(world=replace(WORLD, hardware="cpu-aarch64")),
+        identity(world=replace(WORLD, rank_code="r2")),
+        identity(world=replace(WORLD, data={SyntheticData(): "d9"})),
+        identity(repeat="rerun"),
+        identity(repeat="ulp"),
+        identity(starts_from="0"),
+    ]
+    assert len(set(identities)) == len(identities)
+
+
+def test_where_an_injected_file_lies_is_no_matter():
+    here, there = (identity(replace(SPEC, inject=f"/{folder}/bug.py:f")) for folder in "ab")
+    assert here == there
+
+
+def test_the_harness_version_is_no_matter():
+    newer = replace(TITAN_03, versions={**TITAN_03.versions, "converge": "9.9"}, name="mine")
+    assert identity(toolchain=newer) == identity()
+
+
+def test_a_seed_checkpoint_depends_on_the_model_and_not_on_how_it_is_trained():
+    def of(spec):
+        return seed_identity(spec, TITAN_03, 42, WORLD)
+
+    shared = ("parallelism", "techniques", "override value", "inject", "data", "own data")
+    assert {of(OTHER[change]) for change in shared} == {of(SPEC)}
+    assert of(with_config(model={"dim": 128})) != of(SPEC)
+    assert of(replace(SPEC, overrides={"model.flavor": "8B"})) != of(SPEC)
+    assert seed_identity(SPEC, TITAN_03, 43, WORLD) != of(SPEC)
+
+
+# ---------------------------------------------------------------- hypothesis
+
+DEGREES = st.sampled_from([1, 1, 2, 4])
+TEST_SPECS = st.lists(
+    st.builds(
+        lambda parallelism, techniques, local: replace(
+            SPEC,
+            control="control",
+            parallelism=parallelism,
+            techniques=tuple(sorted(techniques)),
+            pipeline_schedule="1F1B" if parallelism.pp > 1 else None,
+            overrides={"training.local_batch_size": local},
+            waive=("same-dp-degree", "same-token-budget", "pp-microbatches"),
+        ),
+        st.builds(Parallelism, DEGREES, DEGREES, DEGREES, DEGREES, DEGREES),
+        st.sets(st.sampled_from(Technique)),
+        st.sampled_from([1, 2, 4]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def plan_of(specs):
+    control = replace(SPEC, name="control", overrides={})
+    tests = tuple(replace(spec, name=f"t{index}") for index, spec in enumerate(specs))
+    experiment = Experiment("x", Path("x.toml"), (control,), tests)
+    try:
+        return make_plan(experiment, {TITAN_03.name: TITAN_03}, WORLD)
+    except ConfigError:
+        return None
+
+
+@given(TEST_SPECS)
+def test_every_plan_holds_together(specs):
+    plan = plan_of(specs)
+    if plan is None:
+        return
+    identities = {job.identity for job in plan.jobs if job.role is Role.SEED}
+    assert len({job.name for job in plan.jobs}) == len(plan.jobs)
+    for job in plan.jobs:
+        degrees = job.spec.parallelism
+        expected = degrees.dp_replicate * degrees.dp_shard * degrees.tp * degrees.cp * degrees.pp
+        assert job.world_size == expected
+        assert (job.role is Role.SEED) == (job.needs is None)
+        assert job.needs is None or job.needs in identities
+        assert (
+            job.role is Role.SEED
+            or job.local_batch_size * degrees.dp * job.gradient_accumulation_steps
+            == job.global_batch_size
+        )
+    by_contents = {
+        (job.spec.parallelism, job.spec.techniques, job.local_batch_size, job.role)
+        for job in plan.jobs
+        if job.role is Role.TEST
+    }
+    tests = {job.identity for job in plan.jobs if job.role is Role.TEST}
+    assert len(tests) == len(by_contents)
+
+
+@given(TEST_SPECS, st.randoms(use_true_random=False))
+def test_the_order_of_sets_changes_no_identity(specs, random):
+    shuffled = random.sample(specs, len(specs))
+    plans = [plan_of(each) for each in (specs, shuffled)]
+    if None in plans:
+        assert plans == [None, None]
+        return
+    ours, theirs = ({job.identity for job in plan.jobs} for plan in plans)
+    assert ours == theirs

@@ -1,0 +1,102 @@
+"""The experiments that come with the project can all be planned."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.experiment import load_experiment
+from harness.model import Job, Role, Surroundings, Technique, Toolchain
+from harness.plan import describe, make_plan
+
+FOLDER = Path(__file__).parent.parent / "experiments"
+TITAN_03 = Toolchain(
+    name="torchtitan-0.3.0",
+    python=Path("python"),
+    dialect="titan_0_3",
+    versions={"torch": "2.13.0", "torchtitan": "0.3.0"},
+)
+TITAN_02 = replace(
+    TITAN_03,
+    name="torchtitan-0.2.2",
+    dialect="titan_0_2",
+    versions={"torch": "2.13.0", "torchtitan": "0.2.2"},
+)
+
+
+def plan_of(name: str):
+    experiment = load_experiment(FOLDER / f"{name}.toml")
+    specs = (*experiment.controls, *experiment.tests)
+    surroundings = Surroundings(
+        hardware="cpu-test",
+        rank_code="r",
+        data={spec.train_config.data: "d" for spec in specs if spec.train_config.data},
+    )
+    return make_plan(experiment, {each.name: each for each in (TITAN_02, TITAN_03)}, surroundings)
+
+
+def jobs_of(name: str) -> dict[str, Job]:
+    return {job.name: job for job in plan_of(name).jobs if job.role is Role.TEST}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_experiment_can_be_planned(path):
+    rows = describe(plan_of(path.stem))
+    assert len(rows) > 1
+    assert all(row.serves for row in rows)
+
+
+def test_smoke_covers_every_parallelism_and_the_techniques_of_a_cpu():
+    jobs = jobs_of("smoke")
+    assert {str(job.spec.parallelism) for job in jobs.values()} == {
+        "FSDP 2",
+        "DDP 2",
+        "HSDP 2x2",
+        "FSDP 2 x TP 2",
+        "FSDP 2 x PP 2",
+        "FSDP 2 x CP 2",
+        "FSDP 2 x TP 2 x PP 2",
+    }
+    techniques = {each for job in jobs.values() for each in job.spec.techniques}
+    assert techniques == {Technique.FLOAT8, Technique.COMPILE, Technique.BF16}
+    assert {job.tokens_per_step for job in jobs.values()} == {8 * 256}
+    assert min(job.steps for job in jobs.values()) >= 20
+    assert jobs["grad_accumulation"].gradient_accumulation_steps == 2
+    assert max(job.world_size for job in jobs.values()) == 8
+    assert len({job.needs for job in jobs.values()}) == 1
+
+
+def test_smoke_waives_one_rule_and_says_why():
+    (waived,) = plan_of("smoke").waived
+    assert waived.startswith("hsdp2x2 waives same-dp-degree")
+    assert "does not depend on the data-parallel degree" in waived
+
+
+def test_four_d_has_sixteen_ranks_and_every_technique():
+    (job,) = jobs_of("four_d").values()
+    assert job.world_size == 16
+    assert set(job.spec.techniques) == {Technique.FLOAT8, Technique.COMPILE, Technique.ASYNC_TP}
+    assert job.spec.setting("parallelism.pipeline_parallel_microbatch_size") == 2
+
+
+def test_known_bugs_inject_nothing():
+    jobs = jobs_of("known_bugs")
+    assert len(jobs) == 9
+    assert all(job.spec.inject is None and job.spec.note for job in jobs.values())
+    left_out = [fix for job in jobs.values() for fix in job.spec.without_fixes]
+    assert sorted(left_out) == ["act-grad", "cp-rotation", "float8-tp", "rs-scatter", "symm-mem"]
+
+
+def test_llama3_8b_is_the_table_of_the_converging_guide():
+    rows = {row.name: row for row in describe(plan_of("llama3_8b"))}
+    assert {name: row.world_size for name, row in rows.items()} == {
+        "fsdp8": 8,
+        "fsdp8_tp2_pp2": 32,
+        "fsdp8_tp2_cp2_pp2": 64,
+        "fsdp8_cp8": 64,
+    }
+    assert {(row.steps, row.global_batch_size, row.seq_len) for row in rows.values()} == {
+        (3000, 32, 8192)
+    }
+    control = load_experiment(FOLDER / "llama3_8b.toml").controls[0]
+    assert control.setting("lr_scheduler.warmup_steps") == 600

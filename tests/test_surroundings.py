@@ -1,0 +1,75 @@
+"""What lies outside an experiment file: hardware, rank code, injected files."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.model import Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
+from harness.surroundings import (
+    gpu_models,
+    hardware_class,
+    rank_code_digest,
+    read_surroundings,
+)
+
+
+def experiment(inject: str | None, data: SyntheticData | None) -> Experiment:
+    config = TrainConfig(path="t.toml", settings={}, data=data)
+    control = SetSpec("control", Parallelism(dp_shard=2), config, "torchtitan-0.3.0")
+    test = SetSpec("a", Parallelism(), config, "torchtitan-0.3.0", inject=inject, control="control")
+    return Experiment("x", Path("x.toml"), (control,), (test,))
+
+
+def test_digests_are_read_once_per_corpus_and_file(tmp_path):
+    file = tmp_path / "bug.py"
+    file.write_text("def f(trainer): ...\n")
+    asked = []
+
+    def digest(data: SyntheticData) -> str:
+        asked.append(data)
+        return "d1"
+
+    inject = f"{file}:f"
+    surroundings = read_surroundings(experiment(inject, SyntheticData()), digest, on_gpu=False)
+    assert asked == [SyntheticData()]
+    assert surroundings.data == {SyntheticData(): "d1"}
+    assert surroundings.injected == {inject: hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert surroundings.rank_code == rank_code_digest()
+    assert surroundings.hardware.startswith("cpu-")
+
+
+def test_a_vanished_file_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.py cannot be read: No such file"):
+        read_surroundings(experiment(f"{tmp_path}/gone.py:f", None), str, on_gpu=False)
+
+
+def test_the_rank_code_digest_follows_names_and_contents(tmp_path):
+    (tmp_path / "a.py").write_text("1")
+    first = rank_code_digest(tmp_path)
+    (tmp_path / "notes.txt").write_text("no code")
+    assert rank_code_digest(tmp_path) == first
+    (tmp_path / "a.py").write_text("2")
+    second = rank_code_digest(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.py").rename(tmp_path / "sub" / "a.py")
+    assert len({first, second, rank_code_digest(tmp_path)}) == 3
+
+
+def test_gpus_are_read_from_the_drivers_files(tmp_path, monkeypatch):
+    for index, model in enumerate(["NVIDIA H200", "NVIDIA H200"]):
+        folder = tmp_path / f"0000:0{index}:00.0"
+        folder.mkdir()
+        (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 70\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpu_models(tmp_path) == ("NVIDIA H200", "NVIDIA H200")
+    assert gpu_models(tmp_path / "none") == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_models(tmp_path) == ()
+
+
+def test_the_hardware_class_says_which_device(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert hardware_class(on_gpu=True) == "gpu of unknown model"
+    assert hardware_class(on_gpu=False) == hardware_class(on_gpu=False)
