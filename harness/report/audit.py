@@ -1,0 +1,151 @@
+"""What a test set names beside what really ran, and how its configuration differs; pure.
+
+Only shows: whether a named technique is in force is judged by ``harness.judge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.model import Evidence, Job, SetSpec, Technique
+from harness.report.text import ABSENT, count, plain
+from harness.report.view import ConfigChange, Named
+
+_FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
+_DEGREES = {
+    "dp_replicate": "DDP",
+    "dp_shard": "FSDP",
+    "tp": "TP",
+    "cp": "CP",
+    "pp": "PP",
+    "ep": "EP",
+}
+
+
+def techniques_of(spec: SetSpec) -> tuple[str, ...]:
+    """Techniques, schedule and rotation of a set, for one table cell."""
+    named = [technique.value.replace("_", " ") for technique in spec.techniques]
+    if spec.pipeline_schedule:
+        named.append(plain(spec.pipeline_schedule))
+    if spec.cp_rotation:
+        named.append(f"CP {plain(spec.cp_rotation)}")
+    return tuple(named)
+
+
+def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple[Named, ...]:
+    """One row per technique that the set names or that ran; empty without evidence of either."""
+    seen = evidence.in_force if evidence else None
+    if spec is None or seen is None:
+        return ()
+    named = set(spec.techniques)
+    rows = [
+        Named("degrees", str(spec.parallelism), _degrees(_table(seen, "degrees"))),
+        Named("pipeline schedule", spec.pipeline_schedule or "", _schedule(seen)),
+        Named("CP rotation", spec.cp_rotation or "", _text(seen.get("cp_rotation"))),
+        Named("compile", _yes(Technique.COMPILE in named), _compile(_table(seen, "compile"))),
+        Named("async TP", _yes(Technique.ASYNC_TP in named), _async_tp(_table(seen, "async_tp"))),
+        Named(
+            "Float8",
+            ", ".join(technique.value for technique in _FLOAT8 if technique in named),
+            _float8(_table(seen, "float8")),
+        ),
+        Named(
+            "parameters",
+            "bfloat16" if Technique.BF16 in named else "",
+            _text(seen.get("param_dtype")),
+        ),
+        Named("attention", "", _text(seen.get("attention"))),
+    ]
+    return tuple(
+        Named(row.what, plain(row.named) or ABSENT, plain(row.in_force) or ABSENT)
+        for row in rows
+        if row.named or row.in_force
+    )
+
+
+def config_changes(
+    test: Evidence | None,
+    control: Evidence | None,
+    test_job: Job | None = None,
+    control_job: Job | None = None,
+) -> tuple[ConfigChange, ...]:
+    """Keys and versions that differ between two runs, undeclared ones first."""
+    ours, theirs = (
+        _table(test and test.in_force, "config"),
+        _table(control and control.in_force, "config"),
+    )
+    declared: set[str] = set()
+    for evidence in (test, control):
+        keys = (evidence.in_force or {}).get("declared") if evidence else None
+        declared |= set(keys) if isinstance(keys, list) else set()
+    changes = [
+        ConfigChange(plain(key), _setting(theirs, key), _setting(ours, key), key in declared)
+        for key in sorted({*ours, *theirs})
+        if ours and theirs and (key in ours, ours.get(key)) != (key in theirs, theirs.get(key))
+    ]
+    if test_job and control_job:
+        ours, theirs = test_job.toolchain.versions, control_job.toolchain.versions
+        changes += [
+            ConfigChange(
+                f"version of {plain(key)}",
+                _setting(theirs, key),
+                _setting(ours, key),
+                declared=True,
+            )
+            for key in sorted({*ours, *theirs})
+            if ours.get(key) != theirs.get(key)
+        ]
+    return tuple(sorted(changes, key=lambda change: change.declared))
+
+
+def _table(value: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    inner = value.get(key) if value else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _setting(table: Mapping[str, Any], key: str) -> str:
+    return plain(str(table[key])) if key in table else ABSENT
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _yes(named: bool) -> str:  # noqa: FBT001 - a value to print
+    return "yes" if named else ""
+
+
+def _degrees(degrees: Mapping[str, Any]) -> str:
+    parts = [
+        f"{label} {degrees[key]}" for key, label in _DEGREES.items() if degrees.get(key, 1) != 1
+    ]
+    return " x ".join(parts) or ("one rank" if degrees else "")
+
+
+def _schedule(seen: Mapping[str, Any]) -> str:
+    schedule, microbatches = seen.get("pipeline_schedule"), seen.get("pipeline_microbatches")
+    if schedule is None:
+        return ""
+    return str(schedule) + (f", {microbatches} microbatches" if microbatches else "")
+
+
+def _compile(seen: Mapping[str, Any]) -> str:
+    regions, graphs = seen.get("regions", 0), seen.get("graphs", 0)
+    return f"{count(regions, 'region')}, {count(graphs, 'graph')}" if regions or graphs else ""
+
+
+def _async_tp(seen: Mapping[str, Any]) -> str:
+    nodes = _table(seen, "fused_nodes")
+    return ", ".join(f"{amount} {node}" for node, amount in nodes.items() if amount)
+
+
+def _float8(seen: Mapping[str, Any]) -> str:
+    if not seen.get("modules"):
+        return ""
+    parts = [count(seen["modules"], "module"), _text(seen.get("recipe"))]
+    if seen.get("emulated"):
+        parts.append("emulated")
+    if seen.get("tp_styles"):
+        parts.append(count(seen["tp_styles"], "TP style"))
+    return ", ".join(part for part in parts if part)

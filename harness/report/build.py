@@ -1,0 +1,212 @@
+"""Values of the earlier stages to the view model; pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from harness.model import (
+    Check,
+    Evidence,
+    Experiment,
+    Job,
+    Limit,
+    Plan,
+    RankError,
+    Role,
+    RunRecord,
+    Verdict,
+)
+from harness.report.audit import config_changes, named_and_in_force, techniques_of
+from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+from harness.report.text import anchors, plain, plain_block
+from harness.report.view import (
+    SIGNAL_TITLES,
+    Comparison,
+    RepeatView,
+    ReportView,
+    RunView,
+    TestView,
+)
+
+Envelopes = Mapping[str, Mapping[str, Sequence[float]]]
+"""Test set to signal to limit: the largest allowed relative difference, one per step that the set
+and its control share, in their order."""
+
+
+def build_view(  # noqa: PLR0913 - keyword-only, one per earlier stage
+    *,
+    title: str,
+    verdicts: Sequence[Verdict],
+    evidences: Iterable[Evidence] = (),
+    subject: Plan | Experiment | None = None,
+    records: Iterable[RunRecord] = (),
+    versions: Mapping[str, str] | None = None,
+    envelopes: Envelopes | None = None,
+    entropy_floor: float | None = None,
+    generated: str = "",
+    wall_s: float | None = None,
+) -> ReportView:
+    """All that a report shows, from whatever there is of it.
+
+    Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
+    ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
+
+    Raises :class:`ValueError` when an envelope does not have one limit per common step.
+    """
+    plan = subject if isinstance(subject, Plan) else None
+    experiment = plan.experiment if plan else subject if isinstance(subject, Experiment) else None
+    jobs = {job.name: job for job in plan.jobs} if plan else {}
+    every_evidence = {evidence.name: evidence for evidence in evidences}
+    runs = _Runs(jobs, every_evidence, tuple(records))
+
+    controls = tuple(dict.fromkeys(verdict.control for verdict in verdicts))
+    repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
+    fragments = iter(
+        anchors([*controls, *(v.name for v in verdicts), *(job.name for job in repeats)])
+    )
+    control_views = {name: runs.view(name, next(fragments)) for name in controls}
+    tests = tuple(
+        runs.test(
+            verdict,
+            next(fragments),
+            control_views[verdict.control],
+            (envelopes or {}).get(verdict.name, {}),
+        )
+        for verdict in verdicts
+    )
+    return ReportView(
+        title=plain(title),
+        source=plain(str(experiment.path)) if experiment else "",
+        generated=generated,
+        seed=experiment.seed if experiment else None,
+        steps=max((job.steps for job in jobs.values()), default=None),
+        versions={plain(name): plain(text) for name, text in (versions or {}).items()},
+        controls=tuple(control_views.values()),
+        repeats=tuple(
+            runs.repeat(job, next(fragments), control_views[job.spec.name])
+            for job in repeats
+            if job.spec.name in control_views
+        ),
+        tests=tests,
+        waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
+        entropy_floor=entropy_floor,
+        wall_s=wall_s,
+    )
+
+
+class _Runs:
+    """Finds what there is about a run by its name."""
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        evidences: Mapping[str, Evidence],
+        records: tuple[RunRecord, ...],
+    ) -> None:
+        self.jobs = jobs
+        self.evidences = evidences
+        self.by_identity = {record.identity: record for record in records if record.identity}
+        self.by_name = {record.name: record for record in records}
+
+    def view(self, name: str, anchor: str) -> RunView:
+        job, evidence = self.jobs.get(name), self.evidences.get(name)
+        record = self.by_identity.get(job.identity) if job else self.by_name.get(name)
+        view = RunView(name=plain(name), anchor=anchor)
+        if job:
+            view = replace(
+                view,
+                degrees=str(job.spec.parallelism),
+                world_size=job.world_size,
+                techniques=techniques_of(job.spec),
+                toolchain=plain(job.toolchain.name),
+                note=plain(job.spec.note),
+                repeat=job.repeat.value if job.repeat else "",
+                tokens_per_step=job.tokens_per_step,
+            )
+        if record:
+            view = replace(
+                view,
+                wall_s=record.wall_s,
+                reused=record.reused,
+                command=plain(shlex.join(record.argv)),
+                folder=plain(str(record.folder)),
+                error=_plain_error(record.error),
+            )
+        if evidence:
+            view = replace(
+                view,
+                source=plain(evidence.source),
+                wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
+                error=view.error or _plain_error(evidence.error),
+                signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
+            )
+        return view
+
+    def test(
+        self, verdict: Verdict, anchor: str, control: RunView, limits: Mapping[str, Sequence[float]]
+    ) -> TestView:
+        run = self.view(verdict.name, anchor)
+        comparisons = _compare(run, control, limits)
+        evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
+        job = self.jobs.get(verdict.name)
+        return TestView(
+            run=run,
+            verdict=_plain_verdict(verdict),
+            comparisons=comparisons,
+            loss_only=loss_only_gate(comparisons["loss"].difference),
+            in_force=named_and_in_force(job.spec if job else None, evidence),
+            config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
+        )
+
+    def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
+        run = self.view(job.name, anchor)
+        return RepeatView(run=run, control=control.name, comparisons=_compare(run, control, {}))
+
+
+def _compare(
+    run: RunView, control: RunView, limits: Mapping[str, Sequence[float]]
+) -> dict[str, Comparison]:
+    result = {}
+    for name in SIGNAL_TITLES:
+        ours, theirs = run.signal(name), control.signal(name)
+        apart = difference(ours, theirs)
+        allowed = tuple(limits.get(name, ()))
+        if allowed and len(allowed) != len(apart.steps):
+            raise ValueError(
+                f"envelope of {run.name}, {name}: {len(allowed)} limits for "
+                f"{len(apart.steps)} common steps"
+            )
+        limit = Curve(apart.steps, allowed) if allowed else Curve()
+        result[name] = Comparison(difference=apart, ratio=ratio(ours, theirs), limit=limit)
+    return result
+
+
+def _plain_error(error: RankError | None) -> RankError | None:
+    if error is None:
+        return None
+    return RankError(error.rank, plain(error.message), plain_block(error.traceback))
+
+
+def _plain_verdict(verdict: Verdict) -> Verdict:
+    return replace(
+        verdict,
+        name=plain(verdict.name),
+        control=plain(verdict.control),
+        cause=plain(verdict.cause),
+        next_command=plain(verdict.next_command),
+        checks=tuple(_plain_check(check) for check in verdict.checks),
+    )
+
+
+def _plain_check(check: Check) -> Check:
+    limit = check.limit and Limit(check.limit.value, plain(check.limit.origin))
+    return replace(
+        check,
+        name=plain(check.name),
+        title=plain(check.title),
+        limit=limit,
+        unit=plain(check.unit),
+        detail=plain(check.detail),
+    )

@@ -1,0 +1,101 @@
+"""``report.json``: the report for programs. Its schema is ``report.schema.json`` beside this file."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from harness.model import Check
+from harness.report.view import ReportView, RunView, TestView
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes or goes; new fields do not raise it."""
+
+
+def to_json(view: ReportView) -> str:
+    """Render; NaN and infinities are the strings ``"nan"``, ``"inf"`` and ``"-inf"``."""
+    return json.dumps(document(view), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document(view: ReportView) -> dict[str, Any]:
+    """The document that :func:`to_json` writes."""
+    controls = [_run(control) for control in view.controls]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "experiment": view.title,
+        "source": view.source,
+        "generated": view.generated,
+        "verdict": view.worst.value,
+        "headline": view.headline,
+        "seed": view.seed,
+        "steps": view.steps,
+        "versions": dict(view.versions),
+        "control": controls[0] if controls else None,
+        "controls": controls,
+        "repeats": [
+            {**_run(repeat.run), "control": repeat.control, "repeat": repeat.run.repeat}
+            for repeat in view.repeats
+        ],
+        "tests": [_test(test) for test in view.tests],
+        "waived": list(view.waived),
+        "entropy_floor": _value(view.entropy_floor),
+        "wall_s": _value(view.wall_s),
+    }
+
+
+def _run(run: RunView) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "source": run.source,
+        "degrees": run.degrees,
+        "world_size": run.world_size,
+        "techniques": list(run.techniques),
+        "toolchain": run.toolchain,
+        "tokens_per_step": run.tokens_per_step,
+        "wall_s": _value(run.wall_s),
+        "reused": run.reused,
+        "command": run.command,
+        "error": ({"rank": run.error.rank, "message": run.error.message} if run.error else None),
+    }
+
+
+def _test(test: TestView) -> dict[str, Any]:
+    verdict, gate = test.verdict, test.loss_only
+    return {
+        **_run(test.run),
+        "note": test.run.note,
+        "control": verdict.control,
+        "verdict": verdict.judgement.value,
+        "cause": verdict.cause,
+        "onset_step": verdict.onset_step,
+        "next_command": verdict.next_command,
+        "loss_only_gate": (
+            {"passes": gate.passes, "measured": _value(gate.measured), "limit": gate.limit}
+            if gate
+            else None
+        ),
+        "checks": [_check(check) for check in verdict.checks],
+    }
+
+
+def _check(check: Check) -> dict[str, Any]:
+    return {
+        "name": check.name,
+        "title": check.title,
+        "tier": check.tier.value,
+        "outcome": check.outcome.value,
+        "measured": _value(check.measured),
+        "limit": _value(check.limit.value) if check.limit else None,
+        "limit_origin": check.limit.origin if check.limit else None,
+        "unit": check.unit,
+        "steps": list(check.steps) if check.steps else None,
+        "onset_step": check.onset,
+        "detail": check.detail,
+    }
+
+
+def _value(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return str(float(value))

@@ -1,0 +1,85 @@
+"""``junit.xml``: one suite per test set, one case per check; what GitLab, Jenkins and others read."""
+
+from __future__ import annotations
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from harness.model import Check, Judgement, Outcome
+from harness.report.text import number
+from harness.report.view import ReportView, TestView
+
+
+def to_junit(view: ReportView) -> bytes:
+    """Render; a set whose verdict is not PASS never looks green, whatever its checks say."""
+    xml = JUnitXml(view.title)
+    for test in view.tests:
+        xml.add_testsuite(_suite(test))
+    xml.update_statistics()
+    rendered: bytes = xml.tostring()
+    return rendered
+
+
+def _suite(test: TestView) -> TestSuite:
+    suite = TestSuite(test.run.name)
+    suite.add_property("verdict", test.verdict.judgement.value)
+    suite.add_property("control", test.verdict.control)
+    for check in test.verdict.checks:
+        suite.add_testcase(_case(test, check))
+    suite.add_testcase(_verdict_case(test))
+    return suite
+
+
+def _case(test: TestView, check: Check) -> TestCase:
+    case = TestCase(check.name, classname=test.run.name, time=0)
+    sentence = _sentence(check)
+    match check.outcome:
+        case Outcome.FAIL:
+            case.result = [_with_text(Failure(sentence, "fail"), test.verdict.cause)]
+        case Outcome.INVALID:
+            case.result = [_with_text(Error(sentence, "invalid"), test.verdict.cause)]
+        case Outcome.SKIPPED:
+            case.result = [Skipped(sentence)]
+        case Outcome.PASS:
+            pass
+    return case
+
+
+def _verdict_case(test: TestView) -> TestCase:
+    """The verdict itself: it carries the run's wall time, and an ERROR has no checks."""
+    verdict, run = test.verdict, test.run
+    case = TestCase("verdict", classname=run.name, time=run.wall_s or 0)
+    message = verdict.cause or f"verdict {verdict.judgement.value}"
+    details = "\n".join(
+        part
+        for part in (
+            f"next: {verdict.next_command}" if verdict.next_command else "",
+            f"run again: {run.command}" if run.command else "",
+            f"rank {run.error.rank}: {run.error.message}\n{run.error.traceback}"
+            if run.error
+            else "",
+        )
+        if part
+    )
+    match verdict.judgement:
+        case Judgement.PASS:
+            pass
+        case Judgement.FAIL:
+            case.result = [_with_text(Failure(message, "fail"), details)]
+        case Judgement.INVALID | Judgement.ERROR | Judgement.INCONCLUSIVE:
+            case.result = [_with_text(Error(message, verdict.judgement.value.lower()), details)]
+    return case
+
+
+def _sentence(check: Check) -> str:
+    parts = [check.detail or check.title]
+    if check.measured is not None and check.limit is not None:
+        unit = f" {check.unit}" if check.unit else ""
+        parts.append(f"measured {number(check.measured)}{unit}, limit {check.limit}")
+    if check.onset is not None:
+        parts.append(f"from step {check.onset}")
+    return "; ".join(parts)
+
+
+def _with_text(result: Failure | Error, text: str) -> Failure | Error:
+    result.text = text
+    return result

@@ -1,0 +1,63 @@
+"""The verdict table as cells, for the terminal and the Markdown report. Printing is the CLI's."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from harness.model import Judgement
+from harness.report.curves import LossOnlyGate
+from harness.report.text import ABSENT, duration, number
+from harness.report.view import ReportView, TestView
+
+HEADER = (
+    "verdict",
+    "test set",
+    "degrees",
+    "techniques",
+    "onset",
+    "loss-only gate",
+    "wall",
+    "cause",
+)
+
+
+class Row(NamedTuple):
+    """Cells of one test set, in the order of :data:`HEADER`; plain text, no markup."""
+
+    judgement: Judgement
+    name: str
+    degrees: str
+    techniques: str
+    onset: str
+    loss_only: str
+    wall: str
+    cause: str
+
+
+def rows(view: ReportView) -> tuple[Row, ...]:
+    """One row per test set, what needs a person first."""
+    return tuple(row(test) for test in view.by_severity)
+
+
+def row(test: TestView) -> Row:
+    onset = test.verdict.onset_step
+    return Row(
+        judgement=test.verdict.judgement,
+        name=test.run.name,
+        degrees=test.run.degrees or ABSENT,
+        techniques=", ".join(test.run.techniques) or ABSENT,
+        onset=ABSENT if onset is None else f"step {onset}",
+        loss_only=loss_only(test.loss_only),
+        wall=duration(test.run.wall_s) + (" (reused)" if test.run.reused else ""),
+        cause=test.verdict.cause,
+    )
+
+
+def loss_only(gate: LossOnlyGate | None) -> str:
+    """What a gate on the loss alone would have said: ``would pass (0.05%)``."""
+    if gate is None:
+        return ABSENT
+    word = "pass" if gate.passes else "fail"
+    seen = f"{number(100 * gate.measured)}%" if math.isfinite(gate.measured) else "not finite"
+    return f"would {word} ({seen})"

@@ -1,0 +1,106 @@
+"""Values to short words: one way of writing numbers, durations and names in every report."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable
+
+ABSENT = "–"
+
+
+def plain(text: str) -> str:
+    """Text on one line without control characters: names and messages come from anywhere.
+
+    Log lines hold terminal escapes, names may hold bidirectional overrides that reorder what a
+    person reads ("Trojan Source", CVE-2021-42574); XML 1.0 has no form for most of them at all.
+    """
+    return " ".join("".join(_visible(char) for char in text).split())
+
+
+def plain_block(text: str) -> str:
+    """As :func:`plain`, keeping line breaks and indentation."""
+    without_colours = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    lines = without_colours.replace("\r\n", "\n").replace("\r", "\n").expandtabs(4).split("\n")
+    return "\n".join("".join(_visible(char) for char in line).rstrip() for line in lines).strip(
+        "\n"
+    )
+
+
+def _visible(char: str) -> str:
+    if char in "\t\n\r":
+        return " "
+    # Cc control, Cf format (bidirectional marks), Cs lone surrogates, Cn not a character.
+    return (
+        "\N{REPLACEMENT CHARACTER}"
+        if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Cn"}
+        else char
+    )
+
+
+def tail(text: str, lines: int) -> str:
+    """The last lines of a text, saying what was left out."""
+    every = text.split("\n")
+    if len(every) <= lines:
+        return text
+    return "\n".join([f"… {len(every) - lines} earlier lines left out", *every[-lines:]])
+
+
+def number(value: float | None) -> str:
+    """Three significant digits: ``0.00123``, ``1.2e-7``, ``nan``."""
+    if value is None:
+        return ABSENT
+    if not math.isfinite(value):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e6:
+        return str(int(value))
+    return re.sub(
+        r"e([+-])0*(\d+)$", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.3g}"
+    )
+
+
+def excess(measured: float | None, limit: float | None) -> str:
+    """How many times the limit was reached, as ``480x``; empty when that says nothing."""
+    if measured is None or limit is None or not math.isfinite(measured) or limit <= 0:
+        return ""
+    return f"{number(measured / limit)}x"
+
+
+def duration(seconds: float | None) -> str:
+    """``8.2 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 60:  # noqa: PLR2004 - seconds in a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:  # noqa: PLR2004 - minutes in an hour
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def step_range(steps: tuple[int, int] | None) -> str:
+    if steps is None:
+        return ABSENT
+    first, last = steps
+    return str(first) if first == last else f"{first}–{last}"  # noqa: RUF001 - a range, for people
+
+
+def count(amount: int, noun: str) -> str:
+    """``1 test set``, ``3 test sets``."""
+    return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"
+
+
+def anchors(names: Iterable[str]) -> list[str]:
+    """One fragment identifier per name: readable, unique, stable as long as the names are."""
+    taken: set[str] = set()
+    result = []
+    for name in names:
+        stem = "set-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed")
+        anchor, again = stem, 2
+        while anchor in taken:
+            anchor, again = f"{stem}-{again}", again + 1
+        taken.add(anchor)
+        result.append(anchor)
+    return result

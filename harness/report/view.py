@@ -1,0 +1,163 @@
+"""What every renderer is given: one frozen value with all that a report shows.
+
+Every text in it is plain (one line, no control characters; blocks keep their lines), so a renderer
+only escapes for its own format. :mod:`harness.report.build` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.model import Judgement, RankError, Verdict
+from harness.report.curves import Curve, LossOnlyGate
+from harness.report.text import count
+
+SEVERITY = tuple(reversed(Judgement))
+"""Verdict words, what needs a person first."""
+
+SIGNAL_TITLES = {
+    "loss": "loss",
+    "grad_norm": "grad norm",
+    "loss_recomputed": "loss, recomputed in float64",
+    "grad_norm_recomputed": "grad norm, recomputed in float64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A technique or degree as the test set names it, beside what really ran."""
+
+    what: str
+    named: str
+    in_force: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """One key of the trainer's whole configuration that differs from the control's."""
+
+    key: str
+    control: str
+    test: str
+    declared: bool
+    """True when the test set's own degrees, techniques or overrides set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run: a control, a repeat of it, or a test set."""
+
+    name: str
+    anchor: str
+    """Fragment identifier of its section."""
+    source: str = ""
+    degrees: str = ""
+    """Parallelism as people write it; empty for foreign curves, as all that follows."""
+    world_size: int | None = None
+    techniques: tuple[str, ...] = ()
+    """Techniques, pipeline schedule and CP rotation."""
+    toolchain: str = ""
+    note: str = ""
+    repeat: str = ""
+    """How an A/A repeat differs from its control; empty for other runs."""
+    tokens_per_step: int | None = None
+    wall_s: float | None = None
+    reused: bool = False
+    command: str = ""
+    """The exact command, quoted for a shell."""
+    folder: str = ""
+    error: RankError | None = None
+    signals: Mapping[str, Curve] = field(default_factory=dict)
+
+    def signal(self, name: str) -> Curve:
+        """The run's curve, empty when it has none."""
+        return self.signals.get(name, Curve())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One signal of a run against its control."""
+
+    difference: Curve
+    """Relative difference, without sign."""
+    ratio: Curve
+    limit: Curve = Curve()
+    """Largest allowed relative difference per step; empty where none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestView:
+    """A test set: its run, its verdict, and how it compares with its control."""
+
+    __test__ = False  # keeps pytest from collecting it for its name
+
+    run: RunView
+    verdict: Verdict
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    loss_only: LossOnlyGate | None = None
+    in_force: tuple[Named, ...] = ()
+    config: tuple[ConfigChange, ...] = ()
+
+    def comparison(self, signal: str) -> Comparison:
+        """The comparison of a signal, empty when a side lacks it."""
+        return self.comparisons.get(signal, Comparison(Curve(), Curve()))
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatView:
+    """An A/A repeat: it teaches how far two runs of the same thing lie apart."""
+
+    run: RunView
+    control: str
+    comparisons: Mapping[str, Comparison]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """A judged matrix, or a comparison of foreign curves."""
+
+    title: str
+    source: str = ""
+    """The experiment file, as given."""
+    generated: str = ""
+    """When, as the caller writes it."""
+    seed: int | None = None
+    steps: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    controls: tuple[RunView, ...] = ()
+    repeats: tuple[RepeatView, ...] = ()
+    tests: tuple[TestView, ...] = ()
+    waived: tuple[str, ...] = ()
+    entropy_floor: float | None = None
+    """Loss of a perfect model of the data, nats per token."""
+    wall_s: float | None = None
+    """Wall time of the whole matrix."""
+
+    @property
+    def by_severity(self) -> tuple[TestView, ...]:
+        """Test sets, what needs a person first, else in the file's order."""
+        return tuple(sorted(self.tests, key=lambda test: SEVERITY.index(test.verdict.judgement)))
+
+    @property
+    def counts(self) -> Mapping[Judgement, int]:
+        """How many test sets got each verdict word, worst first; words that nobody got left out."""
+        words = [test.verdict.judgement for test in self.tests]
+        return {word: words.count(word) for word in SEVERITY if word in words}
+
+    @property
+    def worst(self) -> Judgement:
+        """The word for the whole; INCONCLUSIVE when nothing was judged, so that it is never PASS."""
+        return next(iter(self.counts), Judgement.INCONCLUSIVE)
+
+    @property
+    def headline(self) -> str:
+        """One sentence that answers the question."""
+        if not self.tests:
+            return "No test set was judged."
+        total = count(len(self.tests), "test set")
+        if self.worst is Judgement.PASS:
+            which = "agrees" if len(self.tests) == 1 else "all agree"
+            return f"{total}: {which} with the control."
+        parts = [f"{amount} {word.value}" for word, amount in self.counts.items()]
+        return f"Of {total}: {', '.join(parts)}."
