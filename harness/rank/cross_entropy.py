@@ -46,8 +46,8 @@ class CrossEntropySum:
             # last are ceil(vocabulary / ranks) wide.
             width = -(-self.vocab_size // dist.get_world_size(group))
             first = width * dist.get_rank(group)
-        scores = _local(logits).detach().flatten(0, -2)
-        targets = _local(labels).detach().flatten()
+        scores = local_part(logits).detach().flatten(0, -2)
+        targets = local_part(labels).detach().flatten()
         kept = targets != IGNORE_INDEX
         per_token = _lse_and_target(scores, torch.where(kept, targets, -1) - first)[kept]
         if group is None:
@@ -79,7 +79,8 @@ class CrossEntropySum:
         return None
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a DTensor; a plain tensor itself. Without autograd or communication."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from harness.rank.cross_entropy import local_part
 from harness.rank.names import canonical
 
 ShardKey = tuple[str, tuple[tuple[str, int], ...]]
@@ -47,7 +48,7 @@ class GradNorm:
             if problem:
                 self.problems.append(f"{self.names[index]}: {problem}")
                 continue
-            norm = torch.linalg.vector_norm(_local(gradient), dtype=torch.float64)
+            norm = torch.linalg.vector_norm(local_part(gradient), dtype=torch.float64)
             sums[index] += float(norm) ** 2
         return sums
 
@@ -113,7 +114,3 @@ def _placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
 
 def _placements(tensor: torch.Tensor) -> tuple[Placement, ...]:
     return tuple(tensor.placements) if isinstance(tensor, DTensor) else ()
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

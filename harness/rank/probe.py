@@ -22,14 +22,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum
+from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
 from harness.rank.digest import BatchDigest, combine
 from harness.rank.grad_norm import assign_shards, global_norm, trainable
 from harness.rank.job import Job
@@ -88,6 +89,9 @@ class Probe:
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
         self._tokens = 0
+        self._paused = False
+        self.loss_targets = 0
+        """Positions, valid or not, that this rank's loss function was given in this step."""
         self._squares: list[float] | None = None
         self._reported: tuple[float | None, float | None] = (None, None)
         self._lr = math.nan
@@ -121,6 +125,7 @@ class Probe:
         self._step = step
         self._digest = BatchDigest()
         self._tokens = 0
+        self.loss_targets = 0
         self._squares = None
         self._reported = (None, None)
         self._lr = self.view.learning_rate()
@@ -132,8 +137,19 @@ class Probe:
 
     def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count the tokens of a call of the loss function; no collective happens here."""
-        if torch.is_grad_enabled():  # not a validation pass
-            self._cross_entropy.add(logits, labels)
+        if self._paused or not torch.is_grad_enabled():  # without gradients it is validation
+            return
+        self.loss_targets += int(local_part(labels).numel())
+        self._cross_entropy.add(logits, labels)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count calls of the loss function that are no part of training."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def before_clip(self) -> None:
         """Take the gradients' squared norms. No collective happens here."""

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from harness.rank.cross_entropy import local_part
 from harness.rank.names import canonical
 
 _BLOCK_ELEMENTS = 1 << 22
@@ -28,7 +29,7 @@ def move_by_one_ulp(model_parts: Iterable[torch.nn.Module]) -> None:
     """
     for part in model_parts:
         for name, parameter in part.named_parameters():
-            local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+            local = local_part(parameter)
             shape, offset = _place(parameter)
             if local.numel():
                 _move(local.data, canonical(name), tuple(parameter.shape), shape, offset)

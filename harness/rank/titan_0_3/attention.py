@@ -26,9 +26,9 @@ class DenseFlexAttention(FlexAttention):
 
     def forward(
         self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        q_BLNH: torch.Tensor,  # noqa: N803 - sharding is declared by these names
+        k_BLNH: torch.Tensor,  # noqa: N803
+        v_BLNH: torch.Tensor,  # noqa: N803
         *,
         attention_masks: torch.Tensor | BlockMask,
         score_mod: Any = None,
@@ -37,7 +37,7 @@ class DenseFlexAttention(FlexAttention):
         out_transform: Any = None,
         **_: Any,
     ) -> torch.Tensor:
-        """q, k and v have shape (batch, sequence, heads, head dimension), and so has the result."""
+        """Queries, keys, values and the result have shape (batch, sequence, heads, dimension)."""
         if score_mod is not None or out_transform is not None:
             raise NotImplementedError("score_mod and out_transform need FlexAttention on a GPU")
         mask = attention_masks
@@ -45,9 +45,9 @@ class DenseFlexAttention(FlexAttention):
             mask = dense_mask(mask)
         with sdpa_kernel(SDPBackend.MATH):
             out = functional.scaled_dot_product_attention(
-                q.transpose(1, 2),
-                k.transpose(1, 2),
-                v.transpose(1, 2),
+                q_BLNH.transpose(1, 2),
+                k_BLNH.transpose(1, 2),
+                v_BLNH.transpose(1, 2),
                 attn_mask=mask,
                 scale=scale,
                 enable_gqa=enable_gqa,

@@ -18,22 +18,17 @@ from torchtitan.models.common.attention import FlexAttention
 
 from harness.rank.job import Job
 from harness.rank.names import canonical
+from harness.rank.probe import Probe
 from harness.rank.titan_0_3.config import BuiltConfig
 from harness.rank.writer import SCHEMA, write_json
 
 
-def write_in_force(
-    trainer: Any, job: Job, config: BuiltConfig, *, is_writer: bool, loss_targets: int
-) -> None:
-    """Gather what every rank sees and write ``in_force.json``. Collective over the world.
-
-    ``loss_targets`` is how many target positions the loss function was given in the step: the
-    part of the sequence that this rank trains on, which is what context parallelism divides.
-    """
-    mine = _see(trainer, loss_targets)
+def write_in_force(trainer: Any, job: Job, config: BuiltConfig, probe: Probe) -> None:
+    """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
+    mine = _see(trainer, probe.loss_targets)
     everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
-    if is_writer:
+    if probe.is_writer:
         write_json(Path(job.run_folder) / "in_force.json", _merge(trainer, job, config, everyone))
 
 
@@ -67,6 +62,7 @@ def _merge(
     local_batch_size = trainer_config.training.local_batch_size
     seq_len = trainer_config.training.seq_len
     accumulation = trainer.gradient_accumulation_steps
+    # How much of its sequences a rank's loss function was given: what context parallelism divides.
     targets = max(seen["loss_targets"] for seen in everyone)
     cp = local_batch_size * accumulation * seq_len // targets if targets else 1
     sizes = {

@@ -12,27 +12,28 @@ from typing import Any
 
 import torch
 import torchtitan
-from torch.distributed.tensor import DTensor
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed import utils as distributed_utils
 
 from harness.rank.job import Job
+from harness.rank.pipelining import ignore_shape_inference
 from harness.rank.probe import Probe, TrainerView
 
 _NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 
 
-def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe, int], None]) -> Probe:
+def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) -> Probe:
     """Put a probe on a built trainer. Collective over the world.
 
-    ``after_first_step`` is called on every rank when the first step's evidence is complete, with
-    the probe and the number of target positions this rank's loss function was given.
+    ``after_first_step`` is called on every rank when the first step's evidence is complete.
     """
     probe = Probe(_view(trainer), job)
-    targets = _watch_loss(trainer, probe)
+    _watch_loss(trainer, probe)
+    if trainer.parallel_dims.pp_enabled:
+        ignore_shape_inference(trainer.pp_schedule, probe)
     _watch_clipping(probe)
     _watch_metrics(trainer, probe)
-    _watch_steps(trainer, probe, lambda: after_first_step(probe, targets[0]))
+    _watch_steps(trainer, probe, lambda: after_first_step(probe))
     return probe
 
 
@@ -57,26 +58,22 @@ def _view(trainer: Any) -> TrainerView:
     )
 
 
-def _watch_loss(trainer: Any, probe: Probe) -> list[int]:
+def _watch_loss(trainer: Any, probe: Probe) -> None:
     """Look at logits and labels just outside the loss function, which may be compiled.
 
     Chunked loss calls the inner function once per chunk, a pipeline once per microbatch on its
-    last stage. Returns a one-element list: target positions seen so far.
+    last stage.
     """
     loss = trainer.loss_fn
     if isinstance(loss, ChunkedLossWrapper):
         loss = loss.loss_fn
     compute = loss.fn
-    seen = [0]
 
     def watched(pred: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        local = labels._local_tensor if isinstance(labels, DTensor) else labels
-        seen[0] += local.numel()
         probe.on_logits(pred, labels)
         return compute(pred, labels, **kwargs)
 
     loss.fn = watched
-    return seen
 
 
 def _watch_clipping(probe: Probe) -> None:

@@ -61,12 +61,9 @@ def _train(trainer: Any, job: Job, config: BuiltConfig) -> None:
     if job.repeat == "ulp":
         _move_weights_after_loading(trainer)
 
-    def after_first_step(probe: Any, loss_targets: int) -> None:
-        audit.write_in_force(
-            trainer, job, config, is_writer=probe.is_writer, loss_targets=loss_targets
-        )
-
-    probe = hooks.attach(trainer, job, after_first_step)
+    probe = hooks.attach(
+        trainer, job, lambda probe: audit.write_in_force(trainer, job, config, probe)
+    )
     if job.inject:
         call_injected(job.inject, trainer)
     trainer.train()
