@@ -75,19 +75,28 @@ def prepare(data: SyntheticData, root: Path) -> PreparedData:
     """
     _validate(data)
     folder = root / digest(data)
-    if not folder.is_dir():
-        unfinished = root / f".{folder.name[:12]}-{uuid.uuid4().hex}"
-        try:
-            unfinished.mkdir(parents=True)
-            _write(data, unfinished)
-            unfinished.rename(folder)
-        except OSError as error:
-            # A rename fails when another process was first: its folder holds the same bytes.
-            if not folder.is_dir():
-                raise StoreError(f"cannot write the corpus to {folder}: {error}") from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        if not folder.is_dir():
+            _make(data, folder)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write the corpus to {folder}: {error}; give a --store that can be written"
+        ) from error
     return _read(folder)
+
+
+def _make(data: SyntheticData, folder: Path) -> None:
+    unfinished = folder.parent / f".{folder.name[:12]}-{uuid.uuid4().hex}"
+    try:
+        unfinished.mkdir(parents=True)
+        _write(data, unfinished)
+        unfinished.rename(folder)
+    except OSError:
+        # A rename fails when another process was first: its folder holds the same bytes.
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _validate(data: SyntheticData) -> None:

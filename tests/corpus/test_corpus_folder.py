@@ -3,7 +3,7 @@ import json
 import math
 import multiprocessing
 import os
-import time
+import timeit
 from collections import Counter
 from dataclasses import replace
 
@@ -195,9 +195,8 @@ def test_a_corpus_is_made_once(tmp_path, monkeypatch):
     first = prepare(SMALL, tmp_path)
     monkeypatch.setattr("harness.corpus.folder._write", None)
     assert prepare(SMALL, tmp_path) == first
-    started = time.perf_counter()
-    prepare(SMALL, tmp_path)
-    assert time.perf_counter() - started < 0.05  # measured: 0.2 ms
+    # Measured: 0.2 ms. The best of many, because a loaded machine may stop any one of them.
+    assert min(timeit.repeat(lambda: prepare(SMALL, tmp_path), number=1, repeat=20)) < 0.005
 
 
 def test_two_processes_at_once_agree(tmp_path):
