@@ -12,6 +12,7 @@ The folder ``<root>/<digest>/`` holds::
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import shutil
@@ -156,32 +157,30 @@ def _write(data: SyntheticData, folder: Path) -> None:
         if len(stream) >= data.tokens:
             break
     tokens = np.array(stream, dtype="<i4")
-    np.save(folder / "tokens.npy", tokens)
-    texts = {
-        # Not tokenizer.save(): it reports a full disk as a bare Exception.
+    corpus = {
+        "schema": SCHEMA,
+        "generator": GENERATOR,
+        "seed": data.seed,
+        "vocab_size": data.vocab_size,
+        "bos_id": BOS_ID,
+        "eos_id": EOS_ID,
+        "tokens": len(stream),
+        "documents": len(documents),
+        "predicted_tokens": len(stream) - len(documents),
+        "entropy_nats_per_token": _entropy(source, documents, len(stream)),
+        "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+        "text_sha256": hashlib.sha256("\n".join(documents).encode()).hexdigest(),
+    }
+    # Neither tokenizer.save() nor np.save() to a path: they hide that a disk is full.
+    array = io.BytesIO()
+    np.save(array, tokens)
+    (folder / "tokens.npy").write_bytes(array.getbuffer())
+    for name, text in {
         "tokenizer.json": tokenizer.to_str(pretty=True),
         "tokenizer_config.json": hugging_face_config(),
         "sample.txt": "\n".join(documents[:SAMPLE_DOCUMENTS]) + "\n",
-        "corpus.json": json.dumps(
-            {
-                "schema": SCHEMA,
-                "generator": GENERATOR,
-                "seed": data.seed,
-                "vocab_size": data.vocab_size,
-                "bos_id": BOS_ID,
-                "eos_id": EOS_ID,
-                "tokens": len(stream),
-                "documents": len(documents),
-                "predicted_tokens": len(stream) - len(documents),
-                "entropy_nats_per_token": _entropy(source, documents, len(stream)),
-                "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
-                "text_sha256": hashlib.sha256("\n".join(documents).encode()).hexdigest(),
-            },
-            indent=2,
-        )
-        + "\n",
-    }
-    for name, text in texts.items():
+        "corpus.json": json.dumps(corpus, indent=2) + "\n",
+    }.items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
