@@ -7,13 +7,14 @@ says so in one sentence with the numbers behind it. What nothing recognises is c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.judge.case import Case
-from harness.judge.curves import Floats, Steps
+from harness.judge.curves import Floats, Steps, series
 from harness.judge.envelope import Envelope
 from harness.judge.factors import named_factor
 from harness.model import Check, Outcome
@@ -87,6 +88,12 @@ def _not_finite(scene: Scene) -> str | None:
     if scene.outcome("finite") is not Outcome.FAIL:
         return None
     step = scene.checks["finite"].onset or 0
+    contradiction = _half_finite(scene, step)
+    if contradiction:
+        return (
+            f"{scene.detail('finite')}, but {contradiction}: training may be right, and the "
+            "metric or the probe is not"
+        )
     earlier = [
         envelope
         for envelope in scene.case.envelopes.values()
@@ -99,11 +106,19 @@ def _not_finite(scene: Scene) -> str | None:
     return f"training blew up: {detail}; {_words(first)} was already off at step {first.outside[0]}"
 
 
-def _other_data(scene: Scene) -> str | None:
-    """C6: the two runs saw different samples."""
-    for name in ("same-data", "ranks-see-same-batch"):
-        if scene.outcome(name) is Outcome.INVALID and scene.checks[name].onset is not None:
-            return f"data order: {scene.detail(name)}, so the curves cannot agree"
+def _other_input(scene: Scene) -> str | None:
+    """C6: different samples, token counts or learning rates, before the curves parted."""
+    parted = [envelope.outside[0] for envelope in scene.case.envelopes.values() if envelope.outside]
+    for name, words in (
+        ("same-data", "data order"),
+        ("ranks-see-same-batch", "data order"),
+        ("same-tokens", "token budget"),
+        ("same-lr", "learning-rate schedule"),
+    ):
+        onset = scene.checks[name].onset
+        invalid = scene.outcome(name) is Outcome.INVALID
+        if invalid and onset is not None and onset <= min(parted, default=onset):
+            return f"{words}: {scene.detail(name)}, so the curves cannot agree"
     return None
 
 
@@ -154,28 +169,30 @@ def _loss_scaled_alone(scene: Scene) -> str | None:
 
 def _gradients_scaled(scene: Scene) -> str | None:
     """C1: right forward pass, gradients off by a factor."""
-    norm = _gradient_alone_off(scene)
-    if norm is None:
+    pair = _gradient_alone_off(scene)
+    if pair is None:
         return None
+    loss, norm = pair
     factor = scene.factor(norm)
     if not factor and not _is_constant(scene.ratio(norm)[0]):
         return None
     known = factor or ", the same at every step, which equals no degree or count of this run"
     return (
         f"gradients are scaled by {_ratio(norm, 0)}{known}: {_words(norm)} {norm.test[0]:.4g} "
-        f"for {norm.control[0]:.4g} at step {norm.steps[0]}{_loss_agrees(scene)}"
+        f"for {norm.control[0]:.4g} at step {norm.steps[0]}, while the loss {_agrees(loss)}"
     )
 
 
 def _gradient_direction(scene: Scene) -> str | None:
     """C2: right forward pass, gradients wrong by no single factor."""
-    norm = _gradient_alone_off(scene)
-    if norm is None:
+    pair = _gradient_alone_off(scene)
+    if pair is None:
         return None
+    loss, norm = pair
     return (
         f"the backward pass differs: {_words(norm)} is off by {norm.difference[0]:.2g} at step "
-        f"{norm.steps[0]} by no single factor{_loss_agrees(scene)}: some gradients are wrong, "
-        f"partly reduced, or scaled for a group of parameters only"
+        f"{norm.steps[0]} by no single factor, while the loss {_agrees(loss)}: some gradients are "
+        "wrong, partly reduced, or scaled for a group of parameters only"
     )
 
 
@@ -239,7 +256,7 @@ def _unknown(scene: Scene) -> str:
 
 _SIGNATURES: tuple[Signature, ...] = (
     _not_finite,
-    _other_data,
+    _other_input,
     _no_gradient,
     _metric_only,
     _loss_scaled_alone,
@@ -253,17 +270,30 @@ _SIGNATURES: tuple[Signature, ...] = (
 """Most certain first: later ones only see what earlier ones did not recognise."""
 
 
-def _gradient_alone_off(scene: Scene) -> Envelope | None:
-    """The grad norm's envelope, if it is off at the first step while the loss there agrees."""
+def _half_finite(scene: Scene, step: int) -> str:
+    """Which signal is finite as reported or as recomputed but not both, in words; else empty."""
+    test, words = scene.case.test, ""
+    for signal in ("loss", "grad_norm"):
+        reported = series(test, signal).get(step, math.nan)
+        recomputed = series(test, f"{signal}_recomputed").get(step, reported)
+        if math.isfinite(reported) != math.isfinite(recomputed):
+            words = words or f"reported {reported:.6g}, recomputed {recomputed:.6g}"
+        elif not math.isfinite(reported):
+            return ""  # non-finite either way: it is
+    return words
+
+
+def _gradient_alone_off(scene: Scene) -> tuple[Envelope, Envelope] | None:
+    """Loss and grad norm, if at the first step the norm is off while the loss agrees."""
     loss, norm = scene.curve("loss"), scene.curve("grad_norm")
-    if norm is None or not _off_at_first_step(norm):
+    if loss is None or norm is None or not _off_at_first_step(norm) or _off_at_first_step(loss):
         return None
-    return None if loss is None or _off_at_first_step(loss) else norm
+    return loss, norm
 
 
-def _loss_agrees(scene: Scene) -> str:
-    loss = scene.curve("loss")
-    return f", while the loss agrees to {loss.difference[0]:.1g}" if loss else ""
+def _agrees(loss: Envelope) -> str:
+    difference = loss.difference[0]
+    return f"agrees to {difference:.1g}" if difference else "is the same"
 
 
 def _off_at_first_step(envelope: Envelope) -> bool:

@@ -276,12 +276,12 @@ def _other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
 
 
 def _other_data(evidence: Evidence, control: Evidence) -> Flaw | None:
-    """The first step whose batch digest differs from the control's, or is missing on one side."""
+    """The first common step whose batch digest differs, or is missing on one side."""
     if not evidence.batch_digests and not control.batch_digests:
         return None
     ours = dict(zip(evidence.steps, evidence.batch_digests, strict=False))
     theirs = dict(zip(control.steps, control.batch_digests, strict=False))
-    for step in sorted({*evidence.steps, *control.steps}):
+    for step in sorted({*evidence.steps} & {*control.steps}):
         mine, other = ours.get(step), theirs.get(step)
         if mine is None or other is None:
             return Flaw(f"or its control has no batch digest at step {step}", step)

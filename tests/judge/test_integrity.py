@@ -144,14 +144,16 @@ def test_a_value_that_is_not_finite_fails_where_the_controls_is(signal, value):
     verdict = judged(test)
     assert answer(verdict, "finite").outcome is Outcome.FAIL
     assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, STEPS)
-    assert "training blew up" in verdict.cause
+    assert "training may be right, and the metric or the probe is not" in verdict.cause
 
 
 def test_an_all_nan_run_fails():
     test = with_signals(
         run("t"), **dict.fromkeys(("loss", "grad_norm", "loss_recomputed"), lambda *_: NAN)
     )
-    assert judged(test).judgement is Judgement.FAIL
+    verdict = judged(test)
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause == "training blew up: loss is nan at step 1, where the control is finite"
 
 
 # ------------------------------------------------------------------ control

@@ -1,0 +1,243 @@
+"""Run folders as the rank side writes them, whole and broken."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from harness.errors import EvidenceError, StoreError
+from harness.judge import judge
+from harness.model import Judgement, Parallelism, Precision, RankError, RunStatus, Technique
+from harness.readers import read_curves, read_run, read_spec
+
+JOB = {
+    "schema": 1,
+    "name": "fsdp2_float8",
+    "role": "test",
+    "identity": "abc",
+    "dialect": "titan_0_3",
+    "run_folder": "/abs",
+    "seed": 42,
+    "steps": 3,
+    "parallelism": {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "cp": 1, "pp": 1, "ep": 1},
+    "techniques": ["float8"],
+    "pipeline_schedule": None,
+    "cp_rotation": None,
+    "train_config": {
+        "path": "train_configs/llama3_debug.toml",
+        "module": "llama3",
+        "config": "llama3_debugmodel",
+        "model": {"dim": 64},
+        "settings": {"training": {"seq_len": 256}},
+    },
+    "overrides": {"training.local_batch_size": 2},
+    "data": None,
+    "seed_checkpoint": None,
+    "repeat": None,
+    "inject": None,
+    "without_fixes": [],
+    "device": "cpu",
+}
+HEADER = {
+    "schema": 1,
+    "kind": "header",
+    "identity": "abc",
+    "world_size": 2,
+    "steps": 3,
+    "versions": {},
+}
+
+
+def step(number, **changes):
+    return {
+        "kind": "step",
+        "step": number,
+        "loss": 6.25,
+        "grad_norm": 1.5,
+        "loss_recomputed": 6.25000001,
+        "grad_norm_recomputed": 1.5,
+        "lr": 4e-4,
+        "tokens": 2031,
+        "batch_digest": "00ff00ff00ff00ff",
+        "batch_agrees": True,
+        "grads_missing": 0,
+        "seconds": 3.1,
+        "memory_bytes": 812345344,
+        **changes,
+    }
+
+
+def write(folder: Path, lines, *, name="metrics.jsonl", job=JOB, tail=""):
+    folder.mkdir(parents=True, exist_ok=True)
+    if job is not None:
+        (folder / "job.json").write_text(json.dumps(job))
+    text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    (folder / name).write_text(text + tail)
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path):
+    lines = [HEADER, step(1), step(2), step(3), {"kind": "end", "steps": 3}]
+    return write(tmp_path / "fsdp2-abc", lines)
+
+
+def test_a_whole_run(run):
+    evidence = read_run(run)
+    assert (evidence.name, evidence.source) == ("fsdp2_float8", str(run))
+    assert evidence.steps == (1, 2, 3)
+    assert evidence.signals["loss_recomputed"] == (6.25000001,) * 3
+    assert evidence.signals["tokens"] == (2031.0,) * 3
+    assert evidence.signals["grads_missing"] == (0.0,) * 3
+    assert evidence.batch_digests == ("00ff00ff00ff00ff",) * 3
+    assert evidence.batch_agrees == (True,) * 3
+    assert (evidence.complete, evidence.expected_steps) == (True, 3)
+    assert evidence.precision is Precision.FLOAT8
+    assert evidence.in_force is None
+    assert judge(evidence, evidence).judgement is Judgement.PASS
+    assert read_curves(run) == evidence
+    assert read_curves(run / "metrics.jsonl") == evidence
+
+
+def test_numbers_that_are_not_finite_are_strings_and_null_is_no_value(tmp_path):
+    lines = [
+        HEADER,
+        step(1, loss="nan", grad_norm=None, loss_recomputed="inf", grad_norm_recomputed="-inf"),
+        step(2, loss=None, grad_norm=None),
+    ]
+    evidence = read_run(write(tmp_path / "r", lines))
+    assert math.isnan(evidence.signals["loss"][0])
+    assert evidence.signals["loss"][1] is None
+    assert "grad_norm" not in evidence.signals
+    assert evidence.signals["loss_recomputed"][0] == math.inf
+    assert evidence.signals["grad_norm_recomputed"][0] == -math.inf
+
+
+def test_an_unfinished_run_without_its_last_half_line(tmp_path):
+    folder = write(
+        tmp_path / "r", [HEADER, step(1)], name="metrics.jsonl.part", tail='{"kind": "step", "st'
+    )
+    evidence = read_run(folder)
+    assert (evidence.steps, evidence.complete, evidence.expected_steps) == ((1,), False, 3)
+    assert judge(evidence, evidence).judgement is Judgement.INVALID
+    assert read_curves(folder / "metrics.jsonl.part") == evidence
+
+
+def test_a_run_without_any_metrics(tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps(JOB))
+    evidence = read_curves(tmp_path)
+    assert (evidence.steps, evidence.complete) == ((), False)
+
+
+def test_metrics_without_a_job_are_named_after_their_folder(tmp_path):
+    folder = write(tmp_path / "copied", [HEADER, step(1)], job=None)
+    assert read_curves(folder).name == "copied"
+    assert read_curves(folder).expected_steps == 3
+    assert read_spec(folder) is None
+
+
+def test_the_record_says_how_it_ended(run):
+    record = {
+        "schema": 1,
+        "name": "x",
+        "identity": "abc",
+        "folder": "x",
+        "status": "crashed",
+        "wall_s": 12.5,
+        "argv": ["torchrun"],
+        "error": {"rank": 1, "message": "ValueError: boom", "traceback": "…"},
+    }
+    (run / "record.json").write_text(json.dumps(record))
+    evidence = read_run(run)
+    assert (evidence.status, evidence.wall_s) == (RunStatus.CRASHED, 12.5)
+    assert evidence.error == RankError(1, "ValueError: boom", "…")
+
+
+@pytest.mark.parametrize(
+    ("ran", "techniques", "precision"),
+    [
+        ({"float8": {"modules": 3}}, [], Precision.FLOAT8),
+        ({"param_dtype": "bfloat16"}, [], Precision.BF16),
+        ({"mixed_precision_param": "bfloat16"}, [], Precision.BF16),
+        ({"param_dtype": "float32", "float8": {"modules": 0}}, [], Precision.FP32),
+        ({}, ["bf16"], Precision.BF16),
+        ({}, ["float8_rowwise"], Precision.FLOAT8),
+    ],
+)
+def test_precision_is_the_coarsest_that_is_named_or_ran(tmp_path, ran, techniques, precision):
+    folder = write(tmp_path / "r", [HEADER], job={**JOB, "techniques": techniques})
+    (folder / "in_force.json").write_text(json.dumps({"schema": 1, **ran}))
+    evidence = read_run(folder)
+    assert evidence.precision is precision
+    assert evidence.in_force == {"schema": 1, **ran}
+
+
+def test_parameters_without_gradient_keep_their_names(tmp_path):
+    lines = [
+        HEADER,
+        step(1, grads_missing=2, grads_missing_names=["a", "b"]),
+        step(2, grads_missing=1, grads_missing_names=["b"]),
+    ]
+    evidence = read_run(write(tmp_path / "r", lines))
+    assert evidence.grads_missing == ("a", "b")
+    assert evidence.signals["grads_missing"] == (2.0, 1.0)
+
+
+def test_the_raw_facts_are_kept_for_the_judge(tmp_path):
+    evidence = read_run(write(tmp_path / "r", [HEADER, step(2), step(1), step(1)]))
+    assert evidence.steps == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([HEADER, "{\n"], "metrics.jsonl:2: not JSON"),
+        ([HEADER, "[1]\n"], "metrics.jsonl:2: a list"),
+        ([HEADER, "[" * 100_000 + "\n"], "metrics.jsonl:2: not JSON"),
+        ([step(1)], "metrics.jsonl:1: kind is 'step', but the first line must be the header"),
+        ([HEADER, {"kind": "stop"}], "metrics.jsonl:2: kind is 'stop', must be 'step' or 'end'"),
+        ([HEADER, {"kind": "end"}, step(1)], "metrics.jsonl:3: a line after the end line"),
+        ([HEADER, step("one")], "metrics.jsonl:2: step is 'one', which is no number"),
+        ([HEADER, step(1.5)], "metrics.jsonl:2: step is 1.5, which is no step number"),
+        ([HEADER, step(None)], "metrics.jsonl:2: step is None, which is no step number"),
+        ([HEADER, step(-1)], "step is -1, which is no step number"),
+        ([HEADER, step("nan")], "step is 'nan', which is no step number"),
+        ([HEADER, step(1, loss="high")], "metrics.jsonl:2: loss is 'high', which is no number"),
+        ([HEADER, step(1, loss=True)], "loss is True, which is no number"),
+        ([HEADER, step(1, loss=[1])], r"loss is \[1\], which is no number"),
+        ([HEADER, step(1, loss=10**400)], "which is no number"),
+        ([HEADER, step(1, batch_digest=7)], "batch_digest is 7, which is no text"),
+        ([HEADER, step(1, batch_agrees="yes")], "batch_agrees is 'yes', must be true, false"),
+        ([{**HEADER, "identity": "other"}], "its metrics are of job other"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_is_named(tmp_path, lines, words):
+    with pytest.raises(EvidenceError, match=words):
+        read_run(write(tmp_path / "r", lines))
+
+
+def test_newer_files_are_refused(tmp_path):
+    folder = write(tmp_path / "r", [{**HEADER, "schema": 2}])
+    with pytest.raises(StoreError, match="schema 2"):
+        read_run(folder)
+    (folder / "job.json").write_text(json.dumps({**JOB, "schema": 2}))
+    with pytest.raises(StoreError, match="schema 2"):
+        read_run(folder)
+
+
+def test_the_spec_is_read_back_from_the_job(run):
+    spec = read_spec(run)
+    assert spec == read_spec(run / "metrics.jsonl")
+    assert spec.parallelism == Parallelism(dp_shard=2)
+    assert spec.techniques == (Technique.FLOAT8,)
+    assert spec.overrides == {"training.local_batch_size": 2}
+    assert spec.train_config.settings == {"training": {"seq_len": 256}}
+    assert not spec.tolerances
+
+
+@pytest.mark.parametrize("change", [{"techniques": ["float9"]}, {"parallelism": {"dp": 2}}])
+def test_a_job_that_cannot_be_understood(tmp_path, change):
+    folder = write(tmp_path / "r", [HEADER], job={**JOB, **change})
+    with pytest.raises(EvidenceError, match="no complete job"):
+        read_spec(folder)
