@@ -1,6 +1,8 @@
 """Plans of tiny jobs (``tiny_rank.py``) under real torchrun, with a toolchain's Python."""
 
 import os
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,3 +47,21 @@ def store(tmp_path):
 @pytest.fixture
 def cold():
     return RunOptions(warm=False, check=False, rank_module="tiny_rank", grace_s=2.0)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A mounted file system of 1 MiB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("mounting a small tmpfs needs root")
+    folder = tmp_path / "small disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"mounting a small tmpfs is refused: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

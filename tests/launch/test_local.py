@@ -1,0 +1,222 @@
+"""Real torchrun, tiny jobs: success, crashes, hangs, reuse, packing."""
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+from launch_jobs import plan_of
+
+from harness import launch
+from harness.errors import ConfigError, StoreError, ToolchainError
+from harness.launch import RunOptions, run_plan
+from harness.model import Role, RunStatus
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(plan, store, options):
+    events = []
+    records = run_plan(plan, store, options, events.append)
+    assert not left_in(store)
+    return records, events
+
+
+def left_in(store):
+    """Processes that work in one of the store's folders."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd().startswith(str(store.root)):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kinds(events, job=None):
+    return [
+        type(event).__name__
+        for event in events
+        if not isinstance(event, launch.Overview) and (job is None or event.job == job)
+    ]
+
+
+def test_finished_job_is_reused_without_a_process(tiny, store, cold, monkeypatch):
+    job = tiny("two ranks", steps=3)
+    (record,), events = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED
+    assert kinds(events, job) == ["Queued", "Started", *["Step"] * 3, "Ended"]
+    steps = [event for event in events if isinstance(event, launch.Step)]
+    assert [(event.step, event.loss) for event in steps] == [(1, 2.0), (2, 1.0), (3, 2 / 3)]
+    kept = json.loads((record.folder / "record.json").read_text())
+    assert kept["job"]["name"] == "two ranks"
+    assert kept["environment"]["OMP_NUM_THREADS"] == "1"
+
+    def refuse(*_arguments, **_options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    began = time.monotonic()
+    records, _ = run(plan_of(*[job] * 15), store, replace(cold, warm=True, check=True))
+    assert time.monotonic() - began < 1.0
+    assert records == (replace(record, reused=True),) * 15
+
+
+def test_fresh_runs_again(tiny, store, cold):
+    job = tiny("again", steps=1)
+    run(plan_of(job), store, cold)
+    (record,), events = run(plan_of(job), store, replace(cold, fresh=True))
+    assert not record.reused
+    assert "Started" in kinds(events, job)
+
+
+def test_ranks_see_the_pinned_surroundings(tiny, store, cold, monkeypatch):
+    monkeypatch.setenv("RANK", "7")
+    (record,), _ = run(plan_of(tiny("env", ranks=1, steps=1)), store, cold)
+    seen = json.loads((record.folder / "surroundings.json").read_text())
+    assert seen["env"]["RANK"] == "0"
+    assert seen["env"]["TORCHINDUCTOR_CACHE_DIR"] == f"{record.folder}/inductor"
+    assert seen["cwd"] == str(record.folder)
+
+
+def test_crash_brings_the_ranks_own_words_and_skips_what_needs_it(tiny, store, cold):
+    seed = tiny("seed", ranks=1, role=Role.SEED, mode="crash")
+    test = tiny("test", needs=seed.identity)
+    records, events = run(plan_of(seed, test), store, cold)
+    assert [record.status for record in records] == [RunStatus.CRASHED, RunStatus.SKIPPED]
+    assert records[0].error.message == "ValueError: a tiny rank was told to crash"
+    assert "in go_wrong" in records[0].error.traceback
+    assert "seed" in records[1].error.message
+    assert kinds(events, test) == ["Queued", "Ended"]
+    assert store.record(seed.identity) == records[0]
+
+
+def test_jobs_start_from_the_seed_checkpoint(tiny, store, cold):
+    seed = tiny("seed", ranks=1, steps=1, role=Role.SEED)
+    test = tiny("test", steps=1, needs=seed.identity)
+    records, _ = run(plan_of(test, seed), store, cold)
+    assert [record.status for record in records] == [RunStatus.FINISHED] * 2
+    told = json.loads((records[0].folder / "job.json").read_text())
+    assert told["seed_checkpoint"] == str(records[1].folder / "checkpoint" / "step-0")
+
+
+def test_missing_seed_job_is_an_error_before_anything_starts(tiny, store, cold):
+    with pytest.raises(StoreError, match="neither in the plan nor finished"):
+        run(plan_of(tiny("test", needs="0" * 64)), store, cold)
+
+
+def test_killed_rank_is_named_and_not_tried_again(tiny, store, cold):
+    job = tiny("killed", mode="kill", at=2)
+    (record,), events = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert (record.error.rank, record.error.message) == (1, "killed by SIGKILL")
+    assert kinds(events, job).count("Started") == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "starts", "status"),
+    [
+        ("port once", 2, RunStatus.FINISHED),
+        ("port", 2, RunStatus.CRASHED),
+    ],
+)
+def test_fault_of_the_machine_is_tried_once_more(tiny, store, cold, mode, starts, status):
+    job = tiny("port", steps=1, mode=mode)
+    (record,), events = run(plan_of(job), store, cold)
+    assert record.status is status
+    assert kinds(events, job).count("Started") == starts
+    assert kinds(events, job).count("Retrying") == 1
+
+
+def test_no_first_step_is_a_hang(tiny, store, cold):
+    plan = plan_of(tiny("hang", mode="hang", at=1), startup_timeout_s=12.0)
+    (record,), _ = run(plan, store, cold)
+    assert record.status is RunStatus.HUNG
+    assert "no step finished within 12 s" in record.error.message
+
+
+def test_no_next_step_is_a_hang_even_of_a_deaf_rank(tiny, store, cold):
+    plan = plan_of(tiny("deaf", mode="deaf", at=3), progress_timeout_s=1.5)
+    (record,), _ = run(plan, store, cold)
+    assert record.status is RunStatus.HUNG
+    assert "no step finished for 1.5 s after step 2" in record.error.message
+
+
+def test_packing_never_exceeds_the_slots(tiny, store, cold):
+    jobs = [tiny(f"job{number}", ranks=1 + number % 2, steps=1) for number in range(5)]
+    records, events = run(plan_of(*jobs), store, replace(cold, cpu_ranks=3))
+    assert all(record.status is RunStatus.FINISHED for record in records)
+    held, most = {}, 0
+    for event in events:
+        if isinstance(event, launch.Started):
+            assert not set(event.slots) & {slot for slots in held.values() for slot in slots}
+            held[event.job.name] = event.slots
+        elif isinstance(event, launch.Ended):
+            del held[event.job.name]
+        most = max(most, sum(len(slots) for slots in held.values()))
+    assert most == 3
+
+
+def test_another_harness_with_the_same_job_is_waited_for(tiny, store, cold):
+    job = tiny("shared", steps=1)
+    (record,), _ = run(plan_of(job), store, cold)
+    finished = record.folder / "record.json"
+    content = finished.read_bytes()
+    finished.unlink()
+    theirs = store.lock(job.identity)
+    assert theirs.acquire()
+    events = []
+
+    def tell(event):
+        events.append(event)
+        if isinstance(event, launch.Waiting):
+            finished.write_bytes(content)
+            theirs.release()
+
+    (taken,) = run_plan(plan_of(job), store, cold, tell)
+    assert taken == replace(record, reused=True)
+    assert kinds(events, job) == ["Queued", "Waiting", "Ended"]
+
+
+def test_unknown_key_is_refused_before_anything_starts(tiny, store, cold):
+    good, bad = tiny("good", steps=1), tiny("bad", steps=1, mood="crash")
+    with pytest.raises(
+        ConfigError, match=r"bad: tiny\.mood: no such key .*did you mean tiny\.mode"
+    ):
+        run(plan_of(good, bad), store, replace(cold, check=True))
+    assert not (store.root / "runs").exists()
+    assert store.checked_file(good.identity).is_file()
+    assert not store.checked_file(bad.identity).is_file()
+
+
+def test_toolchain_that_cannot_check_says_why(tiny, store, cold):
+    with pytest.raises(ToolchainError, match=r"No module named no_such_module(.|\n)*nox -s"):
+        run(plan_of(tiny("job")), store, replace(cold, check=True, rank_module="no_such_module"))
+
+
+def test_full_disk_is_an_error_that_keeps_finished_runs(tiny, tmp_path, cold, small_disk):
+    store = launch_store(small_disk)
+    first, second = tiny("first", steps=1), tiny("second", steps=1)
+    (record,), _ = run(plan_of(first), store, cold)
+    (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
+    with pytest.raises(StoreError, match="disk is full"):
+        run(plan_of(first, second), store, cold)
+    assert store.record(first.identity) == record
+    (small_disk / "ballast").unlink()
+    records, _ = run(plan_of(first, second), store, cold)
+    assert [record.reused for record in records] == [True, False]
+
+
+def launch_store(root):
+    from harness.store import Store
+
+    return Store(root / "store")
+
+
+def test_gpu_jobs_want_gpus(tiny, store):
+    with pytest.raises(ConfigError, match="wants 2 GPUs, there are 1"):
+        run(plan_of(tiny("job")), store, RunOptions(gpus=(0,)))

@@ -1,0 +1,42 @@
+"""A harness process that runs a plan of tiny jobs and can be killed.
+
+``tiny_harness.py STORE PYTHON warm|cold NAME:RANKS:STEPS:SECONDS…``
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from launch_jobs import TOOLCHAIN, plan_of, tiny_job
+
+from harness.errors import Interrupted
+from harness.launch import RunOptions, run_plan
+from harness.model import Toolchain
+from harness.store import Store
+
+
+def main(store, python, start, *described):
+    toolchain = Toolchain(TOOLCHAIN, Path(python), "titan_0_3", {})
+    jobs = []
+    for text in described:
+        name, ranks, steps, seconds = text.split(":")
+        job = tiny_job(name, ranks=int(ranks), steps=int(steps), seconds=float(seconds))
+        jobs.append(replace(job, toolchain=toolchain))
+    options = RunOptions(
+        warm=start == "warm", check=False, rank_module="tiny_rank", grace_s=2.0, cpu_ranks=2
+    )
+
+    def tell(event):
+        words = (type(event).__name__, getattr(event, "job", None) and event.job.name)
+        sys.stdout.write(f"{words[0]} {words[1]} {getattr(event, 'step', '')}\n")
+        sys.stdout.flush()
+
+    try:
+        run_plan(plan_of(*jobs), Store(Path(store)), options, tell)
+    except Interrupted:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
