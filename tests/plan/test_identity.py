@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_examples import SURROUNDINGS, TITAN_02, TITAN_03
 
@@ -126,6 +126,8 @@ def test_a_seed_checkpoint_depends_on_the_model_and_not_on_how_it_is_trained():
 
 # ---------------------------------------------------------------- hypothesis
 
+UNTIMED = settings(deadline=None)
+"""On a loaded machine one example may take long."""
 DEGREES = st.sampled_from([1, 1, 2, 4])
 TEST_SPECS = st.lists(
     st.builds(
@@ -157,6 +159,7 @@ def plan_of(specs):
         return None
 
 
+@UNTIMED
 @given(TEST_SPECS)
 def test_every_plan_holds_together(specs):
     plan = plan_of(specs)
@@ -184,6 +187,7 @@ def test_every_plan_holds_together(specs):
     assert len(tests) == len(by_contents)
 
 
+@UNTIMED
 @given(TEST_SPECS, st.randoms(use_true_random=False))
 def test_the_order_of_sets_changes_no_identity(specs, random):
     shuffled = random.sample(specs, len(specs))
