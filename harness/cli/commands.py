@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from harness import corpus
 from harness.cli import matrix
 from harness.cli.display import Display
 from harness.errors import ConfigError, Problem
@@ -32,6 +33,9 @@ from harness.surroundings import gpu_models
 from harness.toolchain import assume_toolchain
 from harness.trainers import printable_command
 
+WIDE = 140
+"""Characters from which the whole verdict table is readable; also the width of CI logs."""
+
 STYLES = {
     Judgement.PASS: "bold green",
     Judgement.FAIL: "bold red",
@@ -43,7 +47,7 @@ STYLES = {
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """``converge run``: bring every job to a record, judge, report."""
-    console = Console(highlight=False)
+    console = _console()
     begun = time.monotonic()
     gpus = tuple(range(len(gpu_models())))
     only = _names(arguments.only)
@@ -78,7 +82,7 @@ def report(arguments: argparse.Namespace) -> ExitCode:
     plan, records = matrix.load_matrix(arguments.folder)
     store = Store(default_root(os.environ))
     judged = matrix.judge_matrix(plan, records, entropy_floor=_entropy_floor(plan, store))
-    _show(Console(highlight=False), judged.view, arguments.folder)
+    _show(_console(), judged.view, arguments.folder)
     return exit_code(judged.verdicts)
 
 
@@ -115,7 +119,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         evidences=evidences.values(),
         envelopes=envelopes,
     )
-    _show(Console(highlight=False), view, arguments.out)
+    _show(_console(), view, arguments.out)
     return exit_code(verdicts)
 
 
@@ -136,7 +140,7 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
     if arguments.json:
         print(json.dumps(_plan_document(made, described, commands), indent=2))
         return ExitCode.PASS
-    console = Console(highlight=False)
+    console = _console()
     console.print(_plan_table(made, described))
     for row in described:
         _print_set(console, row, commands[row.name])
@@ -154,6 +158,11 @@ def toolchains(arguments: argparse.Namespace) -> ExitCode:
     for name in matrix.toolchain_names(load_experiment(arguments.experiment)):
         print(name)
     return ExitCode.PASS
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
 def _names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -180,25 +189,32 @@ def _entropy_floor(plan: Plan, store: Store) -> float | None:
     others = {job.spec.train_config.data for job in plan.jobs}
     if data is None or others != {data}:
         return None
-    return matrix.corpus.prepare(data, store.root / "data").entropy_nats_per_token
+    return corpus.prepare(data, store.root / "data").entropy_nats_per_token
 
 
 def _show(console: Console, view: ReportView, folder: Path | None) -> None:
     """Write the reports, then end with the verdict table, as the reports begin with it."""
     paths = write_reports(view, folder) if folder else []
+    shown = _columns(console.width)
     table = Table(title=escape(view.title), title_justify="left", show_edge=False)
-    for title in HEADER:
-        table.add_column(title, overflow="fold")
+    for title in shown:
+        table.add_column(title, overflow="fold", no_wrap=title == "verdict")
     for row in rows(view):
-        judgement, *cells = row
-        table.add_row(
-            f"[{STYLES[judgement]}]{judgement.value}[/]", *(escape(cell) for cell in cells)
-        )
+        cells = dict(zip(HEADER, (row.judgement.value, *map(escape, row[1:])), strict=True))
+        cells["verdict"] = f"[{STYLES[row.judgement]}]{cells['verdict']}[/]"
+        table.add_row(*(cells[title] for title in shown))
     console.print()
     console.print(table)
     console.print(f"\n{escape(view.headline)}", style="bold")
     if paths:
         console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
+
+
+def _columns(width: int) -> tuple[str, ...]:
+    """The columns of the verdict table that fit; the reports have them all."""
+    if width >= WIDE:
+        return HEADER
+    return tuple(title for title in HEADER if title not in ("techniques", "wall"))
 
 
 def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:

@@ -1,0 +1,120 @@
+"""Every user's mistake ends with exit code 2, a sentence, and no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GOOD_CONTROL = (
+    'schema = 1\n[trainer]\ntrain_config = "t.toml"\n[control]\nparallelism.dp_shard = 2\n'
+)
+
+
+def converge(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"", "schema"),
+        (b"\x00\xff\xfe\x80binary", "UTF-8"),
+        (b"schema = 1\n[" + b"a." * 1000 + b"a]\n", "nest"),
+        (b"schema = 1\nx = " + b"[" * 1000 + b"]" * 1000, "nest"),
+        (b"schema = 1\n[contrl]\n", "control"),
+        (b"this is no toml", "line 1"),
+    ],
+    ids=["empty", "binary", "deep table", "deep array", "typo", "no toml"],
+)
+@pytest.mark.parametrize("command", ["run", "plan", "toolchains"])
+def test_bad_experiment_files(tmp_path, command, content, word):
+    (tmp_path / "e.toml").write_bytes(content)
+    assert_refused(converge(command, "e.toml", cwd=tmp_path), "e.toml", word)
+
+
+def test_a_large_file_is_read_quickly_and_refused(tmp_path):
+    (tmp_path / "e.toml").write_text(GOOD_CONTROL + "# padding\n" * 100_000 + "x = 1\n")
+    assert_refused(converge("plan", "e.toml", cwd=tmp_path), "x")
+
+
+@pytest.mark.parametrize("path", ["missing.toml", "."])
+def test_no_such_experiment(tmp_path, path):
+    assert_refused(converge("run", path, cwd=tmp_path), path)
+
+
+def test_several_problems_come_together(tmp_path):
+    (tmp_path / "e.toml").write_text(
+        GOOD_CONTROL
+        + '[[test]]\nname = "a"\nparalelism.tp = 2\n[[test]]\nname = "a"\nwaive = ["x"]\n'
+    )
+    result = converge("run", "e.toml", cwd=tmp_path)
+    assert_refused(result, "paralelism", "parallelism", "t.toml", "waive")
+
+
+def test_a_missing_toolchain_names_the_command(tmp_path):
+    result = converge(
+        "run", str(ROOT / "experiments/smoke.toml"), cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path)
+    )
+    assert_refused(result, "nox -s toolchain -- torchtitan-0.3.0")
+
+
+def test_plan_needs_no_toolchain(tmp_path):
+    result = converge(
+        "plan",
+        str(ROOT / "experiments/llama3_8b.toml"),
+        cwd=ROOT,
+        CONVERGE_TOOLCHAINS=str(tmp_path),
+    )
+    assert result.returncode == 0, result.stderr
+    assert "torch.distributed.run" in result.stdout
+    assert "262,144" in result.stdout
+
+
+def test_an_unknown_set_is_suggested(tmp_path):
+    result = converge(
+        "plan",
+        "experiments/smoke.toml",
+        "--only",
+        "fsdp2_tp",
+        cwd=ROOT,
+        CONVERGE_TOOLCHAINS=str(tmp_path),
+    )
+    assert_refused(result, "fsdp2_tp2")
+
+
+def test_compare_without_curves(tmp_path):
+    assert_refused(converge("compare", "a", "b", cwd=tmp_path), "a")
+
+
+def test_compare_refuses_a_bad_tolerance(tmp_path):
+    result = converge("compare", "a", "b", "--tolerance", "loss", cwd=tmp_path)
+    assert_refused(result, "loss=1e-3")
+
+
+def test_report_of_a_folder_that_is_none(tmp_path):
+    assert_refused(converge("report", ".", cwd=tmp_path), "converge run")
+
+
+def test_help_teaches(tmp_path):
+    result = converge("run", "--help", cwd=tmp_path)
+    assert result.returncode == 0
+    assert "example:" in result.stdout
+    assert "exit codes:" in result.stdout
