@@ -1,0 +1,211 @@
+"""Cut-down matrices of real torchtitan, both toolchains, through the real command line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+INJECTIONS = Path(__file__).parent / "injections.py"
+TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+
+pytestmark = pytest.mark.slow
+
+TITAN_03 = f"""
+schema = 1
+name = "e2e 0.3 <b>"
+[trainer]
+train_config = "train_configs/llama3_debug.toml"
+[trainer.set]
+"training.steps" = 4
+[control]
+name = "fsdp2"
+parallelism.dp_shard = 2
+[[test]]
+name = "tp/2 ünd 'more' <script>alert(1)</script>"
+parallelism = {{ dp_shard = 2, tp = 2 }}
+[[test]]
+name = "doubled"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:double_gradients"
+[[test]]
+name = "crashing"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:crash_at_step_2"
+[[test]]
+name = "full_dtensor"
+parallelism.dp_shard = 2
+set = {{ "parallelism.spmd_backend" = "full_dtensor" }}
+"""
+
+TITAN_02 = """
+schema = 1
+[trainer]
+train_config = "train_configs/llama3_debug_titan02.toml"
+toolchain = "torchtitan-0.2.2"
+startup_timeout_s = 900
+[trainer.set]
+"training.steps" = 4
+[control]
+name = "fsdp2"
+parallelism.dp_shard = 2
+[[test]]
+name = "pp2"
+parallelism = { dp_shard = 2, pp = 2 }
+[[test]]
+name = "ddp2"
+parallelism.dp_replicate = 2
+[[test]]
+name = "cp2"
+parallelism = { dp_shard = 2, cp = 2 }
+cp_rotation = "alltoall"
+[[test]]
+name = "cp2_rotation_ignored"
+parallelism = { dp_shard = 2, cp = 2 }
+cp_rotation = "alltoall"
+without_fixes = ["cp-rotation"]
+[[test]]
+name = "async_tp"
+parallelism = { dp_shard = 2, tp = 2 }
+techniques = ["compile", "async_tp"]
+"""
+
+
+class Matrix(NamedTuple):
+    experiment: Path
+    store: Path
+    out: Path
+
+    def converge(self, command: str, *more: str) -> subprocess.CompletedProcess[str]:
+        where = {
+            "run": (str(self.experiment), "--store", str(self.store), "--out", str(self.out)),
+            "report": (str(self.out),),
+        }.get(command, ())
+        return subprocess.run(
+            [sys.executable, "-m", "harness", command, *where, *more],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+                "CONVERGE_STORE": str(self.store),
+            },
+            capture_output=True,
+            text=True,
+            timeout=850,
+            check=False,
+        )
+
+    def tests(self) -> dict[str, dict]:
+        report = json.loads((self.out / "report.json").read_text())
+        return {test["name"]: test for test in report["tests"]}
+
+
+def run(folder: Path, text: str) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
+    experiment = folder / "matrix.toml"
+    experiment.write_text(text)
+    matrix = Matrix(experiment, folder / "store", folder / "report")
+    return matrix, matrix.converge("run")
+
+
+@pytest.fixture(scope="module")
+def titan_03(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("titan 03 é"), TITAN_03)
+
+
+@pytest.fixture(scope="module")
+def titan_02(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("titan02"), TITAN_02)
+
+
+def test_verdicts_of_0_3(titan_03):
+    matrix, result = titan_03
+    assert result.returncode == 1, result.stdout + result.stderr
+    verdicts = {name: test["verdict"] for name, test in matrix.tests().items()}
+    assert verdicts == {
+        "tp/2 ünd 'more' <script>alert(1)</script>": "PASS",
+        "doubled": "FAIL",
+        "crashing": "ERROR",
+        "full_dtensor": "FAIL",
+    }
+
+
+def test_causes_of_0_3_are_named(titan_03):
+    tests = titan_03[0].tests()
+    assert "gradients" in tests["doubled"]["cause"]
+    assert tests["doubled"]["onset_step"] == 1
+    assert "the disk of rank 1 is on fire" in tests["crashing"]["cause"]
+    assert "metric" in tests["full_dtensor"]["cause"]
+
+
+def test_loss_alone_would_have_passed_doubled_gradients(titan_03):
+    checks = {check["name"]: check for check in titan_03[0].tests()["doubled"]["checks"]}
+    assert checks["loss-first-step"]["outcome"] == "PASS"
+    assert checks["loss-envelope"]["measured"] < 0.01
+
+
+def test_hostile_names_reach_no_file_name(titan_03):
+    matrix, _ = titan_03
+    names = [path.name for path in (matrix.store / "runs").iterdir()]
+    assert not [name for name in names if set(name) & set("<>'/ ü")]
+
+
+def test_every_report_is_there(titan_03):
+    matrix, _ = titan_03
+    for name in ("report.html", "report.md", "report.json", "junit.xml", "plots"):
+        assert (matrix.out / name).exists()
+
+
+def test_a_second_run_launches_only_what_had_not_finished(titan_03):
+    matrix, _ = titan_03
+    result = matrix.converge("run", "--only", "doubled", "full_dtensor")
+    assert result.returncode == 1
+    assert "started on" not in result.stdout
+    assert result.stdout.count("reused") >= 5
+
+
+def test_report_and_compare_judge_again_without_training(titan_03):
+    matrix, _ = titan_03
+    begun = time.time()
+    assert matrix.converge("run", "--only", "doubled").returncode == 1
+    assert matrix.converge("report").returncode == 1
+    runs = matrix.store / "runs"
+    control = next(path for path in runs.iterdir() if path.name.startswith("fsdp2-"))
+    doubled = next(path for path in runs.iterdir() if path.name.startswith("doubled-"))
+    repeat = next(path for path in runs.iterdir() if path.name.startswith("fsdp2.rerun-"))
+    same = matrix.converge("compare", str(control), str(repeat))
+    assert same.returncode == 0, same.stdout + same.stderr
+    assert matrix.converge("compare", str(control), str(doubled)).returncode == 1
+    assert not [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_mtime > begun]
+
+
+def test_an_unknown_key_is_refused_before_anything_runs(titan_03, tmp_path):
+    experiment = tmp_path / "typo.toml"
+    experiment.write_text(TITAN_03.replace("spmd_backend", "spmd_backand"))
+    matrix = Matrix(experiment, tmp_path / "store", tmp_path / "report")
+    result = matrix.converge("run")
+    assert result.returncode == 2
+    assert "spmd_backend" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list((tmp_path / "store").glob("runs/*/metrics.jsonl*"))
+
+
+def test_known_bugs_of_0_2_2_do_not_pass(titan_02):
+    matrix, result = titan_02
+    assert result.returncode == 1, result.stdout + result.stderr
+    tests = matrix.tests()
+    verdicts = {name: test["verdict"] for name, test in tests.items()}
+    assert verdicts == {
+        "pp2": "FAIL",
+        "ddp2": "FAIL",
+        "cp2": "PASS",
+        "cp2_rotation_ignored": "INVALID",
+        "async_tp": "PASS",
+    }
+    assert tests["pp2"]["onset_step"] == 1
+    assert tests["ddp2"]["onset_step"] == 1
+    assert "rotation" in tests["cp2_rotation_ignored"]["cause"]
