@@ -1,0 +1,132 @@
+"""Jobs of the torchtitan 0.2 dialect, and real torchrun calls of them, for the tests."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+
+from harness.corpus import prepare
+from harness.model import SyntheticData
+from harness.rank.job import read_job
+
+ROOT = Path(__file__).parents[2]
+TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug_titan02.toml"
+DEGREES = {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
+
+
+def require_titan_0_2():
+    """Skip the module unless this Python has torchtitan 0.2."""
+    try:
+        version = importlib.metadata.version("torchtitan")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if not version.startswith("0.2."):
+        pytest.skip(f"needs torchtitan 0.2, found {version}", allow_module_level=True)
+
+
+def preload():
+    """Import the dialect; what third parties warn of while they are imported is theirs."""
+    from harness.rank import entry
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entry.preload("titan_0_2", "cpu")
+
+
+def raw_job(run_folder, *, data=None, **changes):
+    """The content of ``job.json`` for the shipped train config; keywords replace entries.
+
+    Degrees may be given as keywords too.
+    """
+    settings = tomllib.loads(TRAIN_CONFIG.read_text())
+    ours = settings.pop("converge")
+    degrees = {name: changes.pop(name, default) for name, default in DEGREES.items()}
+    return {
+        "schema": 1,
+        "name": Path(run_folder).name,
+        "role": "test",
+        "identity": "0" * 64,
+        "dialect": "titan_0_2",
+        "run_folder": str(run_folder),
+        "seed": 42,
+        "steps": 3,
+        "parallelism": degrees,
+        "techniques": [],
+        "train_config": {
+            "path": "train_configs/llama3_debug_titan02.toml",
+            "module": None,
+            "config": None,
+            "model": ours["model"],
+            "settings": settings,
+        },
+        "overrides": {},
+        "data": {"folder": str(data), "digest": "0"} if data else None,
+        "seed_checkpoint": None,
+        "device": "cpu",
+        **changes,
+    }
+
+
+def write_job(run_folder, **changes):
+    run_folder.mkdir(parents=True, exist_ok=True)
+    path = run_folder / "job.json"
+    path.write_text(json.dumps(raw_job(run_folder, **changes)))
+    return path
+
+
+def job(run_folder, **changes):
+    return read_job(write_job(run_folder, **changes))
+
+
+class Runs:
+    """Real runs below one folder, all from one corpus and one seed checkpoint."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        corpus = prepare(SyntheticData(vocab_size=512, tokens=60_000), folder / "data")
+        self.data = corpus.folder
+        self.seed_checkpoint = None
+        self.run("seed", role="seed checkpoint", dp_shard=1)
+        self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
+
+    def run(self, name, **changes):
+        """Run a job with torchrun; returns its steps and its audit."""
+        folder = self.folder / name
+        changes = {"seed_checkpoint": self.seed_checkpoint, **changes}
+        path = write_job(folder, data=self.data, **changes)
+        ranks = 1
+        for degree in json.loads(path.read_text())["parallelism"].values():
+            ranks *= degree
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "0"),
+            *("-m", "harness.rank", str(path)),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=800,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        if changes.get("role") == "seed checkpoint":
+            return None, None
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
+        return steps, json.loads((folder / "in_force.json").read_text())
+
+
+def largest_difference(control, test, signal):
+    """Largest relative difference of a signal over all steps."""
+    pairs = zip(control, test, strict=True)
+    return max(abs(b[signal] - a[signal]) / abs(a[signal]) for a, b in pairs)
