@@ -1,6 +1,5 @@
 """A harness that is stopped in the middle, by all means: no process is left, nothing is lost."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -56,8 +55,7 @@ def test_no_process_outlives_the_harness(harness, store, how, number):
     process = harness(how, "long:2:1000:0.2")
     read_until(process, "Step long 2")
     processes = family(process)
-    ranks = [each for each in processes if "metrics.jsonl" not in each.name()]
-    assert len(ranks) >= 3  # torchrun's agent and two ranks, at least
+    assert len(processes) >= 3  # torchrun's agent and two ranks, at least
     process.send_signal(number)
     code = process.wait(30)
     assert code == (-9 if number == signal.SIGKILL else 130)
@@ -78,21 +76,16 @@ def test_harness_killed_while_ranks_start(harness, how):
 
 
 def test_interrupted_matrix_goes_on_where_it_was(harness, tiny, store, cold):
-    process = harness("cold", "first:2:1:0.0", "second:2:100:0.2")
-    # Large and long jobs go first, so the long one is interrupted only once the short one is done.
-    read_until(process, "Step second 1")
+    process = harness("cold", "short:1:1:0.0", "long:2:60:0.2")
+    read_until(process, "Ended short")
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
-    process = harness("cold", "first:2:1:0.0")
-    read_until(process, "Ended first")
-    process.wait(30)
-    first = tiny("first", steps=1, seconds=0.0)
-    second = tiny("second", steps=100, seconds=0.2)
-    assert store.record(first.identity).status is RunStatus.FINISHED
-    assert store.record(second.identity) is None
-    assert (store.run_folder("second", second.identity) / "job.json").is_file()
-    records = run_plan(plan_of(first), store, cold, lambda event: None)
-    assert [record.reused for record in records] == [True]
+    short, long = tiny("short", ranks=1, steps=1, seconds=0.0), tiny("long", steps=60, seconds=0.2)
+    assert store.record(short.identity).status is RunStatus.FINISHED
+    assert store.record(long.identity) is None
+    records = run_plan(plan_of(short, long), store, cold, lambda event: None)
+    assert [record.status for record in records] == [RunStatus.FINISHED] * 2
+    assert [record.reused for record in records] == [True, False]
 
 
 def test_observer_that_fails_leaves_no_process(tiny, store, cold):
@@ -111,4 +104,3 @@ def test_signal_handlers_are_put_back(tiny, store, cold):
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     run_plan(plan_of(tiny("one", ranks=1, steps=1)), store, cold, lambda event: None)
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
-    assert os.getpid()

@@ -23,12 +23,12 @@ def main(store, python, start, *described):
         job = tiny_job(name, ranks=int(ranks), steps=int(steps), seconds=float(seconds))
         jobs.append(replace(job, toolchain=toolchain))
     options = RunOptions(
-        warm=start == "warm", check=False, rank_module="tiny_rank", grace_s=2.0, cpu_ranks=2
+        warm=start == "warm", check=False, rank_module="tiny_rank", grace_s=2.0, cpu_ranks=4
     )
 
     def tell(event):
-        words = (type(event).__name__, getattr(event, "job", None) and event.job.name)
-        sys.stdout.write(f"{words[0]} {words[1]} {getattr(event, 'step', '')}\n")
+        job, step = getattr(event, "job", None), getattr(event, "step", "")
+        sys.stdout.write(f"{type(event).__name__} {job.name if job else ''} {step}\n")
         sys.stdout.flush()
 
     try:
