@@ -8,21 +8,14 @@ says so in one sentence with the numbers behind it. What nothing recognises is c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from harness.judge.case import Case
-from harness.judge.curves import Floats, Steps, series
+from harness.judge.curves import series
 from harness.judge.envelope import Envelope
-from harness.judge.factors import named_factor
-from harness.model import Check, Outcome
-
-CONSTANT = 1e-2
-"""A ratio is called constant when no step is further than this from its median."""
-NOTABLE_FACTOR = 5e-2
-"""A constant ratio nearer to one than this is rather an incomplete gradient than a scale."""
+from harness.judge.floors import coarser
+from harness.judge.scene import Scene, is_constant, off_at_first_step, ratio_words, words_of
+from harness.model import Check, Outcome, Precision
 
 _DOUBTS = (
     "same-data",
@@ -34,38 +27,6 @@ _DOUBTS = (
     "control-in-force",
 )
 """Integrity checks that, when INVALID, may explain a difference by themselves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """What signatures look at: the checks' answers and the curves behind them."""
-
-    case: Case
-    checks: Mapping[str, Check]
-
-    def outcome(self, name: str) -> Outcome:
-        return self.checks[name].outcome
-
-    def detail(self, name: str) -> str:
-        return self.checks[name].detail
-
-    def curve(self, signal: str) -> Envelope | None:
-        """The recomputed signal, which no wrong metric can disturb, else the reported one."""
-        envelopes = self.case.envelopes
-        return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
-
-    def ratio(self, envelope: Envelope) -> tuple[Floats, Steps]:
-        """Test over control per step; NaN where the control is zero or either is not finite."""
-        test, control = np.array(envelope.test), np.array(envelope.control)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = test / control
-        return np.where(np.isfinite(ratio), ratio, np.nan), np.array(envelope.steps)
-
-    def factor(self, envelope: Envelope) -> str:
-        """What an envelope's ratio equals, in words, with a leading comma; empty if nothing."""
-        ratio, steps = self.ratio(envelope)
-        name = named_factor(ratio, steps, self.case.test, self.case.control)
-        return f", which equals {name}" if name else ""
 
 
 Signature = Callable[[Scene], str | None]
@@ -103,7 +64,9 @@ def _not_finite(scene: Scene) -> str | None:
     if not earlier:
         return f"training blew up: {detail}"
     first = min(earlier, key=lambda envelope: envelope.outside[0])
-    return f"training blew up: {detail}; {_words(first)} was already off at step {first.outside[0]}"
+    return (
+        f"training blew up: {detail}; {words_of(first)} was already off at step {first.outside[0]}"
+    )
 
 
 def _other_input(scene: Scene) -> str | None:
@@ -144,8 +107,8 @@ def _metric_only(scene: Scene) -> str | None:
             continue
         first = reported.steps.index(reported.outside[0])
         return (
-            f"only the metric is wrong: the reported {_words(reported)} is "
-            f"{_ratio(reported, first)} times the control's at step {reported.steps[first]}"
+            f"only the metric is wrong: the reported {words_of(reported)} is "
+            f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
             f"{scene.factor(reported)}, while the recomputed values agree: training itself is right"
             + (", unless clipping uses that norm" if signal == "grad_norm" else "")
         )
@@ -158,11 +121,11 @@ def _loss_scaled_alone(scene: Scene) -> str | None:
     if "loss_recomputed" in scene.case.envelopes or loss is None or norm is None or norm.outside:
         return None
     factor = scene.factor(loss) if loss.outside else ""
-    constant = loss.outside and _is_constant(scene.ratio(loss)[0])
+    constant = loss.outside and is_constant(scene.ratio(loss)[0])
     if not (factor or constant):
         return None
     return (
-        f"probably only the metric is wrong: the loss is {_ratio(loss, 0)} times the control's"
+        f"probably only the metric is wrong: the loss is {ratio_words(loss, 0)} times the control's"
         f"{factor}, while the grad norm agrees at every step"
     )
 
@@ -174,12 +137,13 @@ def _gradients_scaled(scene: Scene) -> str | None:
         return None
     loss, norm = pair
     factor = scene.factor(norm)
-    if not factor and not _is_constant(scene.ratio(norm)[0]):
+    if not factor and not is_constant(scene.ratio(norm)[0]):
         return None
     known = factor or ", the same at every step, which equals no degree or count of this run"
     return (
-        f"gradients are scaled by {_ratio(norm, 0)}{known}: {_words(norm)} {norm.test[0]:.4g} "
-        f"for {norm.control[0]:.4g} at step {norm.steps[0]}, while the loss {_agrees(loss)}"
+        f"gradients are scaled by {ratio_words(norm, 0)}{known}: {words_of(norm)} "
+        f"{norm.test[0]:.4g} for {norm.control[0]:.4g} at step {norm.steps[0]}, "
+        f"while the loss {_agrees(loss)}"
     )
 
 
@@ -190,7 +154,7 @@ def _gradient_direction(scene: Scene) -> str | None:
         return None
     loss, norm = pair
     return (
-        f"the backward pass differs: {_words(norm)} is off by {norm.difference[0]:.2g} at step "
+        f"the backward pass differs: {words_of(norm)} is off by {norm.difference[0]:.2g} at step "
         f"{norm.steps[0]} by no single factor, while the loss {_agrees(loss)}: some gradients are "
         "wrong, partly reduced, or scaled for a group of parameters only"
     )
@@ -199,12 +163,12 @@ def _gradient_direction(scene: Scene) -> str | None:
 def _objective(scene: Scene) -> str | None:
     """C4: the loss of the first step differs, before any update."""
     loss = scene.curve("loss")
-    if loss is None or not _off_at_first_step(loss):
+    if loss is None or not off_at_first_step(loss):
         return None
     proven = scene.outcome("same-data") is Outcome.PASS
     on = "on the same samples and weights" if proven else "before any update"
     return (
-        f"the forward pass or the objective differs: {_words(loss)} {loss.test[0]:.6g} for "
+        f"the forward pass or the objective differs: {words_of(loss)} {loss.test[0]:.6g} for "
         f"{loss.control[0]:.6g} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{scene.factor(loss)})"
     )
@@ -224,8 +188,8 @@ def _one_step(scene: Scene) -> str | None:
     if index == len(worst.steps) - 1:
         return None
     return (
-        f"one step alone is off: {_words(worst)} is {_ratio(worst, index)} times the control's at "
-        f"step {step}, and all others agree"
+        f"one step alone is off: {words_of(worst)} is {ratio_words(worst, index)} times the "
+        f"control's at step {step}, and all others agree"
     )
 
 
@@ -237,13 +201,20 @@ def _later(scene: Scene) -> str | None:
     first = min(off, key=lambda envelope: envelope.outside[0])
     onset = first.outside[0]
     index = first.steps.index(onset)
-    suspects = (
-        "the first update differs: optimizer, replicas, or a gradient direction that norms hide"
-        if index == 1
-        else "state that training carries along: optimizer, buffers, replicas, schedule, data"
-    )
+    precision = coarser(scene.case.test.precision, scene.case.control.precision)
+    if precision is not Precision.FP32:
+        suspects = (
+            f"before that, a difference may hide below the floor of {precision.value} arithmetic; "
+            "the same pair in fp32 would show its first step"
+        )
+    elif index == 1:
+        suspects = (
+            "the first update differs: optimizer, replicas, or a gradient direction that norms hide"
+        )
+    else:
+        suspects = "state that training carries along: optimizer, buffers, replicas, schedule, data"
     return (
-        f"the runs agree until step {onset}, where {_words(first)} is off by "
+        f"the runs agree until step {onset}, where {words_of(first)} is off by "
         f"{first.difference[index]:.2g}: {suspects}"
     )
 
@@ -286,7 +257,7 @@ def _half_finite(scene: Scene, step: int) -> str:
 def _gradient_alone_off(scene: Scene) -> tuple[Envelope, Envelope] | None:
     """Loss and grad norm, if at the first step the norm is off while the loss agrees."""
     loss, norm = scene.curve("loss"), scene.curve("grad_norm")
-    if loss is None or norm is None or not _off_at_first_step(norm) or _off_at_first_step(loss):
+    if loss is None or norm is None or not off_at_first_step(norm) or off_at_first_step(loss):
         return None
     return loss, norm
 
@@ -294,27 +265,3 @@ def _gradient_alone_off(scene: Scene) -> tuple[Envelope, Envelope] | None:
 def _agrees(loss: Envelope) -> str:
     difference = loss.difference[0]
     return f"agrees to {difference:.1g}" if difference else "is the same"
-
-
-def _off_at_first_step(envelope: Envelope) -> bool:
-    return not envelope.difference[0] <= envelope.limit[0]
-
-
-def _is_constant(ratio: Floats) -> bool:
-    """A factor that stays the same over at least three steps and is no rounding."""
-    if ratio.size < 3 or not np.all(np.isfinite(ratio)):  # noqa: PLR2004 (the docstring's three)
-        return False
-    middle = float(np.median(ratio))
-    steady = bool(np.all(np.abs(ratio - middle) <= CONSTANT * abs(middle)))
-    return steady and abs(middle - 1) > NOTABLE_FACTOR
-
-
-def _ratio(envelope: Envelope, index: int) -> str:
-    control = envelope.control[index]
-    return f"{envelope.test[index] / control:.4g}" if control else "infinitely many"
-
-
-def _words(envelope: Envelope) -> str:
-    """A signal's name as people say it."""
-    reported = envelope.signal.removesuffix("_recomputed").replace("_", " ")
-    return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported

@@ -75,3 +75,39 @@ def non_finite(evidence: Evidence) -> Flaw | None:
         if value is not None and not math.isfinite(value)
     ]
     return min(found, key=lambda flaw: flaw.step or 0, default=None)
+
+
+def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
+    ours, theirs = set(evidence.steps), set(control.steps)
+    if ours == theirs:
+        return None
+    step = min(ours ^ theirs)
+    which = "lacks" if step in theirs else "alone has"
+    return Flaw(f"{which} step {step} ({len(ours)} steps, the control {len(theirs)})", step)
+
+
+def other_data(evidence: Evidence, control: Evidence) -> Flaw | None:
+    """The first common step whose batch digest differs, or is missing on one side."""
+    if not evidence.batch_digests and not control.batch_digests:
+        return None
+    ours = dict(zip(evidence.steps, evidence.batch_digests, strict=False))
+    theirs = dict(zip(control.steps, control.batch_digests, strict=False))
+    for step in sorted({*evidence.steps} & {*control.steps}):
+        mine, other = ours.get(step), theirs.get(step)
+        if mine is None or other is None:
+            return Flaw(f"or its control has no batch digest at step {step}", step)
+        if mine != other:
+            return Flaw(f"trained on other samples than the control at step {step}", step)
+    return None
+
+
+def ranks_disagree(evidence: Evidence) -> Flaw | None:
+    if not evidence.batch_agrees:
+        return None
+    agrees = dict(zip(evidence.steps, evidence.batch_agrees, strict=False))
+    for step in evidence.steps:
+        if agrees.get(step) is None:
+            return Flaw(f"does not tell at step {step} whether its ranks share samples", step)
+        if not agrees[step]:
+            return Flaw(f"has ranks that should share samples and do not, at step {step}", step)
+    return None

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.judge import first_step, integrity, stepwise
+from harness.judge import comparability, first_step, integrity, stepwise
 from harness.judge.case import Case, make_case
 from harness.judge.cause import likely_cause
 from harness.judge.check import Question
 from harness.model import Check, Evidence, Judgement, Outcome, RunStatus, SetSpec, Verdict
 
-CHECKS: tuple[Question, ...] = (*integrity.CHECKS, *first_step.CHECKS, *stepwise.CHECKS)
+CHECKS: tuple[Question, ...] = (
+    *integrity.CHECKS,
+    *comparability.CHECKS,
+    *first_step.CHECKS,
+    *stepwise.CHECKS,
+)
 """Every check, tier by tier. A new tier (equivalence) is one more module with its CHECKS."""
 
-CONTROL_CHECKS = (integrity.control_sound, integrity.control_in_force)
+CONTROL_CHECKS = (integrity.control_sound, comparability.control_in_force)
 """Asked first: when the control is broken, no other answer means anything."""
 
 NEEDED = ("loss-first-step", "loss-envelope")

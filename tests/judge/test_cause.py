@@ -7,7 +7,7 @@ import pytest
 from judge_examples import LOSSES, NORMS, STEPS, TOKENS, foreign, in_force, run, spec, with_signals
 
 from harness.judge import judge, loss_only_gate
-from harness.model import Judgement, Parallelism, Technique
+from harness.model import Judgement, Parallelism, Precision, Technique
 
 CONTROL = run()
 SPEC = spec()
@@ -184,6 +184,13 @@ def test_a_later_onset_is_state():
     test = changed(run("t"), lambda step, x: x * (1.001 if step > 9 else 1), *BOTH_LOSSES)
     assert "agree until step 10, where" in cause_of(test)
     assert "state that training carries along" in cause_of(test)
+
+
+def test_under_a_coarse_floor_the_onset_may_be_late():
+    test = changed(run("t"), lambda step, x: x * (1 + 1e-3 * step), *BOTH_LOSSES)
+    cause = cause_of(replace(test, precision=Precision.FLOAT8))
+    assert "agree until step 2, where" in cause
+    assert "hide below the floor of float8 arithmetic" in cause
 
 
 def test_one_step_alone():

@@ -326,6 +326,18 @@ IN_FORCE = {
         spec(parallelism=TP2, techniques=(Technique.COMPILE, Technique.ASYNC_TP)),
         in_force(TP2, compile=COMPILED, async_tp=FUSED),
     ),
+    "async tp in Float8": (
+        spec(
+            parallelism=TP2,
+            techniques=(Technique.FLOAT8, Technique.COMPILE, Technique.ASYNC_TP),
+        ),
+        in_force(
+            TP2,
+            float8=FLOAT8,
+            compile=COMPILED,
+            async_tp={"fused_nodes": {"fused_scaled_matmul_reduce_scatter": 4}},
+        ),
+    ),
     "bf16": (spec(techniques=(Technique.BF16,)), in_force(param_dtype="bfloat16")),
     "interleaved": (
         spec(parallelism=PP2, pipeline_schedule="Interleaved1F1B"),
@@ -372,13 +384,8 @@ NOT_IN_FORCE = {
     # G: the emulated converter drops the recipe.
     "C": (
         spec(parallelism=TP2, techniques=(Technique.COMPILE, Technique.ASYNC_TP)),
-        in_force(TP2, compile=COMPILED),
-        "no fused all-gather and no fused reduce-scatter node",
-    ),
-    "C, half": (
-        spec(parallelism=TP2, techniques=(Technique.COMPILE, Technique.ASYNC_TP)),
-        in_force(TP2, compile=COMPILED, async_tp={"fused_nodes": {"fused_all_gather_matmul": 8}}),
-        "no fused reduce-scatter node",
+        in_force(TP2, compile=COMPILED, async_tp={"fused_nodes": {"fused_all_gather_matmul": 0}}),
+        "async_tp is named but not in force: no fused node in any graph",
     ),
     "D": (
         spec(parallelism=TP2, techniques=(Technique.FLOAT8, Technique.FLOAT8_TP)),

@@ -16,6 +16,7 @@ from harness.model import Judgement, Outcome, Parallelism, Tier
 CONTROL = run()
 SPEC = spec()
 SEVERITY = list(Judgement)
+UNHURRIED = settings(deadline=None)  # the machine may be busy training
 SIGNALS = st.sampled_from([*JUDGED_SIGNALS, "lr", "tokens"])
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 HOLES = st.sampled_from([None, math.nan, math.inf, -math.inf])
@@ -25,6 +26,7 @@ def judged(test, control=CONTROL, **more):
     return judge(test, control, spec=SPEC, control_spec=SPEC, **more)
 
 
+@UNHURRIED
 @given(SIGNALS, st.integers(1, STEPS), HOLES, st.booleans())
 def test_a_hole_anywhere_on_either_side_never_passes(signal, at, hole, in_control):
     broken = with_signals(CONTROL, **{signal: lambda step, x: hole if step == at else x})
@@ -33,6 +35,7 @@ def test_a_hole_anywhere_on_either_side_never_passes(signal, at, hole, in_contro
     assert verdict.cause
 
 
+@UNHURRIED
 @given(st.integers(0, STEPS - 1), st.integers(0, STEPS - 1))
 def test_a_truncation_anywhere_never_passes(ours, theirs):
     cut, other = truncated(CONTROL, ours), truncated(CONTROL, theirs)
@@ -41,6 +44,7 @@ def test_a_truncation_anywhere_never_passes(ours, theirs):
     assert judged(cut, other).judgement is Judgement.INVALID
 
 
+@UNHURRIED
 @given(st.integers(1, STEPS - 1))
 def test_foreign_curves_of_different_length_never_pass(kept):
     whole = foreign("a", loss=CONTROL.signals["loss"], grad_norm=CONTROL.signals["grad_norm"])
@@ -49,6 +53,7 @@ def test_foreign_curves_of_different_length_never_pass(kept):
     assert judge(whole, cut).judgement is Judgement.INVALID
 
 
+@UNHURRIED
 @given(
     st.integers(2, 64),
     st.sampled_from(["dp_replicate", "tp", "cp", "pp"]),
@@ -68,6 +73,7 @@ def test_gradients_scaled_by_a_degree_fail_and_the_degree_is_named(degree, dimen
     assert f"the {name} degree ({degree})" in verdict.cause
 
 
+@UNHURRIED
 @given(st.floats(0.01, 100).filter(lambda factor: abs(factor - 1) > 1e-3))
 def test_gradients_scaled_by_anything_fail(factor):
     test = with_signals(
@@ -82,6 +88,7 @@ POSITIVE = st.floats(1e-3, 1e3)
 CURVE = st.lists(POSITIVE, min_size=3, max_size=8)
 
 
+@UNHURRIED
 @given(CURVE, CURVE)
 def test_identical_curves_pass(loss, norm):
     size = min(len(loss), len(norm))
@@ -97,6 +104,7 @@ def two_runs(draw):
     return foreign("a", loss=tuple(first)), foreign("b", loss=second)
 
 
+@UNHURRIED
 @given(two_runs())
 def test_without_repeats_the_two_sides_are_alike(runs):
     first, second = runs
@@ -104,6 +112,7 @@ def test_without_repeats_the_two_sides_are_alike(runs):
     assert (there.judgement, there.onset_step) == (back.judgement, back.onset_step)
 
 
+@UNHURRIED
 @given(two_runs(), st.floats(0, 1e-4), st.floats(0, 1e-4))
 def test_loosening_a_tolerance_never_makes_it_worse(runs, one, other):
     tight, loose = sorted((one, other))
@@ -112,6 +121,7 @@ def test_loosening_a_tolerance_never_makes_it_worse(runs, one, other):
     assert SEVERITY.index(lenient) <= SEVERITY.index(strict)
 
 
+@UNHURRIED
 @given(two_runs(), st.lists(st.floats(-1e-6, 1e-6), min_size=8, max_size=8))
 def test_a_sound_repeat_never_makes_it_worse(runs, noise):
     test, control = runs
@@ -123,7 +133,7 @@ def test_a_sound_repeat_never_makes_it_worse(runs, noise):
 VALUES = st.lists(st.one_of(st.none(), ANY_FLOAT), max_size=6)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(VALUES, VALUES, VALUES, VALUES, st.lists(st.integers(-1, 5), max_size=6))
 def test_any_curves_at_all_give_a_verdict_with_a_cause(loss, norm, loss2, norm2, steps):
     test = foreign("a", loss=tuple(loss), grad_norm=tuple(norm), loss_recomputed=tuple(norm2))
@@ -140,18 +150,18 @@ def test_any_curves_at_all_give_a_verdict_with_a_cause(loss, norm, loss2, norm2,
 def test_slugs_are_part_of_the_interface():
     assert [question.name for question in CHECKS] == [
         "control-sound",
-        "control-in-force",
         "repeats-sound",
         "complete",
         "steps-increase",
-        "same-steps",
         "values-present",
         "finite",
+        "same-steps",
         "same-data",
         "ranks-see-same-batch",
         "same-tokens",
         "same-lr",
         "config-differs-as-declared",
+        "control-in-force",
         "named-in-force",
         "nothing-unnamed",
         "loss-first-step",

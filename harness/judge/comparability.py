@@ -1,0 +1,186 @@
+"""Tier 0, too: whether the two runs are the comparison that was meant.
+
+Same steps, samples, tokens and learning rates; configurations that differ only where declared; and
+what the sets name is what ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.curves import has, pair, relative_difference
+from harness.judge.floors import SAME_LR
+from harness.judge.in_force import not_in_force, not_named, undeclared_differences
+from harness.judge.soundness import other_data, other_steps, ranks_disagree
+from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
+
+
+@check(Tier.INTEGRITY)
+def control_in_force(control: Evidence, control_spec: SetSpec | None) -> Finding:
+    """The control runs what it names and nothing else.
+
+    A control with a technique of its own is a reference for something else.
+    """
+    if control_spec is None:
+        return skipped("nothing says what the control should be")
+    if control.in_force is None:
+        return invalid(f"the control {control.name} left no record of what ran")
+    wrong = [*not_in_force(control_spec, control.in_force)]
+    wrong += not_named(control_spec, control.in_force)
+    return _clauses(f"the control {control.name}: ", wrong)
+
+
+@check(Tier.INTEGRITY)
+def same_steps(test: Evidence, control: Evidence) -> Finding:
+    """The run has the same steps as the control.
+
+    The number of steps also shapes the lr schedule, and what one side lacks nobody compared.
+    """
+    flaw = other_steps(test, control)
+    return (
+        invalid(f"{test.name} {flaw.what}", flaw.step)
+        if flaw
+        else passed(f"{len(test.steps)} steps")
+    )
+
+
+@check(Tier.INTEGRITY)
+def same_data(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+    """Both runs trained on the same samples at every step (batch digests).
+
+    Different data makes different curves: nothing else can be concluded from them.
+    """
+    known = [digest for digest in test.batch_digests if digest is not None]
+    if not known or not control.batch_digests:
+        detail = "no batch digests: that both saw the same data is assumed, not proven"
+        return skipped(detail) if spec is None else invalid(detail)
+    flaw = other_data(test, control)
+    return invalid(f"{test.name} {flaw.what}", flaw.step) if flaw else passed()
+
+
+@check(Tier.INTEGRITY)
+def ranks_see_same_batch(test: Evidence, spec: SetSpec | None) -> Finding:
+    """All ranks of a data-parallel coordinate read the same samples.
+
+    Ranks that share a sample (TP, CP, PP) and read different ones train on garbage.
+    """
+    if not test.batch_agrees:
+        detail = "the source does not tell whether ranks share samples"
+        return skipped(detail) if spec is None else invalid(detail)
+    flaw = ranks_disagree(test)
+    return invalid(f"{test.name} {flaw.what}", flaw.step) if flaw else passed()
+
+
+@check(Tier.INTEGRITY)
+def same_tokens(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+    """Both runs count the same valid tokens at every step.
+
+    A different token budget per optimizer step is a different training.
+    """
+    return _same_signal(test, control, spec, "tokens", 0.0, "the token budget is exact")
+
+
+@check(Tier.INTEGRITY)
+def same_lr(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+    """Both runs use the same learning rate at every step.
+
+    The schedule was configured differently, or restarted after a resume.
+    """
+    return _same_signal(test, control, spec, "lr", SAME_LR, "rounding of a logged rate")
+
+
+@check(Tier.INTEGRITY)
+def config_differs_as_declared(
+    test: Evidence, control: Evidence, spec: SetSpec | None, control_spec: SetSpec | None
+) -> Finding:
+    """The configurations differ only where the sets declare it.
+
+    An undeclared difference makes it unclear what is being compared.
+    """
+    if test.in_force is None or control.in_force is None:
+        detail = "no record of the whole configuration"
+        return skipped(detail) if spec is None else invalid(detail)
+    same_toolchain = (
+        spec is None or control_spec is None or spec.toolchain == control_spec.toolchain
+    )
+    keys = undeclared_differences(test.in_force, control.in_force, same_toolchain=same_toolchain)
+    return _clauses("differs, but is not declared: ", keys)
+
+
+@check(Tier.INTEGRITY)
+def named_in_force(test: Evidence, spec: SetSpec | None) -> Finding:
+    """Every technique, degree and schedule that the set names really ran.
+
+    Numbers of a technique that did not run say nothing about it, however good they look.
+    """
+    if spec is None:
+        return skipped("nothing says what the run should be")
+    if test.in_force is None:
+        return invalid(f"{test.name} left no record of what ran")
+    return _clauses("", not_in_force(spec, test.in_force))
+
+
+@check(Tier.INTEGRITY)
+def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
+    """Nothing ran that the set does not name.
+
+    A technique that slipped in would be blamed on what the set names.
+    """
+    if spec is None or test.in_force is None:
+        return skipped("nothing says what the run should be")
+    return _clauses("", not_named(spec, test.in_force))
+
+
+CHECKS: tuple[Question, ...] = (
+    same_steps,
+    same_data,
+    ranks_see_same_batch,
+    same_tokens,
+    same_lr,
+    config_differs_as_declared,
+    control_in_force,
+    named_in_force,
+    nothing_unnamed,
+)
+
+
+def _clauses(prefix: str, clauses: Iterable[str]) -> Finding:
+    """INVALID with the clauses; PASS when there are none."""
+    found = list(clauses)
+    return invalid(prefix + "; ".join(found)) if found else passed()
+
+
+def _same_signal(
+    test: Evidence,
+    control: Evidence,
+    spec: SetSpec | None,
+    signal: str,
+    limit: float,
+    origin: str,
+) -> Finding:
+    curves = pair(test, control, signal)
+    absent = not has(test, signal) or not has(control, signal)
+    if absent and spec is None:
+        return skipped(f"no {signal} on one side")
+    if absent or curves.steps.size < len(set(test.steps) & set(control.steps)):
+        return invalid(f"{signal} is missing at some step of {test.name} or {control.name}")
+    difference = relative_difference(curves.test, curves.control)
+    outside = [i for i, value in enumerate(difference.tolist()) if not value <= limit]
+    measured = float(difference.max()) if difference.size else None
+    detail, onset = "", None
+    if outside:
+        first = outside[0]
+        onset = int(curves.steps[first])
+        detail = (
+            f"{signal} is {curves.test[first]:.6g} at step {onset}, "
+            f"{curves.control[first]:.6g} in the control"
+        )
+    return Finding(
+        Outcome.INVALID if outside else Outcome.PASS,
+        detail,
+        measured=measured,
+        limit=Limit(limit, origin),
+        unit="relative",
+        onset=onset,
+    )
