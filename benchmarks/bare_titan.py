@@ -12,9 +12,11 @@ import torch.distributed as dist
 
 from harness.rank import titan_0_3
 from harness.rank.job import read_job
+from harness.rank.parent import die_with_parent
 
 
 def main(job_path: str) -> None:
+    die_with_parent()  # an interrupted benchmark leaves no rank behind
     job = read_job(job_path)
     titan_0_3.preload(job.device)
     # Only now: preload patches torch before torchtitan is imported.
