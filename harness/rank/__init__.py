@@ -13,6 +13,7 @@
     grad_norm.py      float64 gradient norm over the unique shards
     digest.py         order-independent fingerprint of a global batch
     writer.py         metrics.jsonl and in_force.json
+    fusion.py         fused async-TP operators, counted in Inductor's graphs
     pipelining.py     what torch's pipeline schedules do besides training
     ulp.py            weights moved by one unit in the last place (A/A repeat)
     inject.py         calls a test set's ``inject`` function

@@ -30,12 +30,22 @@ class KeyProblem:
 
 
 class SettingError(Exception):
-    """A dotted key is unknown, or its value is of the wrong type."""
+    """Dotted keys are unknown, or their values are of the wrong type."""
 
-    def __init__(self, problem: KeyProblem) -> None:
-        self.problem = problem
-        near = ", ".join(problem.valid[:8])
-        super().__init__(f"{problem.key}: {problem.message}" + (f" ({near})" if near else ""))
+    def __init__(self, *problems: KeyProblem) -> None:
+        self.problems = problems
+        super().__init__("; ".join(_sentence(problem) for problem in problems))
+
+    @property
+    def problem(self) -> KeyProblem:
+        """The first of the problems; usually there is one."""
+        return self.problems[0]
+
+
+def _sentence(problem: KeyProblem) -> str:
+    near = ", ".join(problem.valid[:8])
+    place = f"{problem.key}: " if problem.key else ""
+    return f"{place}{problem.message}" + (f" ({near})" if near else "")
 
 
 def apply_setting(config: Any, key: str, value: Any) -> None:

@@ -7,10 +7,8 @@ chunks between GPUs over NVLink are replaced, by gloo collectives.
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
-import unittest.mock
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -145,36 +143,3 @@ def enable_symmetric_memory(parallelize: Callable[..., Any]) -> None:
             symmetric_memory.enable_symm_mem_for_group(tp_mesh.get_group().group_name)
 
     module.maybe_enable_async_tp = enable_with_symmetric_memory
-
-
-class FusionCount:
-    """Counts the fused operators that Inductor's real pass puts into the graphs of this rank.
-
-    On a CPU the pass must also believe that torch was built with NCCL, which it checks although
-    the rewrite itself has no use for it.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.fused: collections.Counter[str] = collections.Counter()
-        from torch._inductor.fx_passes import post_grad
-
-        rewrite = post_grad.micro_pipeline_tp_pass
-
-        def rewrite_and_count(graph: Any) -> None:
-            if device == "cpu":
-                with unittest.mock.patch.object(dist, "is_nccl_available", return_value=True):
-                    rewrite(graph)
-            else:
-                rewrite(graph)
-            self.fused.update(_fused_operators(graph))
-
-        post_grad.micro_pipeline_tp_pass = rewrite_and_count
-
-
-def _fused_operators(graph: Any) -> list[str]:
-    """Names of the ``symm_mem`` operators in a graph, as ``fused_all_gather_matmul``."""
-    return [
-        node.target._schema.name.removeprefix("symm_mem::")
-        for node in graph.nodes
-        if getattr(node.target, "namespace", None) == "symm_mem"
-    ]

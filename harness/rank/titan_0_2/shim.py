@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from harness.rank.fusion import FusionCount
 from harness.rank.titan_0_2 import fixes
 
 
@@ -19,8 +20,8 @@ class Counts:
 
     rotation: Any = None
     """``ring_attention.RotationCount``"""
-    fusion: Any = None
-    """``async_tp.FusionCount``"""
+    fusion: FusionCount | None = None
+    """``harness.rank.fusion.FusionCount``"""
     float8_styles: Any = None
     """``float8.StyleCount``"""
 
@@ -92,7 +93,7 @@ def _prepare_float8(config: Any, without_fixes: Collection[str], *, on_cpu: bool
 
 def _prepare_async_tp(
     config: Any, device: str, without_fixes: Collection[str], parallelize: Callable[..., Any]
-) -> Any | None:
+) -> FusionCount | None:
     if not config.parallelism.enable_async_tensor_parallel:
         return None
     import torch._inductor.config
@@ -108,4 +109,4 @@ def _prepare_async_tp(
         async_tp.scatter_sequence_rows()
     if fixes.SYMM_MEM not in without_fixes:
         async_tp.enable_symmetric_memory(parallelize)
-    return async_tp.FusionCount(device)
+    return FusionCount(device)

@@ -54,5 +54,5 @@ def check(job: Job) -> list[KeyProblem]:
     try:
         build_config(job)
     except SettingError as error:
-        return [error.problem]
+        return list(error.problems)
     return []

@@ -6,6 +6,7 @@ is what the layers hold, a schedule is the class of the object that ran.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torchtitan.models.common.attention import FlexAttention
 
+from harness.rank.fusion import FusionCount
 from harness.rank.job import Job
 from harness.rank.names import canonical
 from harness.rank.probe import Probe
@@ -23,9 +25,12 @@ from harness.rank.titan_0_3.config import BuiltConfig
 from harness.rank.writer import SCHEMA, write_json
 
 
-def write_in_force(trainer: Any, job: Job, config: BuiltConfig, probe: Probe) -> None:
+def write_in_force(
+    trainer: Any, job: Job, config: BuiltConfig, probe: Probe, fusion: FusionCount | None
+) -> None:
     """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
     mine = _see(trainer, probe.loss_targets)
+    mine["fused"] = fusion.fused if fusion else Counter()
     everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     if probe.is_writer:
@@ -72,6 +77,8 @@ def _merge(
     float8 = {name: recipe for seen in everyone for name, recipe in seen["float8"].items()}
     compiled = {name for seen in everyone for name in seen["compiled"]}
     schedule = getattr(trainer, "pp_schedule", None)
+    # All ranks of a stage compile the same: one of each stands for them.
+    stages = list({seen["pp_rank"]: seen for seen in everyone}.values())
     return {
         "schema": SCHEMA,
         "world_size": dist.get_world_size(),
@@ -100,9 +107,9 @@ def _merge(
         },
         "compile": {
             "regions": len(compiled),
-            "graphs": sum({seen["pp_rank"]: seen["graphs"] for seen in everyone}.values()),
+            "graphs": sum(seen["graphs"] for seen in stages),
         },
-        "async_tp": {"fused_nodes": {}},
+        "async_tp": {"fused_nodes": dict(sum((seen["fused"] for seen in stages), Counter()))},
         "attention": _one(seen["attention"] for seen in everyone),
         "cp_rotation": "allgather" if cp > 1 else None,
         "without_fixes": list(job.without_fixes),

@@ -46,18 +46,11 @@ def build_config(job: Job) -> BuiltConfig:
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
         use_dense_attention(config.model_spec.model)
-    for key, value in flatten(job.train_config.settings):
-        _apply(config, key, value)
-
-    declared: list[str] = []
-    for key, value in [*_implied(job), *_techniques(job)]:
-        _apply(config, key, value)
-        declared.append(key)
+    _apply_all(config, flatten(job.train_config.settings))
+    declared = _apply_all(config, [*_implied(job), *_techniques(job)])
     declared += _use_float8(config, job)
     declared += _use_corpus(config, job)
-    for key, value in job.overrides.items():
-        _apply(config, key, value)
-        declared.append(key)
+    declared += _apply_all(config, job.overrides.items())
     if isinstance(config.dataloader, SampleLoader.Config):
         config.dataloader.global_batch_size = config.training.global_batch_size
     _validate(config)
@@ -129,7 +122,9 @@ def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
         if technique not in known:
             raise SettingError(
                 KeyProblem(
-                    "techniques", f"{technique!r} does not exist in torchtitan 0.3", tuple(known)
+                    "techniques",
+                    f"{technique!r} does not exist in torchtitan 0.3",
+                    tuple(sorted(known)),
                 )
             )
     if "compile" in job.techniques:
@@ -176,6 +171,21 @@ def _use_corpus(config: Any, job: Job) -> list[str]:
         global_batch_size=config.training.global_batch_size,
     )
     return ["hf_assets_path", "dataloader"]
+
+
+def _apply_all(config: Any, settings: Iterable[tuple[str, Any]]) -> list[str]:
+    """Apply settings and return their keys; one error for all that do not fit."""
+    keys: list[str] = []
+    problems: list[KeyProblem] = []
+    for key, value in settings:
+        keys.append(key)
+        try:
+            _apply(config, key, value)
+        except SettingError as error:
+            problems += error.problems
+    if problems:
+        raise SettingError(*problems)
+    return keys
 
 
 def _apply(config: Any, key: str, value: Any) -> None:

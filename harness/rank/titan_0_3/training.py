@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+import torch._functorch.config
+import torch._inductor.config
 import torch.distributed as dist
 from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import init_logger, logger
 
+from harness.rank.fusion import FusionCount
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
 from harness.rank.titan_0_3 import attention, audit, hooks
@@ -43,26 +47,43 @@ def run(job: Job) -> None:
         output_dir=config.trainer.dump_folder,
         enable=config.trainer.debug.enable_structured_logging,
     )
+    fusion = _prepare_compile(config.trainer.compile, job.device)
     trainer = config.trainer.build()
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
             logger.info("Created seed checkpoint")
         else:
-            _train(trainer, job, config)
+            _train(trainer, job, config, fusion)
     finally:
         trainer.close()
     dist.destroy_process_group()
 
 
-def _train(trainer: Any, job: Job, config: BuiltConfig) -> None:
+def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
+    """Make compiling repeatable; count fused operators where async TP is switched on."""
+    if not compile_config.enable:
+        return None
+    # Cached graphs hold the names of process groups of the run that filled the cache: a later run
+    # dies with "Could not resolve the process group".
+    torch._functorch.config.enable_autograd_cache = False
+    # A pool of compile workers per rank costs more than it gives where ranks share few cores.
+    torch._inductor.config.compile_threads = 1
+    if not compile_config.enable_async_tensor_parallel:
+        return None
+    # A graph from the cache would not pass the pass whose work is counted.
+    torch._inductor.config.fx_graph_cache = False
+    return FusionCount(device)
+
+
+def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | None) -> None:
     if job.device == "cpu":
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
         _move_weights_after_loading(trainer)
 
     probe = hooks.attach(
-        trainer, job, lambda probe: audit.write_in_force(trainer, job, config, probe)
+        trainer, job, lambda probe: audit.write_in_force(trainer, job, config, probe, fusion)
     )
     if job.inject:
         call_injected(job.inject, trainer)
