@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from rich.table import Table
 from harness import corpus
 from harness.cli import matrix
 from harness.cli.display import Display
-from harness.errors import ConfigError, Problem
+from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
-from harness.judge import judge, limits
+from harness.judge import JUDGED_SIGNALS, judge, limits
 from harness.launch import RunOptions, run_plan
 from harness.launch.events import Preparing
 from harness.model import Judgement, Plan, Role
@@ -174,13 +175,30 @@ def _store(arguments: argparse.Namespace) -> Store:
 
 
 def _tolerance(text: str) -> tuple[str, float]:
+    """``loss=1e-3`` to its parts."""
     signal, _, value = text.partition("=")
     try:
-        return signal, float(value)
+        limit = float(value)
     except ValueError:
-        raise ConfigError(
-            Problem(f"--tolerance {text}", "is no SIGNAL=RELATIVE", "as in loss=1e-3")
-        ) from None
+        limit = math.nan
+    problems = []
+    if signal not in JUDGED_SIGNALS:
+        problems.append(
+            Problem(
+                f"--tolerance {text}",
+                f"there is no signal {signal!r}",
+                suggest(signal, JUDGED_SIGNALS),
+            )
+        )
+    if not (math.isfinite(limit) and limit >= 0):
+        problems.append(
+            Problem(
+                f"--tolerance {text}", f"{value!r} is no relative difference", "as in loss=1e-3"
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return signal, limit
 
 
 def _entropy_floor(plan: Plan, store: Store) -> float | None:

@@ -1,7 +1,16 @@
 """Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes."""
 
 from harness.judge.envelope import Envelope, limits
+from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.loss_gate import LossGate, loss_only_gate
 from harness.judge.verdict import CHECKS, judge
 
-__all__ = ["CHECKS", "Envelope", "LossGate", "judge", "limits", "loss_only_gate"]
+__all__ = [
+    "CHECKS",
+    "JUDGED_SIGNALS",
+    "Envelope",
+    "LossGate",
+    "judge",
+    "limits",
+    "loss_only_gate",
+]

@@ -40,7 +40,7 @@ def test_the_same_curve_passes(control, tmp_path):
     [
         {step: 1.049 * loss(step) for step in range(1, STEPS + 1)},
         {step: loss(step) * (100 if step == 30 else 1) for step in range(1, STEPS + 1)},
-        {step: "nan" for step in range(1, STEPS + 1)},
+        dict.fromkeys(range(1, STEPS + 1), "nan"),
         {step: loss(step) if step < STEPS else "nan" for step in range(1, STEPS + 1)},
     ],
     ids=["+4.9%", "one step x100", "all NaN", "NaN last step"],
@@ -63,3 +63,9 @@ def test_reports_are_written_where_asked(control, tmp_path, capsys):
     report = json.loads((folder / "report.json").read_text())
     assert [test["verdict"] for test in report["tests"]] == ["FAIL"]
     assert "FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tolerance", ["loss", "loss=nan", "loss=-1", "los=0.1"])
+def test_a_tolerance_that_is_none_is_refused(control, capsys, tolerance):
+    assert main(["compare", str(control), str(control), "--tolerance", tolerance]) == 2
+    assert tolerance in capsys.readouterr().err
