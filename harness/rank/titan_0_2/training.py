@@ -34,6 +34,7 @@ def preload(device: str) -> None:
         from harness.rank.titan_0_2 import cpu_device
 
         cpu_device.announce_cpu()
+        torch.set_num_threads(1)  # also where torchrun starts a single rank: same sums everywhere
     for name in _HEAVY:
         importlib.import_module(name)
 
@@ -41,7 +42,7 @@ def preload(device: str) -> None:
 def run(job: Job) -> None:
     """Train, or write the seed checkpoint.
 
-    Raises SettingError for the first key that torchtitan's config does not take.
+    Raises SettingError with the keys that torchtitan's config does not take.
     """
     from torchtitan.tools.logging import init_logger
     from torchtitan.train import Trainer
@@ -49,11 +50,9 @@ def run(job: Job) -> None:
     from harness.rank.titan_0_2 import train_spec
 
     init_logger()
-    if job.device == "cpu":
-        torch.set_num_threads(1)  # also where torchrun starts a single rank: same sums everywhere
     built = build(job)
-    for problem in built.problems:
-        raise SettingError(problem)
+    if built.problems:
+        raise SettingError(*built.problems)
     spec = train_spec.register(job, built.config)
     counts = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
     _end_without_sleeping()
