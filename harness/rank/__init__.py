@@ -14,6 +14,7 @@
     digest.py         order-independent fingerprint of a global batch
     writer.py         metrics.jsonl and in_force.json
     fusion.py         fused async-TP operators, counted in Inductor's graphs
+    cpu.py            what torchtitan assumes of a GPU and a CPU with gloo lacks
     pipelining.py     what torch's pipeline schedules do besides training
     ulp.py            weights moved by one unit in the last place (A/A repeat)
     inject.py         calls a test set's ``inject`` function

@@ -9,7 +9,6 @@
     hooks.py           where the probe sits in a trainer
     audit.py           what really ran
     shim.py            decides which of the following a config needs
-    cpu_device.py      a CPU with gloo
     ring_attention.py  context parallel
     float8.py          Float8 and its TP styles
     async_tp.py        async tensor parallelism

@@ -34,10 +34,6 @@ def prepare(
     ``parallelize`` is the parallelize function of the model's train spec.
     """
     on_cpu = device == "cpu"
-    if on_cpu:
-        from harness.rank.titan_0_2 import cpu_device
-
-        cpu_device.adapt_gloo()
     if config.compile.enable:
         _prepare_compile(without_fixes)
     return Counts(

@@ -8,7 +8,6 @@ import time
 import types
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from harness.rank.inject import call_injected
@@ -29,12 +28,11 @@ _HEAVY = (
 
 
 def preload(device: str) -> None:
-    """Import what every rank needs; on a CPU, after the one patch that must come before."""
+    """Import what every rank needs; on a CPU, after the patches that must come before."""
     if device == "cpu":
-        from harness.rank.titan_0_2 import cpu_device
+        from harness.rank.cpu import prepare_torch
 
-        cpu_device.announce_cpu()
-        torch.set_num_threads(1)  # also where torchrun starts a single rank: same sums everywhere
+        prepare_torch()
     for name in _HEAVY:
         importlib.import_module(name)
 

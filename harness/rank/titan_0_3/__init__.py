@@ -2,7 +2,7 @@
 
 ::
 
-    cpu.py          what torchtitan assumes of a GPU and a CPU lacks (before torchtitan's import)
+    cpu.py          what this release assumes of a GPU, beyond harness.rank.cpu
     backfill.py     torch APIs newer than 2.13 that torchtitan 0.3 calls
     attention.py    FlexAttention with a dense mask, for the CPU
     config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
@@ -23,13 +23,10 @@ from harness.rank.settings import KeyProblem, SettingError
 
 def preload(device: str) -> None:
     """Import torchtitan and everything of it that a rank uses, fit to fork afterwards."""
-    import torch
-
     if device == "cpu":
-        from harness.rank.titan_0_3 import cpu
+        from harness.rank.cpu import prepare_torch
 
-        torch.set_num_threads(1)
-        cpu.prepare_torch()
+        prepare_torch()
     from harness.rank.titan_0_3 import backfill
 
     backfill.complete_torch()
@@ -37,7 +34,9 @@ def preload(device: str) -> None:
 
     training.preload()
     if device == "cpu":
-        cpu.prepare_torchtitan()
+        from harness.rank.titan_0_3.cpu import prepare_torchtitan
+
+        prepare_torchtitan()
 
 
 def run(job: Job) -> None:
