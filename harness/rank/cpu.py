@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 @functools.cache
 def prepare_torch() -> None:
-    """Once per process: adapt torch, and let every rank compute on one thread: the same sums everywhere."""
+    """Adapt torch, once per process; one thread, so that sums are the same everywhere."""
     torch.set_num_threads(1)
     select_cpu()
     give_cpu_memory_statistics()
