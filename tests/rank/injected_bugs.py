@@ -1,0 +1,62 @@
+"""Bugs for ``inject``: each breaks a built torchtitan trainer as a known bug did."""
+
+import torch
+
+
+def _before_clipping(change):
+    """Call ``change(parameters)`` between backward and clipping."""
+    from torchtitan.distributed import utils
+
+    clip = utils.clip_grad_norm_
+
+    def changed(parameters, *args, **kwargs):
+        parameters = list(parameters)
+        change(parameters)
+        return clip(parameters, *args, **kwargs)
+
+    utils.clip_grad_norm_ = changed
+
+
+def double_gradients(trainer):
+    """As torchtitan#2972: gradients are scaled, the loss curve hardly shows it."""
+
+    def double(parameters):
+        for parameter in parameters:
+            parameter.grad.mul_(2)
+
+    _before_clipping(double)
+
+
+def lose_embedding_gradient(trainer):
+    """As pytorch#179849: one parameter gets no gradient."""
+
+    def lose(_parameters):
+        for part in trainer.model_parts:
+            part.tok_embeddings.weight.grad = None
+
+    _before_clipping(lose)
+
+
+def double_reported_loss(trainer):
+    """As torchtitan's full_dtensor back end: only the metric is wrong."""
+    log = trainer.metrics_processor.log
+
+    def doubled(step, loss, *args, **kwargs):
+        log(step, 2 * loss, *args, **kwargs)
+
+    trainer.metrics_processor.log = doubled
+
+
+def become_nan_at_step_2(trainer):
+    """Weights of the last layer turn into NaN before the second step."""
+    train_step = trainer.train_step
+
+    def with_nan(batches):
+        if trainer.step == 2:
+            with torch.no_grad():
+                for name, parameter in trainer.model_parts[-1].named_parameters():
+                    if "layers.3" in name:
+                        parameter.fill_(torch.nan)
+        train_step(batches)
+
+    trainer.train_step = with_nan

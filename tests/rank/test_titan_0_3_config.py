@@ -1,0 +1,171 @@
+"""A job as torchtitan 0.3's own config, and what ``--check`` says of a bad one."""
+
+import json
+
+import pytest
+import titan_0_3_jobs as jobs
+
+from harness.rank import __main__ as command
+from harness.rank import entry
+from harness.rank.settings import SettingError
+
+jobs.require_titan_0_3()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _preloaded():
+    jobs.preload()
+
+
+@pytest.fixture
+def build(tmp_path):
+    from harness.rank.titan_0_3.config import build_config
+
+    return lambda **changes: build_config(jobs.job(tmp_path / "run", **changes))
+
+
+def test_the_config_holds_what_the_job_says(build, tmp_path):
+    built = build(
+        tp=2, pp=2, pipeline_schedule="Interleaved1F1B", data=tmp_path, seed_checkpoint="/s/step-0"
+    )
+    expected = {
+        "parallelism.data_parallel_shard_degree": 2,
+        "parallelism.tensor_parallel_degree": 2,
+        "parallelism.pipeline_parallel_degree": 2,
+        "parallelism.pipeline_parallel_schedule": "Interleaved1F1B",
+        "parallelism.spmd_backend": "partial_dtensor",
+        "training.steps": 3,
+        "training.disable_cuda_graphs": True,
+        "debug.seed": 42,
+        "metrics.log_freq": 1,
+        "dump_folder": str(tmp_path / "run"),
+        "dataloader.folder": str(tmp_path),
+        "dataloader.global_batch_size": 8,
+        "checkpoint.load_only": True,
+        "checkpoint.initial_load_path": "/s/step-0",
+    }
+    assert {key: built.flat[key] for key in expected} == expected
+    assert set(expected) <= set(built.declared)
+    assert "training.seq_len" not in built.declared
+
+
+def test_the_model_has_the_shape_of_the_train_config(build):
+    flat = build().flat
+    assert flat["model_spec.model.dim"] == 64
+    assert flat["model_spec.model.layers[3].attention.n_heads"] == 4
+    assert flat["model_spec.model.layers[3].attention.n_kv_heads"] == 2
+    assert "model_spec.model.layers[4].attention.n_heads" not in flat
+    assert flat["loss.loss_fn.global_vocab_size"] == 512
+
+
+def test_the_train_config_alone_leaves_torchtitans_shape(build):
+    assert build(model={}).flat["model_spec.model.dim"] == 256
+
+
+def test_the_experiments_settings_win_and_are_declared(build):
+    built = build(
+        overrides={
+            "training.local_batch_size": 2,
+            "parallelism.spmd_backend": "full_dtensor",
+            "optimizer.param_groups[0].optimizer_kwargs.lr": 0.5,
+        }
+    )
+    assert built.flat["training.local_batch_size"] == 2
+    assert built.flat["parallelism.spmd_backend"] == "full_dtensor"
+    assert built.flat["optimizer.param_groups[0].optimizer_kwargs.lr"] == 0.5
+    assert "training.local_batch_size" in built.declared
+
+
+def test_two_builds_give_the_same_flat_config(build):
+    """No address of a function, nothing of the moment: configs of two runs are compared."""
+    assert build().flat == build().flat
+    json.dumps(dict(build().flat))
+
+
+def test_techniques_become_torchtitans_settings(build):
+    flat = build(techniques=["compile", "bf16"]).flat
+    assert flat["compile.enable"] is True
+    assert (flat["training.dtype"], flat["training.mixed_precision_param"]) == (
+        "bfloat16",
+        "bfloat16",
+    )
+
+
+def float8_layers(built):
+    from torchtitan.components.quantization.float8 import Float8Linear
+
+    return [fqn for fqn, *_ in built.trainer.model_spec.model.traverse(Float8Linear.Config)]
+
+
+def test_float8_converts_all_linear_layers_but_the_output_projection(build):
+    layers = float8_layers(build(techniques=["float8"]))
+    assert len(layers) == 4 * 5
+    assert "lm_head" not in layers
+    assert float8_layers(build()) == []
+
+
+def test_a_seed_checkpoint_knows_no_parallelism_and_no_technique(build):
+    built = build(
+        role="seed checkpoint", tp=2, pp=2, pipeline_schedule="1F1B", techniques=["float8", "bf16"]
+    )
+    assert built.flat["checkpoint.create_seed_checkpoint"] is True
+    assert built.flat["parallelism.tensor_parallel_degree"] == 1
+    assert built.flat["training.dtype"] == "float32"
+    assert float8_layers(built) == []
+
+
+@pytest.mark.parametrize(("mode", "name"), [("full", "FullAC"), ("selective", "SelectiveAC")])
+def test_activation_checkpointing_is_picked_by_its_mode(build, mode, name):
+    built = build(overrides={"activation_checkpoint.mode": mode})
+    assert name in type(built.trainer.activation_checkpoint).__qualname__
+
+
+def test_the_debug_config_recomputes_nothing(build):
+    assert build().trainer.activation_checkpoint is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "valid"),
+    [
+        ({"overrides": {"training.seq_lem": 1}}, "training.seq_lem", "training.seq_len"),
+        ({"overrides": {"training.dtype": "fp8"}}, "training.dtype", "'bfloat16'"),
+        ({"overrides": {"activation_checkpoint.mode": "some"}}, None, "'none'"),
+        ({"techniques": ["float8_tp"]}, "techniques", "async_tp"),
+        ({"techniques": ["async_tp", "compile"]}, "techniques", None),
+        ({"techniques": ["float8", "compile"]}, "techniques", None),
+        ({"cp": 2, "cp_rotation": "alltoall"}, "cp_rotation", "allgather"),
+        ({"model": {"dims": 3}}, "converge.model.dims", "dim"),
+    ],
+)
+def test_what_torchtitan_does_not_take_is_named_with_what_it_takes(tmp_path, changes, key, valid):
+    (problem,) = entry.check(str(jobs.write_job(tmp_path / "run", **changes)))
+    assert problem.key == (key or next(iter(changes["overrides"])))
+    assert valid is None or valid in problem.valid
+
+
+def test_all_wrong_keys_of_a_job_are_named_at_once(build):
+    with pytest.raises(SettingError) as caught:
+        build(overrides={"training.steps": "x", "trainng.seq_len": 1, "debug.seed": 7})
+    assert [problem.key for problem in caught.value.problems] == [
+        "training.steps",
+        "trainng.seq_len",
+    ]
+
+
+def test_torchtitans_own_refusals_are_problems_too(tmp_path):
+    changes = {"pp": 2, "overrides": {"parallelism.pipeline_parallel_microbatch_size": 3}}
+    (problem,) = entry.check(str(jobs.write_job(tmp_path / "run", **changes)))
+    assert "must be evenly divisible" in problem.message
+
+
+def test_check_prints_one_json_object_for_all_jobs(tmp_path, capfd):
+    good = jobs.write_job(tmp_path / "good")
+    bad = jobs.write_job(tmp_path / "bad", overrides={"training.stepz": 1})
+    none = tmp_path / "none.json"
+    assert command.main(["--check", str(good), str(bad), str(none)]) == 0
+    problems = json.loads(capfd.readouterr().out)["problems"]
+    assert [(problem["job"], problem["key"]) for problem in problems] == [
+        (str(bad), "training.stepz"),
+        (str(none), ""),
+    ]
+    assert problems[0]["valid"][0] == "training.steps"

@@ -1,0 +1,153 @@
+"""Real torchrun jobs of torchtitan 0.3: what agrees with FSDP, what does not, what really ran.
+
+A job takes about 10 seconds on two idle cores, compile half a minute.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import titan_0_3_jobs as jobs
+
+jobs.require_titan_0_3()
+pytestmark = pytest.mark.slow
+
+BUGS = Path(__file__).with_name("injected_bugs.py")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return jobs.Runs(tmp_path_factory.mktemp("titan-0-3"))
+
+
+@pytest.fixture(scope="module")
+def control(runs):
+    steps, in_force = runs.run("fsdp2")
+    assert in_force["degrees"] == jobs.DEGREES
+    assert in_force["attention"] == "DenseFlexAttention"
+    return steps
+
+
+def without_measurements(steps):
+    return [
+        {key: value for key, value in line.items() if key not in ("seconds", "memory_bytes")}
+        for line in steps
+    ]
+
+
+def test_the_control_is_complete_and_its_metrics_are_true(control):
+    assert [line["step"] for line in control] == [1, 2, 3]
+    for line in control:
+        assert line["loss"] == pytest.approx(line["loss_recomputed"], rel=1e-6)
+        assert line["grad_norm"] == pytest.approx(line["grad_norm_recomputed"], rel=1e-6)
+        assert line["batch_agrees"] is True
+        assert line["grads_missing"] == 0
+    assert len({line["tokens"] for line in control}) > 1  # uneven valid tokens, on purpose
+    assert len({line["batch_digest"] for line in control}) == 3
+
+
+def test_a_rerun_is_bit_identical(runs, control):
+    steps, _ = runs.run("rerun", repeat="rerun")
+    assert without_measurements(steps) == without_measurements(control)
+
+
+def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):
+    steps, _ = runs.run("ulp", repeat="ulp")
+    assert 0 < jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ddp2", {"dp_replicate": 2, "dp_shard": 1}),
+        ("hsdp2x2", {"dp_replicate": 2, "overrides": {"training.local_batch_size": 2}}),
+        ("accumulation", {"overrides": {"training.local_batch_size": 2}}),
+        ("tp2", {"tp": 2}),
+        ("cp2", {"cp": 2}),
+        ("tp2_pp2", {"tp": 2, "pp": 2, "dp_shard": 1, "pipeline_schedule": "Interleaved1F1B"}),
+    ],
+)
+def test_a_parallelism_differs_from_fsdp_by_rounding_only(runs, control, name, changes):
+    if name == "tp2_pp2":  # a data-parallel degree of 1 reads the whole global batch itself
+        changes = {**changes, "overrides": {"training.local_batch_size": 8}}
+    steps, in_force = runs.run(name, **changes)
+    degrees = {key: value for key, value in changes.items() if key in jobs.DEGREES}
+    assert in_force["degrees"] == {**jobs.DEGREES, **degrees}
+    assert [a["batch_digest"] for a in steps] == [b["batch_digest"] for b in control]
+    for signal in ("loss", "grad_norm"):
+        assert jobs.largest_difference(control, steps, signal) < 1e-6
+        assert jobs.largest_difference(control, steps, f"{signal}_recomputed") < 1e-7
+    if "pp" in changes:
+        assert in_force["pipeline_schedule"] == "ScheduleInterleaved1F1B"
+        assert in_force["pipeline_microbatches"] == 8
+
+
+def test_rowwise_float8_is_tensorwise_when_emulated(runs, control):
+    """A real bug of torchtitan 0.3.0, which only reading the layers shows."""
+    steps, in_force = runs.run("float8", techniques=["float8_rowwise"])
+    assert in_force["float8"] == {
+        "modules": 20,
+        "recipe": "tensorwise",
+        "emulated": True,
+        "tp_styles": 0,
+    }
+    assert 1e-7 < jobs.largest_difference(control, steps, "loss_recomputed") < 1e-2
+
+
+def test_compile_is_in_force(runs, control):
+    steps, in_force = runs.run("compile", techniques=["compile"])
+    assert in_force["compile"]["regions"] == 4
+    assert in_force["compile"]["graphs"] >= 2
+    assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+
+
+def test_bf16_is_in_force(runs, control):
+    steps, in_force = runs.run("bf16", techniques=["bf16"])
+    assert (in_force["param_dtype"], in_force["mixed_precision_param"]) == ("bfloat16", "bfloat16")
+    assert 1e-7 < jobs.largest_difference(control, steps, "loss_recomputed") < 2e-2
+
+
+def test_full_dtensor_reports_twice_the_loss(runs, control):
+    """A real bug of torchtitan 0.3.0 on torch 2.13: only the metric is wrong."""
+    steps, _ = runs.run("full", overrides={"parallelism.spmd_backend": "full_dtensor"})
+    for line, right in zip(steps, control, strict=True):
+        assert line["loss"] == pytest.approx(2 * right["loss"], rel=1e-6)
+        assert line["loss_recomputed"] == pytest.approx(right["loss_recomputed"], rel=1e-7)
+
+
+def test_injected_gradient_scale_shows_in_both_norms_and_not_in_the_loss(runs, control):
+    (first, *_), in_force = runs.run("gradients", inject=f"{BUGS}:double_gradients")
+    assert in_force["injected"] == f"{BUGS}:double_gradients"
+    for signal in ("grad_norm", "grad_norm_recomputed"):
+        assert first[signal] == pytest.approx(2 * control[0][signal], rel=1e-6)
+    assert first["loss"] == control[0]["loss"]
+
+
+def test_an_injected_wrong_metric_leaves_the_recomputed_loss(runs, control):
+    (first, *_), _ = runs.run("metric", inject=f"{BUGS}:double_reported_loss")
+    assert first["loss"] == pytest.approx(2 * control[0]["loss"], rel=1e-6)
+    assert first["loss_recomputed"] == control[0]["loss_recomputed"]
+
+
+def test_a_parameter_without_gradient_is_named(runs):
+    (first, *_), _ = runs.run("lost", inject=f"{BUGS}:lose_embedding_gradient")
+    assert first["grads_missing"] == 1
+    assert first["grads_missing_names"] == ["tok_embeddings.weight"]
+
+
+def test_a_run_that_becomes_nan_leaves_that_step(runs):
+    done = runs.torchrun(
+        "nan", pp=2, pipeline_schedule="1F1B", inject=f"{BUGS}:become_nan_at_step_2"
+    )
+    assert done.returncode != 0
+    assert "Loss is not finite" in done.stderr
+    part = (runs.folder / "nan" / "metrics.jsonl.part").read_text().splitlines()
+    last = json.loads(part[-1])
+    assert (last["step"], last["loss"], last["loss_recomputed"]) == (2, "nan", "nan")
+    assert last["grad_norm"] is None
+
+
+def test_an_error_names_itself(runs):
+    done = runs.torchrun("broken", inject=f"{BUGS}:no_such_function")
+    assert done.returncode != 0
+    assert "no function 'no_such_function'" in done.stderr

@@ -1,0 +1,64 @@
+"""``repeat = "ulp"``: every weight moved to a neighbour, the same neighbour in every sharding."""
+
+import torch
+import torch.distributed as dist
+from gloo_ranks import run_on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from harness.rank.ulp import direction, move_by_one_ulp
+
+SHAPE = (7, 5, 2)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+
+def weights():
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
+
+
+def moved():
+    layer = Layer(weights())
+    move_by_one_ulp([layer])
+    return layer
+
+
+def test_every_element_moves_by_exactly_one_unit():
+    before, after = weights(), moved().weight.detach()
+    up = torch.nextafter(before, torch.tensor(torch.inf))
+    down = torch.nextafter(before, torch.tensor(-torch.inf))
+    assert bool(((after == up) | (after == down)).all())
+    assert 0.2 < float((after == up).double().mean()) < 0.8
+
+
+def test_a_scalar_moves_too():
+    assert abs(float(moved().scale.detach()) - 1) in (2**-23, 2**-24)
+
+
+def test_the_direction_depends_on_the_name():
+    index = torch.arange(1000)
+    assert not torch.equal(direction("a", index), direction("b", index))
+    assert 400 < int(direction("a", index).sum()) < 600
+
+
+def moved_shards(sizes, dims, placements):
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=dims)
+    layer = Layer(distribute_tensor(weights(), mesh, placements))
+    move_by_one_ulp([layer])
+    assert torch.equal(layer.weight.full_tensor(), moved().weight)
+
+
+def all_shardings():
+    moved_shards((dist.get_world_size(),), ("fsdp",), (Shard(0),))
+    moved_shards((dist.get_world_size(),), ("tp",), (Shard(1),))
+    moved_shards((2, 2), ("fsdp", "tp"), (Shard(0), Shard(1)))
+    moved_shards((2, 2), ("dp_replicate", "fsdp"), (Replicate(), Shard(0)))
+
+
+def test_every_sharding_moves_to_the_same_weights():
+    run_on_ranks(all_shardings, 4)

@@ -1,0 +1,123 @@
+"""Jobs of the torchtitan 0.3 dialect, and real torchrun calls of them, for the tests."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import warnings
+from pathlib import Path
+
+import pytest
+
+from harness.corpus import prepare
+from harness.model import SyntheticData
+from harness.rank.job import read_job
+
+ROOT = Path(__file__).parents[2]
+TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug.toml"
+DEGREES = {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
+
+
+def require_titan_0_3():
+    """Skip the module unless this Python has torchtitan 0.3."""
+    try:
+        version = importlib.metadata.version("torchtitan")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if not version.startswith("0.3."):
+        pytest.skip(f"needs torchtitan 0.3, found {version}", allow_module_level=True)
+
+
+def preload():
+    """Import the dialect; what third parties warn of while they are imported is theirs."""
+    from harness.rank import entry
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        entry.preload("titan_0_3", "cpu")
+
+
+def write_job(folder, *, data=None, model=None, **changes):
+    """``folder/job.json`` for the shipped train config; keywords replace entries or degrees."""
+    settings = tomllib.loads(TRAIN_CONFIG.read_text())
+    ours = settings.pop("converge")
+    degrees = {name: changes.pop(name, default) for name, default in DEGREES.items()}
+    raw = {
+        "schema": 1,
+        "name": folder.name,
+        "role": "test",
+        "identity": "0" * 64,
+        "dialect": "titan_0_3",
+        "run_folder": str(folder),
+        "seed": 42,
+        "steps": 3,
+        "parallelism": degrees,
+        "train_config": {
+            "path": "train_configs/llama3_debug.toml",
+            "module": ours["module"],
+            "config": ours["config"],
+            "model": ours["model"] if model is None else model,
+            "settings": settings,
+        },
+        "data": {"folder": str(data), "digest": "0"} if data else None,
+        "device": "cpu",
+        **changes,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "job.json"
+    path.write_text(json.dumps(raw))
+    return path
+
+
+def job(folder, **changes):
+    return read_job(write_job(folder, **changes))
+
+
+class Runs:
+    """Real runs below one folder, all from one corpus and one seed checkpoint."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.data = prepare(SyntheticData(vocab_size=512, tokens=60_000), folder / "data").folder
+        assert self.torchrun("seed", role="seed checkpoint").returncode == 0
+        self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
+
+    def torchrun(self, name, **changes):
+        """Run a job; returns the finished process."""
+        degrees = {**DEGREES, **{key: changes[key] for key in DEGREES if key in changes}}
+        ranks = 1
+        if changes.get("role") != "seed checkpoint":
+            changes = {"seed_checkpoint": self.seed_checkpoint, **changes}
+            for degree in degrees.values():
+                ranks *= degree
+        path = write_job(self.folder / name, data=self.data, **changes)
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "0"),
+            *("-m", "harness.rank", str(path)),
+        ]
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            timeout=800,
+            check=False,
+        )
+
+    def run(self, name, **changes):
+        """Run a job to its end; returns its steps and its audit."""
+        done = self.torchrun(name, **changes)
+        assert done.returncode == 0, done.stderr[-4000:]
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
+        return steps, json.loads((self.folder / name / "in_force.json").read_text())
+
+
+def largest_difference(control, test, signal):
+    """Largest relative difference of a signal over all steps."""
+    pairs = zip(control, test, strict=True)
+    return max(abs(b[signal] - a[signal]) / abs(a[signal]) for a, b in pairs)
