@@ -1,40 +1,10 @@
 """Each repair of the shim, on two real ranks: right with it, wrong without it."""
 
-import os
-import warnings
-
 import pytest
 import titan_0_2_jobs as jobs
+from gloo_ranks import run_on_ranks
 
 jobs.require_titan_0_2()
-
-
-@pytest.fixture
-def on_two_ranks(tmp_path):
-    """Run a function of this module on two gloo ranks; its failure fails the test."""
-
-    def run(check, *arguments):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            import torch.multiprocessing
-
-            # A file for the rendezvous: a free port would not stay free on a busy machine.
-            store = f"file://{tmp_path / 'store'}"
-            torch.multiprocessing.spawn(_rank, args=(store, check, arguments), nprocs=2)
-
-    return run
-
-
-def _rank(rank, store, check, arguments):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    check(*arguments)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def group_name():
@@ -76,8 +46,8 @@ def scaled_matmul_and_scatter():
     assert relative_error() < 1e-6
 
 
-def test_fused_float8_reduce_scatter_scatters_the_sequence_only_with_its_fix(on_two_ranks):
-    on_two_ranks(scaled_matmul_and_scatter)
+def test_fused_float8_reduce_scatter_scatters_the_sequence_only_with_its_fix():
+    run_on_ranks(scaled_matmul_and_scatter, 2)
 
 
 # --------------------------------------------------------------------------------- async TP
@@ -105,8 +75,8 @@ def fused_operators_without_float8():
     torch.testing.assert_close(scattered, 2 * (whole @ weight).chunk(2, dim=1)[rank])
 
 
-def test_fused_operators_over_gloo_equal_collective_and_matmul(on_two_ranks):
-    on_two_ranks(fused_operators_without_float8)
+def test_fused_operators_over_gloo_equal_collective_and_matmul():
+    run_on_ranks(fused_operators_without_float8, 2)
 
 
 # ---------------------------------------------------------------------------------- Float8
@@ -132,8 +102,8 @@ def float8_all_gather():
     assert gathered.float()[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_gloo_gathers_float8_only_as_bytes(on_two_ranks):
-    on_two_ranks(float8_all_gather)
+def test_gloo_gathers_float8_only_as_bytes():
+    run_on_ranks(float8_all_gather, 2)
 
 
 # --------------------------------------------------------------------------- ring attention
@@ -169,8 +139,8 @@ def ring_attention():
         assert set(count.created) == {rotation}
 
 
-def test_ring_attention_on_the_cpu_kernel_equals_the_whole_sequence(on_two_ranks):
-    on_two_ranks(ring_attention)
+def test_ring_attention_on_the_cpu_kernel_equals_the_whole_sequence():
+    run_on_ranks(ring_attention, 2)
 
 
 # -------------------------------------------------------------------------------- act-grad
@@ -207,5 +177,6 @@ def gradient_of_input_in_flight():
     assert gradient().count_nonzero() == 8
 
 
-def test_a_compiled_block_hands_back_the_gradient_only_with_its_fix(on_two_ranks):
-    on_two_ranks(gradient_of_input_in_flight)
+@pytest.mark.filterwarnings("ignore")  # Dynamo's own, on importing the rest of torch
+def test_a_compiled_block_hands_back_the_gradient_only_with_its_fix():
+    run_on_ranks(gradient_of_input_in_flight, 2)

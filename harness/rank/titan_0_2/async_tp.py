@@ -50,7 +50,7 @@ def _all_gather_and_consume(
     group = _resolve_process_group(group_name)
     size, rank = group.size(), group.rank()
     pending = [
-        dist.all_gather_into_tensor(
+        dist.all_gather_single(
             # gloo has no Float8 element type: all travels as bytes
             gathered.view(torch.uint8),
             part.view(torch.uint8),
