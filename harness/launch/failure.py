@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
@@ -51,7 +50,7 @@ def rank_error(folder: Path) -> RankError:
         text = log_tail(folder / "logs" / AGENT_LOG)
         return RankError(rank=0, message=_last_line(text), traceback=text)
     first = failures[0]
-    text = first.traceback or _rank_log(folder, first.rank)
+    text = first.traceback or rank_log(folder, first.rank)
     return RankError(first.rank, first.message or _last_line(text), text)
 
 
@@ -71,17 +70,10 @@ def log_tail(path: Path) -> str:
     return "\n".join(content.decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-def rank_logs(folder: Path, rank: int) -> Sequence[Path]:
-    """Standard error, then standard output, of a rank's latest attempt."""
-    return [
-        path
-        for name in ("stderr.log", "stdout.log")
-        for path in sorted(folder.glob(f"logs/*/attempt_*/{rank}/{name}"))[-1:]
-    ]
-
-
-def _rank_log(folder: Path, rank: int) -> str:
-    return next((text for path in rank_logs(folder, rank) if (text := log_tail(path))), "")
+def rank_log(folder: Path, rank: int) -> str:
+    """The end of what a rank printed: on standard error, else on standard output."""
+    logs = (folder.glob(f"logs/*/attempt_*/{rank}/{name}") for name in ("stderr.log", "stdout.log"))
+    return next((text for found in logs for path in found if (text := log_tail(path))), "")
 
 
 def _failures(folder: Path) -> list[_Failure]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 _REAP_TIMEOUT_S = 10.0
+_STACKS_S = 0.5
 
 
 def start(
@@ -41,6 +42,16 @@ def start(
             stderr=errors,
             start_new_session=True,
         )
+
+
+def ask_for_stacks(agent: subprocess.Popen[bytes], folder: Path) -> None:
+    """Have every rank of a job write to its log where it is (``faulthandler``), and let it."""
+    for process in _ranks_of([(agent, folder)]):
+        try:
+            process.send_signal(signal.SIGUSR1)
+        except psutil.NoSuchProcess:
+            continue
+    time.sleep(_STACKS_S)
 
 
 def end_all(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], grace_s: float) -> None:

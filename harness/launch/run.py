@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.launch.failure import AGENT_LOG, log_tail, rank_error, rank_logs
+from harness.launch.failure import AGENT_LOG, log_tail, rank_error, rank_log
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
 from harness.launch.warm import SERVER_GONE
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
@@ -98,9 +98,8 @@ class Run:
         return None
 
     def hung(self, sentence: str) -> RankError:
-        """The error of a job that was killed for a timeout: where rank 0 stood."""
-        logs = (log_tail(path) for path in rank_logs(self.folder, 0))
-        return RankError(0, sentence, next((text for text in logs if text), ""))
+        """The error of a job that was killed for a timeout, with where rank 0 stood."""
+        return RankError(0, sentence, rank_log(self.folder, 0))
 
     def record(self, status: RunStatus, error: RankError | None) -> RunRecord:
         return RunRecord(

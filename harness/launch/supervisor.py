@@ -161,6 +161,7 @@ class Supervisor:
             if ended:
                 self._leave(run)
             elif sentence := run.overdue(self._experiment):
+                processes.ask_for_stacks(run.process, run.folder)
                 self._end([run])
                 self._finish(run, RunStatus.HUNG, run.hung(sentence))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,9 @@ FAILURES_VARIABLE = "CONVERGE_FAILURES"
 
 def main(arguments: list[str]) -> int:
     die_with_parent()
+    signal.signal(
+        signal.SIGUSR1, signal.SIG_IGN
+    )  # asks ranks for their stacks (harness.rank.entry)
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # the ranks' parent
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run

@@ -9,7 +9,9 @@ A dialect is a package ``harness.rank.<dialect>`` with three functions::
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
+import signal
 from types import ModuleType
 
 from harness.rank.job import Job, read_job
@@ -35,6 +37,8 @@ def run(job_path: str) -> None:
     at import, so that a forked child uses its own) and is raised again.
     """
     die_with_parent()
+    # The harness sends it before it kills a hung run: standard error then says where each rank is.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(_run)(job_path)

@@ -68,6 +68,7 @@ def wait(server: socket.socket) -> int:
     def hand_on(number: int, _frame: object) -> None:
         server.send(bytes([number]))
 
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # meant for the program itself
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, hand_on)
     answer = server.recv(EXIT_CODE.size, socket.MSG_WAITALL)

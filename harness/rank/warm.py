@@ -104,6 +104,7 @@ class Server:
         signal.signal(signal.SIGCHLD, _notice)
         signal.set_wakeup_fd(self._wakeup_writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # children have their own use for it
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(address))
         self._listener.listen(256)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import time
 from dataclasses import replace
@@ -144,6 +145,7 @@ def test_no_next_step_is_a_hang_even_of_a_deaf_rank(tiny, store, cold):
     (record,), _ = run(plan, store, cold)
     assert record.status is RunStatus.HUNG
     assert "no step finished for 1.5 s after step 2" in record.error.message
+    assert re.search(r"tiny_rank\.py.* in run", record.error.traceback)  # rank 0 waits for rank 1
 
 
 def test_packing_never_exceeds_the_slots(tiny, store, cold):

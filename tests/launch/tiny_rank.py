@@ -3,6 +3,7 @@
 ``overrides`` of its job say how it goes wrong: ``tiny.mode``, at step ``tiny.at``, on rank 1.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -44,6 +45,7 @@ def run(path):
     from harness.rank.parent import die_with_parent
 
     die_with_parent()
+    faulthandler.register(signal.SIGUSR1)
     import torch
     import torch.distributed as dist
 
