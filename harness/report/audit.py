@@ -72,8 +72,8 @@ def config_changes(
 ) -> tuple[ConfigChange, ...]:
     """Keys and versions that differ between two runs, undeclared ones first."""
     ours, theirs = (
-        _table(test and test.in_force, "config"),
-        _table(control and control.in_force, "config"),
+        _table(test.in_force if test else None, "config"),
+        _table(control.in_force if control else None, "config"),
     )
     declared: set[str] = set()
     for evidence in (test, control):

@@ -35,7 +35,7 @@ Envelopes = Mapping[str, Mapping[str, Sequence[float]]]
 and its control share, in their order."""
 
 
-def build_view(  # noqa: PLR0913 - keyword-only, one per earlier stage
+def build_view(
     *,
     title: str,
     verdicts: Sequence[Verdict],

@@ -41,7 +41,7 @@ class LossOnlyGate:
     """What a gate that looks at the loss alone would have said: there to be compared with."""
 
     measured: float
-    """Largest relative loss difference over the common steps; infinite when a value is not finite."""
+    """Largest relative loss difference over the common steps; infinite when one is not finite."""
     limit: float = LOSS_ONLY_LIMIT
 
     @property

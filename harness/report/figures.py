@@ -18,9 +18,10 @@ from harness.report.downsample import corners, downsample
 from harness.report.palette import style
 from harness.report.scales import decades, raised, ratio_needs_log, zero_line
 from harness.report.text import number
-from harness.report.view import SIGNAL_TITLES, ReportView, TestView
+from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
 
-_THIN, _THICK = 1.2, 2.4
+_THIN, _THICK, _BAND = 1.2, 2.4, 8.0
+_LOSS_TITLE = "loss, nats per token"
 _INK = "ink"
 """A colour name that the page replaces by its theme's text colour; so are the two below."""
 _QUIET = "quiet"
@@ -56,23 +57,13 @@ class Figures:
 
     def _loss(self) -> Figure:
         traces = [
+            *(self._control(control) for control in self.view.controls),
             *(
                 self._line(test, f"{test.run.anchor}/loss", test.run.signal("loss"))
                 for test in _thin_first(self.view.tests)
             ),
-            *(
-                self._trace(
-                    f"{run.anchor}/loss",
-                    run.signal("loss"),
-                    f"control {run.name}",
-                    colour=_INK,
-                    width=_THICK,
-                    stroke="solid" if index == 0 else "dash",
-                )
-                for index, run in enumerate(self.view.controls)
-            ),
         ]
-        return _figure(traces, "loss", levels=self._floor())
+        return _figure(traces, _LOSS_TITLE, levels=self._floor())
 
     def _difference(self) -> Figure:
         pairs = [(test, test.comparison("loss")) for test in _thin_first(self.view.tests)]
@@ -108,16 +99,10 @@ class Figures:
         control = self.controls[test.verdict.control]
         loss = _figure(
             [
-                self._trace(
-                    f"{control.anchor}/loss",
-                    control.signal("loss"),
-                    f"control {control.name}",
-                    colour=_INK,
-                    width=_THICK,
-                ),
+                self._control(control),
                 self._line(test, f"{anchor}/loss", test.run.signal("loss")),
             ],
-            "loss",
+            _LOSS_TITLE,
             levels=self._floor(),
             onset=onset,
         )
@@ -201,6 +186,17 @@ class Figures:
             width=_THIN if passes or not reported else _THICK,
         )
 
+    def _control(self, control: RunView) -> dict[str, Any] | None:
+        """A broad band under the other lines: what agrees runs inside it."""
+        trace = self._trace(
+            f"{control.anchor}/loss",
+            control.signal("loss"),
+            f"control {control.name}",
+            colour=_INK,
+            width=_BAND,
+        )
+        return trace and {**trace, "opacity": 0.25}
+
     def _limit(self, key: str, limit: Curve) -> dict[str, Any] | None:
         trace = self._trace(
             key, corners(limit), "tolerance", colour=_QUIET, width=1.0, stroke="dash"
@@ -229,8 +225,8 @@ class Figures:
             "colour": colour,
             "stroke": stroke,
             "width": width,
-            # Plotly reads names as a subset of HTML.
-            "name": html.escape(name),
+            # Plotly reads names as a subset of HTML, and what stands between dollars as TeX.
+            "name": html.escape(name, quote=False).replace("$", "&#36;"),
             # A curve of one step is a point, and a point has no line.
             "mode": "markers" if len(drawn.steps) == 1 else "lines",
         }
@@ -267,6 +263,7 @@ def _ticks(zero: float, curves: Sequence[Curve]) -> dict[str, Any]:
     return {
         "values": [10.0**exponent for exponent in exponents],
         "labels": labels,
+        "zero": 1.5 * zero,
         "range": [exponents[0] - 0.2, exponents[-1]],
     }
 

@@ -15,7 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.typing import LineStyleType
 
 from harness.model import Judgement
 from harness.report.curves import Curve
@@ -27,8 +28,13 @@ from harness.report.view import ReportView, TestView
 
 _SIZE_INCHES = (11.0, 5.6)
 _DPI = 150
-_INK, _QUIET, _SHADE = "#1b1f24", "#6a737d", "#dfe3e8"
-_STROKES = {"solid": "-", "dash": (0, (5, 2)), "dot": (0, (1, 1.5)), "dashdot": (0, (5, 2, 1, 2))}
+_INK, _QUIET, _SHADE, _BAND = "#1b1f24", "#6a737d", "#dfe3e8", "#c3c9cf"
+_STROKES: dict[str, LineStyleType] = {
+    "solid": "-",
+    "dash": (0, (5, 2)),
+    "dot": (0, (1, 1.5)),
+    "dashdot": (0, (5, 2, 1, 2)),
+}
 _NAME_LENGTH = 34
 
 
@@ -53,11 +59,11 @@ class _Line(NamedTuple):
 
 def _overview(view: ReportView) -> bytes | None:
     lines = [
-        *_test_lines(view, lambda test: test.run.signal("loss")),
         *(
-            _Line(f"control {run.name}", run.signal("loss"), _INK, _stroke(index), 2.2)
-            for index, run in enumerate(view.controls)
+            _Line(f"control {run.name}", downsample(run.signal("loss")), _BAND, width=7.0)
+            for run in view.controls
         ),
+        *_test_lines(view, lambda test: test.run.signal("loss")),
     ]
     figure, axes = _frame(view, "loss", "loss (nats per token)")
     if not _plot(axes, lines):
@@ -132,10 +138,6 @@ def _test_lines(view: ReportView, pick: Callable[[TestView], Curve]) -> list[_Li
     return sorted(lines, key=lambda line: line.width)
 
 
-def _stroke(index: int) -> str:
-    return list(_STROKES)[index % len(_STROKES)]
-
-
 def _frame(view: ReportView, what: str, y_title: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=_SIZE_INCHES, dpi=_DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -150,7 +152,7 @@ def _frame(view: ReportView, what: str, y_title: str) -> tuple[Figure, Axes]:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=_INK)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure, axes
 
 
@@ -159,27 +161,20 @@ def _plot(axes: Axes, lines: Sequence[_Line]) -> bool:
     for line in lines:
         # A curve of one step is a point, and a point has no line.
         marker = "o" if len(line.curve.steps) == 1 else None
-        axes.plot(
-            line.curve.steps,
-            line.curve.values,
-            color=line.colour,
-            linestyle=_STROKES[line.stroke],
-            linewidth=line.width,
-            marker=marker,
-        )
+        axes.add_line(_artist(line, line.curve, marker))
+    axes.autoscale_view()
     return any(line.curve for line in lines)
 
 
 def _handles(lines: Iterable[_Line]) -> list[tuple[Line2D, str]]:
-    return [
-        (
-            Line2D(
-                [], [], color=line.colour, linestyle=_STROKES[line.stroke], linewidth=line.width
-            ),
-            line.label,
-        )
-        for line in lines
-    ]
+    return [(_artist(line, Curve()), line.label) for line in lines]
+
+
+def _artist(line: _Line, curve: Curve, marker: str | None = None) -> Line2D:
+    artist = Line2D(curve.steps, curve.values, color=line.colour, linewidth=line.width)
+    artist.set_linestyle(_STROKES[line.stroke])
+    artist.set_marker(marker or "")
+    return artist
 
 
 def _png(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]]) -> bytes:

@@ -13,9 +13,11 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from harness import __version__
+from harness.model import Tier
 from harness.report import terminal, text
 from harness.report.figures import Figures
 from harness.report.palette import SYMBOLS
+from harness.report.report_json import to_json
 from harness.report.view import ReportView
 
 LOG_LINES = 120
@@ -29,15 +31,17 @@ def to_html(view: ReportView) -> str:
     missed, the content security policy still keeps an injected script from running (only scripts
     with the page's nonce do) and the page from reaching any network.
     """
-    payload = Figures(view).payload()
+    figures = Figures(view)
+    payload = figures.payload()
     environment = _environment()
-    nonce = hashlib.sha256(repr((view, __version__)).encode()).hexdigest()[:32]
+    # From all that the page says, so no text in it can have been written knowing the nonce.
+    nonce = hashlib.sha256(f"{to_json(view)}{payload}".encode()).hexdigest()[:32]
     return environment.get_template("report.html.j2").render(
         view=view,
         payload=payload,
         figures=frozenset(payload["figures"]),
         nonce=nonce,
-        styles=Figures(view).styles,
+        styles=figures.styles,
         rows=[(test, terminal.row(test)) for test in view.by_severity],
         css=_resource("report.css"),
         javascript=_resource("report.js"),
@@ -58,9 +62,15 @@ def _environment() -> jinja2.Environment:
         "number": text.number,
         "duration": text.duration,
         "step_range": text.step_range,
+        "glued": text.glued,
         "log_tail": lambda block: text.tail(block, LOG_LINES),
     }
-    environment.globals |= {"SYMBOLS": SYMBOLS, "excess": text.excess, "ABSENT": text.ABSENT}
+    environment.globals |= {
+        "SYMBOLS": SYMBOLS,
+        "excess": text.excess,
+        "ABSENT": text.ABSENT,
+        "TIERS": tuple(Tier),
+    }
     return environment
 
 

@@ -1,4 +1,4 @@
-"""``report.json``: the report for programs. Its schema is ``report.schema.json`` beside this file."""
+"""``report.json``: the report for programs, as ``report.schema.json`` beside this file has it."""
 
 from __future__ import annotations
 

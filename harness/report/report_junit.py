@@ -1,4 +1,4 @@
-"""``junit.xml``: one suite per test set, one case per check; what GitLab, Jenkins and others read."""
+"""``junit.xml``: one suite per test set, one case per check; GitLab, Jenkins and others show it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def to_junit(view: ReportView) -> bytes:
     xml = JUnitXml(view.title)
     for test in view.tests:
         xml.add_testsuite(_suite(test))
-    xml.update_statistics()
-    rendered: bytes = xml.tostring()
+    xml.update_statistics()  # type: ignore[no-untyped-call] # junitparser is typed in part only
+    rendered: bytes = xml.tostring()  # type: ignore[no-untyped-call]
     return rendered
 
 

@@ -34,4 +34,4 @@ def decades(zero: float, curves: Iterable[Curve]) -> list[int]:
 def ratio_needs_log(curves: Iterable[Curve]) -> bool:
     """Whether ratios reach so far from 1 that a linear axis would hide all but the worst."""
     finite = [v for curve in curves for v in curve.values if math.isfinite(v) and v > 0]
-    return bool(finite) and max(max(finite), 1 / min(finite)) > _RATIO_LINEAR_UP_TO
+    return bool(finite) and max(*finite, 1 / min(finite)) > _RATIO_LINEAR_UP_TO

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from harness.model import Judgement
 from harness.report.curves import LossOnlyGate
-from harness.report.text import ABSENT, duration, number
+from harness.report.text import ABSENT, duration, percent
 from harness.report.view import ReportView, TestView
 
 HEADER = (
@@ -59,5 +58,4 @@ def loss_only(gate: LossOnlyGate | None) -> str:
     if gate is None:
         return ABSENT
     word = "pass" if gate.passes else "fail"
-    seen = f"{number(100 * gate.measured)}%" if math.isfinite(gate.measured) else "not finite"
-    return f"would {word} ({seen})"
+    return f"would {word} ({percent(gate.measured)})"

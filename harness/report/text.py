@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Iterable
 
-ABSENT = "–"
+_WHOLE_BELOW = 1e6
+ABSENT = "–"  # noqa: RUF001 - a dash, for people
 
 
 def plain(text: str) -> str:
@@ -29,14 +29,9 @@ def plain_block(text: str) -> str:
 
 
 def _visible(char: str) -> str:
-    if char in "\t\n\r":
+    if char.isspace():
         return " "
-    # Cc control, Cf format (bidirectional marks), Cs lone surrogates, Cn not a character.
-    return (
-        "\N{REPLACEMENT CHARACTER}"
-        if unicodedata.category(char) in {"Cc", "Cf", "Cs", "Cn"}
-        else char
-    )
+    return char if char.isprintable() else "\N{REPLACEMENT CHARACTER}"
 
 
 def tail(text: str, lines: int) -> str:
@@ -53,7 +48,7 @@ def number(value: float | None) -> str:
         return ABSENT
     if not math.isfinite(value):
         return str(value)
-    if float(value).is_integer() and abs(value) < 1e6:
+    if float(value).is_integer() and abs(value) < _WHOLE_BELOW:
         return str(int(value))
     return re.sub(
         r"e([+-])0*(\d+)$", lambda match: f"e{match[1].strip('+')}{match[2]}", f"{value:.3g}"
@@ -64,7 +59,22 @@ def excess(measured: float | None, limit: float | None) -> str:
     """How many times the limit was reached, as ``480x``; empty when that says nothing."""
     if measured is None or limit is None or not math.isfinite(measured) or limit <= 0:
         return ""
-    return f"{number(measured / limit)}x"
+    times = measured / limit
+    rounded = float(f"{times:.3g}")
+    return f"{rounded:,.0f}x" if 100 <= rounded < 1e9 else f"{number(times)}x"  # noqa: PLR2004
+
+
+def percent(fraction: float) -> str:
+    """Of a relative difference, for people who compare it with 1%: ``5.65%``, ``<0.01%``."""
+    if not math.isfinite(fraction):
+        return "not finite"
+    least = 1e-4
+    return "<0.01%" if 0 < fraction < least else f"{number(100 * fraction)}%"
+
+
+def glued(sentence: str) -> str:
+    """Numbers stay on the line of the word that they count."""
+    return re.sub(r"(\d) (?=\w)", "\\1\N{NO-BREAK SPACE}", sentence)
 
 
 def duration(seconds: float | None) -> str:

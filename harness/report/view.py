@@ -82,7 +82,7 @@ class Comparison:
     difference: Curve
     """Relative difference, without sign."""
     ratio: Curve
-    limit: Curve = Curve()
+    limit: Curve = field(default_factory=Curve)
     """Largest allowed relative difference per step; empty where none is known."""
 
 
@@ -147,7 +147,7 @@ class ReportView:
 
     @property
     def worst(self) -> Judgement:
-        """The word for the whole; INCONCLUSIVE when nothing was judged, so that it is never PASS."""
+        """The word for the whole; INCONCLUSIVE when nothing was judged: never PASS."""
         return next(iter(self.counts), Judgement.INCONCLUSIVE)
 
     @property

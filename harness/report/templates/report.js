@@ -14,15 +14,24 @@ function theme() {
 
 // ------------------------------------------------------------------ figures
 
-function traceOf(spec, colours) {
+// What a pointer reads on a difference axis: a value on the zero line is zero, not the line's height.
+function readings(series, zero) {
+  const bytes = Uint8Array.from(atob(series.y.bdata), (char) => char.charCodeAt(0));
+  return Array.from(new Float32Array(bytes.buffer), (value) => (value < zero ? "0" : value.toExponential(2)));
+}
+
+function traceOf(spec, figure, colours) {
+  const series = payload.series[spec.series];
   return {
-    ...payload.series[spec.series],
+    ...series,
+    text: figure.ticks ? readings(series, figure.ticks.zero) : undefined,
     type: "scatter", mode: spec.mode, name: spec.name, meta: spec.owner,
     visible: !hidden.has(spec.owner),
     line: { color: colours[spec.colour] || spec.colour, dash: spec.stroke, width: spec.width },
+    opacity: spec.opacity,
     marker: { color: colours[spec.colour] || spec.colour, size: 9 },
     fill: spec.fill ? "tozeroy" : "none", fillcolor: colours[spec.fill],
-    hovertemplate: "step %{x}: %{y:.4~g}<extra>%{fullData.name}</extra>",
+    hovertemplate: `step %{x}: ${figure.ticks ? "%{text}" : "%{y:.5~g}"}<extra>%{fullData.name}</extra>`,
     hoverinfo: spec.fill ? "skip" : undefined,
   };
 }
@@ -30,13 +39,11 @@ function traceOf(spec, colours) {
 function layoutOf(figure, colours, single) {
   const axis = {
     gridcolor: colours.grid, linecolor: colours.rule, zeroline: false, automargin: true,
-    tickfont: { size: 11 }, title: { font: { size: 11 } },
+    tickfont: { size: 11 }, title: { font: { size: 11 }, standoff: 10 },
   };
   const y = { ...axis, title: { ...axis.title, text: figure.yTitle }, type: figure.log ? "log" : "linear" };
   if (figure.ticks) {
     Object.assign(y, { tickvals: figure.ticks.values, ticktext: figure.ticks.labels, range: figure.ticks.range });
-  } else if (figure.log) {
-    Object.assign(y, { dtick: 1, tickformat: "~g" });
   } else {
     y.tickformat = "~g";
   }
@@ -45,7 +52,7 @@ function layoutOf(figure, colours, single) {
     line: { color: colours[level.colour], width: 1.2, dash: level.text ? "dot" : "solid" },
   }));
   const annotations = figure.levels.filter((level) => level.text).map((level) => ({
-    text: level.text, xref: "paper", x: 1, xanchor: "right", y: figure.log ? Math.log10(level.y) : level.y,
+    text: level.text, xref: "paper", x: 0, xanchor: "left", xshift: 4, y: figure.log ? Math.log10(level.y) : level.y,
     yanchor: "bottom", showarrow: false, font: { size: 11, color: colours.quiet },
   }));
   if (figure.onset !== null) {
@@ -54,7 +61,7 @@ function layoutOf(figure, colours, single) {
       line: { color: colours.fail, width: 1.5, dash: "dash" },
     });
     annotations.push({
-      text: `onset ${figure.onset}`, x: figure.onset, yref: "paper", y: 1, xanchor: "left", yanchor: "bottom",
+      text: `onset ${figure.onset}`, x: figure.onset, yref: "paper", y: 1, xanchor: "left", yanchor: "top", xshift: 3,
       showarrow: false, font: { size: 11, color: colours.ink },
     });
   }
@@ -73,7 +80,7 @@ function draw(element) {
   const figure = payload.figures[element.id];
   const colours = theme();
   const single = !element.id.startsWith("overview-");
-  const traces = figure.traces.map((spec) => traceOf(spec, colours));
+  const traces = figure.traces.map((spec) => traceOf(spec, figure, colours));
   const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
   Plotly.react(element, traces, layoutOf(figure, colours, single), options);
   if (!drawn.has(element)) {

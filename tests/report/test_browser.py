@@ -1,0 +1,176 @@
+"""The page in a real browser, offline: what a person sees and does."""
+
+import shutil
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import sync_playwright
+from report_samples import foreign_view, hostile_view, sample_view
+
+from harness.report import write_reports
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(
+    not CHROMIUM, reason="no browser: apt-get install chromium (or google-chrome on the PATH)"
+)
+VIEWS = {"sample": sample_view, "hostile": hostile_view, "foreign": foreign_view}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        # --no-sandbox: CI containers run as root, where Chromium's sandbox refuses to start.
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reports")
+    return {name: write_reports(view(), folder / name)[0].as_uri() for name, view in VIEWS.items()}
+
+
+@pytest.fixture
+def opened(browser, reports):
+    """Open a report offline; in the end it must have asked for nothing and not complained."""
+    contexts, complaints, requests = [], [], []
+
+    def open_page(name="sample", fragment="", **options):
+        context = browser.new_context(
+            offline=True, **({"viewport": {"width": 1280, "height": 900}} | options)
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(reports[name] + fragment)
+        # Generous: the machine may be busy. benchmarks measure the time to ready.
+        page.wait_for_function("document.documentElement.dataset.ready", timeout=60_000)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert all(url.startswith(("file:", "blob:", "data:")) for url in requests)
+
+
+def visible_rows(page):
+    return page.locator(".verdicts tbody tr:visible th").all_inner_texts()
+
+
+@pytest.mark.parametrize("name", list(VIEWS))
+def test_opens_offline_with_its_table_and_plots(opened, name, record_property):
+    page = opened(name)
+    assert page.locator(".verdicts tbody tr").count() == {"sample": 12}.get(name, 1)
+    assert page.locator("#overview-loss .scatterlayer .trace").count() >= 2
+    assert page.locator(
+        "#overview-difference .scatterlayer .trace path.js-line"
+    ).first.get_attribute("d")
+    record_property("ready_ms", page.evaluate("document.documentElement.dataset.ready"))
+
+
+def test_hostile_names_are_inert_and_shown_as_they_are(opened):
+    page = opened("hostile")
+    page.locator(".set summary").first.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("img, iframe").count() == 0
+    assert "<img src=x" in visible_rows(page)[0]
+    assert (
+        page.locator(".plot a").evaluate_all(
+            "links => links.filter((a) => a.closest('svg')).length"
+        )
+        == 0
+    )
+
+
+def test_a_missed_escape_would_still_not_run(browser, reports, tmp_path):
+    # As if a template printed a name unescaped: the policy of the page itself stops the script.
+    page_file = tmp_path / "missed.html"
+    path = urllib.request.url2pathname(urllib.parse.urlsplit(reports["foreign"]).path)
+    whole = Path(path).read_text(encoding="utf-8")
+    page_file.write_text(
+        whole.replace("</h1>", "<script>window.pwned = 1</script></h1>", 1), encoding="utf-8"
+    )
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    page.wait_for_function("document.documentElement.dataset.ready", timeout=60_000)
+    assert page.evaluate("window.pwned") is None
+    context.close()
+
+
+def test_the_table_is_filtered_and_sorted(opened):
+    page = opened()
+    page.get_by_role("button", name="FAIL 3").click()
+    assert visible_rows(page) == ["ddp2", "fsdp2_pp2_1f1b", "float8_async_tp"]
+    assert page.locator("section.set[data-verdict=PASS]:visible").count() == 0
+    page.get_by_role("button", name="all 12").click()
+    page.get_by_role("button", name="Test set").click()
+    names = visible_rows(page)
+    assert names == sorted(names)
+    assert page.locator("th[aria-sort=ascending]").inner_text().startswith("Test set")
+
+
+def test_a_set_opens_from_a_deep_link(opened):
+    page = opened(fragment="#set-fsdp2-tp2")
+    section = page.locator("#set-fsdp2-tp2")
+    assert section.locator("details").get_attribute("open") is not None
+    section.locator(".js-line").first.wait_for(timeout=30_000)
+    assert section.locator("h2").bounding_box()["y"] < 900
+
+
+def test_sections_of_passing_sets_are_closed_until_asked_for(opened):
+    page = opened()
+    assert page.locator("#set-ddp2 details").get_attribute("open") is not None
+    assert page.locator("#set-fsdp2-tp2 details").get_attribute("open") is None
+    page.locator(".verdicts").get_by_role("link", name="fsdp2_tp2", exact=True).click()
+    page.locator("#set-fsdp2-tp2 .js-line").first.wait_for(timeout=30_000)
+
+
+def test_zoom_is_linked_across_panels(opened):
+    page = opened()
+    page.evaluate("Plotly.relayout('overview-loss', {'xaxis.range': [5, 10]})")
+    page.wait_for_function(
+        "['overview-difference', 'overview-ratio'].every((id) =>"
+        " JSON.stringify(document.getElementById(id).layout.xaxis.range) === '[5,10]')"
+    )
+
+
+def test_a_set_can_be_hidden_with_the_keyboard(opened):
+    page = opened()
+    page.locator(".legend button").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "document.getElementById('overview-loss').data.some((trace) => trace.visible === false)"
+    )
+    assert page.locator(".legend button").first.get_attribute("aria-pressed") == "false"
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_every_screen(opened, width, scheme):
+    page = opened(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") is (scheme == "light")
+
+
+def test_without_javascript_the_verdicts_are_still_there(browser, reports):
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(reports["sample"])
+    assert page.locator(".verdicts tbody tr:visible").count() == 12
+    assert page.get_by_text("they are divided by the data-parallel degree").first.is_visible()
+    context.close()
+
+
+def test_it_prints(opened):
+    page = opened()
+    page.emulate_media(media="print")
+    assert page.pdf(print_background=True).startswith(b"%PDF")

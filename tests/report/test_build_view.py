@@ -1,0 +1,120 @@
+import math
+
+import pytest
+from report_samples import FLOOR, HOSTILE, foreign_view, hostile_view, sample_view
+
+from harness.model import Evidence, Judgement, Verdict
+from harness.report import build_view, rows
+from harness.report.text import ABSENT
+from harness.report.view import ReportView
+
+
+def test_what_needs_a_person_comes_first():
+    view = sample_view()
+    words = [test.verdict.judgement for test in view.by_severity]
+    assert words[:6] == [Judgement.FAIL] * 3 + [
+        Judgement.ERROR,
+        Judgement.INVALID,
+        Judgement.INCONCLUSIVE,
+    ]
+    assert set(words[6:]) == {Judgement.PASS}
+    assert view.worst is Judgement.FAIL
+    assert view.headline == "Of 12 test sets: 3 FAIL, 1 ERROR, 1 INVALID, 1 INCONCLUSIVE, 6 PASS."
+
+
+def test_a_view_gathers_what_every_stage_left():
+    view = sample_view()
+    assert view.entropy_floor == FLOOR
+    assert view.waived == ("accumulation: rule 'same token budget' is waived",)
+    assert [control.name for control in view.controls] == ["fsdp2"]
+    assert [repeat.run.repeat for repeat in view.repeats] == ["rerun", "ulp"]
+    ddp = next(test for test in view.tests if test.run.name == "ddp2")
+    assert ddp.run.degrees == "DDP 2"
+    assert ddp.run.command.startswith("torchrun --nproc-per-node 2 ")
+    assert ddp.comparison("grad_norm").ratio.values[0] == pytest.approx(0.5)
+    assert ddp.comparison("loss").limit.steps == ddp.comparison("loss").difference.steps
+    assert ddp.loss_only.passes
+    crashed = next(test for test in view.tests if test.run.name == "tp2_pp2_fsdp2")
+    assert crashed.run.error.rank == 5
+    assert crashed.loss_only is None
+
+
+def test_named_and_in_force_stand_side_by_side():
+    view = sample_view()
+    test = next(test for test in view.tests if test.run.name == "fsdp2_cp2_alltoall")
+    shown = {row.what: (row.named, row.in_force) for row in test.in_force}
+    assert shown["CP rotation"] == ("alltoall", "allgather")
+    assert shown["degrees"] == ("FSDP 2 x CP 2", "FSDP 2 x CP 2")
+
+
+def test_undeclared_configuration_differences_come_first():
+    view = sample_view()
+    changes = {test.run.name: test.config for test in view.tests}
+    assert [(change.key, change.declared) for change in changes["short_run"]] == [
+        ("debug.deterministic", False)
+    ]
+    assert all(change.declared for change in changes["fsdp2_tp2"])
+    assert changes["accumulation"] == ()
+
+
+def test_foreign_curves_need_no_plan():
+    view = foreign_view()
+    (test,) = view.tests
+    assert test.run.degrees == ""
+    assert test.in_force == ()
+    assert test.comparison("loss").difference.steps[0] == 10
+    assert view.headline == "1 test set: agrees with the control."
+
+
+def test_every_text_of_a_view_is_plain():
+    view = hostile_view()
+    (test,) = view.tests
+    assert test.run.name == HOSTILE
+    assert test.verdict.cause.isprintable()
+    assert "\x00" not in test.run.error.traceback
+
+
+def test_an_envelope_of_another_length_is_refused():
+    evidence = Evidence("a", "a", (1, 2), {"loss": (1.0, 1.0)})
+    with pytest.raises(ValueError, match="1 limits for 2 common steps"):
+        build_view(
+            title="t",
+            verdicts=[Verdict("a", "a", Judgement.PASS)],
+            evidences=[evidence],
+            envelopes={"a": {"loss": (1.0,)}},
+        )
+
+
+def test_a_run_without_evidence_still_has_a_row():
+    view = build_view(title="t", verdicts=[Verdict("a", "c", Judgement.ERROR, "crashed")])
+    (row,) = rows(view)
+    assert (row.judgement, row.name, row.cause, row.loss_only) == (
+        Judgement.ERROR,
+        "a",
+        "crashed",
+        ABSENT,
+    )
+
+
+def test_nothing_judged_is_never_pass():
+    assert ReportView("t").worst is Judgement.INCONCLUSIVE
+
+
+def test_rows_are_what_the_terminal_prints():
+    table = {row.name: row for row in rows(sample_view())}
+    assert table["float8_async_tp"].techniques == "float8, compile, async tp"
+    assert table["float8_async_tp"].onset == "step 2"
+    assert table["float8_async_tp"].loss_only.startswith("would fail (5.")
+    assert table["fsdp2_pp2_1f1b"].loss_only.startswith("would pass (")
+
+
+def test_a_loss_that_is_not_finite_fails_the_loss_only_gate():
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.FAIL)],
+        evidences=[
+            Evidence("a", "a", (1, 2), {"loss": (1.0, math.nan)}),
+            Evidence("c", "c", (1, 2), {"loss": (1.0, 1.0)}),
+        ],
+    )
+    assert rows(view)[0].loss_only == "would fail (not finite)"

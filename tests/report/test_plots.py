@@ -1,0 +1,52 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
+
+from harness.model import Evidence, Judgement, Verdict
+from harness.report import build_view
+from harness.report.plots import draw
+
+
+def pixels(png):
+    with Image.open(io.BytesIO(png)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.parametrize("view", [sample_view(), hostile_view()])
+def test_three_figures_with_something_in_them(view):
+    drawn = draw(view)
+    assert set(drawn) == {"overview.png", "differences.png", "grad_norm_ratio.png"}
+    for png in drawn.values():
+        picture = pixels(png)
+        assert picture.shape == (840, 1650, 3)
+        assert len(np.unique(picture.astype(np.int64) @ [65536, 256, 1])) > 50
+
+
+def test_the_sets_have_their_colours():
+    picture = pixels(draw(sample_view())["overview.png"])
+    control, failing = (0xC3, 0xC9, 0xCF), (0xCC, 0x79, 0xA7)
+    for colour in (control, failing):
+        assert (picture == colour).all(axis=2).sum() > 300
+
+
+def test_a_figure_without_curves_is_left_out():
+    assert set(draw(foreign_view())) == {"overview.png", "differences.png"}
+    assert draw(build_view(title="t", verdicts=[Verdict("a", "c", Judgement.ERROR)])) == {}
+
+
+@pytest.mark.parametrize("name", ["_hidden", "$x$", "日本語", "x" * 300, HOSTILE])
+def test_any_name_can_be_drawn(name):
+    loss = {"loss": (1.0, 0.9)}
+    view = build_view(
+        title=name,
+        verdicts=[Verdict(name, "c", Judgement.PASS)],
+        evidences=[Evidence(name, "a", (1, 2), loss), Evidence("c", "c", (1, 2), loss)],
+    )
+    assert pixels(draw(view)["overview.png"]).std() > 1
+
+
+def test_the_same_view_gives_the_same_bytes():
+    assert draw(foreign_view()) == draw(foreign_view())

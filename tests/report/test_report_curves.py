@@ -1,0 +1,95 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.model import Evidence
+from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+from harness.report.downsample import corners, downsample
+from harness.report.scales import decades, raised, ratio_needs_log, zero_line
+
+
+def curve(*values, first=1):
+    return Curve(tuple(range(first, first + len(values))), values)
+
+
+def test_differences_use_the_common_steps_only():
+    apart = difference(curve(2.0, 3.0), curve(9.0, 2.0, 3.3, first=0))
+    assert apart == Curve((1, 2), (0.0, pytest.approx(0.1)))
+
+
+def test_a_value_that_is_not_finite_never_agrees():
+    apart = difference(curve(math.nan, math.inf, 1.0), curve(math.nan, 1.0, 1.0))
+    assert apart.values == (math.inf, math.inf, 0.0)
+
+
+def test_ratio_to_a_control_of_zero_is_not_finite():
+    assert not math.isfinite(ratio(curve(1.0), curve(0.0)).values[0])
+    assert ratio(curve(1.0), curve(2.0)).values == (0.5,)
+
+
+def test_missing_values_become_gaps_and_a_missing_signal_an_empty_curve():
+    evidence = Evidence("a", "a", (1, 2, 3), {"loss": (1.0, None), "lr": (None, None, None)})
+    loss = signal_curve(evidence, "loss")
+    assert loss.steps == (1, 2, 3)
+    assert loss.values[0] == 1.0
+    assert all(map(math.isnan, loss.values[1:]))
+    assert not signal_curve(evidence, "lr")
+    assert not signal_curve(evidence, "grad_norm")
+
+
+@pytest.mark.parametrize(
+    ("values", "passes"), [((0.0, 0.009), True), ((0.0, 0.02), False), ((math.inf,), False)]
+)
+def test_the_loss_only_gate_allows_one_percent(values, passes):
+    assert loss_only_gate(curve(*values)).passes is passes
+
+
+def test_no_common_step_no_gate():
+    assert loss_only_gate(Curve()) is None
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400),
+    st.integers(5, 60),
+)
+def test_downsampling_keeps_ends_extremes_and_gaps(values, points):
+    original = curve(*values)
+    drawn = downsample(original, points)
+    assert len(drawn.steps) <= points or drawn == original
+    assert drawn.steps[0] == original.steps[0]
+    assert drawn.steps[-1] == original.steps[-1]
+    finite = [value for value in values if not math.isnan(value)]
+    if finite:
+        kept = [value for value in drawn.values if not math.isnan(value)]
+        assert (min(kept), max(kept)) == (min(finite), max(finite))
+    assert any(map(math.isnan, drawn.values)) == any(map(math.isnan, values))
+
+
+def test_downsampling_to_no_bucket_is_refused():
+    with pytest.raises(ValueError, match="at least 5"):
+        downsample(curve(1.0), 4)
+
+
+def test_corners_leave_straight_stretches_out():
+    assert corners(curve(1.0, 1.0, 1.0, 2.0, 2.0)) == Curve((1, 3, 4, 5), (1.0, 1.0, 2.0, 2.0))
+
+
+def test_zero_is_drawn_below_every_positive_value():
+    curves = [curve(0.0, 3e-8, 1e-3)]
+    zero = zero_line(curves)
+    assert zero == pytest.approx(1e-9)
+    assert raised(curves[0], zero).values == (zero, 3e-8, 1e-3)
+    assert decades(zero, curves) == [-9, -8, -7, -6, -5, -4, -3]
+
+
+def test_decades_thin_out_over_a_long_range():
+    assert len(decades(1e-30, [curve(1e3)])) <= 12
+
+
+@pytest.mark.parametrize(
+    ("value", "log"), [(1.2, False), (0.5, True), (868.0, True), (math.nan, False)]
+)
+def test_only_far_ratios_need_a_log_axis(value, log):
+    assert ratio_needs_log([curve(value)]) is log

@@ -1,0 +1,72 @@
+import json
+import re
+
+import pytest
+from report_samples import HOSTILE, SPECS, foreign_view, hostile_view, sample_view
+
+from harness.errors import StoreError
+from harness.report import write_reports
+from harness.report.report_html import to_html
+
+MEGABYTE = 1_000_000
+
+
+def payload(page):
+    return json.loads(re.search(r'id="payload">(.*?)</script>', page, re.DOTALL)[1])
+
+
+def test_every_report_is_written(tmp_path):
+    paths = write_reports(sample_view(), tmp_path / "new folder")
+    assert [str(path.relative_to(tmp_path / "new folder")) for path in paths] == [
+        "report.html",
+        "report.md",
+        "report.json",
+        "junit.xml",
+        "plots/overview.png",
+        "plots/differences.png",
+        "plots/grad_norm_ratio.png",
+    ]
+    assert all(path.stat().st_size > 0 for path in paths)
+
+
+def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError):
+        write_reports(foreign_view(), tmp_path / "file" / "reports")
+
+
+def test_twelve_curves_of_3000_steps_stay_small():
+    assert len(to_html(sample_view(3000)).encode()) < 6 * MEGABYTE
+
+
+def test_drawn_curves_are_downsampled():
+    drawn = payload(to_html(sample_view(10_000, SPECS[:2])))["series"]
+    base64_per_point = 16 / 3
+    assert all(
+        len(series["y"]["bdata"]) <= 3000 * base64_per_point + 4 for series in drawn.values()
+    )
+
+
+def test_figures_refer_to_series_that_are_there():
+    data = payload(to_html(sample_view()))
+    used = {trace["series"] for figure in data["figures"].values() for trace in figure["traces"]}
+    assert used == set(data["series"])
+
+
+def test_the_page_names_no_other_place():
+    page = to_html(sample_view())
+    ours = re.sub(r'<script type="text/plain" id="plotly">.*?</script>', "", page, flags=re.DOTALL)
+    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!#)""", ours)
+    assert "http" not in re.sub(r"http-equiv", "", ours)
+
+
+def test_hostile_names_do_not_leave_their_place():
+    page = to_html(hostile_view())
+    assert HOSTILE not in page
+    assert "<script>window" not in page
+    assert "<img" not in page
+    assert page.count("<script") == page.count("</script>") == 3
+
+
+def test_the_same_view_gives_the_same_page():
+    assert to_html(sample_view()) == to_html(sample_view())

@@ -1,0 +1,68 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
+
+from harness.report.report_markdown import escape, fenced, to_markdown
+
+RENDERER = MarkdownIt("gfm-like", {"html": True, "linkify": False})
+
+
+def test_the_verdict_table_comes_first():
+    lines = [line for line in to_markdown(sample_view()).splitlines() if line]
+    assert lines[0] == "# ✗ smoke"
+    assert lines[2].startswith("| Verdict | Test set |")
+    assert lines[4].startswith("| ✗ FAIL | ddp2 |")
+
+
+def test_each_set_that_is_not_pass_has_one_sentence():
+    sentences = re.findall(r"^- .*", to_markdown(sample_view()), re.MULTILINE)
+    assert len([line for line in sentences if "FAIL" in line]) == 3
+    assert any("they are divided by the data" in line for line in sentences)
+
+
+def test_it_renders_as_tables_and_details():
+    page = RENDERER.render(to_markdown(sample_view()))
+    assert page.count("<details>") == page.count("</details>") == 12
+    assert "<td>✗ FAIL</td>" in page
+    assert "| --- |" not in page
+
+
+def test_every_row_has_every_cell():
+    page = RENDERER.render(to_markdown(hostile_view()))
+    for table in re.findall(r"<table>.*?</table>", page, re.DOTALL):
+        widths = {len(re.findall(r"<t[hd]", row)) for row in table.split("<tr>")[1:]}
+        assert len(widths) == 1
+
+
+def test_hostile_names_are_inert():
+    page = RENDERER.render(to_markdown(hostile_view()))
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<a " not in page
+    assert "&lt;/script&gt;" in page
+
+
+@given(st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs", "Zl", "Zp", "Cf"]), min_size=1))
+def test_escaped_text_renders_as_itself(text):
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).parseInline(f"x{escape(text)}x")
+    assert [child.type for child in tokens[0].children] in (
+        ["text"],
+        ["text", "text_special", "text"],
+    ) or all(child.type in ("text", "text_special") for child in tokens[0].children)
+    assert "".join(child.content for child in tokens[0].children) == f"x{text}x"
+
+
+@pytest.mark.parametrize("text", ["plain", "``` fence", "````", HOSTILE])
+def test_a_code_block_holds_any_text(text):
+    (block,) = MarkdownIt().parse(fenced(text))
+    assert (block.type, block.content) == ("fence", f"{text}\n")
+
+
+def test_foreign_curves_render_without_details_that_are_not_there():
+    text = to_markdown(foreign_view())
+    assert "new.csv" in text
+    assert "None" not in text
