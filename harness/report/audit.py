@@ -6,21 +6,14 @@ Only shows: whether a named technique is in force is judged by ``harness.judge``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
-from harness.model import Evidence, Job, SetSpec, Technique
+from harness.model import Evidence, Job, Parallelism, SetSpec, Technique
 from harness.report.text import ABSENT, count, plain
 from harness.report.view import ConfigChange, Named
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
-_DEGREES = {
-    "dp_replicate": "DDP",
-    "dp_shard": "FSDP",
-    "tp": "TP",
-    "cp": "CP",
-    "pp": "PP",
-    "ep": "EP",
-}
 
 
 def techniques_of(spec: SetSpec) -> tuple[str, ...]:
@@ -117,10 +110,9 @@ def _yes(named: bool) -> str:  # noqa: FBT001 - a value to print
 
 
 def _degrees(degrees: Mapping[str, Any]) -> str:
-    parts = [
-        f"{label} {degrees[key]}" for key, label in _DEGREES.items() if degrees.get(key, 1) != 1
-    ]
-    return " x ".join(parts) or ("one rank" if degrees else "")
+    known = {field.name for field in fields(Parallelism)}
+    ran = {key: degree for key, degree in degrees.items() if key in known and type(degree) is int}
+    return str(Parallelism(**ran)) if ran else ""
 
 
 def _schedule(seen: Mapping[str, Any]) -> str:
@@ -131,7 +123,7 @@ def _schedule(seen: Mapping[str, Any]) -> str:
 
 
 def _compile(seen: Mapping[str, Any]) -> str:
-    regions, graphs = seen.get("regions", 0), seen.get("graphs", 0)
+    regions, graphs = seen.get("regions") or 0, seen.get("graphs") or 0
     return f"{count(regions, 'region')}, {count(graphs, 'graph')}" if regions or graphs else ""
 
 

@@ -20,13 +20,21 @@ def to_markdown(view: ReportView) -> str:
     return "\n".join(_lines(view)) + "\n"
 
 
+_MARKUP = re.compile(
+    r"""(?<![^\W_])_|_(?![^\W_])   # an underscore inside a word is no emphasis
+    | :(?=\S)                     # of an address or an emoji, not of a sentence
+    | [^\w\s.,;:()=+/%'"…✓-]""",
+    re.VERBOSE,
+)
+
+
 def escape(text: str) -> str:
-    """Text that no Markdown dialect takes for markup.
+    """Text inside a line that no Markdown dialect takes for markup.
 
     Character references are decoded after block and inline parsing (CommonMark 0.31, 2.5), so they
     never open a tag, a link, a table cell, a mention or an issue reference.
     """
-    return re.sub(r"[^\w\s.,;()=+/%–…“”·×✓-]|_", lambda match: f"&#{ord(match[0])};", text)  # noqa: RUF001
+    return _MARKUP.sub(lambda match: f"&#{ord(match[0])};", text)
 
 
 def fenced(text: str, language: str = "") -> str:
@@ -82,7 +90,7 @@ def _test(test: TestView) -> Iterator[str]:
     yield f"<summary>{_word(verdict.judgement)} {escape(test.run.name)}</summary>"
     yield ""
     if test.run.note:
-        yield f"{escape(test.run.note)}\n"
+        yield f"Note: {escape(test.run.note)}\n"
     if verdict.cause:
         yield f"**Cause:** {escape(verdict.cause)}\n"
     if verdict.next_command:

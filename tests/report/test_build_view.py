@@ -1,12 +1,13 @@
 import math
 
 import pytest
-from report_samples import FLOOR, HOSTILE, foreign_view, hostile_view, sample_view
+from report_samples import FLOOR, HOSTILE, foreign_view, hostile_view, in_force, sample_view, spec
 
 from harness.model import Evidence, Judgement, Verdict
 from harness.report import build_view, rows
+from harness.report.audit import named_and_in_force
 from harness.report.text import ABSENT
-from harness.report.view import ReportView
+from harness.report.view import Named, ReportView
 
 
 def test_what_needs_a_person_comes_first():
@@ -45,6 +46,14 @@ def test_named_and_in_force_stand_side_by_side():
     shown = {row.what: (row.named, row.in_force) for row in test.in_force}
     assert shown["CP rotation"] == ("alltoall", "allgather")
     assert shown["degrees"] == ("FSDP 2 x CP 2", "FSDP 2 x CP 2")
+
+
+def test_degrees_in_force_are_written_as_the_named_ones():
+    hsdp = spec("hsdp", dp_replicate=2, dp_shard=2)
+    seen = Evidence("hsdp", "", (), {}, in_force=in_force(hsdp))
+    assert named_and_in_force(hsdp, seen)[0] == Named("degrees", "HSDP 2x2", "HSDP 2x2")
+    broken = Evidence("hsdp", "", (), {}, in_force={"degrees": {"tp": "x"}, "compile": None})
+    assert named_and_in_force(hsdp, broken) == (Named("degrees", "HSDP 2x2", ABSENT),)
 
 
 def test_undeclared_configuration_differences_come_first():
