@@ -134,8 +134,10 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
     )
     store = _store(arguments)
     described = describe(made)
+    per_node = arguments.ranks_per_node
+    _check_nodes(made, per_node)
     commands = {
-        job.name: printable_command(job, store.run_folder(job.name, job.identity))
+        job.name: printable_command(job, store.run_folder(job.name, job.identity), per_node)
         for job in made.jobs
     }
     if arguments.json:
@@ -164,6 +166,23 @@ def toolchains(arguments: argparse.Namespace) -> ExitCode:
 def _console() -> Console:
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def _check_nodes(made: Plan, per_node: int | None) -> None:
+    """Refuse nodes that a set's ranks would not fill."""
+    if per_node is None:
+        return
+    option = f"--ranks-per-node {per_node}"
+    if per_node < 1:
+        raise ConfigError(Problem(option, "a node has at least one rank"))
+    uneven = [job for job in made.jobs if job.world_size > per_node and job.world_size % per_node]
+    if uneven:
+        raise ConfigError(
+            [
+                Problem(option, f"the {job.world_size} ranks of {job.name!r} do not fill nodes")
+                for job in uneven
+            ]
+        )
 
 
 def _names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:

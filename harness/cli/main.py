@@ -72,10 +72,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="show what an experiment would run, without running it",
         description="Print, per set: degrees, world size, tokens per step, the rule of the "
         "converging guide that it serves, and the exact torchrun command.",
-        epilog="example: converge plan experiments/llama3_8b.toml",
+        epilog="example: converge plan experiments/llama3_8b.toml --ranks-per-node 8",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _experiment_arguments(plan)
+    plan.add_argument(
+        "--ranks-per-node",
+        type=int,
+        metavar="N",
+        help="ranks (GPUs) on a node: larger sets print a torchrun command over several nodes",
+    )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     compare = commands.add_parser(

@@ -75,17 +75,23 @@ def job_payload(
     }
 
 
-def torchrun_arguments(job: Job, folder: Path, rank_module: str = RANK_MODULE) -> tuple[str, ...]:
-    """Arguments of torchrun: one node, a rendezvous port of its own, no restarts."""
+def torchrun_arguments(
+    job: Job, folder: Path, rank_module: str = RANK_MODULE, nodes: int = 1
+) -> tuple[str, ...]:
+    """Arguments of torchrun: no restarts; on one node, a rendezvous port of its own.
+
+    Over several nodes the rendezvous is ``HEAD_NODE:29500``, for the user to fill in.
+    """
     folder = folder.absolute()
+    here = nodes == 1
     return (
-        "--nnodes=1",
-        f"--nproc-per-node={job.world_size}",
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={job.world_size // nodes}",
         "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
+        f"--rdzv-endpoint={'localhost:0' if here else 'HEAD_NODE:29500'}",
         f"--rdzv-id={job.identity[:12]}",
         # The host's own name may resolve to nothing inside a container.
-        "--local-addr=127.0.0.1",
+        *(("--local-addr=127.0.0.1",) if here else ()),
         "--max-restarts=0",
         f"--log-dir={folder / 'logs'}",
         "--redirects=3",
@@ -97,12 +103,11 @@ def torchrun_arguments(job: Job, folder: Path, rank_module: str = RANK_MODULE) -
 
 def argv(job: Job, folder: Path, rank_module: str = RANK_MODULE) -> tuple[str, ...]:
     """The torchrun call of a job, as a user would type it."""
-    return (
-        str(job.toolchain.python),
-        "-m",
-        "torch.distributed.run",
-        *torchrun_arguments(job, folder, rank_module),
-    )
+    return (*_torchrun(job), *torchrun_arguments(job, folder, rank_module))
+
+
+def _torchrun(job: Job) -> tuple[str, ...]:
+    return (str(job.toolchain.python), "-m", "torch.distributed.run")
 
 
 def environment(
@@ -141,13 +146,20 @@ def environment(
     return {**kept, **pinned}
 
 
-def printable_command(job: Job, folder: Path) -> str:
-    """The torchrun call as one line for a shell.
+def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None) -> str:
+    """The torchrun call as one line for a shell, to be given on every node.
+
+    Raises ValueError when the ranks do not fill nodes of that size.
 
     It needs the run folder's ``job.json``, so it repeats a run that was started once. The
     environment that goes with it stands in ``record.json``.
     """
-    return shlex.join(argv(job, folder))
+    nodes = 1
+    if ranks_per_node is not None and job.world_size > ranks_per_node:
+        nodes, rest = divmod(job.world_size, ranks_per_node)
+        if rest:
+            raise ValueError(f"{job.world_size} ranks do not fill nodes of {ranks_per_node}")
+    return shlex.join((*_torchrun(job), *torchrun_arguments(job, folder, nodes=nodes)))
 
 
 def seed_checkpoint_of(folder: Path) -> Path:

@@ -118,3 +118,11 @@ def test_help_teaches(tmp_path):
     assert result.returncode == 0
     assert "example:" in result.stdout
     assert "exit codes:" in result.stdout
+
+
+def test_plan_over_several_nodes(tmp_path):
+    arguments = ("plan", "experiments/llama3_8b.toml", "--ranks-per-node")
+    result = converge(*arguments, "8", cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path))
+    assert "--nnodes=8 --nproc-per-node=8" in result.stdout
+    refused = converge(*arguments, "5", cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path))
+    assert_refused(refused, "fsdp8_cp8", "--ranks-per-node 5")
