@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launch_jobs import TOOLCHAIN, tiny_job
+from launch_jobs import ROOT, TOOLCHAIN, tiny_job
 
 from harness.errors import ToolchainError
 from harness.launch import RunOptions
 from harness.store import Store
 from harness.toolchain import find_toolchain
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from harness.model import (
     TrainConfig,
 )
 
+ROOT = Path(__file__).parents[2]
 TOOLCHAIN = "torchtitan-0.3.0"
 
 

@@ -1,0 +1,70 @@
+"""Real torchtitan: a forked rank computes the very bits that one started from scratch does."""
+
+import json
+
+import pytest
+from launch_jobs import ROOT
+
+from harness.cli import matrix
+from harness.launch import RunOptions, run_plan
+from harness.model import RunStatus
+from harness.store import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+EXPERIMENT = f"""
+schema = 1
+name = "warm"
+repeats = []
+
+[trainer]
+train_config = "{ROOT}/train_configs/llama3_debug.toml"
+toolchain = "torchtitan-0.3.0"
+
+[trainer.set]
+"training.steps" = 3
+"training.local_batch_size" = 4
+"training.global_batch_size" = 8
+
+[control]
+name = "fsdp2"
+parallelism = {{ dp_shard = 2 }}
+
+[[test]]
+name = "fsdp2_tp2"
+parallelism = {{ dp_shard = 2, tp = 2 }}
+"""
+
+
+def numbers_of(record):
+    """All that the probe measured, but for time and memory."""
+    lines = [
+        json.loads(line) for line in (record.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [
+        {name: value for name, value in line.items() if name not in ("seconds", "memory_bytes")}
+        for line in lines
+    ]
+
+
+def test_warm_and_cold_runs_agree_bit_for_bit(toolchain, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(toolchain.python.parents[2]))
+    file = tmp_path / "warm.toml"
+    file.write_text(EXPERIMENT)
+    plan = matrix.load_plan(file, (), on_gpu=False)
+    found = {}
+    for warm in (True, False):
+        store = Store(tmp_path / f"warm {warm}")
+        data = {made: ready.folder for made, ready in matrix.prepare_data(plan, store).items()}
+        records = run_plan(plan, store, RunOptions(data=data, warm=warm), lambda event: None)
+        assert [record.status for record in records] == [RunStatus.FINISHED] * len(plan.jobs)
+        kept = [json.loads((record.folder / "record.json").read_text()) for record in records]
+        assert {each["warm"] for each in kept} == {warm}
+        found[warm] = [
+            numbers_of(record)
+            for job, record in zip(plan.jobs, records, strict=True)
+            if job.role != "seed checkpoint"
+        ]
+    assert len(found[True][0]) == 5  # header, three steps, end
+    assert found[True] == found[False]
