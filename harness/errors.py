@@ -3,7 +3,7 @@
 ::
 
     ConvergeError
-    ├── ConfigError        the experiment or train config is wrong: exit code 2, nothing was launched
+    ├── ConfigError        the experiment or train config is wrong: exit code 2
     ├── ToolchainError     a named Python environment is missing or broken: exit code 2
     ├── StoreError         a file of ours cannot be read or written: exit code 2
     ├── EvidenceError      curves given to a reader cannot be understood: exit code 2
@@ -68,5 +68,5 @@ class EvidenceError(ConvergeError):
     """Foreign curves cannot be read as evidence."""
 
 
-class Interrupted(ConvergeError):
+class Interrupted(ConvergeError):  # noqa: N818 - an interruption is no error
     """Stopped by Ctrl-C or a signal; everything finished so far is kept."""

@@ -62,6 +62,8 @@ def atomic_write(path: Path, content: bytes) -> None:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as stream:
+            # mkstemp makes files that only their owner may read; a report is read by others too.
+            os.fchmod(descriptor, 0o644)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

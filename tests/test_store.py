@@ -233,3 +233,8 @@ def test_lock_keeps_another_out_until_released(tmp_path):
     first.release()
     assert second.acquire()
     second.release()
+
+
+def test_files_can_be_read_by_others(tmp_path):
+    atomic_write(tmp_path / "report.html", b"x")
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o644

@@ -2,15 +2,12 @@
 
 from harness.judge.envelope import Envelope, limits
 from harness.judge.floors import JUDGED_SIGNALS
-from harness.judge.loss_gate import LossGate, loss_only_gate
 from harness.judge.verdict import CHECKS, judge
 
 __all__ = [
     "CHECKS",
     "JUDGED_SIGNALS",
     "Envelope",
-    "LossGate",
     "judge",
     "limits",
-    "loss_only_gate",
 ]

@@ -95,7 +95,8 @@ def limits(
     NaN at a step where one of them left no value; signals that cannot be compared are left out.
     """
     learnt = (learn(signal, test, control, repeats, tolerances) for signal in JUDGED_SIGNALS)
-    common = [step for step in dict.fromkeys(test.steps) if step in set(control.steps)]
+    theirs = set(control.steps)
+    common = [step for step in dict.fromkeys(test.steps) if step in theirs]
     tables = {
         envelope.signal: dict(zip(envelope.steps, envelope.limit, strict=True))
         for envelope in learnt
