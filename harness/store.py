@@ -118,12 +118,10 @@ def number(value: object) -> float | None:
 
     Raises ValueError for anything else that is no number.
     """
-    if value is None:
-        return None
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
+        return None if value is None else float(value)
     raise ValueError(f"{value!r} is no number")
 
 
@@ -142,7 +140,6 @@ def _explain(verb: str, path: Path, error: OSError) -> str:
     remedy = {
         errno.ENOSPC: "the disk is full: free some space, or give another --store",
         errno.EACCES: "no permission: give a --store that you may write",
-        errno.EPERM: "no permission: give a --store that you may write",
     }.get(error.errno or 0, f"{error.strerror or error}: give another --store")
     return f"{path}: cannot {verb}: {remedy}"
 
