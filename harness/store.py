@@ -30,7 +30,6 @@ SCHEMA = 1
 """Of every file written here; a reader refuses newer ones."""
 DEFAULT_ROOT = Path(".converge")
 ROOT_VARIABLE = "CONVERGE_STORE"
-
 _IDENTITY_DIGITS = 12
 _SLUG_LENGTH = 40
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -120,8 +119,10 @@ def number(value: object) -> float | None:
     """
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
-    if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return None if value is None else float(value)
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
     raise ValueError(f"{value!r} is no number")
 
 
