@@ -34,7 +34,7 @@ from harness.surroundings import gpu_models
 from harness.toolchain import assume_toolchain
 from harness.trainers import printable_command
 
-WIDE = 140
+WIDE = 120
 """Characters from which the whole verdict table is readable; also the width of CI logs."""
 
 STYLES = {
@@ -238,20 +238,34 @@ def _show(console: Console, view: ReportView, folder: Path | None) -> None:
         table.add_column(title, overflow="fold", no_wrap=title == "verdict")
     for row in rows(view):
         cells = dict(zip(HEADER, (row.judgement.value, *map(escape, row[1:])), strict=True))
-        cells["verdict"] = f"[{STYLES[row.judgement]}]{cells['verdict']}[/]"
+        cells["verdict"] = _styled(row.judgement)
         table.add_row(*(cells[title] for title in shown))
     console.print()
     console.print(table)
+    for row in rows(view):
+        if row.cause:
+            console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
+            console.print(row.cause, markup=False, soft_wrap=True)
     console.print(f"\n{escape(view.headline)}", style="bold")
     if paths:
         console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
 
 
+def _styled(judgement: Judgement) -> str:
+    return f"[{STYLES[judgement]}]{judgement.value}[/]"
+
+
 def _columns(width: int) -> tuple[str, ...]:
-    """The columns of the verdict table that fit; the reports have them all."""
-    if width >= WIDE:
-        return HEADER
-    return tuple(title for title in HEADER if title not in ("techniques", "wall"))
+    """The columns of the verdict table that fit; the reports have them all.
+
+    Causes are sentences: they follow the table.
+    """
+    wide = width >= WIDE
+    return tuple(
+        title
+        for title in HEADER
+        if title != "cause" and (wide or title not in ("techniques", "wall"))
+    )
 
 
 def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
