@@ -74,6 +74,13 @@ def atomic_write(path: Path, content: bytes) -> None:
         raise StoreError(_explain("write", path, error)) from error
 
 
+def require_writable(folder: Path) -> None:
+    """Raise StoreError when no file can be written into a folder, which is made if missing."""
+    probe = folder / ".writable"
+    atomic_write(probe, b"converge\n")
+    probe.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with its schema version; NaN and infinities become strings.
 
@@ -232,9 +239,7 @@ class Store:
 
     def require_writable(self) -> None:
         """Raise StoreError, before anything is launched, when nothing can be written here."""
-        probe = self.root / ".writable"
-        atomic_write(probe, b"converge\n")
-        probe.unlink(missing_ok=True)
+        require_writable(self.root)
 
     def _existing(self, identity: str) -> Path | None:
         suffix = f"-{identity[:_IDENTITY_DIGITS]}"

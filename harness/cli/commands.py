@@ -29,7 +29,7 @@ from harness.model import Judgement, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.readers import read_curves, read_spec
 from harness.report import HEADER, ReportView, build_view, rows, write_reports
-from harness.store import Store, default_root
+from harness.store import Store, default_root, require_writable, slug
 from harness.surroundings import gpu_models
 from harness.toolchain import assume_toolchain
 from harness.trainers import printable_command
@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     plan = matrix.load_plan(arguments.experiment, only, on_gpu=bool(gpus))
     store = _store(arguments)
     store.require_writable()
-    folder = arguments.out or Path("reports") / plan.experiment.name
+    folder = arguments.out or Path("reports") / slug(plan.experiment.name)
+    require_writable(folder)  # now, not after an hour of training
     with Display(console) as display:
         display(Preparing(time.time(), f"{plan.experiment.name}: {len(plan.jobs)} jobs"))
         data = matrix.prepare_data(plan, store)

@@ -187,11 +187,14 @@ def load_matrix(folder: Path) -> tuple[Plan, tuple[RunRecord, ...]]:
             "give that folder, or judge run folders with `converge compare`"
         )
     saved = read_json(path)
-    plan = load_plan(Path(saved["experiment"]), saved["only"], on_gpu=saved["on_gpu"])
+    experiment = Path(saved["experiment"])
+    if experiment.is_relative_to(Path.cwd()):
+        experiment = experiment.relative_to(Path.cwd())  # as the user wrote it
+    plan = load_plan(experiment, saved["only"], on_gpu=saved["on_gpu"])
     runs = saved["runs"]
     if missing := [job.name for job in plan.jobs if job.name not in runs]:
         raise StoreError(
-            f"{saved['experiment']} has changed since {path} was written: no run of "
-            f"{', '.join(missing)}; run it again with: converge run {saved['experiment']}"
+            f"{experiment} has changed since {path} was written: no run of "
+            f"{', '.join(missing)}; run it again with: converge run {experiment}"
         )
     return plan, tuple(read_record(Path(runs[job.name])) for job in plan.jobs)

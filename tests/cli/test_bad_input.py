@@ -126,3 +126,19 @@ def test_plan_over_several_nodes(tmp_path):
     assert "--nnodes=8 --nproc-per-node=8" in result.stdout
     refused = converge(*arguments, "5", cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path))
     assert_refused(refused, "fsdp8_cp8", "--ranks-per-node 5")
+
+
+@pytest.mark.parametrize("option", ["--out", "--store"])
+@pytest.mark.parametrize("folder", ["/proc/converge", "/dev/null/converge"])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, option, folder):
+    root = os.environ.get("CONVERGE_TOOLCHAINS", str(ROOT / ".toolchains"))
+    places = {"--out": str(tmp_path / "out"), "--store": str(tmp_path / "store"), option: folder}
+    result = converge(
+        "run",
+        "experiments/smoke.toml",
+        *(word for place in places.items() for word in place),
+        cwd=ROOT,
+        CONVERGE_TOOLCHAINS=root,
+    )
+    assert_refused(result, folder)
+    assert not list((tmp_path / "store").glob("runs/*"))
