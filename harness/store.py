@@ -146,9 +146,9 @@ def _spell_not_finite(value: Any) -> Any:
 def _explain(verb: str, path: Path, error: OSError) -> str:
     """What an OSError means for a user, with the next thing to do."""
     remedy = {
-        errno.ENOSPC: "the disk is full: free some space, or give another --store",
-        errno.EACCES: "no permission: give a --store that you may write",
-    }.get(error.errno or 0, f"{error.strerror or error}: give another --store")
+        errno.ENOSPC: "the disk is full: free some space, or give another folder",
+        errno.EACCES: "no permission: give a folder that you may write",
+    }.get(error.errno or 0, f"{error.strerror or error}: give another folder")
     return f"{path}: cannot {verb}: {remedy}"
 
 

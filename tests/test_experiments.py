@@ -75,7 +75,12 @@ def test_smoke_waives_one_rule_and_says_why():
 def test_four_d_has_sixteen_ranks_and_every_technique():
     (job,) = jobs_of("four_d").values()
     assert job.world_size == 16
-    assert set(job.spec.techniques) == {Technique.FLOAT8, Technique.COMPILE, Technique.ASYNC_TP}
+    assert set(job.spec.techniques) == {
+        Technique.FLOAT8,
+        Technique.FLOAT8_TP,
+        Technique.COMPILE,
+        Technique.ASYNC_TP,
+    }
     assert job.spec.setting("parallelism.pipeline_parallel_microbatch_size") == 2
 
 

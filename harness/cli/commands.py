@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -19,13 +19,14 @@ from rich.table import Table
 from harness import corpus
 from harness.cli import matrix
 from harness.cli.display import Display
+from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, judge, limits
 from harness.launch import RunOptions, run_plan
 from harness.launch.events import Preparing
-from harness.model import Judgement, Plan, Role
+from harness.model import Judgement, Plan, Role, SyntheticData
 from harness.plan import PlanRow, describe
 from harness.readers import read_curves, read_spec
 from harness.report import HEADER, ReportView, build_view, rows, write_reports
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     begun = time.monotonic()
     gpus = tuple(range(len(gpu_models())))
     only = _names(arguments.only)
-    plan = matrix.load_plan(arguments.experiment, only, on_gpu=bool(gpus))
+    plan = matrix.load_plan(arguments.experiment, only, on_gpu=bool(gpus), slots=arguments.slots)
     store = _store(arguments)
     store.require_writable()
     folder = arguments.out or Path("reports") / slug(plan.experiment.name)
@@ -63,27 +64,20 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         options = RunOptions(
             data={values: prepared.folder for values, prepared in data.items()},
             gpus=gpus,
-            cpu_ranks=arguments.slots,
             fresh=arguments.fresh,
             warm=not arguments.cold,
         )
         records = run_plan(plan, store, options, display)
-    matrix.save_matrix(folder, plan, records, only, on_gpu=bool(gpus))
-    judged = matrix.judge_matrix(
-        plan,
-        records,
-        entropy_floor=_entropy_floor(plan, store),
-        wall_s=time.monotonic() - begun,
-    )
+    finished = SavedMatrix(plan, records, matrix.versions_of(plan), _entropy_floor(plan, data))
+    save_matrix(folder, finished, only, on_gpu=bool(gpus))
+    judged = _judge(finished, wall_s=time.monotonic() - begun)
     _show(console, judged.view, folder)
     return exit_code(judged.verdicts)
 
 
 def report(arguments: argparse.Namespace) -> ExitCode:
     """``converge report``: judge a finished matrix again."""
-    plan, records = matrix.load_matrix(arguments.folder)
-    store = Store(default_root(os.environ))
-    judged = matrix.judge_matrix(plan, records, entropy_floor=_entropy_floor(plan, store))
+    judged = _judge(load_matrix(arguments.folder))
     _show(_console(), judged.view, arguments.folder)
     return exit_code(judged.verdicts)
 
@@ -131,6 +125,7 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         arguments.experiment,
         _names(arguments.only),
         on_gpu=bool(gpu_models()),
+        slots=arguments.slots,
         find=assume_toolchain,
     )
     store = _store(arguments)
@@ -174,8 +169,6 @@ def _check_nodes(made: Plan, per_node: int | None) -> None:
     if per_node is None:
         return
     option = f"--ranks-per-node {per_node}"
-    if per_node < 1:
-        raise ConfigError(Problem(option, "a node has at least one rank"))
     uneven = [job for job in made.jobs if job.world_size > per_node and job.world_size % per_node]
     if uneven:
         raise ConfigError(
@@ -221,13 +214,21 @@ def _tolerance(text: str) -> tuple[str, float]:
     return signal, limit
 
 
-def _entropy_floor(plan: Plan, store: Store) -> float | None:
-    """Floor of the first control's corpus: the one that every curve of the report shares."""
-    data = next(job.spec.train_config.data for job in plan.jobs if job.role is Role.CONTROL)
-    others = {job.spec.train_config.data for job in plan.jobs}
-    if data is None or others != {data}:
-        return None
-    return corpus.prepare(data, store.root / "data").entropy_nats_per_token
+def _judge(finished: SavedMatrix, wall_s: float | None = None) -> matrix.Judged:
+    return matrix.judge_matrix(
+        finished.plan,
+        finished.records,
+        versions=finished.versions,
+        entropy_floor=finished.entropy_floor,
+        wall_s=wall_s,
+    )
+
+
+def _entropy_floor(plan: Plan, data: Mapping[SyntheticData, corpus.PreparedData]) -> float | None:
+    """Floor of the corpus that all jobs read; None when they read several, or a real one."""
+    used = {job.spec.train_config.data for job in plan.jobs}
+    (only, *others) = used
+    return None if others or only is None else data[only].entropy_nats_per_token
 
 
 def _show(console: Console, view: ReportView, folder: Path | None) -> None:

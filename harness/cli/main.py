@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _experiment_arguments(run)
+    _slots_argument(run)
     run.add_argument(
         "--out",
         type=Path,
@@ -54,12 +55,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--fresh",
         action="store_true",
         help="run everything again, even what has finished with the same identity",
-    )
-    run.add_argument(
-        "--slots",
-        type=int,
-        metavar="N",
-        help="how many ranks may run side by side on the CPU",
     )
     run.add_argument(
         "--cold",
@@ -76,9 +71,10 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _experiment_arguments(plan)
+    _slots_argument(plan)
     plan.add_argument(
         "--ranks-per-node",
-        type=int,
+        type=_positive,
         metavar="N",
         help="ranks (GPUs) on a node: larger sets print a torchrun command over several nodes",
     )
@@ -129,6 +125,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _slots_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slots",
+        type=_positive,
+        metavar="N",
+        help="how many ranks may run side by side on the CPU; a set with more is refused",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="a TOML matrix")
     parser.add_argument(
@@ -163,14 +175,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         errors.print("interrupted; finished runs are kept: the same command goes on from here")
         return ExitCode.INTERRUPTED
-    except ConvergeError as error:
-        errors.print("error: ", style="bold red", end="")
-        errors.print(str(error), markup=False)
-        return ExitCode.USAGE
     except BrokenPipeError:
         # `converge plan … | head` closed our output: nothing is wrong, and nobody reads a message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
+    except (ConvergeError, OSError) as error:
+        # What the file system says is no bug of ours: a name too long, a folder that is a file.
+        errors.print("error: ", style="bold red", end="")
+        errors.print(str(error), markup=False)
+        return ExitCode.USAGE
+    except Exception:  # noqa: BLE001 - a gate must not read our bug as a FAIL of the training
+        errors.print_exception()
+        errors.print("this is a bug in converge, no verdict; please report it", style="bold red")
+        return ExitCode.UNDECIDED
 
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import corpus
-from harness.errors import StoreError
 from harness.experiment import load_experiment
 from harness.judge import judge, limits
 from harness.model import (
@@ -26,12 +25,9 @@ from harness.model import (
 from harness.plan import make_plan, select
 from harness.readers import read_run
 from harness.report import ReportView, build_view
-from harness.store import Store, read_json, read_record, write_json
+from harness.store import Store
 from harness.surroundings import read_surroundings
 from harness.toolchain import find_toolchain
-
-MATRIX_FILE = "matrix.json"
-"""In a report folder: which runs it judges, so that ``converge report`` finds them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +43,16 @@ def load_plan(
     only: Sequence[str],
     *,
     on_gpu: bool,
+    slots: int | None = None,
     find: Callable[[str], Toolchain] = find_toolchain,
 ) -> Plan:
-    """Experiment file to plan; everything wrong with it in one ConfigError."""
+    """Experiment file to plan; everything wrong with it in one ConfigError.
+
+    ``slots`` replaces the file's ``cpu_ranks``: a set with more ranks is refused.
+    """
     experiment = load_experiment(path)
+    if slots is not None:
+        experiment = replace(experiment, cpu_ranks=slots)
     if only:  # before anything is looked for: a part needs only its own toolchains
         experiment = select(experiment, only)
     toolchains = {name: find(name) for name in toolchain_names(experiment)}
@@ -102,6 +104,7 @@ def judge_matrix(
     plan: Plan,
     records: Iterable[RunRecord],
     *,
+    versions: Mapping[str, str],
     entropy_floor: float | None,
     wall_s: float | None = None,
 ) -> Judged:
@@ -111,8 +114,10 @@ def judge_matrix(
     verdicts = []
     envelopes = {}
     for job in plan.jobs:
-        if job.role is not Role.TEST or job.spec.control is None:
+        if job.role is not Role.TEST:
             continue
+        if job.spec.control is None:
+            raise ValueError(f"test set {job.name!r} names no control")
         test, control = evidences[job.name], evidences[job.spec.control]
         repeats = [
             evidences[other.name]
@@ -135,7 +140,7 @@ def judge_matrix(
         evidences=evidences.values(),
         subject=plan,
         records=by_name.values(),
-        versions=_versions(plan),
+        versions=versions,
         envelopes=envelopes,
         entropy_floor=entropy_floor,
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -144,7 +149,7 @@ def judge_matrix(
     return Judged(tuple(verdicts), view)
 
 
-def _versions(plan: Plan) -> dict[str, str]:
+def versions_of(plan: Plan) -> dict[str, str]:
     """Versions by distribution; several toolchains are told apart by their torchtitan."""
     toolchains = {job.toolchain.name: job.toolchain for job in plan.jobs}
     found: dict[str, list[str]] = {}
@@ -154,47 +159,3 @@ def _versions(plan: Plan) -> dict[str, str]:
             if version not in found[distribution]:
                 found[distribution].append(version)
     return {distribution: ", ".join(versions) for distribution, versions in found.items()}
-
-
-def save_matrix(
-    folder: Path, plan: Plan, records: Sequence[RunRecord], only: Sequence[str], *, on_gpu: bool
-) -> None:
-    """Remember which runs a report folder judges."""
-    write_json(
-        folder / MATRIX_FILE,
-        {
-            "experiment": str(plan.experiment.path.resolve()),
-            "only": list(only),
-            "on_gpu": on_gpu,
-            "runs": {
-                job.name: str(record.folder.resolve())
-                for job, record in zip(plan.jobs, records, strict=True)
-            },
-        },
-    )
-
-
-def load_matrix(folder: Path) -> tuple[Plan, tuple[RunRecord, ...]]:
-    """The plan and the records that a report folder was made from.
-
-    Raises:
-        StoreError: the folder is no report folder, or a run that it names is gone.
-    """
-    path = folder / MATRIX_FILE
-    if not path.is_file():
-        raise StoreError(
-            f"{folder} has no {MATRIX_FILE}: it is no --out folder of `converge run`; "
-            "give that folder, or judge run folders with `converge compare`"
-        )
-    saved = read_json(path)
-    experiment = Path(saved["experiment"])
-    if experiment.is_relative_to(Path.cwd()):
-        experiment = experiment.relative_to(Path.cwd())  # as the user wrote it
-    plan = load_plan(experiment, saved["only"], on_gpu=saved["on_gpu"])
-    runs = saved["runs"]
-    if missing := [job.name for job in plan.jobs if job.name not in runs]:
-        raise StoreError(
-            f"{experiment} has changed since {path} was written: no run of "
-            f"{', '.join(missing)}; run it again with: converge run {experiment}"
-        )
-    return plan, tuple(read_record(Path(runs[job.name])) for job in plan.jobs)

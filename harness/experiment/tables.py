@@ -2,7 +2,7 @@
 
 A model says what one table may hold by itself. What needs several tables (a test's control, unique
 names) or files is checked in ``load.py``; what needs batch sizes and toolchains in
-``harness/rules.py``.
+``harness/rules``.
 """
 
 from __future__ import annotations
@@ -172,10 +172,10 @@ class FileTable(Table):
     schema_version: Annotated[int, AfterValidator(_is_readable)] = Field(alias="schema")
     name: Name | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    repeats: Annotated[list[Annotated[str, _one_of(Repeat)]], AfterValidator(_no_repetition)] = [
-        "rerun",
-        "ulp",
-    ]
+    # At least one: a control that nobody repeated teaches no tolerance.
+    repeats: Annotated[
+        list[Annotated[str, _one_of(Repeat)]], Field(min_length=1), AfterValidator(_no_repetition)
+    ] = ["rerun", "ulp"]
     trainer: dict[str, Any] = {}
     control: dict[str, Any]
     controls: dict[str, dict[str, Any]] = {}

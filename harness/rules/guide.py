@@ -19,8 +19,10 @@ def control_is_1d_fsdp(case: Case) -> Iterator[Finding]:
         yield Finding("parallelism", f"the control is {case.degrees}, not 1D FSDP")
     if spec.techniques:
         yield Finding("techniques", f"the control uses {', '.join(spec.techniques)}")
-    if spec.inject or spec.without_fixes:
+    if spec.inject:
         yield Finding("inject", "the control is changed on purpose")
+    if spec.without_fixes:
+        yield Finding("without_fixes", "the control shows an upstream bug on purpose")
 
 
 @guide_rule

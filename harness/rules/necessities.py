@@ -136,10 +136,10 @@ def expert_degree_divides(case: Case) -> Iterator[Finding]:
 
 @necessity
 def ranks_fit(case: Case) -> Iterator[Finding]:
-    """A job's ranks fit into the CPU slots that the file allows."""
+    """A job's ranks fit into the CPU slots that the file or --slots allows."""
     slots = case.experiment.cpu_ranks
     if case.on_cpu and slots is not None and case.job.world_size > slots:
         yield Finding(
             "parallelism",
-            f"{case.job.world_size} ranks; trainer.cpu_ranks allows {slots}",
+            f"{case.job.world_size} ranks; trainer.cpu_ranks or --slots allows {slots}",
         )

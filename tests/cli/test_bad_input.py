@@ -142,3 +142,41 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_pat
     )
     assert_refused(result, folder)
     assert not list((tmp_path / "store").glob("runs/*"))
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        "{}",
+        '{"schema": 1}',
+        '{"schema": 1, "experiment": 5, "only": [], "on_gpu": false, "runs": {}}',
+        "[]",
+    ],
+)
+def test_report_of_a_damaged_folder(tmp_path, saved):
+    (tmp_path / "matrix.json").write_text(saved)
+    assert_refused(converge("report", ".", cwd=tmp_path), "matrix.json")
+
+
+def test_names_too_long_for_a_file_system(tmp_path):
+    for arguments in (("compare", "x" * 300, "y"), ("report", "x" * 300), ("run", "x" * 300)):
+        assert_refused(converge(*arguments, cwd=tmp_path))
+
+
+def test_a_control_that_nobody_repeats_is_refused(tmp_path):
+    (tmp_path / "e.toml").write_text(GOOD_CONTROL.replace("[trainer]", "repeats = []\n[trainer]"))
+    assert_refused(converge("plan", "e.toml", cwd=tmp_path), "repeats")
+
+
+def test_more_ranks_than_slots(tmp_path):
+    result = converge(
+        "plan",
+        "experiments/smoke.toml",
+        "--slots",
+        "4",
+        cwd=ROOT,
+        CONVERGE_TOOLCHAINS=str(tmp_path),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert_refused(result, "fsdp2_tp2_pp2", "--slots")
+    assert_refused(converge("plan", "experiments/smoke.toml", "--slots", "0", cwd=ROOT), "slots")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 EXPERIMENT = f"""
 schema = 1
 name = "warm"
-repeats = []
+repeats = ["rerun"]
 
 [trainer]
 train_config = "{ROOT}/train_configs/llama3_debug.toml"

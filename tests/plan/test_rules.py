@@ -103,7 +103,7 @@ def test_every_rule_has_an_example_of_each_kind():
         ("parallelism = { dp_shard = 2, tp = 2 }", "the control is FSDP 2 x TP 2, not 1D FSDP"),
         ("parallelism = { dp_replicate = 2 }", "the control is DDP 2, not 1D FSDP"),
         (FSDP_2 + '\ntechniques = ["bf16"]', "the control uses bf16"),
-        (FSDP_2 + '\nwithout_fixes = ["act-grad"]', "the control is changed on purpose"),
+        (FSDP_2 + '\nwithout_fixes = ["act-grad"]', "the control shows an upstream bug on purpose"),
     ],
 )
 def test_a_control_that_is_not_1d_fsdp_is_waived_by_name(planner, control, message):

@@ -1,0 +1,129 @@
+"""``matrix.json`` in a report folder: which runs it judges, for ``converge report``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.cli.matrix import load_plan
+from harness.errors import StoreError
+from harness.model import Job, Plan, Role, RunRecord, SetSpec
+from harness.readers import read_spec
+from harness.store import read_json, read_record, write_json
+from harness.toolchain import assume_toolchain
+
+FILE = "matrix.json"
+
+
+class _SavedRun(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    folder: str
+    identity: str
+
+
+class _Saved(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    experiment: str
+    only: tuple[str, ...]
+    on_gpu: bool
+    versions: dict[str, str]
+    entropy_floor: float | None
+    runs: dict[str, _SavedRun]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMatrix:
+    """A finished matrix as its report folder remembers it."""
+
+    plan: Plan
+    records: tuple[RunRecord, ...]
+    """In the plan's order."""
+    versions: Mapping[str, str]
+    """Of the toolchains that the runs were made with."""
+    entropy_floor: float | None
+
+
+def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gpu: bool) -> None:
+    """Remember which runs a report folder judges."""
+    plan = matrix.plan
+    saved = _Saved(
+        experiment=str(plan.experiment.path.resolve()),
+        only=tuple(only),
+        on_gpu=on_gpu,
+        versions=dict(matrix.versions),
+        entropy_floor=matrix.entropy_floor,
+        runs={
+            job.name: _SavedRun(folder=str(record.folder.resolve()), identity=record.identity)
+            for job, record in zip(plan.jobs, matrix.records, strict=True)
+        },
+    )
+    write_json(folder / FILE, saved.model_dump(mode="json"))
+
+
+def load_matrix(folder: Path) -> SavedMatrix:
+    """The matrix that a report folder was made from; needs no toolchain.
+
+    Raises:
+        StoreError: the folder is no report folder, a run that it names is gone or was made anew,
+            or the experiment does not mean the same any more.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(
+            f"{folder} has no {FILE}: it is no --out folder of `converge run`; "
+            "give that folder, or judge run folders with `converge compare`"
+        )
+    try:
+        saved = _Saved.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{path}: {key}: {first['msg']}; run the experiment again") from None
+    experiment = Path(saved.experiment)
+    if experiment.is_relative_to(Path.cwd()):
+        experiment = experiment.relative_to(Path.cwd())  # as the user wrote it
+    plan = load_plan(experiment, saved.only, on_gpu=saved.on_gpu, find=assume_toolchain)
+    return SavedMatrix(
+        plan=plan,
+        records=tuple(_record(job, saved, experiment) for job in plan.jobs),
+        versions=saved.versions,
+        entropy_floor=saved.entropy_floor,
+    )
+
+
+def _record(job: Job, saved: _Saved, experiment: Path) -> RunRecord:
+    """The saved run of a job, if it is still what the plan means."""
+    again = f"run it again with: converge run {experiment}"
+    run = saved.runs.get(job.name)
+    if run is None:
+        raise StoreError(f"{experiment} has changed: there is no run of {job.name!r}; {again}")
+    record = read_record(Path(run.folder))
+    if record.identity != run.identity:
+        raise StoreError(f"{run.folder} has been replaced by another run; {again}")
+    told = read_spec(record.folder)
+    if job.role is not Role.SEED and told is not None and _meaning(told) != _meaning(job.spec):
+        raise StoreError(
+            f"{experiment} or its train config has changed: {job.name!r} was run as something "
+            f"else; {again}"
+        )
+    return record
+
+
+def _meaning(spec: SetSpec) -> tuple[object, ...]:
+    """What of a set its ranks were told: not its name, notes, waivers and tolerances."""
+    config = spec.train_config
+    return (
+        spec.parallelism,
+        (config.module, config.config, dict(config.model), dict(config.settings)),
+        spec.techniques,
+        spec.pipeline_schedule,
+        spec.cp_rotation,
+        dict(spec.overrides),
+        spec.inject,
+        spec.without_fixes,
+    )
