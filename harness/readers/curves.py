@@ -9,7 +9,7 @@ from harness.errors import EvidenceError
 from harness.model import Evidence
 from harness.readers.console import is_console, read_console
 from harness.readers.lines import read_text
-from harness.readers.run_folder import read_run, run_folder_of
+from harness.readers.run_folder import read_run, require_foreign, run_folder_of
 from harness.readers.tables import read_csv, read_jsonl
 from harness.readers.tensorboard import is_tensorboard, read_tensorboard
 
@@ -22,7 +22,7 @@ def read_curves(path: Path) -> Evidence:
     Raises EvidenceError when it is none of these or cannot be understood, StoreError for a damaged
     run folder of ours.
     """
-    if not path.exists():
+    if not _exists(path):
         raise EvidenceError(f"{path}: does not exist{_nearest(path)}")
     folder = run_folder_of(path)
     if folder is not None:
@@ -35,12 +35,21 @@ def read_curves(path: Path) -> Evidence:
     if not text.strip():
         raise EvidenceError(f"{path}: is empty; {READABLE}")
     if path.suffix in (".jsonl", ".ndjson") or text.lstrip().startswith("{"):
+        require_foreign(path, text)
         return read_jsonl(path, text)
     if is_console(text):
         return read_console(path, text)
     if path.suffix in (".csv", ".tsv") or any(mark in text.split("\n", 1)[0] for mark in ",;\t"):
         return read_csv(path, text)
     raise EvidenceError(f"{path}: is no curve; {READABLE}")
+
+
+def _exists(path: Path) -> bool:
+    """As ``Path.exists``, which raises for a name longer than the file system takes."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _nearest(path: Path) -> str:

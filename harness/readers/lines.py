@@ -10,6 +10,9 @@ from typing import Any, NoReturn
 
 from harness.errors import EvidenceError
 
+LARGEST_STEP = 2**63 - 1
+"""Steps are compared as int64."""
+
 
 def fail(path: Path, line: int, message: str) -> NoReturn:
     """Raise EvidenceError for a line (counted from 1) of a file."""
@@ -61,8 +64,14 @@ def number(path: Path, line: int, name: str, value: object) -> float | None:
 
 
 def step_number(path: Path, line: int, value: object) -> int:
-    """A step: a whole number that is not negative; raises EvidenceError."""
+    """A step: a whole number from 0 to ``LARGEST_STEP``; raises EvidenceError."""
     step = number(path, line, "step", value)
-    if step is None or not math.isfinite(step) or step < 0 or step != int(step):
+    if (
+        step is None
+        or not math.isfinite(step)
+        or step < 0
+        or step != int(step)
+        or step > LARGEST_STEP
+    ):
         fail(path, line, f"step is {value!r}, which is no step number")
     return int(step)

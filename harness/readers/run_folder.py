@@ -17,8 +17,9 @@ from harness.model import (
     Technique,
     TrainConfig,
 )
+from harness.readers.documents import METRICS, is_texts, read_in_force, read_job
 from harness.readers.lines import fail, json_objects, number, read_text, step_number
-from harness.store import check_schema, read_json, read_record
+from harness.store import check_schema, read_record
 
 SIGNALS = (
     "loss",
@@ -32,8 +33,6 @@ SIGNALS = (
     "grads_missing",
 )
 """Numbers of a step line."""
-
-_METRICS = ("metrics.jsonl", "metrics.jsonl.part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +52,36 @@ class _Metrics:
 
 def run_folder_of(path: Path) -> Path | None:
     """The run folder that a path means: itself, or the parent of its metrics file."""
-    if path.name in _METRICS and (path.parent / "job.json").is_file():
+    if path.name in METRICS and (path.parent / "job.json").is_file():
         return path.parent
-    if path.is_dir() and any((path / name).is_file() for name in ("job.json", *_METRICS)):
+    if path.is_dir() and any((path / name).is_file() for name in ("job.json", *METRICS)):
         return path
     return None
+
+
+def require_foreign(path: Path, text: str) -> None:
+    """Raise EvidenceError for a metrics file of ours that lies outside of its run folder.
+
+    Read as anybody's JSONL it would be judged without any audit.
+    """
+    _, first = next(json_objects(path, text), (0, {}))
+    if first.get("kind") == "header" and "identity" in first:
+        raise EvidenceError(
+            f"{path}: holds the metrics of a run of converge, but {path.parent / 'job.json'} is "
+            "missing, so nothing says what the run was meant to be; give its whole run folder"
+        )
 
 
 def read_run(folder: Path) -> Evidence:
     """All that a run left, finished or not.
 
-    Raises EvidenceError for a line that cannot be understood (file and line named) or for files
-    of different jobs in one folder, StoreError for a damaged or newer file of ours.
+    Raises EvidenceError for a line or key that cannot be understood (both named), for metrics
+    without their job, or for files of different jobs in one folder; StoreError for a damaged or
+    newer file of ours.
     """
-    job = read_json(folder / "job.json") if (folder / "job.json").is_file() else {}
+    job = read_job(folder) or {}
     record = read_record(folder) if (folder / "record.json").is_file() else None
-    in_force = read_json(folder / "in_force.json") if (folder / "in_force.json").is_file() else None
+    in_force = read_in_force(folder)
     metrics = _read_metrics(folder)
     if job and metrics.identity not in (None, job.get("identity")):
         raise EvidenceError(
@@ -96,13 +109,13 @@ def read_run(folder: Path) -> Evidence:
 def read_spec(path: Path) -> SetSpec | None:
     """What a run was told to be, from its ``job.json``; None when the path is no run folder.
 
-    Tolerances are not part of a job, so they are empty. Raises EvidenceError when the job cannot
-    be understood, StoreError when the file is damaged.
+    Tolerances are not part of a job, so they are empty. Raises EvidenceError when the job is
+    missing or cannot be understood, StoreError when the file is damaged.
     """
     folder = run_folder_of(path)
-    if folder is None or not (folder / "job.json").is_file():
+    job = read_job(folder) if folder else None
+    if folder is None or job is None:
         return None
-    job = read_json(folder / "job.json")
     try:
         config = job["train_config"]
         return SetSpec(
@@ -131,7 +144,7 @@ def read_spec(path: Path) -> SetSpec | None:
 
 def _read_metrics(folder: Path) -> _Metrics:
     """The metrics file of a folder; the finished one if both are there, nothing if none is."""
-    path = next((folder / name for name in _METRICS if (folder / name).is_file()), None)
+    path = next((folder / name for name in METRICS if (folder / name).is_file()), None)
     if path is None:
         return _Metrics(None, (), {}, (), (), (), ended=False, expected_steps=None)
     text = read_text(path)
@@ -161,17 +174,21 @@ def _read_metrics(folder: Path) -> _Metrics:
         name: tuple(number(path, line, name, value.get(name)) for line, value in lines)
         for name in SIGNALS
     }
-    missing = [name for _, value in lines for name in value.get("grads_missing_names") or ()]
+    missing = [name for line, value in lines for name in _names_missing(path, line, value)]
     return _Metrics(
         identity=header.get("identity"),
         steps=steps,
         signals={name: column for name, column in columns.items() if set(column) - {None}},
         batch_digests=tuple(_text(path, line, value, "batch_digest") for line, value in lines),
         batch_agrees=tuple(_flag(path, line, value, "batch_agrees") for line, value in lines),
-        grads_missing=tuple(dict.fromkeys(map(str, missing))),
+        grads_missing=tuple(dict.fromkeys(missing)),
         ended=end is not None,
-        expected_steps=header.get("steps"),
+        expected_steps=_steps(path, header.get("steps")),
     )
+
+
+def _steps(path: Path, value: object) -> int | None:
+    return None if value is None else step_number(path, 1, value)
 
 
 def _text(path: Path, line: int, values: Mapping[str, Any], name: str) -> str | None:
@@ -179,6 +196,13 @@ def _text(path: Path, line: int, values: Mapping[str, Any], name: str) -> str | 
     if not (value is None or isinstance(value, str)):
         fail(path, line, f"{name} is {value!r}, which is no text")
     return value
+
+
+def _names_missing(path: Path, line: int, values: Mapping[str, Any]) -> list[str]:
+    names = values.get("grads_missing_names")
+    if not (names is None or is_texts(names)):
+        fail(path, line, f"grads_missing_names is {names!r}, which is no list of texts")
+    return names or []
 
 
 def _flag(path: Path, line: int, values: Mapping[str, Any], name: str) -> bool | None:

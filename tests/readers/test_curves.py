@@ -61,6 +61,7 @@ def test_repeated_and_shuffled_steps_are_kept_for_the_judge(tmp_path):
     [
         ('{"step": 1, "loss": 1}\n{"step": 2, "loss"\n', r"a\.jsonl:2: not JSON"),
         ('{"step": 1, "loss": 1}\n3\n', r"a\.jsonl:2: a int, where a JSON object should be"),
+        ('{"step": 1e19, "loss": 1}\n', r"a\.jsonl:1: step is 1e\+19, which is no step number"),
         ('{"step": 1, "loss": "low"}\n', r"a\.jsonl:1: loss is 'low', which is no number"),
         ('{"step": 1, "los": 1}\n', "no loss among 'step', 'los'; known names of it are loss"),
         ('{"epoch": 1, "loss": 1}\n', "no step among 'epoch', 'loss'"),
@@ -218,6 +219,11 @@ def test_a_path_that_does_not_exist_suggests_the_nearest(tmp_path):
         read_curves(tmp_path / "curv.csv")
     with pytest.raises(EvidenceError, match=r"does not exist$"):
         read_curves(tmp_path / "nowhere" / "else")
+
+
+def test_a_name_that_no_file_system_takes(tmp_path):
+    with pytest.raises(EvidenceError, match="File name too long"):
+        read_curves(tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize(

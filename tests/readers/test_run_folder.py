@@ -130,11 +130,53 @@ def test_a_run_without_any_metrics(tmp_path):
     assert (evidence.steps, evidence.complete) == ((), False)
 
 
-def test_metrics_without_a_job_are_named_after_their_folder(tmp_path):
-    folder = write(tmp_path / "copied", [HEADER, step(1)], job=None)
-    assert read_curves(folder).name == "copied"
-    assert read_curves(folder).expected_steps == 3
-    assert read_spec(folder) is None
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.jsonl.part"])
+def test_metrics_without_their_job_are_refused(tmp_path, name):
+    folder = write(tmp_path / "copied", [HEADER, step(1)], name=name, job=None)
+    for read in (read_curves, read_run, read_spec):
+        with pytest.raises(EvidenceError, match=r"job\.json: is missing, so nothing says"):
+            read(folder)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.jsonl.part", "renamed.jsonl"])
+def test_our_metrics_file_is_no_foreign_curve(tmp_path, name):
+    folder = write(tmp_path / "copied", [HEADER, step(1)], name=name, job=None)
+    with pytest.raises(EvidenceError, match=r"job\.json is missing"):
+        read_curves(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"techniques": "float8"}, "techniques is 'float8', which is no list of texts"),
+        ({"techniques": 7}, "techniques is 7, which is no list of texts"),
+        ({"overrides": [1]}, r"overrides is \[1\], which is no JSON object"),
+        ({"steps": "3"}, "steps is '3', which is no count"),
+        ({"parallelism": {"tp": "2"}}, "parallelism is .* which is no JSON object of counts"),
+    ],
+)
+def test_a_damaged_job_is_named(tmp_path, change, words):
+    folder = write(tmp_path / "r", [HEADER, step(1)], job={**JOB, **change})
+    for read in (read_curves, read_spec):
+        with pytest.raises(EvidenceError, match=rf"job\.json: {words}"):
+            read(folder)
+
+
+@pytest.mark.parametrize(
+    ("ran", "words"),
+    [
+        ({"declared": "training.steps"}, "declared is 'training.steps', which is no list of"),
+        ({"declared": [1]}, r"declared is \[1\], which is no list of texts"),
+        ({"degrees": {"tp": "2"}}, "degrees is .* which is no JSON object of counts"),
+        ({"float8": []}, r"float8 is \[\], which is no JSON object"),
+        ({"float8": {"modules": "2"}}, r"float8\.modules is '2', which is no count"),
+        ({"param_dtype": ["bfloat16"]}, r"param_dtype is \['bfloat16'\], which is no text"),
+    ],
+)
+def test_a_damaged_record_of_what_ran_is_named(run, ran, words):
+    (run / "in_force.json").write_text(json.dumps({"schema": 1, **ran}))
+    with pytest.raises(EvidenceError, match=rf"in_force\.json: {words}"):
+        read_curves(run)
 
 
 def test_the_record_says_how_it_ended(run):
@@ -202,6 +244,10 @@ def test_the_raw_facts_are_kept_for_the_judge(tmp_path):
         ([HEADER, step(1.5)], "metrics.jsonl:2: step is 1.5, which is no step number"),
         ([HEADER, step(None)], "metrics.jsonl:2: step is None, which is no step number"),
         ([HEADER, step(-1)], "step is -1, which is no step number"),
+        ([HEADER, step(2**63)], "metrics.jsonl:2: step is 9223372036854775808, which is no step"),
+        ([{**HEADER, "steps": "all"}], "metrics.jsonl:1: step is 'all', which is no number"),
+        ([HEADER, step(1, grads_missing_names="a")], "grads_missing_names is 'a', which is no li"),
+        ([HEADER, step(1, grads_missing_names=[1])], r"grads_missing_names is \[1\], which is no"),
         ([HEADER, step("nan")], "step is 'nan', which is no step number"),
         ([HEADER, step(1, loss="high")], "metrics.jsonl:2: loss is 'high', which is no number"),
         ([HEADER, step(1, loss=True)], "loss is True, which is no number"),

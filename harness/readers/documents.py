@@ -1,0 +1,107 @@
+"""``job.json`` and ``in_force.json`` of a run folder, with the shapes that later stages rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from harness.errors import EvidenceError
+from harness.store import read_json
+
+METRICS = ("metrics.jsonl", "metrics.jsonl.part")
+"""Names of the metrics file: of a run that ended, and of one that has not."""
+
+
+def read_job(folder: Path) -> dict[str, Any] | None:
+    """``job.json``; None for a folder in which nothing ran.
+
+    Metrics without their job would be judged without any audit, so that raises EvidenceError, as
+    a value of the wrong shape does. Raises StoreError for a damaged or newer file.
+    """
+    path = folder / "job.json"
+    if path.is_file():
+        return _checked(path, _JOB)
+    if any((folder / name).is_file() for name in METRICS):
+        raise EvidenceError(
+            f"{path}: is missing, so nothing says what this run was meant to be; copy the whole "
+            "run folder, or run the job again"
+        )
+    return None
+
+
+def read_in_force(folder: Path) -> dict[str, Any] | None:
+    """``in_force.json``; None when the run ended before it was written. Raises as read_job."""
+    path = folder / "in_force.json"
+    return _checked(path, _IN_FORCE) if path.is_file() else None
+
+
+def is_texts(value: object) -> TypeGuard[list[str]]:
+    """Whether a JSON value is a list of strings."""
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_count, value.values()))
+
+
+Shape = tuple[Callable[[object], bool], str]
+_TEXT: Shape = (_is_text, "text")
+_TEXTS: Shape = (is_texts, "list of texts")
+_COUNT: Shape = (_is_count, "count")
+_COUNTS: Shape = (_is_counts, "JSON object of counts")
+_OBJECT: Shape = (_is_object, "JSON object")
+
+_JOB: Mapping[str, Shape] = {
+    "name": _TEXT,
+    "identity": _TEXT,
+    "steps": _COUNT,
+    "parallelism": _COUNTS,
+    "techniques": _TEXTS,
+    "overrides": _OBJECT,
+    "without_fixes": _TEXTS,
+    "pipeline_schedule": _TEXT,
+    "cp_rotation": _TEXT,
+}
+
+_IN_FORCE: Mapping[str, Shape] = {
+    "degrees": _COUNTS,
+    "param_dtype": _TEXT,
+    "mixed_precision_param": _TEXT,
+    "float8": _OBJECT,
+    "float8.modules": _COUNT,
+    "float8.tp_styles": _COUNT,
+    "compile": _OBJECT,
+    "compile.regions": _COUNT,
+    "compile.graphs": _COUNT,
+    "async_tp": _OBJECT,
+    "async_tp.fused_nodes": _COUNTS,
+    "without_fixes": _TEXTS,
+    "config": _OBJECT,
+    "declared": _TEXTS,
+}
+"""Keys of an inner object come after the object itself."""
+
+
+def _checked(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Any]:
+    """The file's object; a key that is absent or null is for the judge to miss."""
+    document = read_json(path)
+    for key, (fits, words) in shapes.items():
+        value: Any = document
+        for part in key.split("."):
+            value = value.get(part) if value is not None else None
+        if value is not None and not fits(value):
+            raise EvidenceError(f"{path}: {key} is {value!r}, which is no {words}")
+    return document
