@@ -12,7 +12,7 @@ from harness.judge.agreement import agreement
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import series
 from harness.judge.envelope import Envelope
-from harness.model import Evidence, Limit, Outcome, Tier
+from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
 Envelopes = Mapping[str, Envelope]
 
@@ -73,17 +73,21 @@ def reported_grad_norm_is_recomputed(test: Evidence) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def gradients_present(test: Evidence, control: Evidence) -> Finding:
+def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
     """Every parameter that gets a gradient in the control gets one in the run.
 
     A parameter without gradient stays as it was initialised; the loss hardly shows it.
     """
     ours, theirs = series(test, "grads_missing"), series(control, "grads_missing")
-    if not ours:
-        return skipped("the source does not tell which parameters got a gradient")
+    if not ours or not theirs:
+        detail = "the source does not tell which parameters got a gradient"
+        return skipped(detail) if spec is None else invalid(detail)
     more = [step for step, count in ours.items() if not count <= theirs.get(step, 0)]
     names = [name for name in test.grads_missing if name not in control.grads_missing]
     if not more and not names:
+        untold = sorted(({*test.steps} & {*control.steps}) - ({*ours} & {*theirs}))
+        if untold and spec is not None:
+            return invalid(f"nothing tells at step {untold[0]} who got a gradient", untold[0])
         return passed()
     onset = min(more, default=None)
     count = ours[onset] if onset is not None else float(len(names))

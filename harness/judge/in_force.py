@@ -127,10 +127,24 @@ def _batches(ran: InForce) -> Iterator[str]:
 
 def _overrides(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """Values that the file sets, against the config that the trainer was built from."""
-    config = _table(ran, "config")
+    config = {**_checkpointing(ran), **_table(ran, "config")}
     for key, value in spec.overrides.items():
-        if key in config and config[key] != value and str(config[key]) != str(value):
+        if key not in config:
+            yield f"{key} = {value} is named but cannot be verified: no such key in the config"
+        elif config[key] != value and str(config[key]) != str(value):
             yield f"{key} = {value} is named, {config[key]} is in force"
+
+
+def _checkpointing(ran: InForce) -> Mapping[str, str]:
+    """The mode of activation checkpointing, for which torchtitan 0.3 has classes and no key."""
+    config, table = _table(ran, "config"), "activation_checkpoint"
+    if table in config and config[table] is None:
+        return {f"{table}.mode": "none"}
+    if f"{table}.force_recompute_mm_shapes_by_fqns" in config:
+        return {f"{table}.mode": "selective"}
+    if f"{table}.preserve_rng_state" in config and f"{table}.memory_budget" not in config:
+        return {f"{table}.mode": "full"}
+    return {}
 
 
 def _float8_modules(ran: InForce) -> str:

@@ -364,7 +364,23 @@ IN_FORCE = {
     ),
     "named by an override": (
         spec(overrides={"training.dtype": "bfloat16"}),
-        in_force(param_dtype="bfloat16"),
+        in_force(param_dtype="bfloat16", config={"training.dtype": "bfloat16"}),
+    ),
+    "override in a list": (
+        spec(overrides={"optimizer.param_groups[0].optimizer_kwargs.lr": 1e-3}),
+        in_force(config={"optimizer.param_groups[0].optimizer_kwargs.lr": 0.001}),
+    ),
+    "no checkpointing": (
+        spec(overrides={"activation_checkpoint.mode": "none"}),
+        in_force(config={"activation_checkpoint": None}),
+    ),
+    "full checkpointing": (
+        spec(overrides={"activation_checkpoint.mode": "full"}),
+        in_force(config={"activation_checkpoint.preserve_rng_state": True}),
+    ),
+    "selective checkpointing": (
+        spec(overrides={"activation_checkpoint.mode": "selective"}),
+        in_force(config={"activation_checkpoint.force_recompute_mm_shapes_by_fqns": []}),
     ),
 }
 
@@ -372,11 +388,9 @@ IN_FORCE = {
 @pytest.mark.parametrize("case", IN_FORCE)
 def test_what_is_named_and_in_force_passes(case):
     test_spec, ran = IN_FORCE[case]
-    verdict = judged(replace(run("t"), in_force={**ran, "config": {}}), test_spec=test_spec)
+    verdict = judged(replace(run("t"), in_force=ran), test_spec=test_spec)
     assert answer(verdict, "named-in-force").outcome is Outcome.PASS
     assert answer(verdict, "nothing-unnamed").outcome is Outcome.PASS
-    full = judged(replace(run("t"), in_force=ran), test_spec=test_spec)
-    assert answer(full, "named-in-force").outcome is Outcome.PASS
 
 
 NOT_IN_FORCE = {
@@ -436,6 +450,21 @@ NOT_IN_FORCE = {
         spec(overrides={"training.seq_len": 512}),
         in_force(),
         "training.seq_len = 512 is named, 256 is in force",
+    ),
+    "override nowhere": (
+        spec(overrides={"training.sequence": 512}),
+        in_force(),
+        "training.sequence = 512 is named but cannot be verified",
+    ),
+    "no config": (
+        spec(overrides={"training.seq_len": 256}),
+        in_force(config={}),
+        "training.seq_len = 256 is named but cannot be verified",
+    ),
+    "no such checkpointing": (
+        spec(overrides={"activation_checkpoint.mode": "full"}),
+        in_force(config={"activation_checkpoint": None}),
+        "activation_checkpoint.mode = full is named, none is in force",
     ),
     "fix left in": (spec(without_fixes=("a",)), in_force(), "without_fixes a is named"),
     "inject ignored": (spec(inject="bug.py:scale"), in_force(), "inject bug.py:scale is named"),

@@ -242,6 +242,19 @@ def test_gradients_that_are_missing_fail_by_name_unless_the_control_misses_them_
     assert "no gradient for 1 parameters" in answer(judged(counted), "gradients-present").detail
 
 
+@pytest.mark.parametrize(
+    "forget", [None, lambda step, x: None if step == 7 else x], ids=["every step", "one step"]
+)
+def test_a_run_of_ours_that_does_not_tell_of_its_gradients_is_invalid(forget):
+    silent = with_signals(run("t"), grads_missing=forget)
+    silent_control = with_signals(CONTROL, grads_missing=forget)
+    for test, control in ((silent, CONTROL), (run("t"), silent_control)):
+        verdict = judge(test, control, spec=spec(), control_spec=spec())
+        assert answer(verdict, "gradients-present").outcome is Outcome.INVALID
+        assert verdict.judgement is Judgement.INVALID
+        assert judge(test, control).judgement is Judgement.PASS
+
+
 @pytest.mark.parametrize("signal", ["loss", "grad_norm"])
 def test_a_reported_value_that_is_not_the_recomputed_one_fails(signal):
     slug = f"reported-{signal.replace('_', '-')}-is-recomputed"
