@@ -117,12 +117,13 @@ def _onset(checks: Sequence[Check]) -> int | None:
 
 
 def _next_command(case: Case, judgement: Judgement) -> str:
-    """What to type next; nothing after a PASS."""
+    """What to type next; nothing after a PASS. With the repeats, or the limits would be others."""
     if judgement is Judgement.PASS:
         return ""
     if judgement is Judgement.ERROR:
         return f"grep -rn Error {_quoted(case.test.source)}/logs"
-    return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}"
+    repeats = "".join(f" --repeat {_quoted(repeat.source)}" for repeat in case.repeats)
+    return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"
 
 
 def _quoted(path: str) -> str:

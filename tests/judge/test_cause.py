@@ -237,6 +237,15 @@ def test_what_the_comparison_itself_may_explain_is_said():
     assert "mind that float8 is named but not in force" in cause
 
 
+def test_the_next_command_has_the_repeats_that_taught_the_limits():
+    test = changed(run("t"), lambda step, x: 2 * x, *BOTH_NORMS)
+    repeats = [run("fsdp2.rerun"), replace(run("ulp"), source="runs/fsdp2 ulp")]
+    command = judge(test, CONTROL, repeats).next_command
+    assert command == (
+        "converge compare runs/fsdp2 runs/t --repeat runs/fsdp2.rerun --repeat 'runs/fsdp2 ulp'"
+    )
+
+
 def test_paths_with_spaces_are_one_word_of_the_next_command():
     test = replace(with_signals(run("t"), loss=lambda *_: math.nan), source="my runs/it's <b>")
     command = judge(test, CONTROL).next_command
