@@ -2,7 +2,7 @@
 
 Its name is its slug, the first line of its docstring is the sentence that reports print, and the
 rest of the docstring explains a failure. The habit is scientific-python's (sp-repo-review): the
-documentation and the report cannot drift from the code, because they are the code.
+report cannot drift from the code, because it prints the code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ class Question:
 
     name: str
     title: str
-    explanation: str
-    """The docstring's body: what it means when the check fails."""
     tier: Tier
     inputs: tuple[str, ...]
     """Names of the fields of :class:`harness.judge.case.Case` that it looks at."""
@@ -61,13 +59,12 @@ def check(tier: Tier) -> Callable[[Callable[..., Finding]], Question]:
     """Make a documented function a :class:`Question` of a tier."""
 
     def decorate(function: Callable[..., Finding]) -> Question:
-        title, _, explanation = inspect.cleandoc(function.__doc__ or "").partition("\n")
+        title = inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
         if not title:
             raise TypeError(f"check {function.__name__} has no docstring, so nothing to print")
         return Question(
             name=function.__name__.replace("_", "-"),
             title=title,
-            explanation=explanation.strip(),
             tier=tier,
             inputs=tuple(inspect.signature(function).parameters),
             ask=function,

@@ -13,7 +13,7 @@ from harness.model import Evidence
 LOSS_ONLY_LIMIT = 0.01
 """Largest relative loss difference of the loss-only gate that reports show for comparison.
 
-Gates in use allow between 1% and 5% on the loss (see README, "what a loss-only gate sees").
+Gates in use compare the loss alone and allow between 1% and 5%; this is the strictest of them.
 """
 
 
@@ -26,14 +26,6 @@ class Curve:
 
     def __bool__(self) -> bool:
         return any(math.isfinite(value) for value in self.values)
-
-    @property
-    def first_non_finite(self) -> int | None:
-        """First step whose value is NaN or infinite."""
-        return next(
-            (step for step, v in zip(self.steps, self.values, strict=True) if not math.isfinite(v)),
-            None,
-        )
 
 
 @dataclass(frozen=True, slots=True)
