@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 from report_samples import foreign_view, hostile_view, sample_view
 
 from harness.report import write_reports
@@ -19,6 +19,24 @@ pytestmark = pytest.mark.skipif(
     reason="no browser: apt-get install chromium (or google-chrome on the PATH)",
 )
 VIEWS = {"sample": sample_view, "hostile": hostile_view, "foreign": foreign_view}
+
+
+def wait_until_ready(page):
+    # Generous: the machine may be busy.
+    page.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+
+
+def wait_until(page, condition):
+    """Wait for a JavaScript condition.
+
+    Not by playwright's wait_for_function: it polls through eval, which the page's own security
+    policy forbids.
+    """
+    for _ in range(300):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(100)
+    pytest.fail(f"not within 30 s: {condition}")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +69,7 @@ def opened(browser, reports):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(reports[name] + fragment)
-        # Generous: the machine may be busy. benchmarks measure the time to ready.
-        page.wait_for_function("document.documentElement.dataset.ready", timeout=60_000)
+        wait_until_ready(page)
         return page
 
     yield open_page
@@ -103,7 +120,7 @@ def test_a_missed_escape_would_still_not_run(browser, reports, tmp_path):
     context = browser.new_context(offline=True)
     page = context.new_page()
     page.goto(page_file.as_uri())
-    page.wait_for_function("document.documentElement.dataset.ready", timeout=60_000)
+    wait_until_ready(page)
     assert page.evaluate("window.pwned") is None
     context.close()
 
@@ -125,7 +142,8 @@ def test_a_set_opens_from_a_deep_link(opened):
     section = page.locator("#set-fsdp2-tp2")
     assert section.locator("details").get_attribute("open") is not None
     section.locator(".js-line").first.wait_for(timeout=30_000)
-    assert section.locator("h2").bounding_box()["y"] < 900
+    # Scrolling is smooth and takes a moment: the assertion waits for it.
+    expect(section.locator("h2")).to_be_in_viewport(timeout=30_000)
 
 
 def test_sections_of_passing_sets_are_closed_until_asked_for(opened):
@@ -139,9 +157,10 @@ def test_sections_of_passing_sets_are_closed_until_asked_for(opened):
 def test_zoom_is_linked_across_panels(opened):
     page = opened()
     page.evaluate("Plotly.relayout('overview-loss', {'xaxis.range': [5, 10]})")
-    page.wait_for_function(
+    wait_until(
+        page,
         "['overview-difference', 'overview-ratio'].every((id) =>"
-        " JSON.stringify(document.getElementById(id).layout.xaxis.range) === '[5,10]')"
+        " JSON.stringify(document.getElementById(id).layout.xaxis.range) === '[5,10]')",
     )
 
 
@@ -149,8 +168,9 @@ def test_a_set_can_be_hidden_with_the_keyboard(opened):
     page = opened()
     page.locator(".legend button").first.focus()
     page.keyboard.press("Enter")
-    page.wait_for_function(
-        "document.getElementById('overview-loss').data.some((trace) => trace.visible === false)"
+    wait_until(
+        page,
+        "document.getElementById('overview-loss').data.some((trace) => trace.visible === false)",
     )
     assert page.locator(".legend button").first.get_attribute("aria-pressed") == "false"
 

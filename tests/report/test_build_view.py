@@ -3,9 +3,12 @@ import math
 import pytest
 from report_samples import FLOOR, HOSTILE, foreign_view, hostile_view, in_force, sample_view, spec
 
-from harness.model import Evidence, Judgement, Verdict
+from harness.model import Check, Evidence, Judgement, Outcome, Precision, Tier, Verdict
 from harness.report import build_view, rows
 from harness.report.audit import named_and_in_force
+from harness.report.report_html import to_html
+from harness.report.report_json import document
+from harness.report.report_markdown import to_markdown
 from harness.report.text import ABSENT
 from harness.report.view import Named, ReportView
 
@@ -20,7 +23,10 @@ def test_what_needs_a_person_comes_first():
     ]
     assert set(words[6:]) == {Judgement.PASS}
     assert view.worst is Judgement.FAIL
-    assert view.headline == "Of 12 test sets: 3 FAIL, 1 ERROR, 1 INVALID, 1 INCONCLUSIVE, 6 PASS."
+    assert (
+        view.headline
+        == "Of 12 test sets: 3 FAIL, 1 ERROR, 1 INVALID, 1 INCONCLUSIVE, 6 PASS (1 check had no evidence)."
+    )
 
 
 def test_a_view_gathers_what_every_stage_left():
@@ -73,6 +79,47 @@ def test_foreign_curves_need_no_plan():
     assert test.in_force == ()
     assert test.comparison("loss").difference.steps[0] == 10
     assert view.headline == "1 test set: agrees with the control."
+
+
+def checked(**outcomes):
+    return tuple(
+        Check(name.replace("_", "-"), "Title.", Tier.ENVELOPE, outcome)
+        for name, outcome in outcomes.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "words"),
+    [
+        ({"grad_norm_envelope": Outcome.PASS}, "with the control."),
+        ({"grad_norm_envelope": Outcome.SKIPPED}, "(loss only; 1 check had no evidence)."),
+        (
+            {"grad_norm_envelope": Outcome.PASS, "a": Outcome.SKIPPED, "b": Outcome.SKIPPED},
+            "with the control (2 checks had no evidence).",
+        ),
+    ],
+)
+def test_the_headline_says_what_nothing_was_known_of(outcomes, words):
+    checks = checked(loss_envelope=Outcome.PASS, **outcomes)
+    view = build_view(title="t", verdicts=[Verdict("a", "c", Judgement.PASS, checks=checks)])
+    assert view.headline.startswith("1 test set: agrees with the control")
+    assert view.headline.endswith(words)
+
+
+def test_pairs_coarser_than_fp32_have_a_note_on_their_limits():
+    assert sample_view().notes == ()
+    evidences = [
+        Evidence("c", "c", (), {}),
+        Evidence("a", "a", (), {}, precision=Precision.FLOAT8),
+        Evidence("b", "b", (), {}, precision=Precision.BF16),
+    ]
+    verdicts = [Verdict(name, "c", Judgement.PASS) for name in ("a", "b")]
+    view = build_view(title="t", verdicts=verdicts, evidences=evidences)
+    (note,) = view.notes
+    assert note.startswith("Limits of sets in bf16 and float8 are coarse")
+    assert "- Limits of sets in bf16 and float8 are coarse" in to_markdown(view)
+    assert f"<li>{note}</li>" in to_html(view)
+    assert document(view)["notes"] == [note]
 
 
 def test_every_text_of_a_view_is_plain():
