@@ -18,6 +18,7 @@
     pipelining.py     what torch's pipeline schedules do besides training
     ulp.py            weights moved by one unit in the last place (A/A repeat)
     inject.py         calls a test set's ``inject`` function
+    checks.py         names that torchtitan's config classes would take without a look
     titan_0_3/        torchtitan 0.3: CPU shim, config, data, hooks, audit
     titan_0_2/        torchtitan 0.2: the same
 """

@@ -14,6 +14,7 @@ import importlib
 import signal
 from types import ModuleType
 
+from harness.rank.inject import inject_problems
 from harness.rank.job import Job, read_job
 from harness.rank.parent import die_with_parent
 from harness.rank.settings import KeyProblem
@@ -48,7 +49,7 @@ def check(job_path: str) -> list[KeyProblem]:
     """Problems of the job's config, found without starting anything."""
     job = read_job(job_path)
     module = _load(job)
-    return list(module.check(job))
+    return [*module.check(job), *inject_problems(job.inject)]
 
 
 def _run(job_path: str) -> None:

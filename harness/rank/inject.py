@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from typing import Any
+
+from harness.rank.settings import KeyProblem
 
 
 class InjectError(Exception):
     """The function that a test set's ``inject`` names cannot be found."""
 
 
-def call_injected(target: str, trainer: Any) -> None:
-    """Call ``path/to/file.py:function`` with the built trainer.
+def call_injected(target: str, trainer: Any) -> str:
+    """Call ``path/to/file.py:function`` with the built trainer; says what was called.
 
-    Raises InjectError when the file or the function is not there; what the function raises passes
-    through.
+    The answer is made of the file that was loaded and the name that was found in it, once the
+    function has returned. Raises InjectError when the file or the function is not there; what the
+    function raises passes through.
     """
-    path, _, name = target.rpartition(":")
-    file = Path(path)
-    if not path or not file.is_file():
-        raise InjectError(f"inject = {target!r}: no such file; write path/to/file.py:function")
+    file, name = _parts(target)
     spec = importlib.util.spec_from_file_location(f"converge_inject_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise InjectError(f"inject = {target!r}: not a Python file")
@@ -31,3 +32,45 @@ def call_injected(target: str, trainer: Any) -> None:
         found = sorted(key for key, value in vars(module).items() if callable(value))
         raise InjectError(f"inject = {target!r}: no function {name!r}; the file has {found}")
     function(trainer)
+    return f"{module.__file__}:{name}"
+
+
+def inject_problems(target: str | None) -> list[KeyProblem]:
+    """Why ``inject`` could not be called, found by parsing the file and not running it."""
+    if target is None:
+        return []
+    try:
+        file, name = _parts(target)
+        tree = ast.parse(file.read_bytes(), filename=str(file))
+    except (InjectError, OSError, SyntaxError, ValueError) as error:
+        return [KeyProblem("inject", str(error))]
+    bound, functions = _module_names(tree)
+    if name in bound or "*" in bound:
+        return []
+    return [KeyProblem("inject", f"{file} has no function {name!r}", tuple(sorted(functions)))]
+
+
+def _parts(target: str) -> tuple[Path, str]:
+    path, _, name = target.rpartition(":")
+    file = Path(path)
+    if not path or not file.is_file():
+        raise InjectError(f"inject = {target!r}: no such file; write path/to/file.py:function")
+    return file, name
+
+
+def _module_names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """All names that a module may bind (imports and assignments too), and its functions."""
+    bound: set[str] = set()
+    functions: set[str] = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef):
+            functions.add(statement.name)
+            continue
+        for node in ast.walk(statement):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                bound.add(node.name)
+            elif isinstance(node, ast.alias):
+                bound.add(node.asname or node.name.partition(".")[0])
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+    return bound | functions, functions

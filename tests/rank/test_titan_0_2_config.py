@@ -94,6 +94,7 @@ def test_all_problems_of_a_job_are_found_together(build, tmp_path):
     overrides = {
         "training.seqlen": 128,
         "training.steps": "many",
+        "compile.components": ["modell"],
         "parallelism.context_parallel_rotate_method": "ring",
     }
     built = build(
@@ -109,6 +110,7 @@ def test_all_problems_of_a_job_are_found_together(build, tmp_path):
     assert problems["training.seqlen"].valid[0] == "training.seq_len"
     assert "alltoall" in problems["parallelism.context_parallel_rotate_method"].message
     assert "act-grad" in problems["without_fixes"].valid
+    assert problems["compile.components"].valid == ("loss", "model")
 
 
 @pytest.mark.parametrize(

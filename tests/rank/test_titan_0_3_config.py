@@ -1,6 +1,7 @@
 """A job as torchtitan 0.3's own config, and what ``--check`` says of a bad one."""
 
 import json
+from pathlib import Path
 
 import pytest
 import titan_0_3_jobs as jobs
@@ -10,6 +11,8 @@ from harness.rank import entry
 from harness.rank.settings import SettingError
 
 jobs.require_titan_0_3()
+
+BUGS = Path(__file__).with_name("injected_bugs.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,6 +135,9 @@ def test_the_debug_config_recomputes_nothing(build):
         ({"overrides": {"activation_checkpoint.mode": "some"}}, None, "'none'"),
         ({"techniques": ["float8_tp"]}, "techniques", "async_tp"),
         ({"techniques": ["async_tp", "compile"]}, "techniques", None),
+        ({"without_fixes": ["act-grad"]}, "without_fixes", None),
+        ({"overrides": {"compile.components": ["modell"]}}, "compile.components", "model"),
+        ({"inject": f"{BUGS}:double_gradient"}, "inject", "double_gradients"),
         ({"techniques": ["float8", "compile"]}, "techniques", None),
         ({"cp": 2, "cp_rotation": "alltoall"}, "cp_rotation", "allgather"),
         ({"model": {"dims": 3}}, "converge.model.dims", "dim"),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.rank.checks import unknown_components, unknown_fixes
 from harness.rank.job import Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_2.fixes import FIXES, FLOAT8_TP
@@ -48,6 +49,7 @@ def build(job: Job) -> Built:
             apply_setting(config, key, value)
         except SettingError as error:
             problems.append(error.problem)
+    problems += unknown_components(config)
     problems += _model_problems(job, config)
     return Built(config, tuple(dict.fromkeys(key for key, _ in own)), problems)
 
@@ -115,17 +117,12 @@ def _from_techniques(job: Job) -> Iterator[tuple[str, Any]]:
 
 
 def _unknown_names(job: Job) -> list[KeyProblem]:
-    fixes = [
-        KeyProblem("without_fixes", f"no fix is named {name!r}", tuple(sorted(FIXES)))
-        for name in job.without_fixes
-        if name not in FIXES
-    ]
     techniques = [
         KeyProblem("techniques", f"torchtitan 0.2 has no technique {name!r} here", _TECHNIQUES)
         for name in job.techniques
         if name not in _TECHNIQUES
     ]
-    return fixes + techniques
+    return unknown_fixes(job, FIXES) + techniques
 
 
 def _model_problems(job: Job, config: Any) -> list[KeyProblem]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
+from harness.rank.checks import unknown_components, unknown_fixes
 from harness.rank.job import Degrees, Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_3.data import SampleLoader
@@ -42,6 +43,8 @@ class BuiltConfig:
 def build_config(job: Job) -> BuiltConfig:
     """Raises SettingError when torchtitan does not take what the job says."""
     config = _base(job)
+    # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
+    _refuse(unknown_fixes(job, known=()))
     config.model_spec = reshape_model(config.model_spec, job.train_config.model)
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
@@ -53,6 +56,7 @@ def build_config(job: Job) -> BuiltConfig:
     declared += _apply_all(config, job.overrides.items())
     if isinstance(config.dataloader, SampleLoader.Config):
         config.dataloader.global_batch_size = config.training.global_batch_size
+    _refuse(unknown_components(config))
     _validate(config)
     flat = _flat(config)
     keys = tuple(key for key in flat if any(_belongs(key, part) for part in declared))
@@ -183,9 +187,13 @@ def _apply_all(config: Any, settings: Iterable[tuple[str, Any]]) -> list[str]:
             _apply(config, key, value)
         except SettingError as error:
             problems += error.problems
+    _refuse(problems)
+    return keys
+
+
+def _refuse(problems: Sequence[KeyProblem]) -> None:
     if problems:
         raise SettingError(*problems)
-    return keys
 
 
 def _apply(config: Any, key: str, value: Any) -> None:

@@ -1,0 +1,32 @@
+"""Names of a job that torchtitan's own config classes take without a look."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from harness.rank.job import Job
+from harness.rank.settings import KeyProblem
+
+COMPONENTS = ("loss", "model")
+"""What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
+
+
+def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:
+    """Names of ``without_fixes`` that the dialect has no repair of."""
+    valid = tuple(sorted(known))
+    none = "" if valid else f"; {job.dialect} has none to leave out"
+    return [
+        KeyProblem("without_fixes", f"no fix is named {name!r}{none}", valid)
+        for name in job.without_fixes
+        if name not in known
+    ]
+
+
+def unknown_components(config: Any) -> list[KeyProblem]:
+    """Names in ``compile.components`` of a built config that would compile nothing."""
+    return [
+        KeyProblem("compile.components", f"torchtitan compiles no {name!r}", COMPONENTS)
+        for name in config.compile.components
+        if name not in COMPONENTS
+    ]
