@@ -13,6 +13,7 @@ from harness.model import (
     Job,
     Limit,
     Plan,
+    Precision,
     RankError,
     Role,
     RunRecord,
@@ -91,6 +92,7 @@ def build_view(
         ),
         tests=tests,
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
+        notes=_notes(verdicts, every_evidence),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
@@ -163,6 +165,20 @@ class _Runs:
     def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
         run = self.view(job.name, anchor)
         return RepeatView(run=run, control=control.name, comparisons=_compare(run, control, {}))
+
+
+def _notes(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) -> tuple[str, ...]:
+    """What a reader has to know of the limits of pairs that are coarser than fp32."""
+    judged = {name for verdict in verdicts for name in (verdict.name, verdict.control)}
+    ran = {evidence.precision for name, evidence in evidences.items() if name in judged}
+    coarse = [precision.value for precision in Precision if precision in ran - {Precision.FP32}]
+    if not coarse:
+        return ()
+    sentence = (
+        f"Limits of sets in {' and '.join(coarse)} are coarse: their floors are fixed numbers "
+        "fitted on CPU debug models, so only gross errors show."
+    )
+    return (sentence,)
 
 
 def _compare(

@@ -39,6 +39,7 @@ def document(view: ReportView) -> dict[str, Any]:
         ],
         "tests": [_test(test) for test in view.tests],
         "waived": list(view.waived),
+        "notes": list(view.notes),
         "entropy_floor": _value(view.entropy_floor),
         "wall_s": _value(view.wall_s),
     }

@@ -72,6 +72,8 @@ def _facts(view: ReportView) -> Iterator[str]:
         yield f"- control **{escape(control.name)}**: {escape(', '.join(words) or control.source)}"
     for sentence in view.waived:
         yield f"- waived rule: {escape(sentence)}"
+    for sentence in view.notes:
+        yield f"- {escape(sentence)}"
     if view.entropy_floor is not None:
         yield f"- entropy floor of the data: {number(view.entropy_floor)} nats per token"
     if view.steps is not None:

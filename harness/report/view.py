@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.model import Judgement, RankError, Verdict
+from harness.model import Judgement, Outcome, RankError, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
 from harness.report.text import count
 
@@ -129,6 +129,8 @@ class ReportView:
     repeats: tuple[RepeatView, ...] = ()
     tests: tuple[TestView, ...] = ()
     waived: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences on how far the verdicts reach."""
     entropy_floor: float | None = None
     """Loss of a perfect model of the data, nats per token."""
     wall_s: float | None = None
@@ -158,6 +160,21 @@ class ReportView:
         total = count(len(self.tests), "test set")
         if self.worst is Judgement.PASS:
             which = "agrees" if len(self.tests) == 1 else "all agree"
-            return f"{total}: {which} with the control."
+            return f"{total}: {which} with the control{self._unseen}."
         parts = [f"{amount} {word.value}" for word, amount in self.counts.items()]
-        return f"Of {total}: {', '.join(parts)}."
+        return f"Of {total}: {', '.join(parts)}{self._unseen}."
+
+    @property
+    def _unseen(self) -> str:
+        """What no verdict speaks about, in brackets; empty when every check had its evidence."""
+        checks = [check for test in self.tests for check in test.verdict.checks]
+        skipped = {check.name for check in checks if check.outcome is Outcome.SKIPPED}
+        if not skipped:
+            return ""
+        compared = {
+            check.name
+            for check in checks
+            if check.tier is Tier.ENVELOPE and check.outcome is not Outcome.SKIPPED
+        }
+        loss_only = "loss only; " if compared == {"loss-envelope"} else ""
+        return f" ({loss_only}{count(len(skipped), 'check')} had no evidence)"

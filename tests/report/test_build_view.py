@@ -23,9 +23,9 @@ def test_what_needs_a_person_comes_first():
     ]
     assert set(words[6:]) == {Judgement.PASS}
     assert view.worst is Judgement.FAIL
-    assert (
-        view.headline
-        == "Of 12 test sets: 3 FAIL, 1 ERROR, 1 INVALID, 1 INCONCLUSIVE, 6 PASS (1 check had no evidence)."
+    assert view.headline == (
+        "Of 12 test sets: 3 FAIL, 1 ERROR, 1 INVALID, 1 INCONCLUSIVE, 6 PASS "
+        "(1 check had no evidence)."
     )
 
 
@@ -107,7 +107,7 @@ def test_the_headline_says_what_nothing_was_known_of(outcomes, words):
 
 
 def test_pairs_coarser_than_fp32_have_a_note_on_their_limits():
-    assert sample_view().notes == ()
+    assert foreign_view().notes == ()
     evidences = [
         Evidence("c", "c", (), {}),
         Evidence("a", "a", (), {}, precision=Precision.FLOAT8),
