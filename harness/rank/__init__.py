@@ -12,8 +12,10 @@
     cross_entropy.py  float64 loss from the logits, vocabulary shards included
     grad_norm.py      float64 gradient norm over the unique shards
     digest.py         order-independent fingerprint of a global batch
+    audit.py          what is really in force, as far as all releases are alike
     writer.py         metrics.jsonl and in_force.json
     fusion.py         fused async-TP operators, counted in Inductor's graphs
+    rotation.py       rotations of keys and values that context parallelism really uses
     cpu.py            what torchtitan assumes of a GPU and a CPU with gloo lacks
     pipelining.py     what torch's pipeline schedules do besides training
     ulp.py            weights moved by one unit in the last place (A/A repeat)

@@ -90,6 +90,8 @@ class Probe:
         self._digest = BatchDigest()
         self._tokens = 0
         self._paused = False
+        self.positions = 0
+        """Positions, valid or not, of this step's batches from the loader."""
         self.loss_targets = 0
         """Positions, valid or not, that this rank's loss function was given in this step."""
         self._squares: list[float] | None = None
@@ -118,6 +120,11 @@ class Probe:
         """The step under way, or the last one finished."""
         return self._step
 
+    @property
+    def samples(self) -> int:
+        """Samples of this step's batches from the loader, before any split."""
+        return self._digest.samples
+
     def begin_step(self, step: int) -> None:
         """Forget the last step, note the learning rate and the time."""
         if self._began is None:
@@ -125,6 +132,7 @@ class Probe:
         self._step = step
         self._digest = BatchDigest()
         self._tokens = 0
+        self.positions = 0
         self.loss_targets = 0
         self._squares = None
         self._reported = (None, None)
@@ -133,6 +141,7 @@ class Probe:
     def on_batch(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Count a batch from the loader: integer tensors of shape (batch, sequence)."""
         self._digest.add(inputs, labels)
+        self.positions += inputs.numel()
         self._tokens += int((labels != IGNORE_INDEX).sum())
 
     def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:

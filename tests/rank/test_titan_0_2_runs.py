@@ -51,6 +51,7 @@ def test_context_parallel_rotates_as_configured_only_with_its_fix(runs, control)
     ):
         steps, in_force = runs.run(name, cp=2, cp_rotation="alltoall", without_fixes=without_fixes)
         assert in_force["cp_rotation"] == rotation
+        assert in_force["without_fixes"] == without_fixes
         assert in_force["degrees"] == {**jobs.DEGREES, "cp": 2}
         assert jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
         assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
@@ -70,6 +71,7 @@ def test_float8_tp_styles_are_in_force_only_with_their_fix(runs, control):
             "emulated": False,
             "tp_styles": styles,
         }
+        assert in_force["without_fixes"] == without_fixes
         assert 1e-7 < jobs.largest_difference(control, steps, "loss_recomputed") < 2e-3
 
 

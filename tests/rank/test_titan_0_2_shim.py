@@ -116,12 +116,13 @@ def ring_attention():
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.nn.functional import scaled_dot_product_attention
 
+    from harness.rank import rotation as rotations
     from harness.rank.titan_0_2 import ring_attention as shim
 
     shim.register_cpu_kernel()
     shim.ring._enable_context_parallel_dispatcher()
     shim.ring._cp_options.enable_load_balance = False
-    count = shim.RotationCount()
+    count = rotations.RotationCount("cpu")
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     generator = torch.Generator().manual_seed(1)
     whole = [torch.randn(2, 2, 16, 8, generator=generator, requires_grad=True) for _ in range(3)]
@@ -129,14 +130,14 @@ def ring_attention():
     expected.square().sum().backward()
     for rotation in ("allgather", "alltoall"):
         shim.apply_rotation(rotation)
-        count.created.clear()
+        count.used.clear()
         split = [distribute_tensor(t.detach(), mesh, [Shard(2)]).requires_grad_() for t in whole]
         found = scaled_dot_product_attention(*split, is_causal=True)
         found.square().sum().backward()
         torch.testing.assert_close(found.full_tensor(), expected)
         for ours, theirs in zip(split, whole, strict=True):
             torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
-        assert set(count.created) == {rotation}
+        assert set(count.used) == {rotation}
 
 
 def test_ring_attention_on_the_cpu_kernel_equals_the_whole_sequence():
@@ -180,3 +181,37 @@ def gradient_of_input_in_flight():
 @pytest.mark.filterwarnings("ignore")  # Dynamo's own, on importing the rest of torch
 def test_a_compiled_block_hands_back_the_gradient_only_with_its_fix():
     run_on_ranks(gradient_of_input_in_flight, 2)
+
+
+# ------------------------------------------------------------------------- account of fixes
+
+
+def test_only_a_fix_that_was_called_for_and_not_made_is_left_out():
+    from harness.rank.titan_0_2.shim import Repairs
+
+    made = []
+    repairs = Repairs(["act-grad", "cp-rotation"])
+    repairs.make("act-grad", lambda: made.append("act-grad"))
+    repairs.make("float8-tp", lambda: made.append("float8-tp"))
+    assert made == ["float8-tp"]
+    assert repairs.left_out == ("act-grad",)
+
+
+# ------------------------------------------------------------------------ FlexAttention in CP
+
+
+def gather_keys_and_values():
+    import torch
+    import torch.distributed as dist
+
+    from harness.rank.rotation import RotationCount, ring
+
+    count = RotationCount("cpu")
+    mine = torch.full((1, 2, 1, 4), float(dist.get_rank()))
+    keys, _ = ring.flex_cp_allgather(mine, mine, 1, group_name())
+    assert keys[0, :, 0, 0].tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert count.used == {"allgather": 1}
+
+
+def test_flex_attentions_gathers_are_counted_where_they_run():
+    run_on_ranks(gather_keys_and_values, 2)

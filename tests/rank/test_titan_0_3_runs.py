@@ -77,6 +77,8 @@ def test_a_parallelism_differs_from_fsdp_by_rounding_only(runs, control, name, c
     for signal in ("loss", "grad_norm"):
         assert jobs.largest_difference(control, steps, signal) < 1e-6
         assert jobs.largest_difference(control, steps, f"{signal}_recomputed") < 1e-7
+    assert in_force["global_batch_size"] == 8
+    assert in_force["cp_rotation"] == ("allgather" if "cp" in changes else None)
     if "pp" in changes:
         assert in_force["pipeline_schedule"] == "ScheduleInterleaved1F1B"
         assert in_force["pipeline_microbatches"] == 8

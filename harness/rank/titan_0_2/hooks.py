@@ -36,18 +36,17 @@ def view(trainer: Any) -> TrainerView:
     )
 
 
-def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe, int], None]) -> Probe:
+def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) -> Probe:
     """Put a probe into a built trainer. Collective over the world.
 
-    ``after_first_step`` is called on every rank when the first step's evidence is complete, with
-    the probe and the number of target positions this rank's loss function was given.
+    ``after_first_step`` is called on every rank when the first step's evidence is complete.
     """
     probe = Probe(view(trainer), job)
     trainer.batch_generator = _watch_batches(trainer.batch_generator, probe)
-    targets = _watch_loss(trainer, probe)
+    _watch_loss(trainer, probe)
     _watch_clipping(probe)
     trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, probe)
-    trainer.train_step = _watch_step(trainer, probe, lambda: after_first_step(probe, targets[0]))
+    trainer.train_step = _watch_step(trainer, probe, lambda: after_first_step(probe))
     return probe
 
 
@@ -61,12 +60,11 @@ def _watch_batches(batches: Callable[..., Any], probe: Probe) -> Callable[..., A
     return watched
 
 
-def _watch_loss(trainer: Any, probe: Probe) -> list[int]:
+def _watch_loss(trainer: Any, probe: Probe) -> None:
     """Show the probe logits and labels wherever the loss is called; outside what is compiled.
 
     A pipeline schedule also calls its loss function on made-up tensors, to learn the shapes of
     gradients, before the first microbatch; ``_compute_loss`` is called for real ones only.
-    Returns a one-element list: target positions seen so far.
     """
     owner, name = (
         (trainer.pp_schedule, "_compute_loss")
@@ -74,15 +72,12 @@ def _watch_loss(trainer: Any, probe: Probe) -> list[int]:
         else (trainer, "loss_fn")
     )
     loss = getattr(owner, name)
-    seen = [0]
 
     def watched(logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Any:
-        seen[0] += labels.numel()
         probe.on_logits(logits, labels)
         return loss(logits, labels, *args, **kwargs)
 
     setattr(owner, name, watched)
-    return seen
 
 
 def _watch_clipping(probe: Probe) -> None:

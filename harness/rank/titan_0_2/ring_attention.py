@@ -6,7 +6,6 @@ balancing, the merge of partial softmaxes, both rotations. Only registrations ar
 
 from __future__ import annotations
 
-import collections
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -136,24 +135,3 @@ def apply_rotation(method: str) -> None:
     ``distributed/utils.py``, and calls it nowhere.
     """
     ring.set_rotate_method(method)
-
-
-class RotationCount:
-    """Counts which rotation of keys and values ring attention really creates.
-
-    The backward also rotates gradients, always all-to-all and by explicit request; those are not
-    the configured rotation and are not counted.
-    """
-
-    def __init__(self) -> None:
-        self.created: collections.Counter[str] = collections.Counter()
-        create = ring._create_rotater
-        names = {ring._AllGatherRotater: "allgather", ring._AllToAllRotater: "alltoall"}
-
-        def create_and_count(group: Any, seq_dim: int, method: Any = None) -> Any:
-            rotater = create(group, seq_dim, method)
-            if method is None:
-                self.created[names[type(rotater)]] += 1
-            return rotater
-
-        ring._create_rotater = create_and_count

@@ -15,7 +15,7 @@ from harness.rank.job import Job
 from harness.rank.probe import Probe
 from harness.rank.settings import SettingError
 from harness.rank.titan_0_2.config import Built, build
-from harness.rank.titan_0_2.shim import Counts, prepare
+from harness.rank.titan_0_2.shim import Prepared, prepare
 from harness.rank.ulp import move_by_one_ulp
 
 _HEAVY = (
@@ -52,32 +52,32 @@ def run(job: Job) -> None:
     if built.problems:
         raise SettingError(*built.problems)
     spec = train_spec.register(job, built.config)
-    counts = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
+    prepared = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
     _end_without_sleeping()
     trainer = Trainer(built.config)
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
         else:
-            _train(trainer, job, built, counts)
+            _train(trainer, job, built, prepared)
     finally:
         trainer.close()
     dist.destroy_process_group()
 
 
-def _train(trainer: Any, job: Job, built: Built, counts: Counts) -> None:
+def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
     from harness.rank.titan_0_2 import audit, hooks
 
-    def after_first_step(probe: Probe, loss_targets: int) -> None:
-        audit.write_in_force(
-            trainer, job, built, counts, is_writer=probe.is_writer, loss_targets=loss_targets
-        )
+    injected: list[str] = []
+
+    def after_first_step(probe: Probe) -> None:
+        audit.write_in_force(trainer, job, built, prepared, probe, injected)
 
     probe = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         _move_loaded_weights(trainer)
     if job.inject is not None:
-        call_injected(job.inject, trainer)
+        injected.append(call_injected(job.inject, trainer))
     trainer.train()
     probe.close()
     # The rank that serves the process group's store must not leave before the others are done.

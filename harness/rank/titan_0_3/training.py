@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import init_logger, logger
 
+from harness.rank.audit import Happened
 from harness.rank.fusion import FusionCount
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
+from harness.rank.rotation import RotationCount
 from harness.rank.titan_0_3 import attention, audit, hooks
 from harness.rank.titan_0_3.config import BuiltConfig, build_config
 from harness.rank.ulp import move_by_one_ulp
@@ -77,16 +79,19 @@ def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
 
 
 def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | None) -> None:
+    rotation = RotationCount(job.device) if job.parallelism.cp > 1 else None
     if job.device == "cpu":
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
         _move_weights_after_loading(trainer)
 
+    injected: list[str] = []
+    happened = Happened(injected, rotation=rotation, fusion=fusion)
     probe = hooks.attach(
-        trainer, job, lambda probe: audit.write_in_force(trainer, job, config, probe, fusion)
+        trainer, job, lambda probe: audit.write_in_force(trainer, job, config, probe, happened)
     )
     if job.inject:
-        call_injected(job.inject, trainer)
+        injected.append(call_injected(job.inject, trainer))
     trainer.train()
     probe.close()
     # The rank that serves the process group's store must not leave before the others are done.

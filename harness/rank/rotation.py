@@ -1,0 +1,46 @@
+"""How context parallelism really brings every rank's keys and values together."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import torch.distributed.tensor.experimental._context_parallel._attention as ring
+
+
+class RotationCount:
+    """Counts the rotations that attention really uses, by the names of torch's rotate methods.
+
+    torch has two ways. Ring attention (scaled dot product attention) creates a rotater of the
+    method in torch's own options; its backward also rotates gradients, always all-to-all and by
+    explicit request, which is not the configured rotation and is not counted. FlexAttention has
+    no such option: one operator gathers all keys and values, and is counted where it runs, below
+    anything that compiles.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.used: collections.Counter[str] = collections.Counter()
+        self._watch_ring()
+        self._watch_flex(device)
+
+    def _watch_ring(self) -> None:
+        create = ring._create_rotater
+        names = {ring._AllGatherRotater: "allgather", ring._AllToAllRotater: "alltoall"}
+
+        def create_and_count(group: Any, seq_dim: int, method: Any = None) -> Any:
+            rotater = create(group, seq_dim, method)
+            if method is None:
+                self.used[names[type(rotater)]] += 1
+            return rotater
+
+        ring._create_rotater = create_and_count
+
+    def _watch_flex(self, device: str) -> None:
+        operator = ring.flex_cp_allgather
+        gather = operator._init_fn
+
+        def gather_and_count(*args: Any) -> Any:
+            self.used["allgather"] += 1
+            return gather(*args)
+
+        operator.register_kernel(device, gather_and_count)
