@@ -172,10 +172,10 @@ class FileTable(Table):
     schema_version: Annotated[int, AfterValidator(_is_readable)] = Field(alias="schema")
     name: Name | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    # At least one: a control that nobody repeated teaches no tolerance.
-    repeats: Annotated[
-        list[Annotated[str, _one_of(Repeat)]], Field(min_length=1), AfterValidator(_no_repetition)
-    ] = ["rerun", "ulp"]
+    repeats: Annotated[list[Annotated[str, _one_of(Repeat)]], AfterValidator(_no_repetition)] = [
+        "rerun",
+        "ulp",
+    ]
     trainer: dict[str, Any] = {}
     control: dict[str, Any]
     controls: dict[str, dict[str, Any]] = {}

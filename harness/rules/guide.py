@@ -26,6 +26,13 @@ def control_is_1d_fsdp(case: Case) -> Iterator[Finding]:
 
 
 @guide_rule
+def control_is_repeated(case: Case) -> Iterator[Finding]:
+    """A control is run more than once: without an A/A repeat no tolerance is learnt from it."""
+    if case.job.role is Role.CONTROL and not case.experiment.repeats:
+        yield Finding("repeats", "there is no A/A repeat of the control")
+
+
+@guide_rule
 def same_dp_degree(case: Case) -> Iterator[Finding]:
     """A test set keeps its control's data-parallel degree, so that both read the same samples."""
     ours, theirs = case.degrees.dp, case.control.spec.parallelism.dp

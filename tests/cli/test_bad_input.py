@@ -164,8 +164,15 @@ def test_names_too_long_for_a_file_system(tmp_path):
 
 
 def test_a_control_that_nobody_repeats_is_refused(tmp_path):
-    (tmp_path / "e.toml").write_text(GOOD_CONTROL.replace("[trainer]", "repeats = []\n[trainer]"))
-    assert_refused(converge("plan", "e.toml", cwd=tmp_path), "repeats")
+    smoke = (ROOT / "experiments/smoke.toml").read_text()
+    unrepeated = smoke.replace("[trainer]", "repeats = []\n[trainer]").replace(
+        "train_configs/", f"{ROOT}/train_configs/"
+    )
+    (tmp_path / "e.toml").write_text(unrepeated)
+    assert_refused(converge("plan", "e.toml", cwd=tmp_path), "control-is-repeated")
+    waived = unrepeated.replace("[control]", '[control]\nwaive = ["control-is-repeated"]')
+    (tmp_path / "e.toml").write_text(waived)
+    assert converge("plan", "e.toml", cwd=tmp_path).returncode == 0
 
 
 def test_more_ranks_than_slots(tmp_path):

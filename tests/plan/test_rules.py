@@ -14,8 +14,9 @@ MICROBATCH = '"parallelism.pipeline_parallel_microbatch_size"'
 
 
 def test_every_rule_has_a_name_and_a_title():
-    assert list(RULES)[:5] == [
+    assert list(RULES)[:6] == [
         "control-is-1d-fsdp",
+        "control-is-repeated",
         "same-dp-degree",
         "same-token-budget",
         "same-steps",
@@ -93,8 +94,10 @@ def test_a_set_that_breaks_the_rule_is_refused_by_its_name(planner, rule, body):
 
 
 def test_every_rule_has_an_example_of_each_kind():
-    assert set(KEPT) | {"control-is-1d-fsdp"} == set(RULES)
-    assert {rule for rule, _ in BROKEN} | {"control-is-1d-fsdp"} == set(RULES)
+    # Examples of the two about controls: below, and through the CLI in tests/cli/test_bad_input.py.
+    about_controls = {"control-is-1d-fsdp", "control-is-repeated"}
+    assert set(KEPT) | about_controls == set(RULES)
+    assert {rule for rule, _ in BROKEN} | about_controls == set(RULES)
 
 
 @pytest.mark.parametrize(
