@@ -1,0 +1,110 @@
+"""What a person sees while jobs run, on a terminal and in a CI log."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.cli.display import Display, left
+from harness.launch import Ended, Notice, Overview, Preparing, Retrying, Reused, Started, Step
+from harness.model import (
+    Job,
+    Parallelism,
+    Precision,
+    RankError,
+    Role,
+    RunRecord,
+    RunStatus,
+    SetSpec,
+    Toolchain,
+    TrainConfig,
+)
+
+NAME = "tp2 [bold]<script>[/bold]"
+
+
+def job() -> Job:
+    spec = SetSpec(
+        name=NAME,
+        parallelism=Parallelism(dp_shard=2, tp=2),
+        train_config=TrainConfig(path="t.toml", settings={}),
+        toolchain="torchtitan-0.3.0",
+    )
+    return Job(
+        name=NAME,
+        role=Role.TEST,
+        spec=spec,
+        toolchain=Toolchain("torchtitan-0.3.0", Path("python"), "titan_0_3", {}),
+        seed=1,
+        steps=20,
+        local_batch_size=4,
+        global_batch_size=8,
+        seq_len=256,
+        precision=Precision.FP32,
+        identity="a" * 64,
+    )
+
+
+def record(status: RunStatus = RunStatus.FINISHED, error: RankError | None = None) -> RunRecord:
+    return RunRecord(NAME, "a" * 64, Path("runs/tp2"), status, 12.3, (), error)
+
+
+def shown(*events: object, terminal: bool = False) -> str:
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=terminal, width=120)
+    with Display(console) as display:
+        for event in events:
+            display(event)
+    return stream.getvalue()
+
+
+def test_a_log_has_one_plain_line_per_event():
+    started = Started(1.0, job(), (0, 1, 2, 3), ("torchrun",), 1)
+    step = Step(2.0, job(), 5, 6.25, 3.0, 10.0)
+    overview = Overview(2.0, 1, 3, (NAME,), 60.0)
+    output = shown(
+        Preparing(0.0, "smoke: 3 jobs"), started, step, overview, Ended(3.0, job(), record())
+    )
+    assert output.splitlines() == [
+        "smoke: 3 jobs",
+        f"{NAME}: started on 4 ranks",
+        f"{NAME}: finished in 12 s",
+    ]
+
+
+def test_a_terminal_shows_step_loss_and_time_left():
+    started = Started(1.0, job(), (0, 1, 2, 3), ("torchrun",), 1)
+    step = Step(2.0, job(), 5, 6.25, 3.0, 10.0)
+    output = shown(started, step, Overview(2.0, 1, 3, (NAME,), 60.0), terminal=True)
+    for text in ("5/20", "loss 6.2500", "about 10 s left", "<script>", "1/3"):
+        assert text in output
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Reused(1.0, job(), record()), ["reused", "runs/tp2"]),
+        (Notice(1.0, "the warm server died"), ["warning: the warm server died"]),
+        (Retrying(1.0, job(), "the port was taken"), ["starting once more", "the port was taken"]),
+        (
+            Ended(1.0, job(), record(RunStatus.CRASHED, RankError(1, "ValueError: [red] no"))),
+            ["crashed in 12 s", "ValueError: [red] no", "logs in runs/tp2/logs"],
+        ),
+        (
+            Ended(1.0, job(), record(RunStatus.SKIPPED, RankError(0, "its seed did not finish"))),
+            ["skipped", "its seed did not finish"],
+        ),
+    ],
+)
+def test_each_event_says_what_a_person_asks(event, words):
+    output = shown(event)
+    assert all(word in output for word in words)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (0.2, "about 1 s left"), (89, "about 89 s left"), (91, "about 2 min left")],
+)
+def test_time_left(seconds, text):
+    assert left(seconds) == text
