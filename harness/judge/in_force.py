@@ -112,8 +112,8 @@ def _batches(ran: InForce) -> Iterator[str]:
         return
     if local * dp * accumulation != whole:
         yield (
-            f"a global batch of {whole} is named, {local} x dp {dp} x {accumulation} "
-            f"accumulation steps are in force"
+            f"{whole} samples were read in a step, but {local} x dp {dp} x {accumulation} "
+            f"accumulation steps make {local * dp * accumulation}"
         )
     stages, microbatches = degrees.get("pp", 1), ran.get("pipeline_microbatches")
     if stages == 1:

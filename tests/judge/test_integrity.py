@@ -443,7 +443,7 @@ NOT_IN_FORCE = {
     "no accumulation": (
         spec(),
         in_force(local_batch_size=2),
-        "a global batch of 8 is named, 2 x dp 2 x 1 accumulation steps",
+        "8 samples were read in a step, but 2 x dp 2 x 1 accumulation steps make 4",
     ),
     "batches unknown": (spec(), in_force(local_batch_size=None), "not known"),
     "override ignored": (
