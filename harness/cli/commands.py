@@ -1,15 +1,12 @@
-"""One function per command: arguments in, printed result and exit code out."""
+"""The commands that judge: arguments in, printed verdicts and an exit code out."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from itertools import chain
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -20,23 +17,18 @@ from harness import corpus
 from harness.cli import matrix
 from harness.cli.display import Display
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
+from harness.cli.shared import WIDE, make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, judge, limits
 from harness.launch import RunOptions, run_plan
 from harness.launch.events import Preparing
-from harness.model import Judgement, Plan, Role, SyntheticData
-from harness.plan import PlanRow, describe
+from harness.model import Judgement, Plan, SyntheticData
 from harness.readers import read_curves, read_spec
 from harness.report import HEADER, ReportView, build_view, rows, write_reports
-from harness.store import Store, default_root, require_writable, slug
+from harness.store import require_writable, slug
 from harness.surroundings import gpu_models
-from harness.toolchain import assume_toolchain
-from harness.trainers import printable_command
-
-WIDE = 120
-"""Characters from which the whole verdict table is readable; also the width of CI logs."""
 
 STYLES = {
     Judgement.PASS: "bold green",
@@ -49,12 +41,12 @@ STYLES = {
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """``converge run``: bring every job to a record, judge, report."""
-    console = _console()
+    console = make_console()
     begun = time.monotonic()
     gpus = tuple(range(len(gpu_models())))
-    only = _names(arguments.only)
+    only = names(arguments.only)
     plan = matrix.load_plan(arguments.experiment, only, on_gpu=bool(gpus), slots=arguments.slots)
-    store = _store(arguments)
+    store = store_of(arguments)
     store.require_writable()
     folder = arguments.out or Path("reports") / slug(plan.experiment.name)
     require_writable(folder)  # now, not after an hour of training
@@ -78,7 +70,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def report(arguments: argparse.Namespace) -> ExitCode:
     """``converge report``: judge a finished matrix again."""
     judged = _judge(load_matrix(arguments.folder))
-    _show(_console(), judged.view, arguments.folder)
+    _show(make_console(), judged.view, arguments.folder)
     return exit_code(judged.verdicts)
 
 
@@ -115,41 +107,8 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         evidences=evidences.values(),
         envelopes=envelopes,
     )
-    _show(_console(), view, arguments.out)
+    _show(make_console(), view, arguments.out)
     return exit_code(verdicts)
-
-
-def plan(arguments: argparse.Namespace) -> ExitCode:
-    """``converge plan``: what would run."""
-    made = matrix.load_plan(
-        arguments.experiment,
-        _names(arguments.only),
-        on_gpu=bool(gpu_models()),
-        slots=arguments.slots,
-        find=assume_toolchain,
-    )
-    store = _store(arguments)
-    described = describe(made)
-    per_node = arguments.ranks_per_node
-    _check_nodes(made, per_node)
-    commands = {
-        job.name: printable_command(job, store.run_folder(job.name, job.identity), per_node)
-        for job in made.jobs
-    }
-    if arguments.json:
-        print(json.dumps(_plan_document(made, described, commands), indent=2))
-        return ExitCode.PASS
-    console = _console()
-    console.print(_plan_table(made, described))
-    for row in described:
-        _print_set(console, row, commands[row.name])
-    besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
-    console.print(
-        f"\nbesides, for initial weights and tolerances: {', '.join(besides)}",
-        markup=False,
-        soft_wrap=True,
-    )
-    return ExitCode.PASS
 
 
 def toolchains(arguments: argparse.Namespace) -> ExitCode:
@@ -157,34 +116,6 @@ def toolchains(arguments: argparse.Namespace) -> ExitCode:
     for name in matrix.toolchain_names(load_experiment(arguments.experiment)):
         print(name)
     return ExitCode.PASS
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
-
-
-def _check_nodes(made: Plan, per_node: int | None) -> None:
-    """Refuse nodes that a set's ranks would not fill."""
-    if per_node is None:
-        return
-    option = f"--ranks-per-node {per_node}"
-    uneven = [job for job in made.jobs if job.world_size > per_node and job.world_size % per_node]
-    if uneven:
-        raise ConfigError(
-            [
-                Problem(option, f"the {job.world_size} ranks of {job.name!r} do not fill nodes")
-                for job in uneven
-            ]
-        )
-
-
-def _names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(chain.from_iterable(only))
-
-
-def _store(arguments: argparse.Namespace) -> Store:
-    return Store(arguments.store or default_root(os.environ))
 
 
 def _tolerance(text: str) -> tuple[str, float]:
@@ -268,64 +199,3 @@ def _columns(width: int) -> tuple[str, ...]:
         for title in HEADER
         if title != "cause" and (wide or title not in ("techniques", "wall"))
     )
-
-
-def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
-    table = Table(title=escape(str(made.experiment.path)), title_justify="left", show_edge=False)
-    for title in ("set", "degrees"):
-        table.add_column(title, overflow="fold")
-    for title in ("ranks", "steps", "batch", "tokens/step"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in described:
-        table.add_row(
-            escape(row.name),
-            str(row.parallelism),
-            str(row.world_size),
-            str(row.steps),
-            _batch(row),
-            f"{row.tokens_per_step:,}",
-        )
-    return table
-
-
-def _batch(row: PlanRow) -> str:
-    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``."""
-    factors = [row.parallelism.dp, row.local_batch_size]
-    if row.gradient_accumulation_steps > 1:
-        factors.append(row.gradient_accumulation_steps)
-    return f"{row.global_batch_size} = {'x'.join(map(str, factors))}"
-
-
-def _print_set(console: Console, row: PlanRow, command: str) -> None:
-    console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
-    on = f"{row.world_size} ranks (one GPU each, where there are GPUs), {row.toolchain}"
-    techniques = ", ".join(row.techniques) or "no technique"
-    console.print(f"  {techniques}; {on}", markup=False, soft_wrap=True)
-    if row.note:
-        console.print(f"  {row.note}", markup=False, soft_wrap=True)
-    for rule in row.waives:
-        console.print(f"  waives the rule {escape(rule)}", style="yellow", soft_wrap=True)
-    console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
-
-
-def _plan_document(
-    made: Plan, described: Sequence[PlanRow], commands: dict[str, str]
-) -> dict[str, object]:
-    return {
-        "schema": 1,
-        "experiment": str(made.experiment.path),
-        "waived": list(made.waived),
-        "sets": [{**asdict(row), "command": commands[row.name]} for row in described],
-        "jobs": [
-            {
-                "name": job.name,
-                "role": job.role.value,
-                "identity": job.identity,
-                "world_size": job.world_size,
-                "toolchain": job.toolchain.name,
-                "python": str(job.toolchain.python),
-                "command": commands[job.name],
-            }
-            for job in made.jobs
-        ],
-    }

@@ -192,11 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:
     # Imported on use: `converge --help` and a usage error should not pay for pandas and plotly.
-    from harness.cli import commands  # noqa: PLC0415
+    from harness.cli import commands, planning  # noqa: PLC0415
 
     command = {
         "run": commands.run,
-        "plan": commands.plan,
+        "plan": planning.plan,
         "compare": commands.compare,
         "report": commands.report,
         "toolchains": commands.toolchains,

@@ -1,0 +1,131 @@
+"""``converge plan``: what would run, for people and for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.cli import matrix
+from harness.cli.shared import make_console, names, store_of
+from harness.errors import ConfigError, Problem
+from harness.gate import ExitCode
+from harness.model import Plan, Role
+from harness.plan import PlanRow, describe
+from harness.surroundings import gpu_models
+from harness.toolchain import assume_toolchain
+from harness.trainers import printable_command
+
+
+def plan(arguments: argparse.Namespace) -> ExitCode:
+    """``converge plan``: what would run."""
+    made = matrix.load_plan(
+        arguments.experiment,
+        names(arguments.only),
+        on_gpu=bool(gpu_models()),
+        slots=arguments.slots,
+        find=assume_toolchain,
+    )
+    store = store_of(arguments)
+    described = describe(made)
+    per_node = arguments.ranks_per_node
+    _check_nodes(made, per_node)
+    commands = {
+        job.name: printable_command(job, store.run_folder(job.name, job.identity), per_node)
+        for job in made.jobs
+    }
+    if arguments.json:
+        print(json.dumps(_plan_document(made, described, commands), indent=2))
+        return ExitCode.PASS
+    console = make_console()
+    console.print(_plan_table(made, described))
+    for row in described:
+        _print_set(console, row, commands[row.name])
+    besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
+    console.print(
+        f"\nbesides, for initial weights and tolerances: {', '.join(besides)}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return ExitCode.PASS
+
+
+def _check_nodes(made: Plan, per_node: int | None) -> None:
+    """Refuse nodes that a set's ranks would not fill."""
+    if per_node is None:
+        return
+    option = f"--ranks-per-node {per_node}"
+    uneven = [job for job in made.jobs if job.world_size > per_node and job.world_size % per_node]
+    if uneven:
+        raise ConfigError(
+            [
+                Problem(option, f"the {job.world_size} ranks of {job.name!r} do not fill nodes")
+                for job in uneven
+            ]
+        )
+
+
+def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
+    table = Table(title=escape(str(made.experiment.path)), title_justify="left", show_edge=False)
+    for title in ("set", "degrees"):
+        table.add_column(title, overflow="fold")
+    for title in ("ranks", "steps", "batch", "tokens/step"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in described:
+        table.add_row(
+            escape(row.name),
+            str(row.parallelism),
+            str(row.world_size),
+            str(row.steps),
+            _batch(row),
+            f"{row.tokens_per_step:,}",
+        )
+    return table
+
+
+def _batch(row: PlanRow) -> str:
+    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``."""
+    factors = [row.parallelism.dp, row.local_batch_size]
+    if row.gradient_accumulation_steps > 1:
+        factors.append(row.gradient_accumulation_steps)
+    return f"{row.global_batch_size} = {'x'.join(map(str, factors))}"
+
+
+def _print_set(console: Console, row: PlanRow, command: str) -> None:
+    console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
+    on = f"{row.world_size} ranks (one GPU each, where there are GPUs), {row.toolchain}"
+    techniques = ", ".join(row.techniques) or "no technique"
+    console.print(f"  {techniques}; {on}", markup=False, soft_wrap=True)
+    if row.note:
+        console.print(f"  {row.note}", markup=False, soft_wrap=True)
+    for rule in row.waives:
+        console.print(f"  waives the rule {escape(rule)}", style="yellow", soft_wrap=True)
+    console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
+
+
+def _plan_document(
+    made: Plan, described: Sequence[PlanRow], commands: dict[str, str]
+) -> dict[str, object]:
+    return {
+        "schema": 1,
+        "experiment": str(made.experiment.path),
+        "waived": list(made.waived),
+        "sets": [{**asdict(row), "command": commands[row.name]} for row in described],
+        "jobs": [
+            {
+                "name": job.name,
+                "role": job.role.value,
+                "identity": job.identity,
+                "world_size": job.world_size,
+                "toolchain": job.toolchain.name,
+                "python": str(job.toolchain.python),
+                "command": commands[job.name],
+            }
+            for job in made.jobs
+        ],
+    }

@@ -1,0 +1,31 @@
+"""What several commands read from their arguments, and how wide they print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from itertools import chain
+
+from rich.console import Console
+
+from harness.store import Store, default_root
+
+WIDE = 120
+"""Characters from which the whole verdict table is readable; also the width of CI logs."""
+
+
+def make_console() -> Console:
+    """A console as wide as its terminal, or wide enough for a log."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Values of an option that may be given again, each time with several."""
+    return tuple(chain.from_iterable(only))
+
+
+def store_of(arguments: argparse.Namespace) -> Store:
+    """The store that ``--store``, the environment or the default names."""
+    return Store(arguments.store or default_root(os.environ))
