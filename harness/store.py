@@ -15,8 +15,8 @@ import re
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -167,9 +167,6 @@ class Store:
             f"{slug(name)}-{identity[:_IDENTITY_DIGITS]}"
         )
 
-    def data_folder(self, digest: str) -> Path:
-        return self.root / "data" / digest
-
     def checked_file(self, identity: str) -> Path:
         """Its presence says that the job's config was found valid by the toolchain."""
         return self.root / "checked" / f"{identity}.json"
@@ -209,29 +206,6 @@ class Store:
         except OSError as error:
             raise StoreError(_explain("clean", folder, error)) from error
         write_json(folder / "job.json", job)
-
-    @contextmanager
-    def new_folder(self, target: Path) -> Iterator[Path]:
-        """A temporary folder that becomes ``target`` when the block ends well, else vanishes.
-
-        When another process makes the same target meanwhile, theirs stays.
-        Raises StoreError when the folder cannot be made or moved.
-        """
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-        except OSError as error:
-            raise StoreError(_explain("write", target, error)) from error
-        try:
-            yield temporary
-            temporary.chmod(0o755)
-            if not target.exists():
-                temporary.rename(target)
-        except OSError as error:
-            if not target.is_dir():
-                raise StoreError(_explain("write", target, error)) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
     def lock(self, identity: str) -> RunLock:
         """The lock that a harness holds while it runs the job of that identity."""

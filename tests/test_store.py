@@ -201,29 +201,6 @@ def test_read_only_folder(tmp_path):
     assert "no permission" in told.stdout
 
 
-def test_new_folder_appears_whole_or_not_at_all(tmp_path):
-    store = Store(tmp_path)
-    target = store.data_folder("abc")
-    with pytest.raises(ZeroDivisionError), store.new_folder(target) as folder:
-        (folder / "tokens").write_text(f"half {1 / 0}")
-    assert not list(target.parent.iterdir())
-    with store.new_folder(target) as folder:
-        (folder / "tokens").write_text("whole")
-        assert not target.exists()
-    assert [path.name for path in target.parent.iterdir()] == ["abc"]
-
-
-def test_of_two_makers_of_a_folder_the_first_stays(tmp_path):
-    store = Store(tmp_path)
-    target = store.data_folder("abc")
-    with store.new_folder(target) as folder:
-        (folder / "tokens").write_text("second")
-        target.mkdir()
-        (target / "tokens").write_text("first")
-    assert (target / "tokens").read_text() == "first"
-    assert [path.name for path in target.parent.iterdir()] == ["abc"]
-
-
 def test_lock_keeps_another_out_until_released(tmp_path):
     store = Store(tmp_path)
     first, second = store.lock(IDENTITY), store.lock(IDENTITY)

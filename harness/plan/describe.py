@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from harness.model import Job, Parallelism, Plan, Role, Technique
 
-PRECISIONS = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.BF16})
-
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
