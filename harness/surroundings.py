@@ -30,7 +30,8 @@ def read_surroundings(
     Raises:
         ConfigError: a file to inject cannot be read.
     """
-    specs = (*experiment.controls, *experiment.tests)
+    anchors = (experiment.anchor,) if experiment.anchor else ()
+    specs = (*experiment.controls, *anchors, *experiment.tests)
     corpora = dict.fromkeys(spec.train_config.data for spec in specs)
     injected = dict.fromkeys(spec.inject for spec in specs)
     return Surroundings(

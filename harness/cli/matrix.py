@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from harness import corpus
 from harness.experiment import load_experiment
 from harness.judge import judge, limits
@@ -63,9 +65,9 @@ def load_plan(
 
 def toolchain_names(experiment: Experiment) -> tuple[str, ...]:
     """Names of the toolchains that an experiment uses, in order of first use."""
-    return tuple(
-        dict.fromkeys(spec.toolchain for spec in (*experiment.controls, *experiment.tests))
-    )
+    anchors = (experiment.anchor,) if experiment.anchor else ()
+    specs = (*experiment.controls, *anchors, *experiment.tests)
+    return tuple(dict.fromkeys(spec.toolchain for spec in specs))
 
 
 def prepare_data(plan: Plan, store: Store) -> dict[SyntheticData, corpus.PreparedData]:
@@ -88,7 +90,7 @@ def _evidence(job: Job, record: RunRecord) -> Evidence:
         return Evidence(
             name=job.name,
             source=str(record.folder),
-            steps=(),
+            steps=np.empty(0, dtype=np.int64),
             signals={},
             complete=False,
             expected_steps=job.steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,16 @@ from harness.experiment.matrix import expand
 from harness.experiment.read import read_toml
 from harness.experiment.sets import SetBuilder, Where
 from harness.experiment.tables import (
+    AnchorTable,
     ControlTable,
     FileTable,
+    ProbeTable,
     TestTable,
     TrainerTable,
     validate,
 )
-from harness.model import Experiment, Repeat, SetSpec
+from harness.experiment.train_config import find_file
+from harness.model import Experiment, Repeat, RepeatKind, SetSpec
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -27,6 +31,11 @@ GENERATED = re.compile(r"seed(\.\d+)?")
 
 class PlacedControl(NamedTuple):
     table: ControlTable
+    where: Where
+
+
+class PlacedAnchor(NamedTuple):
+    table: AnchorTable
     where: Where
 
 
@@ -45,15 +54,20 @@ def load_experiment(path: Path) -> Experiment:
     data = read_toml(path)
     problems: list[Problem] = []
     top = validate(FileTable, data, _place(path), problems)
+    probe = validate(ProbeTable, _tables_of(data, "probe"), _place(path, "probe"), problems)
     trainer = _trainer(path, data, problems)
+    anchor = _anchor(path, data, problems)
     controls = list(_controls(path, data, problems))
     tests = list(_tests(path, data, problems))
-    _check_names(controls, tests, top.repeats if top else [], problems)
+    _check_names(controls, anchor, tests, top.repeats if top else [], problems)
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
     builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
-    if problems or top is None:
+    anchor_spec = _build_anchor(builder, anchor, control_specs)
+    if top is not None:
+        _check_repeats(_place(path), top, control_specs, problems)
+    if problems or top is None or probe is None:
         raise ConfigError(problems)
     return Experiment(
         name=top.name or path.stem,
@@ -61,7 +75,10 @@ def load_experiment(path: Path) -> Experiment:
         controls=control_specs,
         tests=test_specs,
         seed=top.seed,
-        repeats=tuple(Repeat(repeat) for repeat in top.repeats),
+        repeats=tuple(top.repeats),
+        calibration=_calibration(top.calibration, builder.folders),
+        cadence=probe.cadence,
+        anchor=anchor_spec,
         startup_timeout_s=trainer.startup_timeout_s,
         progress_timeout_s=trainer.progress_timeout_s,
         cpu_ranks=trainer.cpu_ranks,
@@ -130,6 +147,16 @@ def _controls(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iter
                 yield PlacedControl(control, where)
 
 
+def _anchor(path: Path, data: dict[str, Any], problems: list[Problem]) -> PlacedAnchor | None:
+    """``[anchor]``, if there is one and it is right in itself."""
+    table = data.get("anchor")
+    if not isinstance(table, dict):
+        return None
+    where = _place(path, "anchor", table.get("name"))
+    anchor = validate(AnchorTable, table, where, problems)
+    return PlacedAnchor(anchor, where) if anchor else None
+
+
 def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedTest]:
     """The test sets that are right in themselves: ``[[test]]`` first, then the matrix."""
     tables = data.get("test", [])
@@ -148,8 +175,9 @@ def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterato
 
 def _check_names(
     controls: list[PlacedControl],
+    anchor: PlacedAnchor | None,
     tests: list[PlacedTest],
-    repeats: list[str],
+    repeats: list[Repeat],
     problems: list[Problem],
 ) -> None:
     """Names are unique in any case and encoding, generated names included."""
@@ -158,7 +186,8 @@ def _check_names(
         for control in controls
         for repeat in repeats
     }
-    placed: list[PlacedControl | PlacedTest] = [*controls, *tests]
+    placed: list[PlacedControl | PlacedAnchor | PlacedTest] = [*controls, *tests]
+    placed += [anchor] if anchor else []
     for table, where in placed:
         folded = _folded(table.name)
         if GENERATED.fullmatch(folded):
@@ -198,3 +227,45 @@ def _build(
                 Problem(where("control"), f"there is no control {name!r}", suggest(name, known))
             )
     return tuple(spec for spec in named.values() if spec), tuple(built)
+
+
+def _build_anchor(
+    builder: SetBuilder, anchor: PlacedAnchor | None, controls: tuple[SetSpec, ...]
+) -> SetSpec | None:
+    """The anchor, with the train config and toolchain of the control that it is to challenge."""
+    if anchor is None or not controls:  # why there is no control has been reported already
+        return None
+    table, where = anchor
+    spec = builder.build(table, table.name, where, control=controls[0])
+    return None if spec is None else replace(spec, control=None)
+
+
+def _check_repeats(
+    where: Where, top: FileTable, controls: tuple[SetSpec, ...], problems: list[Problem]
+) -> None:
+    """Only our own loader can deal a global batch out in another order.
+
+    The default repeats leave such ones out by themselves (``harness.plan``); one that the file
+    asks for must be possible.
+    """
+    if "repeats" not in top.model_fields_set:
+        return
+    own = [spec.name for spec in controls if spec.train_config.data is None]
+    for index, repeat in enumerate(top.repeats):
+        if own and repeat.kind is RepeatKind.PERMUTE:
+            problems.append(
+                Problem(
+                    where(f"repeats[{index}]"),
+                    f"'{repeat}' cannot be made of {', '.join(map(repr, own))}: its train config "
+                    "has no [converge.data], and only converge's own loader can deal the samples "
+                    "of a batch out in another order",
+                    "leave it out, or use rerun and ulp repeats",
+                )
+            )
+
+
+def _calibration(written: str | None, folders: tuple[Path, ...]) -> Path | None:
+    """The file, if it is there; else where it should be, for `converge calibrate` to write."""
+    if written is None:
+        return None
+    return find_file(written, folders) or folders[0] / Path(written).expanduser()

@@ -78,6 +78,7 @@ class SetBuilder:
             cp_rotation=table.cp_rotation,
             overrides=overrides,
             tolerances=dict(table.tolerance),
+            margin=table.margin,
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),

@@ -12,11 +12,19 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, suggest
-from harness.model import Repeat, Technique
+from harness.experiment.words import cadence_of, repeat_of
+from harness.model import DEFAULT_REPEATS, POWERS_OF_TWO, Cadence, Repeat, Technique
 
 SCHEMA = 1
 MAX_NAME = 80
@@ -50,6 +58,7 @@ SUBJECT = re.compile(r"\A(Input|String|List|Value) should")
 """How pydantic's own messages start."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+T = TypeVar("T")
 
 
 # ------------------------------------------------------------- kinds of value
@@ -66,7 +75,7 @@ def _one_of(valid: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _no_repetition(values: list[str]) -> list[str]:
+def _no_repetition(values: list[T]) -> list[T]:
     if len(set(values)) < len(values):
         raise PydanticCustomError("repetition", "names something twice")
     return values
@@ -93,6 +102,11 @@ ToolchainName = Annotated[
 Degree = Annotated[int, Field(ge=1, le=65_536)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Margin = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+"""Relative: 1 and more is a percentage by mistake, and would let everything pass."""
+Repeats = Annotated[
+    list[Annotated[Repeat, PlainValidator(repeat_of)]], AfterValidator(_no_repetition)
+]
 Schedule = Annotated[str, _one_of(PIPELINE_SCHEDULES)]
 Rotation = Annotated[str, _one_of(CP_ROTATIONS)]
 Techniques = Annotated[list[Annotated[str, _one_of(Technique)]], AfterValidator(_no_repetition)]
@@ -125,6 +139,7 @@ class FixedTable(Table):
 
     overrides: dict[str, Any] = Field(default={}, alias="set")
     tolerance: dict[Annotated[str, _one_of(SIGNALS)], Tolerance] = {}
+    margin: Margin | None = None
     waive: Words = []
     toolchain: ToolchainName | None = None
     train_config: FilePath | None = None
@@ -146,6 +161,10 @@ class ControlTable(SetTable):
     name: Name = "control"
 
 
+class AnchorTable(SetTable):
+    name: Name = "anchor"
+
+
 class TestTable(SetTable):
     name: Name
     control: Name | None = None
@@ -162,6 +181,10 @@ class TrainerTable(Table):
     overrides: dict[str, Any] = Field(default={}, alias="set")
 
 
+class ProbeTable(Table):
+    cadence: Annotated[Cadence, PlainValidator(cadence_of)] = POWERS_OF_TWO
+
+
 class FileTable(Table):
     """The top of the file.
 
@@ -172,11 +195,11 @@ class FileTable(Table):
     schema_version: Annotated[int, AfterValidator(_is_readable)] = Field(alias="schema")
     name: Name | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    repeats: Annotated[list[Annotated[str, _one_of(Repeat)]], AfterValidator(_no_repetition)] = [
-        "rerun",
-        "ulp",
-    ]
+    repeats: Repeats = list(DEFAULT_REPEATS)
+    calibration: FilePath | None = None
+    probe: dict[str, Any] = {}
     trainer: dict[str, Any] = {}
+    anchor: dict[str, Any] | None = None
     control: dict[str, Any]
     controls: dict[str, dict[str, Any]] = {}
     test: list[dict[str, Any]] = []

@@ -2,6 +2,6 @@
 
 from harness.plan.describe import PlanRow, describe
 from harness.plan.make import make_plan, precision_of
-from harness.plan.select import select
+from harness.plan.select import select, select_controls
 
-__all__ = ["PlanRow", "describe", "make_plan", "precision_of", "select"]
+__all__ = ["PlanRow", "describe", "make_plan", "precision_of", "select", "select_controls"]

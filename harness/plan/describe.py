@@ -9,7 +9,7 @@ from harness.model import Job, Parallelism, Plan, Role, Technique
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """One control or test set of a plan."""
+    """One anchor, control or test set of a plan."""
 
     name: str
     role: Role
@@ -34,12 +34,12 @@ class PlanRow:
 
 
 def describe(plan: Plan) -> tuple[PlanRow, ...]:
-    """One row per control and test set, in the plan's order."""
+    """One row per anchor, control and test set, in the plan's order."""
     controls = {job.name: job for job in plan.jobs if job.role is Role.CONTROL}
     return tuple(
         _row(job, controls.get(job.spec.control or job.name, job))
         for job in plan.jobs
-        if job.role in (Role.CONTROL, Role.TEST)
+        if job.role in (Role.ANCHOR, Role.CONTROL, Role.TEST)
     )
 
 
@@ -71,6 +71,8 @@ def serves(job: Job, control: Job) -> str:
     """Which sentence of the converging guide a set answers to."""
     if job.role is Role.CONTROL:
         return _serves_as_control(job)
+    if job.role is Role.ANCHOR:
+        return f"anchor: the control is itself judged against {_names(job.spec.parallelism)}"
     new = [each for each in job.spec.techniques if each not in control.spec.techniques]
     if new:
         return _serves_technique(job, new)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -50,6 +50,7 @@ def job_identity(
     surroundings: Surroundings,
     *,
     starts_from: str,
+    sample_steps: Sequence[int] = (),
     repeat: Repeat | None = None,
 ) -> str:
     """Identity of a control, repeat or test job.
@@ -60,6 +61,7 @@ def job_identity(
         seed: of the experiment.
         surroundings: hardware, rank code, corpus and injected code.
         starts_from: identity of its seed-checkpoint job.
+        sample_steps: at which steps it leaves per-tensor evidence.
         repeat: how an A/A repeat differs from its control.
 
     Raises:
@@ -78,7 +80,8 @@ def job_identity(
             "without_fixes": sorted(spec.without_fixes),
             "inject": _injected(spec.inject, surroundings),
             "data": None if data is None else surroundings.data[data],
-            "repeat": repeat,
+            "sample_steps": list(sample_steps),
+            "repeat": None if repeat is None else str(repeat),
             "starts_from": starts_from,
         }
     )

@@ -14,6 +14,7 @@ from harness.model import (
     Plan,
     Precision,
     Repeat,
+    RepeatKind,
     Role,
     SetSpec,
     Setting,
@@ -21,6 +22,7 @@ from harness.model import (
     Technique,
     Toolchain,
 )
+from harness.plan.cadence import sample_steps
 from harness.plan.identity import job_identity, model_overrides, seed_identity
 from harness.rules import Case, apply_rules
 
@@ -31,10 +33,11 @@ CPU_PREFIX = "cpu"
 def make_plan(
     experiment: Experiment, toolchains: Mapping[str, Toolchain], surroundings: Surroundings
 ) -> Plan:
-    """All jobs of an experiment: seed checkpoints, controls, their repeats, tests.
+    """All jobs of an experiment: seed checkpoints, anchor, controls, their repeats, tests.
 
-    A repeat's ``spec`` is its control's, and its name ``CONTROL.rerun`` or ``CONTROL.ulp``. Seed
-    checkpoints are named ``seed``, or ``seed.1 seed.2 …`` when there are several.
+    A repeat's ``spec`` is its control's, and its name ``CONTROL.rerun`` or ``CONTROL.ulp.2``; there
+    are none where the experiment brings a calibration. Seed checkpoints are named ``seed``, or
+    ``seed.1 seed.2 …`` when there are several.
 
     Args:
         experiment: as loaded.
@@ -47,24 +50,22 @@ def make_plan(
     """
     problems: list[Problem] = []
     jobs: dict[str, Job] = {}
-    for spec in (*experiment.controls, *experiment.tests):
+    for spec, role in _sets(experiment):
         found = list(_size_problems(experiment, spec))
         problems += found
         if not found:
-            role = Role.CONTROL if spec.control is None else Role.TEST
-            jobs[spec.name] = _job(
-                spec, role, toolchains[spec.toolchain], experiment.seed, surroundings
-            )
+            toolchain = toolchains[spec.toolchain]
+            jobs[spec.name] = _job(experiment, spec, role, toolchain, surroundings)
     ruling = apply_rules(
         [
             Case(
                 experiment=experiment,
-                control=jobs[job.spec.control or job.name],
+                control=jobs[against],
                 job=job,
                 on_cpu=surroundings.hardware.startswith(CPU_PREFIX),
             )
             for job in jobs.values()
-            if (job.spec.control or job.name) in jobs
+            if (against := _beside(experiment, job)) in jobs
         ]
     )
     if problems or ruling.problems:
@@ -73,11 +74,12 @@ def make_plan(
     repeats = [
         _repeat(control, repeat, surroundings)
         for control in controls
-        for repeat in experiment.repeats
+        for repeat in _repeats_of(experiment, control)
     ]
+    anchors = [job for job in jobs.values() if job.role is Role.ANCHOR]
     tests = [jobs[spec.name] for spec in experiment.tests]
-    seeds = _seed_jobs([*controls, *tests])
-    return Plan(experiment, (*seeds, *controls, *repeats, *tests), ruling.waived)
+    seeds = _seed_jobs([*anchors, *controls, *tests])
+    return Plan(experiment, (*seeds, *anchors, *controls, *repeats, *tests), ruling.waived)
 
 
 def precision_of(spec: SetSpec) -> Precision:
@@ -88,6 +90,36 @@ def precision_of(spec: SetSpec) -> Precision:
     if Technique.BF16 in spec.techniques or "bfloat16" in (mixed, spec.setting("training.dtype")):
         return Precision.BF16
     return Precision.FP32
+
+
+def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
+    yield from ((spec, Role.CONTROL) for spec in experiment.controls)
+    if experiment.anchor is not None:
+        yield experiment.anchor, Role.ANCHOR
+    yield from ((spec, Role.TEST) for spec in experiment.tests)
+
+
+def _beside(experiment: Experiment, job: Job) -> str:
+    """Name of the control beside which the rules look at a job; a control stands for itself."""
+    if job.role is Role.ANCHOR:
+        return experiment.controls[0].name
+    return job.spec.control or job.name
+
+
+def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
+    """The repeats that are to be made, and can be.
+
+    Only converge's own loader deals a batch out in another order; an experiment file that asks for
+    what cannot be made has been refused when it was loaded.
+    """
+    if experiment.calibration is not None:
+        return ()
+    own_loader = control.spec.train_config.data is None
+    return tuple(
+        repeat
+        for repeat in experiment.repeats
+        if not (own_loader and repeat.kind is RepeatKind.PERMUTE)
+    )
 
 
 def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
@@ -107,6 +139,14 @@ def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
             f"{experiment.path}: {spec.name!r}: training.global_batch_size",
             f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
         )
+    steps = _positive(spec.setting("training.steps"))
+    if isinstance(experiment.cadence, tuple) and steps is not None:
+        for step in (step for step in experiment.cadence if step > steps):
+            yield Problem(
+                f"{experiment.path}: probe.cadence",
+                f"step {step} comes after the last step of {spec.name!r}",
+                f"training.steps is {steps}",
+            )
 
 
 def _positive(value: Setting) -> int | None:
@@ -120,8 +160,14 @@ def _size(spec: SetSpec, name: str) -> int:
 
 
 def _job(
-    spec: SetSpec, role: Role, toolchain: Toolchain, seed: int, surroundings: Surroundings
+    experiment: Experiment,
+    spec: SetSpec,
+    role: Role,
+    toolchain: Toolchain,
+    surroundings: Surroundings,
 ) -> Job:
+    seed, steps = experiment.seed, _size(spec, "steps")
+    sampled = sample_steps(experiment.cadence, steps)
     local = _size(spec, "local_batch_size")
     written = _positive(spec.setting("training.global_batch_size"))
     needs = seed_identity(spec, toolchain, seed, surroundings)
@@ -131,12 +177,15 @@ def _job(
         spec=spec,
         toolchain=toolchain,
         seed=seed,
-        steps=_size(spec, "steps"),
+        steps=steps,
         local_batch_size=local,
         global_batch_size=written or local * spec.parallelism.dp,
         seq_len=_size(spec, "seq_len"),
         precision=precision_of(spec),
-        identity=job_identity(spec, toolchain, seed, surroundings, starts_from=needs),
+        identity=job_identity(
+            spec, toolchain, seed, surroundings, starts_from=needs, sample_steps=sampled
+        ),
+        sample_steps=sampled,
         needs=needs,
     )
 
@@ -148,6 +197,7 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
         control.seed,
         surroundings,
         starts_from=cast("str", control.needs),
+        sample_steps=control.sample_steps,
         repeat=repeat,
     )
     return replace(

@@ -12,20 +12,46 @@ from harness.model import Experiment
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:
     """The experiment with these test sets (or controls) only, and the controls that they need.
 
+    The anchor stays when it, or the control that it challenges, is asked for by name.
+
     Raises:
         ConfigError: a name is that of no set.
     """
     controls = [spec.name for spec in experiment.controls]
-    known = [*controls, *(spec.name for spec in experiment.tests)]
+    anchors = [experiment.anchor.name] if experiment.anchor else []
+    known = [*controls, *anchors, *(spec.name for spec in experiment.tests)]
     if unknown := [name for name in names if name not in known]:
         path = str(experiment.path)
         raise ConfigError(
             [Problem(path, f"no set {name!r}", suggest(name, known)) for name in unknown]
         )
-    kept = tuple(spec for spec in experiment.tests if spec.name in names)
-    needed = {spec.control for spec in kept} | (set(controls) & set(names))
+    asked = set(names)
+    kept = tuple(spec for spec in experiment.tests if spec.name in asked)
+    first = experiment.controls[0].name
+    anchor = experiment.anchor
+    if anchor is not None and not {anchor.name, first} & asked:
+        anchor = None
+    needed = {spec.control for spec in kept} | (set(controls) & asked)
+    needed |= {first} if anchor is not None else set()
     return replace(
         experiment,
+        anchor=anchor,
         controls=tuple(spec for spec in experiment.controls if spec.name in needed),
         tests=kept,
     )
+
+
+def select_controls(experiment: Experiment, names: Collection[str]) -> Experiment:
+    """The experiment's controls only (those named, or all), to learn from their repeats.
+
+    Raises:
+        ConfigError: a name is that of no control.
+    """
+    known = [spec.name for spec in experiment.controls]
+    if unknown := [name for name in names if name not in known]:
+        path = str(experiment.path)
+        raise ConfigError(
+            [Problem(path, f"no control {name!r}", suggest(name, known)) for name in unknown]
+        )
+    kept = tuple(spec for spec in experiment.controls if not names or spec.name in names)
+    return replace(experiment, controls=kept, tests=(), anchor=None, calibration=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from harness.errors import Problem, suggest
-from harness.model import Experiment, Job, Parallelism, Role
+from harness.model import Experiment, Job, Parallelism
 
 
 class Finding(NamedTuple):
@@ -20,7 +20,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One control or test job beside its control (a control is its own control)."""
+    """One job beside its control (a control is its own; the anchor stands beside the first)."""
 
     experiment: Experiment
     control: Job
@@ -93,7 +93,7 @@ def apply_rules(cases: Sequence[Case]) -> Ruling:
 
 
 def _place(case: Case, key: str) -> str:
-    kind = "control" if case.job.role is Role.CONTROL else "test"
+    kind = case.job.role.value
     return f"{case.experiment.path}: {kind} {case.job.spec.name!r}: {key}"
 
 

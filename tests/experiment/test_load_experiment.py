@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
-from harness.model import Parallelism, Repeat, SyntheticData, Technique
+from harness.model import (
+    DEFAULT_REPEATS,
+    POWERS_OF_TWO,
+    Parallelism,
+    SyntheticData,
+    Technique,
+)
 
 MINIMAL = """
 schema = 1
@@ -27,7 +33,9 @@ def test_a_minimal_file_has_the_documented_defaults(load):
     experiment = load(MINIMAL)
     assert experiment.name == "x"
     assert experiment.seed == 42
-    assert experiment.repeats == (Repeat.RERUN, Repeat.ULP)
+    assert experiment.repeats == DEFAULT_REPEATS
+    assert (experiment.cadence, experiment.anchor) == (POWERS_OF_TWO, None)
+    assert experiment.calibration is None
     (control,), (test,) = experiment.controls, experiment.tests
     assert (control.name, control.control) == ("control", None)
     assert (test.name, test.control) == ("tp", "control")

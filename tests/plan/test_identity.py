@@ -12,6 +12,8 @@ from harness.errors import ConfigError
 from harness.model import (
     Experiment,
     Parallelism,
+    Repeat,
+    RepeatKind,
     Role,
     SetSpec,
     SyntheticData,
@@ -96,8 +98,10 @@ def test_whatever_else_changes_a_number_changes_the_identity():
         identity(world=replace(WORLD, hardware="cpu-aarch64")),
         identity(world=replace(WORLD, rank_code="r2")),
         identity(world=replace(WORLD, data={SyntheticData(): "d9"})),
-        identity(repeat="rerun"),
-        identity(repeat="ulp"),
+        identity(repeat=Repeat(RepeatKind.RERUN)),
+        identity(repeat=Repeat(RepeatKind.ULP)),
+        identity(repeat=Repeat(RepeatKind.ULP, 2)),
+        identity(sample_steps=(0, 1)),
         identity(starts_from="0"),
     ]
     assert len(set(identities)) == len(identities)

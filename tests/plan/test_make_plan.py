@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from plan_examples import CONTROL, HEAD
 
-from harness.model import Precision, Repeat, Role
+from harness.model import Precision, Repeat, RepeatKind, Role
 
 TWO_CONTROLS = """
 [[test]]
@@ -21,21 +22,21 @@ toolchain = "torchtitan-0.2.2"
 
 
 def test_jobs_come_as_seeds_controls_repeats_tests(planner):
-    plan = planner.sets(TWO_CONTROLS)
+    plan = planner.text('repeats = ["rerun", "ulp.2"]' + HEAD + CONTROL + TWO_CONTROLS)
     assert [(job.name, job.role) for job in plan.jobs] == [
         ("seed.1", Role.SEED),
         ("seed.2", Role.SEED),
         ("control", Role.CONTROL),
         ("other", Role.CONTROL),
         ("control.rerun", Role.REPEAT),
-        ("control.ulp", Role.REPEAT),
+        ("control.ulp.2", Role.REPEAT),
         ("other.rerun", Role.REPEAT),
-        ("other.ulp", Role.REPEAT),
+        ("other.ulp.2", Role.REPEAT),
         ("tp", Role.TEST),
         ("old", Role.TEST),
     ]
-    repeat = plan.job("other.ulp")
-    assert (repeat.repeat, repeat.spec.name) == (Repeat.ULP, "other")
+    repeat = plan.job("other.ulp.2")
+    assert (repeat.repeat, repeat.spec.name) == (Repeat(RepeatKind.ULP, 2), "other")
     assert repeat.toolchain.name == "torchtitan-0.2.2"
 
 

@@ -9,6 +9,7 @@ from harness.model import (
     Parallelism,
     Precision,
     Repeat,
+    RepeatKind,
     Role,
     SetSpec,
     SyntheticData,
@@ -76,7 +77,12 @@ def job(**changes):
 JOBS = {
     "fsdp2_tp2": job(),
     "seed": job(name="seed", role=Role.SEED, needs=None),
-    "fsdp2.ulp": job(name="fsdp2.ulp", role=Role.REPEAT, repeat=Repeat.ULP),
+    "fsdp2.ulp.2": job(
+        name="fsdp2.ulp.2",
+        role=Role.REPEAT,
+        repeat=Repeat(RepeatKind.ULP, 2),
+        sample_steps=(0, 1, 2),
+    ),
     "fsdp8_tp2_pp2": job(
         name="fsdp8_tp2_pp2",
         spec=spec(parallelism=Parallelism(dp_shard=8, tp=2, pp=2), pipeline_schedule="1F1B"),
