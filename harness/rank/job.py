@@ -60,8 +60,12 @@ class Job:
     """Folder with ``corpus.json`` and ``tokens.npy``; None: torchtitan's own dataset."""
     seed_checkpoint: Path | None = None
     """``.../checkpoint/step-0`` to start from; None: torchtitan's own initial weights."""
+    sample_steps: tuple[int, ...] = ()
+    """Steps at which per-tensor evidence is left; 0 is before the first step."""
     repeat: str | None = None
-    """``rerun``, ``ulp`` or None."""
+    """``rerun``, ``ulp``, ``permute`` or None."""
+    repeat_seed: int = 1
+    """Decides the directions of ``ulp`` and the order of ``permute``."""
     inject: str | None = None
     """``/abs/path.py:function``, called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
@@ -116,7 +120,9 @@ def _job(raw: dict[str, Any]) -> Job:
         overrides=raw.get("overrides") or {},
         data_folder=Path(data["folder"]) if data else None,
         seed_checkpoint=Path(checkpoint) if checkpoint else None,
+        sample_steps=tuple(raw.get("sample_steps") or ()),
         repeat=raw.get("repeat"),
+        repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
         device=raw.get("device", "cpu"),

@@ -1,0 +1,55 @@
+"""What A/A repeats of a control teach about how far right runs may lie apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.model.evidence import Floats, Integers
+from harness.model.experiment import Precision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SignalScale:
+    """How far repeats lie from the control on one signal: relative differences, per step."""
+
+    steps: Integers
+    """Shape (steps,), increasing."""
+    scale: Floats
+    """Shape (steps,): root mean square over the repeats, smoothed, never falling."""
+    growth: float
+    """Exponent of the best power law ``scale ~ step ** growth``."""
+    doubling_steps: float | None = None
+    """Steps in which the scale doubles, where an exponential fits better; else None."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorScale:
+    """The same for every parameter's gradient and update, at one sampled step."""
+
+    names: tuple[str, ...]
+    gradient: Floats | None
+    """Shape (parameters,): RMS over the repeats of the relative difference; None at step 0."""
+    update: Floats | None
+    """Shape (parameters,): the same for the update since the sample before; None at step 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Envelope scales of one control, and what they were learnt from."""
+
+    control: str
+    """Name of the control."""
+    identity: str | None
+    """Identity of the control's job; None for foreign curves."""
+    precision: Precision
+    """The regime: limits of one are no limits of another."""
+    repeats: tuple[str, ...]
+    """Names of the repeats (for curves from anywhere: where they were read from)."""
+    taught_by: int
+    """How many of them differ from the control at all: the others teach no scale."""
+    signals: Mapping[str, SignalScale] = field(default_factory=dict)
+    tensors: Mapping[int, TensorScale] = field(default_factory=dict)
+    """By step."""
+    problems: tuple[str, ...] = ()
+    """Why repeats cannot teach an envelope; with one of them, nothing may PASS."""

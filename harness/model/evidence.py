@@ -1,0 +1,176 @@
+"""All that one run left, as arrays: a curve may have a million steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.model.experiment import Precision
+from harness.model.runs import RankError, RunStatus
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """One number per step, or none: NaN is a value that a run left, a hole is none."""
+
+    values: Floats
+    """Shape (steps,); NaN in the holes."""
+    present: Flags
+    """Shape (steps,); False where the run left no value."""
+
+    @classmethod
+    def of(cls, values: Iterable[float | None] | Floats | Column) -> Column:
+        """A column of numbers, None for a hole; an array has no holes."""
+        if isinstance(values, Column):
+            return values
+        if isinstance(values, np.ndarray):
+            return cls(values.astype(np.float64, copy=False), np.ones(values.size, dtype=np.bool_))
+        listed = list(values)
+        present = np.fromiter((value is not None for value in listed), np.bool_, len(listed))
+        return cls(np.array(listed, dtype=np.float64), present)  # numpy makes None a NaN
+
+    def __len__(self) -> int:
+        return int(self.values.size)
+
+    def __iter__(self) -> Iterator[float | None]:
+        pairs = zip(self.values.tolist(), self.present.tolist(), strict=True)
+        return (value if there else None for value, there in pairs)
+
+    @overload
+    def __getitem__(self, index: int) -> float | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Column: ...
+
+    def __getitem__(self, index: int | slice) -> float | Column | None:
+        if isinstance(index, slice):
+            return Column(self.values[index], self.present[index])
+        return float(self.values[index]) if self.present[index] else None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether another column or sequence holds the same values and holes (NaN is not NaN)."""
+        if not isinstance(other, Column | Sequence):
+            return NotImplemented
+        return tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRows:
+    """Measurements of one kind of tensor (gradients, say), a row per parameter."""
+
+    sketch: Floats
+    """Shape (parameters, k): signed projections of the whole tensor, in float64."""
+    norm: Floats
+    """Shape (parameters,): Euclidean norm of the whole tensor, in float64."""
+    zeros: Integers
+    """Shape (parameters,): entries that are exactly zero."""
+    not_finite: Integers
+    """Shape (parameters,): entries that are NaN or infinite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorSample:
+    """Per-tensor evidence of one step. Two runs' samples share names, not necessarily order."""
+
+    step: int
+    """0 is before the first step: initial parameters, no gradients."""
+    names: tuple[str, ...]
+    """Canonical names of all trainable parameters, sorted."""
+    sizes: Integers
+    """Shape (parameters,): entries of each whole tensor."""
+    parameters: TensorRows
+    """After the update of the step."""
+    gradients: TensorRows | None = None
+    """Before clipping; a parameter without gradient has zeros all over. None at step 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Ranks that hold the same shard of a tensor and not the same bits."""
+
+    kind: str
+    """``parameter``, ``gradient``, ``optimizer state`` or ``buffer``."""
+    tensor: str
+    """Canonical name."""
+    mesh_dims: tuple[str, ...]
+    """Mesh dimensions along which the copies differ, as ``tp``; empty when unknown."""
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks that agree with each other, of the first shard that differs; largest group first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSample:
+    """Whether the copies of the tensors agreed at one step."""
+
+    step: int
+    compared: Mapping[str, int]
+    """Kind of tensor to how many shards with more than one copy were compared."""
+    disagreements: tuple[Disagreement, ...] = ()
+    """The first 20 of them, in the order of kind and name."""
+    count: int = 0
+    """How many tensors disagree in all."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """All that one run left, from wherever it came.
+
+    May be made with plain sequences: they become arrays. Every signal has one entry per step.
+    """
+
+    name: str
+    source: str
+    """Where it was read from, for messages."""
+    steps: Integers
+    """Shape (steps,)."""
+    signals: Mapping[str, Column]
+    """``loss``, ``grad_norm`` (as reported), ``loss_recomputed``, ``grad_norm_recomputed``
+    (float64, by the probe), ``lr``, ``tokens`` (valid tokens of the step), ``seconds``
+    (since training began)."""
+    batch_digests: tuple[str | None, ...] = ()
+    """One 16-digit hex digest of the global batch per step; empty when the source has none."""
+    batch_agrees: tuple[bool | None, ...] = ()
+    """Whether all ranks of a data-parallel coordinate saw the same samples."""
+    in_force: Mapping[str, Any] | None = None
+    """``in_force.json``: what really ran; None when the source has none (tier 0 says so)."""
+    complete: bool = True
+    """False when the run ended before its last step."""
+    expected_steps: int | None = None
+    error: RankError | None = None
+    status: RunStatus = RunStatus.FINISHED
+    wall_s: float | None = None
+    precision: Precision = Precision.FP32
+    grads_missing: tuple[str, ...] = ()
+    """Parameters that got no gradient at some step (``signals["grads_missing"]`` counts them)."""
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    """Signal name to half a unit of its last printed place: console logs round, and that is no
+    difference between runs."""
+    samples: tuple[TensorSample, ...] = ()
+    """Per-tensor evidence, in the order of the steps; empty when the source has none."""
+    sample_steps: tuple[int, ...] | None = None
+    """Steps at which the run was told to leave samples; None when nothing told it."""
+    replicas: tuple[ReplicaSample, ...] = ()
+    """Agreement of replicas, in the order of the steps."""
+    problems: tuple[str, ...] = ()
+    """What the probe could not measure, in sentences, the step in each."""
+    replayed: tuple[int, ...] = ()
+    """Steps that the source has more than once (a restart replays): the last values are kept."""
+    replay_conflicts: tuple[str, ...] = ()
+    """Replayed steps whose values differ, in clauses: ``step 12: loss 5.1, then 5.2``."""
+    identity: str | None = None
+    """Identity of the job, for runs of ours."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))
+        columns = {name: Column.of(values) for name, values in self.signals.items()}
+        object.__setattr__(self, "signals", columns)

@@ -1,0 +1,227 @@
+"""What an experiment file means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+Setting: TypeAlias = bool | int | float | str | list[Any] | None
+"""A value that TOML and a train config can hold."""
+
+
+class Role(StrEnum):
+    """What a job is for."""
+
+    SEED = "seed checkpoint"
+    ANCHOR = "anchor"
+    """What the control is judged against."""
+    CONTROL = "control"
+    REPEAT = "repeat"
+    TEST = "test"
+
+
+class RepeatKind(StrEnum):
+    """How an A/A repeat of the control differs from it (mathematically: not at all)."""
+
+    RERUN = "rerun"
+    """The same job again: shows whether the set-up is deterministic."""
+    ULP = "ulp"
+    """Every initial weight moved by one unit in the last place: shows how rounding grows."""
+    PERMUTE = "permute"
+    """The samples of every global batch dealt out to the ranks in another order: shows what
+    another order of the same sums does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One A/A repeat: a kind, and a seed that decides its directions or its order."""
+
+    kind: RepeatKind
+    seed: int = 1
+
+    def __str__(self) -> str:
+        """As experiment files and job names write it: ``ulp``, ``ulp.2``."""
+        return self.kind.value if self.seed == 1 else f"{self.kind.value}.{self.seed}"
+
+
+DEFAULT_REPEATS = (
+    Repeat(RepeatKind.RERUN),
+    Repeat(RepeatKind.ULP),
+    Repeat(RepeatKind.ULP, 2),
+    Repeat(RepeatKind.ULP, 3),
+    Repeat(RepeatKind.PERMUTE),
+    Repeat(RepeatKind.PERMUTE, 2),
+)
+"""Repeats of every control unless the file names others."""
+
+Cadence: TypeAlias = int | str | tuple[int, ...]
+"""At which steps per-tensor evidence is taken: ``"powers of two"`` (steps 0, 1, 2, 4, 8, …),
+``"off"``, N (steps 0, 1, 2 and every N-th), or the steps themselves."""
+POWERS_OF_TWO = "powers of two"
+CADENCE_OFF = "off"
+
+
+class Technique(StrEnum):
+    """A technique that is no parallelism. What it sets is up to the trainer's adapter."""
+
+    COMPILE = "compile"
+    ASYNC_TP = "async_tp"
+    FLOAT8 = "float8"
+    """Float8 linear layers, tensorwise scaling."""
+    FLOAT8_ROWWISE = "float8_rowwise"
+    FLOAT8_TP = "float8_tp"
+    """Float8 all-gathers of tensor parallelism (Float8 TP styles), on top of ``float8``."""
+    BF16 = "bf16"
+    """Parameters, gradients and optimizer state in bfloat16."""
+
+
+class Precision(StrEnum):
+    """The coarsest arithmetic of a run: it decides the floating-point floor of its checks."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FLOAT8 = "float8"
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """Parallelism degrees. ``ep`` borrows ranks from dp_shard, cp and tp, so it adds none."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel degree: how many ranks read different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.cp * self.pp
+
+    def __str__(self) -> str:
+        """As people write it: ``FSDP 2 x TP 2``, ``HSDP 2x2``, ``DDP 2``."""
+        parts = []
+        if self.dp_replicate > 1 and self.dp_shard > 1:
+            parts.append(f"HSDP {self.dp_replicate}x{self.dp_shard}")
+        elif self.dp_replicate > 1:
+            parts.append(f"DDP {self.dp_replicate}")
+        elif self.dp_shard > 1:
+            parts.append(f"FSDP {self.dp_shard}")
+        parts += [
+            f"{label} {degree}"
+            for label, degree in (
+                ("TP", self.tp),
+                ("CP", self.cp),
+                ("PP", self.pp),
+                ("EP", self.ep),
+            )
+            if degree > 1
+        ]
+        return " x ".join(parts) or "one rank"
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticData:
+    """The project's own corpus (``harness/corpus``). Same values, same bytes, everywhere."""
+
+    seed: int = 1
+    vocab_size: int = 512
+    """Size of the tokenizer's vocabulary, special tokens included."""
+    tokens: int = 400_000
+    """At least this many tokens of text are generated."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """A trusted base config: torchtitan's own keys, and one table ``[converge]`` of ours."""
+
+    path: str
+    """As written in the experiment file, for messages."""
+    settings: Mapping[str, Any]
+    """Nested tables in the keys of the toolchain's torchtitan, ``[converge]`` removed."""
+    module: str | None = None
+    """``[converge] module``: torchtitan 0.3 model module (``llama3``); None for 0.2 job files."""
+    config: str | None = None
+    """``[converge] config``: its config function (``llama3_debugmodel``)."""
+    model: Mapping[str, int] = field(default_factory=dict)
+    """``[converge.model]``: shape overrides: ``dim n_layers n_heads n_kv_heads vocab_size``."""
+    data: SyntheticData | None = None
+    """``[converge.data]``; None means torchtitan's own dataset, as the settings name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetSpec:
+    """One control set or test set as the experiment file means it, defaults filled in."""
+
+    name: str
+    parallelism: Parallelism
+    train_config: TrainConfig
+    toolchain: str
+    """A name under the toolchain root, as ``torchtitan-0.3.0``."""
+    techniques: tuple[Technique, ...] = ()
+    pipeline_schedule: str | None = None
+    """``1F1B``, ``Interleaved1F1B``, …; None when pp is 1."""
+    cp_rotation: str | None = None
+    """``allgather`` or ``alltoall``; None leaves torchtitan's default and audits nothing."""
+    overrides: Mapping[str, Setting] = field(default_factory=dict)
+    """The file's ``set``: dotted keys in the toolchain's own config."""
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """Signal name to largest allowed relative difference: replaces the learnt envelope."""
+    margin: float | None = None
+    """Largest relative difference of the mean loss that still counts as equivalent; None: the
+    default of the pair's precision."""
+    waive: tuple[str, ...] = ()
+    """Names of rules of the converging guide that this set is excused from."""
+    inject: str | None = None
+    """``path/to/file.py:function``, called in every rank with the built trainer."""
+    without_fixes: tuple[str, ...] = ()
+    """Fixes of the CPU shim for upstream bugs that are left out, to show the bug."""
+    control: str | None = None
+    """Name of the control that this test set is judged against; None for a control or anchor."""
+    note: str = ""
+    """The file's ``note``: one sentence on why the set is there; printed in reports."""
+
+    def setting(self, key: str, default: Setting = None) -> Setting:
+        """What a dotted train-config key resolves to: ``set`` first, then the train config."""
+        if key in self.overrides:
+            return self.overrides[key]
+        value: Any = self.train_config.settings
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return cast("Setting", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """An experiment file, validated."""
+
+    name: str
+    path: Path
+    controls: tuple[SetSpec, ...]
+    """The first is the ``[control]``; others are ``[controls.NAME]``."""
+    tests: tuple[SetSpec, ...]
+    seed: int = 42
+    repeats: tuple[Repeat, ...] = DEFAULT_REPEATS
+    """A/A repeats made of every control."""
+    calibration: Path | None = None
+    """A calibration file to judge by; then no repeats are made."""
+    cadence: Cadence = POWERS_OF_TWO
+    """At which steps every run leaves per-tensor evidence."""
+    anchor: SetSpec | None = None
+    """``[anchor]``: what the first control is itself judged against (one device, DDP …)."""
+    startup_timeout_s: float = 600.0
+    """Longest time from launch to the first finished step."""
+    progress_timeout_s: float = 300.0
+    """Longest time between two finished steps."""
+    cpu_ranks: int | None = None
+    """How many ranks may run side by side on the CPU; None: the launcher decides."""

@@ -1,0 +1,91 @@
+"""What is to be run: jobs, and what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.model.experiment import (
+    Experiment,
+    Precision,
+    Repeat,
+    Role,
+    SetSpec,
+    SyntheticData,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A Python environment with given versions, found on disk. Nothing in it was imported."""
+
+    name: str
+    python: Path
+    dialect: str
+    """Which rank adapter speaks to its torchtitan: ``titan_0_3`` or ``titan_0_2``."""
+    versions: Mapping[str, str]
+    """Distribution name to version: torch, torchtitan, torchao, triton, converge …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What lies outside the experiment file and can still change a job's numbers."""
+
+    hardware: str
+    """Hardware class: bit-identical results are expected within one, and only there."""
+    rank_code: str
+    """Hex digest of the code that runs inside ranks (probe, CPU shim, adapters)."""
+    data: Mapping[SyntheticData, str] = field(default_factory=dict)
+    """Hex digest of every synthetic corpus that the experiment uses."""
+    injected: Mapping[str, str] = field(default_factory=dict)
+    """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One torchrun call. Two jobs with the same identity would leave the same evidence."""
+
+    name: str
+    role: Role
+    spec: SetSpec
+    toolchain: Toolchain
+    seed: int
+    steps: int
+    local_batch_size: int
+    global_batch_size: int
+    seq_len: int
+    precision: Precision
+    identity: str
+    """Hex SHA-256 of all that can change the job's numbers."""
+    sample_steps: tuple[int, ...] = ()
+    """Steps at which the ranks leave per-tensor evidence, in order; 0 is before training."""
+    repeat: Repeat | None = None
+    needs: str | None = None
+    """Identity of the seed-checkpoint job whose weights this one starts from."""
+
+    @property
+    def world_size(self) -> int:
+        return 1 if self.role is Role.SEED else self.spec.parallelism.world_size
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        return self.global_batch_size // (self.local_batch_size * self.spec.parallelism.dp)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The token budget of one optimizer step."""
+        return self.global_batch_size * self.seq_len
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All jobs of an experiment: seed checkpoints, then anchor, controls, repeats, tests."""
+
+    experiment: Experiment
+    jobs: tuple[Job, ...]
+    waived: tuple[str, ...] = ()
+    """Sentences: which rule was waived by which set. Printed in the report."""
+
+    def job(self, name: str) -> Job:
+        return next(job for job in self.jobs if job.name == name)

@@ -1,0 +1,42 @@
+"""What happened to a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class RunStatus(StrEnum):
+    FINISHED = "finished"
+    CRASHED = "crashed"
+    HUNG = "hung"
+    """No step finished within a timeout."""
+    INTERRUPTED = "interrupted"
+    SKIPPED = "skipped"
+    """Something it needs did not finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """What the first failing rank said (torchelastic error file, else the end of its log)."""
+
+    rank: int
+    message: str
+    """One line: type and text of the exception."""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What happened to a job. Written last, atomically: a run without one is unfinished."""
+
+    name: str
+    identity: str
+    folder: Path
+    status: RunStatus
+    wall_s: float
+    argv: tuple[str, ...]
+    error: RankError | None = None
+    reused: bool = False
+    """True when an earlier run with this identity was taken instead of launching."""
