@@ -1,0 +1,286 @@
+"""Replica agreement: ranks that hold the same shard of the same tensor must hold the same bits.
+
+Parameters, reduced gradients, optimizer state and buffers are compared by 64-bit digests
+(``harness.rank.bits``). Which tensors have copies, and where, is decided once from names and
+placements; what only one rank holds is never looked at, so with FSDP alone no parameter is.
+
+The comparison is one reduction whatever the world size: of every shard with copies, the smallest
+and the largest digest. Where the two differ, the ranks that hold the shard say more, and only then.
+No tensor is gathered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from harness.rank.bits import bit_digest, mix_
+from harness.rank.disagreement import (
+    HeldShard,
+    Holder,
+    disagreement,
+    mesh_coordinates,
+    rank_coordinates,
+)
+from harness.rank.grad_norm import ShardKey, shard_key
+from harness.rank.names import canonical
+
+if TYPE_CHECKING:
+    from harness.rank.probe import TrainerView
+
+KINDS = ("parameter", "gradient", "optimizer state", "buffer")
+LISTED = 20
+"""Tensors that disagree and are named; more than these are only counted."""
+
+CopyKey = tuple[ShardKey, tuple[int, ...]]
+"""Shard key; local shape of a plain tensor, () of a DTensor."""
+
+_ABSENT = 0
+"""Stands for the digest of a gradient or an optimizer state that is not there."""
+_NOT_HELD = (1 << 63) - 1
+"""What a rank gives to the minimum for shards that it does not hold."""
+
+
+class _Copy(NamedTuple):
+    """A tensor on this rank that another rank, or another model part, has too."""
+
+    shard: int
+    """Place of its shard in the table of its kind, the same on all ranks."""
+    name: str
+    tensor: torch.Tensor
+
+
+class _Table(NamedTuple):
+    """All shards with copies of parameters, or of buffers."""
+
+    names: tuple[str, ...]
+    """Per shard, its tensor's canonical name; sorted, so shards of a tensor are neighbours."""
+    mine: tuple[_Copy, ...]
+
+
+class ReplicaCheck:
+    """Compares this rank's copies with everyone's.
+
+    Making one is collective over the world, and so is every ``finish``.
+    """
+
+    def __init__(self, view: TrainerView) -> None:
+        self._view = view
+        parameters = [
+            (canonical(name), parameter)
+            for part in view.model_parts
+            for name, parameter in part.named_parameters()
+        ]
+        buffers = [
+            (canonical(name), buffer)
+            for part in view.model_parts
+            for name, buffer in part.named_buffers()
+        ]
+        tensors = [tensor for _, tensor in (*parameters, *buffers)]
+        self._coordinates = rank_coordinates(view, tensors)
+        self._parameters, self._buffers = _tables(parameters, buffers)
+        self._gradients: list[torch.Tensor | None] = []
+        count = len(self._parameters.names)
+        # One slot per shard and kind, in the order of KINDS.
+        self._first = (0, count, 2 * count, 3 * count, 3 * count + len(self._buffers.names))
+
+    def gradients(self) -> None:
+        """Digest the gradients of shards that have copies. No collective happens here."""
+        self._gradients = [
+            None if copy.tensor.grad is None else bit_digest(copy.tensor.grad)
+            for copy in self._parameters.mine
+        ]
+
+    def finish(self, step: int) -> dict[str, Any]:
+        """Compare all copies; the ``replicas`` line of ``metrics.jsonl`` on every rank.
+
+        Gradients are those of the latest call of ``gradients`` since the last ``finish``.
+        """
+        states = self._states() if step > 0 else [{} for _ in self._parameters.mine]
+        gradients = self._gradients or [None] * len(self._parameters.mine)
+        self._gradients = []
+        seen = _Digests(self._view.device)
+        for copy, gradient, state in zip(self._parameters.mine, gradients, states, strict=True):
+            seen.add(copy.shard, {"": bit_digest(copy.tensor)})
+            seen.add(self._first[1] + copy.shard, {} if gradient is None else {"": gradient})
+            seen.add(self._first[2] + copy.shard, state)
+        for copy in self._buffers.mine:
+            seen.add(self._first[3] + copy.shard, {"": bit_digest(copy.tensor)})
+
+        compared, differing = self._compare(seen)
+        tensors: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for slot in differing:
+            tensors[self._tensor_of(slot)].append(slot)
+        listed = dict(sorted(tensors.items())[:LISTED])
+        return {
+            "step": step,
+            "compared": dict(zip(KINDS, compared, strict=True)),
+            "count": len(tensors),
+            "disagreements": self._explain(listed, seen) if listed else [],
+        }
+
+    def _states(self) -> list[dict[str, torch.Tensor]]:
+        """Per parameter with copies, the digest of each entry of its optimizer state."""
+        state_of = {
+            id(parameter): state
+            for optimizer in self._view.optimizers
+            for parameter, state in optimizer.state.items()
+        }
+        return [
+            {
+                str(name): bit_digest(value if isinstance(value, torch.Tensor) else _scalar(value))
+                for name, value in state_of.get(id(copy.tensor), {}).items()
+                if isinstance(value, torch.Tensor | int | float)
+            }
+            for copy in self._parameters.mine
+        ]
+
+    def _compare(self, seen: _Digests) -> tuple[list[int], list[int]]:
+        """Compared shards per kind, and the slots whose digests are not all the same."""
+        slots = self._first[-1]
+        if slots == 0:
+            return [0] * len(KINDS), []
+        # ~ turns the order around, so one minimum over the ranks finds the largest digest too.
+        extremes = seen.extremes(slots)
+        dist.all_reduce(extremes, op=dist.ReduceOp.MIN)
+        smallest, largest = extremes[:slots], ~extremes[slots:]
+        differs = smallest != largest
+        there = differs | (smallest != _ABSENT)
+        compared = [
+            int(there[begin:end].sum())
+            for begin, end in zip(self._first[:-1], self._first[1:], strict=True)
+        ]
+        return compared, differs.nonzero().flatten().tolist()
+
+    def _tensor_of(self, slot: int) -> tuple[int, str]:
+        """Number of the kind, and name, of the tensor whose shard a slot is."""
+        kind = max(number for number in range(len(KINDS)) if self._first[number] <= slot)
+        table = self._buffers if KINDS[kind] == "buffer" else self._parameters
+        return kind, table.names[slot - self._first[kind]]
+
+    def _explain(
+        self, listed: Mapping[tuple[int, str], Sequence[int]], seen: _Digests
+    ) -> list[dict[str, Any]]:
+        """Where copies differ. Collective over the world."""
+        tensor_at = {
+            first + copy.shard: copy.tensor
+            for first, table in (
+                (self._first[0], self._parameters),
+                (self._first[1], self._parameters),
+                (self._first[2], self._parameters),
+                (self._first[3], self._buffers),
+            )
+            for copy in table.mine
+        }
+        mine = Holder(
+            self._coordinates,
+            {
+                slot: HeldShard(mesh_coordinates(tensor_at[slot]), seen.of(slot))
+                for slots in listed.values()
+                for slot in slots
+                if slot in tensor_at
+            },
+        )
+        everyone: list[Holder] = [mine] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        return [
+            disagreement(KINDS[kind], name, slots, everyone)
+            for (kind, name), slots in listed.items()
+        ]
+
+
+class _Digests:
+    """The digests of one rank, by slot; a slot without digests holds nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._labelled: list[tuple[int, str, torch.Tensor]] = []
+        """(entry, name of the optimizer state or empty, digest)"""
+        self._slots: list[int] = []
+        """Slot of each entry; several when this rank has several copies."""
+
+    def add(self, slot: int, digests: Mapping[str, torch.Tensor]) -> None:
+        entry = len(self._slots)
+        self._slots.append(slot)
+        self._labelled += [(entry, label, digest) for label, digest in sorted(digests.items())]
+
+    def extremes(self, slots: int) -> torch.Tensor:
+        """int64: per slot the smallest digest, then per slot the smallest bitwise inverse."""
+        result = torch.full((2 * slots,), _NOT_HELD, dtype=torch.int64, device=self._device)
+        if not self._slots:
+            return result
+        digests = torch.zeros(len(self._slots), dtype=torch.int64, device=self._device)
+        if self._labelled:
+            entries, labels, values = zip(*self._labelled, strict=True)
+            salt = torch.tensor([_salt(label) for label in labels], device=self._device)
+            mixed = mix_(torch.stack([value.to(self._device) for value in values]) + salt)
+            digests.index_add_(0, torch.tensor(entries, device=self._device), mixed)
+        where = torch.tensor(self._slots, device=self._device)
+        result[:slots].scatter_reduce_(0, where, digests, "amin")
+        result[slots:].scatter_reduce_(0, where, ~digests, "amin")
+        return result
+
+    def of(self, slot: int) -> frozenset[tuple[str, int]]:
+        return frozenset(
+            (label, int(digest))
+            for entry, label, digest in self._labelled
+            if self._slots[entry] == slot
+        )
+
+
+def _tables(
+    parameters: Sequence[tuple[str, torch.Tensor]], buffers: Sequence[tuple[str, torch.Tensor]]
+) -> tuple[_Table, _Table]:
+    """Which shards have copies. Collective over the world."""
+    mine = ([_copy_key(*item) for item in parameters], [_copy_key(*item) for item in buffers])
+    everyone: list[tuple[list[CopyKey], list[CopyKey]]] = [mine] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return (
+        _table(parameters, mine[0], (keys for keys, _ in everyone)),
+        _table(buffers, mine[1], (keys for _, keys in everyone)),
+    )
+
+
+def _table(
+    tensors: Sequence[tuple[str, torch.Tensor]],
+    mine: Sequence[CopyKey],
+    everyone: Iterable[Sequence[CopyKey]],
+) -> _Table:
+    holders = Counter(key for keys in everyone for key in keys)
+    shared = sorted(key for key, count in holders.items() if count > 1)
+    index = {key: position for position, key in enumerate(shared)}
+    return _Table(
+        tuple(name for (name, _), _ in shared),
+        tuple(
+            _Copy(index[key], name, tensor)
+            for key, (name, tensor) in zip(mine, tensors, strict=True)
+            if key in index
+        ),
+    )
+
+
+def _copy_key(name: str, tensor: torch.Tensor) -> CopyKey:
+    """The same wherever the same shard of the same tensor is held.
+
+    A parameter lies on the same kind of mesh on every rank that has it, so names of mesh
+    dimensions mean the same within one parameter's keys, whatever they mean for others (experts
+    lie on another mesh). A plain tensor whose local shapes differ is a shard cut by hand, no copy.
+    """
+    shape = () if isinstance(tensor, DTensor) else tuple(tensor.shape)
+    return shard_key(name, tensor), shape
+
+
+def _scalar(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def _salt(label: str) -> int:
+    """64 bits of a name, so that two optimizer states exchanged do not look the same."""
+    digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
