@@ -114,7 +114,7 @@ def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
             raise ConfigError(problems)
         return Slots(tuple(sorted(options.gpus)))
     cores = len(os.sched_getaffinity(0))
-    return cpu_slots(cores, jobs, options.cpu_ranks or plan.experiment.cpu_ranks)
+    return cpu_slots(cores, jobs, plan.experiment.cpu_ranks)
 
 
 def _require_seed_checkpoints(

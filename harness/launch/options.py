@@ -18,9 +18,6 @@ class RunOptions:
     """The folder of every corpus that the plan's jobs read."""
     gpus: tuple[int, ...] = ()
     """Ids of the GPUs to use, one rank each; empty: ranks run on the CPU."""
-    cpu_ranks: int | None = None
-    """How many ranks may run side by side on the CPU; None: what the experiment says, else two
-    per core."""
     fresh: bool = False
     """Run everything again, even what has finished with the same identity."""
     warm: bool = True

@@ -54,6 +54,6 @@ def tiny_job(
     )
 
 
-def plan_of(*jobs, **timeouts):
-    experiment = Experiment(name="tiny", path=Path("tiny.toml"), controls=(), tests=(), **timeouts)
+def plan_of(*jobs, **limits):
+    experiment = Experiment(name="tiny", path=Path("tiny.toml"), controls=(), tests=(), **limits)
     return Plan(experiment=experiment, jobs=jobs)

@@ -150,7 +150,7 @@ def test_no_next_step_is_a_hang_even_of_a_deaf_rank(tiny, store, cold):
 
 def test_packing_never_exceeds_the_slots(tiny, store, cold):
     jobs = [tiny(f"job{number}", ranks=1 + number % 2, steps=1) for number in range(5)]
-    records, events = run(plan_of(*jobs), store, replace(cold, cpu_ranks=3))
+    records, events = run(plan_of(*jobs, cpu_ranks=3), store, cold)
     assert all(record.status is RunStatus.FINISHED for record in records)
     held, most = {}, 0
     for event in events:

@@ -22,9 +22,7 @@ def main(store, python, start, *described):
         name, ranks, steps, seconds = text.split(":")
         job = tiny_job(name, ranks=int(ranks), steps=int(steps), seconds=float(seconds))
         jobs.append(replace(job, toolchain=toolchain))
-    options = RunOptions(
-        warm=start == "warm", check=False, rank_module="tiny_rank", grace_s=2.0, cpu_ranks=4
-    )
+    options = RunOptions(warm=start == "warm", check=False, rank_module="tiny_rank", grace_s=2.0)
 
     def tell(event):
         job, step = getattr(event, "job", None), getattr(event, "step", "")
@@ -32,7 +30,7 @@ def main(store, python, start, *described):
         sys.stdout.flush()
 
     try:
-        run_plan(plan_of(*jobs), Store(Path(store)), options, tell)
+        run_plan(plan_of(*jobs, cpu_ranks=4), Store(Path(store)), options, tell)
     except Interrupted:
         return 130
     return 0
