@@ -167,6 +167,10 @@ class Store:
             f"{slug(name)}-{identity[:_IDENTITY_DIGITS]}"
         )
 
+    def calibration_file(self, identity: str) -> Path:
+        """Where what repeats of that control taught is kept (``harness/calibrations.py``)."""
+        return self.root / "calibrations" / f"{identity}.json"
+
     def checked_file(self, identity: str) -> Path:
         """Its presence says that the job's config was found valid by the toolchain."""
         return self.root / "checked" / f"{identity}.json"

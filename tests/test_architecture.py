@@ -21,6 +21,7 @@ ALLOWED = {
     "plan": {"model", "errors", "rules"},
     "corpus": {"model", "errors"},
     "store": {"model", "errors"},
+    "calibrations": {"model", "errors", "store"},
     "trainers": {"model", "errors", "store"},
     "launch": {"model", "errors", "store", "trainers"},
     "readers": {"model", "errors", "store"},

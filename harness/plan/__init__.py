@@ -1,7 +1,16 @@
 """``Experiment`` to ``Plan``. Pure: files and hardware come in as values (``Surroundings``)."""
 
 from harness.plan.describe import PlanRow, describe
+from harness.plan.identity import identity_facts
 from harness.plan.make import make_plan, precision_of
 from harness.plan.select import select, select_controls
 
-__all__ = ["PlanRow", "describe", "make_plan", "precision_of", "select", "select_controls"]
+__all__ = [
+    "PlanRow",
+    "describe",
+    "identity_facts",
+    "make_plan",
+    "precision_of",
+    "select",
+    "select_controls",
+]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.model import Repeat, SetSpec, Surroundings, Toolchain
+from harness.model import Job, Repeat, SetSpec, Surroundings, Toolchain
 
 HARNESS_DISTRIBUTION = "converge"
 """Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
@@ -67,24 +67,47 @@ def job_identity(
     Raises:
         KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
     """
-    data = spec.train_config.data
     return _digest(
         {
             "role": "training",
-            **_common(spec, toolchain, seed, surroundings),
-            "overrides": dict(spec.overrides),
-            "parallelism": asdict(spec.parallelism),
-            "techniques": sorted(spec.techniques),
-            "pipeline_schedule": spec.pipeline_schedule,
-            "cp_rotation": spec.cp_rotation,
-            "without_fixes": sorted(spec.without_fixes),
-            "inject": _injected(spec.inject, surroundings),
-            "data": None if data is None else surroundings.data[data],
-            "sample_steps": list(sample_steps),
+            **_facts(spec, toolchain, seed, surroundings, sample_steps),
             "repeat": None if repeat is None else str(repeat),
             "starts_from": starts_from,
         }
     )
+
+
+def identity_facts(job: Job, surroundings: Surroundings) -> dict[str, Any]:
+    """What the identity of a control is a hash of, as JSON values, for people to compare.
+
+    The seed checkpoint that it starts from follows from the same facts, and is left out.
+
+    Raises:
+        KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
+    """
+    return _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps)
+
+
+def _facts(
+    spec: SetSpec,
+    toolchain: Toolchain,
+    seed: int,
+    surroundings: Surroundings,
+    sample_steps: Sequence[int],
+) -> dict[str, Any]:
+    data = spec.train_config.data
+    return {
+        **_common(spec, toolchain, seed, surroundings),
+        "overrides": dict(spec.overrides),
+        "parallelism": asdict(spec.parallelism),
+        "techniques": sorted(spec.techniques),
+        "pipeline_schedule": spec.pipeline_schedule,
+        "cp_rotation": spec.cp_rotation,
+        "without_fixes": sorted(spec.without_fixes),
+        "inject": _injected(spec.inject, surroundings),
+        "data": None if data is None else surroundings.data[data],
+        "sample_steps": list(sample_steps),
+    }
 
 
 def _common(
