@@ -11,6 +11,9 @@ from harness.rank.settings import KeyProblem
 COMPONENTS = ("loss", "model")
 """What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
 
+REPEATS = ("rerun", "ulp", "permute")
+"""Kinds of repeats, as in ``harness.model.RepeatKind`` (which ranks cannot import)."""
+
 
 def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:
     """Names of ``without_fixes`` that the dialect has no repair of."""
@@ -21,6 +24,19 @@ def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:
         for name in job.without_fixes
         if name not in known
     ]
+
+
+def repeat_problems(job: Job) -> list[KeyProblem]:
+    """Why the job cannot be the repeat of a control that it should be."""
+    if job.repeat is not None and job.repeat not in REPEATS:
+        return [KeyProblem("repeats", f"no repeat is of kind {job.repeat!r}", REPEATS)]
+    if job.repeat == "permute" and job.data_folder is None:
+        message = (
+            "permute deals our own samples out in another order, and this job reads "
+            "torchtitan's dataset: declare one of ours in [converge.data], or repeat otherwise"
+        )
+        return [KeyProblem("repeats", message, ("rerun", "ulp"))]
+    return []
 
 
 def unknown_components(config: Any) -> list[KeyProblem]:

@@ -75,6 +75,11 @@ class Job:
     def makes_seed_checkpoint(self) -> bool:
         return self.role == SEED_ROLE
 
+    @property
+    def order_seed(self) -> int | None:
+        """Decides how a repeat deals out each global batch; None: as in every other run."""
+        return self.repeat_seed if self.repeat == "permute" else None
+
 
 def read_job(path: str | Path) -> Job:
     """The job in a file.

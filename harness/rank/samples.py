@@ -6,6 +6,9 @@ all ranks from step 1) is entry ``c mod n`` of a pseudo-random order of the corp
 a new order every epoch. The global batch of a step is a run of consecutive numbers, and each
 data-parallel rank takes its contiguous part: nothing but the seed, the step and the position in
 the global batch decides what is read.
+
+``repeat = "permute"`` deals the same samples of each global batch out in another order: other
+ranks and batches get them, gradients are summed in another order, and the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -101,6 +104,15 @@ def place_in_order(number: int, count: int, seed: int) -> int:
             return index
 
 
+def place_in_batch(place: int, size: int, step: int, seed: int, order_seed: int) -> int:
+    """Which sample of a global batch of ``size`` is dealt to a place, when it is permuted.
+
+    Decided by the step (counted from 0) and the two seeds: the same on all ranks, for every
+    data-parallel degree, and after a resume.
+    """
+    return place_in_order(place, size, _mix(seed, order_seed, step))
+
+
 def _mix(*values: int) -> int:
     """64 well-mixed bits of some numbers (SplitMix64's finaliser, chained)."""
     state = 0
@@ -124,6 +136,8 @@ class SampleStream:
     """Samples per batch: a local batch, or a pipeline microbatch."""
     dp_rank: int
     dp_degree: int
+    order_seed: int | None = None
+    """Deals each global batch out in an order that this decides; None: in that of its numbers."""
     consumed: int = 0
     """Samples that all ranks together have been given: the same on every rank."""
 
@@ -147,10 +161,10 @@ class SampleStream:
         while True:
             step_start = self.consumed
             for first in range(0, share, self.batch_size):
-                numbers = range(
-                    step_start + self.dp_rank * share + first,
-                    step_start + self.dp_rank * share + first + self.batch_size,
+                places = range(
+                    self.dp_rank * share + first, self.dp_rank * share + first + self.batch_size
                 )
+                numbers = [step_start + self._dealt(place, step_start) for place in places]
                 if first + self.batch_size == share:
                     # Before the yield: whoever asks for the state after a step's last batch
                     # must be told that the step's samples are used.
@@ -160,3 +174,10 @@ class SampleStream:
                     for n in numbers
                 ]
                 yield Sample(*(torch.stack(column) for column in zip(*samples, strict=True)))
+
+    def _dealt(self, place: int, step_start: int) -> int:
+        """Position, in its global batch, of the sample that a place of it gets."""
+        if self.order_seed is None:
+            return place
+        step = step_start // self.global_batch_size
+        return place_in_batch(place, self.global_batch_size, step, self.seed, self.order_seed)

@@ -8,7 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.samples import Corpus, SampleStream, open_corpus, place_in_order, positions
+from harness.rank.samples import (
+    Corpus,
+    SampleStream,
+    open_corpus,
+    place_in_batch,
+    place_in_order,
+    positions,
+)
 
 SEQ_LEN = 8
 BOS = 0
@@ -28,11 +35,12 @@ def stream(corpus, *, dp_rank=0, dp_degree=1, batch_size=None, **changes):
     )
 
 
-def global_batch(corpus, step, dp_degree, batch_size):
+def global_batch(corpus, step, dp_degree, batch_size, **changes):
     """All samples of a step (counted from 0) in the order of the ranks."""
     rows = []
     for dp_rank in range(dp_degree):
-        batches = iter(stream(corpus, dp_rank=dp_rank, dp_degree=dp_degree, batch_size=batch_size))
+        place = {"dp_rank": dp_rank, "dp_degree": dp_degree, "batch_size": batch_size}
+        batches = iter(stream(corpus, **place, **changes))
         per_step = 8 // dp_degree // batch_size
         for number, batch in zip(range((step + 1) * per_step), batches, strict=False):
             if number >= step * per_step:
@@ -40,14 +48,54 @@ def global_batch(corpus, step, dp_degree, batch_size):
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize(
+every_split = pytest.mark.parametrize(
     ("dp_degree", "batch_size"), [(1, 4), (1, 1), (2, 4), (2, 2), (4, 1), (8, 1)]
 )
+
+
+@every_split
 @pytest.mark.parametrize("step", [0, 3, 7])
 def test_a_global_batch_is_the_same_for_every_dp_degree_and_batch_size(step, dp_degree, batch_size):
     corpus = make_corpus()
     expected = global_batch(corpus, step, dp_degree=1, batch_size=8)
     assert torch.equal(global_batch(corpus, step, dp_degree, batch_size), expected)
+
+
+@every_split
+def test_a_permuted_global_batch_has_the_same_samples_in_an_order_of_its_step(
+    dp_degree, batch_size
+):
+    corpus = make_corpus()
+    orders = []
+    for step in (0, 1, 6):
+        control = global_batch(corpus, step, dp_degree=1, batch_size=8).tolist()
+        permuted = global_batch(corpus, step, dp_degree, batch_size, order_seed=1).tolist()
+        whole = global_batch(corpus, step, dp_degree=1, batch_size=8, order_seed=1).tolist()
+        assert permuted == whole != control
+        assert sorted(permuted) == sorted(control)
+        orders.append([control.index(sample) for sample in permuted])
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_another_order_seed_or_seed_permutes_otherwise():
+    orders = {
+        tuple(place_in_batch(place, 32, step, seed, order_seed) for place in range(32))
+        for step in range(5)
+        for seed in range(5)
+        for order_seed in range(5)
+    }
+    assert len(orders) == 125
+    assert all(sorted(order) == list(range(32)) for order in orders)
+
+
+def test_a_permuted_run_resumes_in_its_order():
+    corpus = make_corpus()
+    place = {"dp_degree": 2, "dp_rank": 1, "batch_size": 2, "order_seed": 3}
+    taken = [
+        batch.inputs for batch, _ in zip(iter(stream(corpus, **place)), range(8), strict=False)
+    ]
+    resumed = iter(stream(corpus, **place, consumed=16))
+    assert all(torch.equal(next(resumed).inputs, inputs) for inputs in taken[4:])
 
 
 def test_another_seed_gives_another_order():

@@ -103,10 +103,12 @@ def test_all_problems_of_a_job_are_found_together(build, tmp_path):
             overrides=overrides,
             without_fixes=["act-gradient"],
             techniques=["float9"],
+            repeat="permute",
         )
     )
     problems = {problem.key: problem for problem in built.problems}
-    assert set(problems) == {*overrides, "without_fixes", "techniques"}
+    assert set(problems) == {*overrides, "without_fixes", "techniques", "repeats"}
+    assert "torchtitan's dataset" in problems["repeats"].message
     assert problems["training.seqlen"].valid[0] == "training.seq_len"
     assert "alltoall" in problems["parallelism.context_parallel_rotate_method"].message
     assert "act-grad" in problems["without_fixes"].valid

@@ -136,6 +136,8 @@ def test_the_debug_config_recomputes_nothing(build):
         ({"techniques": ["float8_tp"]}, "techniques", "async_tp"),
         ({"techniques": ["async_tp", "compile"]}, "techniques", None),
         ({"without_fixes": ["act-grad"]}, "without_fixes", None),
+        ({"repeat": "permute"}, "repeats", "ulp"),  # without data of ours
+        ({"repeat": "twice"}, "repeats", "permute"),
         ({"overrides": {"compile.components": ["modell"]}}, "compile.components", "model"),
         ({"inject": f"{BUGS}:double_gradient"}, "inject", "double_gradients"),
         ({"techniques": ["float8", "compile"]}, "techniques", None),

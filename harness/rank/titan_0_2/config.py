@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.rank.checks import unknown_components, unknown_fixes
+from harness.rank.checks import repeat_problems, unknown_components, unknown_fixes
 from harness.rank.job import Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_2.fixes import FIXES, FLOAT8_TP
@@ -42,7 +42,7 @@ def build(job: Job) -> Built:
     from torchtitan.config import JobConfig
 
     config = JobConfig()
-    problems = _unknown_names(job)
+    problems = [*_unknown_names(job), *repeat_problems(job)]
     own = [*_implied(job), *_from_techniques(job), *job.overrides.items()]
     for key, value in (*flatten(job.train_config.settings), *own):
         try:

@@ -31,8 +31,11 @@ class StreamLoader(BaseDataLoader):
         self.stream.consumed = state_dict["consumed"]
 
 
-def loader_builder(folder: Path) -> Callable[..., StreamLoader]:
-    """A ``build_dataloader_fn`` that reads the corpus in a data folder."""
+def loader_builder(folder: Path, order_seed: int | None) -> Callable[..., StreamLoader]:
+    """A ``build_dataloader_fn`` that reads the corpus in a data folder.
+
+    ``order_seed`` is that of ``SampleStream``.
+    """
 
     def build(*, dp_world_size: int, dp_rank: int, tokenizer: Any, job_config: Any) -> StreamLoader:
         del tokenizer  # the corpus is tokens already
@@ -50,6 +53,7 @@ def loader_builder(folder: Path) -> Callable[..., StreamLoader]:
                 batch_size=local_batch_size,
                 dp_rank=dp_rank,
                 dp_degree=dp_world_size,
+                order_seed=order_seed,
             )
         )
 

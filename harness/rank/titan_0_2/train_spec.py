@@ -24,6 +24,7 @@ def register(job: Job, config: Any) -> Any:
     if job.data_folder is not None:
         from harness.rank.titan_0_2.data import loader_builder
 
-        spec = dataclasses.replace(spec, build_dataloader_fn=loader_builder(job.data_folder))
+        loader = loader_builder(job.data_folder, job.order_seed)
+        spec = dataclasses.replace(spec, build_dataloader_fn=loader)
     train_spec.register_train_spec(config.model.name, spec)
     return spec

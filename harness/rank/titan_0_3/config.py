@@ -17,7 +17,7 @@ from typing import Any
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-from harness.rank.checks import unknown_components, unknown_fixes
+from harness.rank.checks import repeat_problems, unknown_components, unknown_fixes
 from harness.rank.job import Degrees, Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_3.data import SampleLoader
@@ -44,7 +44,7 @@ def build_config(job: Job) -> BuiltConfig:
     """Raises SettingError when torchtitan does not take what the job says."""
     config = _base(job)
     # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
-    _refuse(unknown_fixes(job, known=()))
+    _refuse([*unknown_fixes(job, known=()), *repeat_problems(job)])
     config.model_spec = reshape_model(config.model_spec, job.train_config.model)
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
@@ -173,6 +173,7 @@ def _use_corpus(config: Any, job: Job) -> list[str]:
         folder=folder,
         seed=job.seed,
         global_batch_size=config.training.global_batch_size,
+        order_seed=job.order_seed,
     )
     return ["hf_assets_path", "dataloader"]
 

@@ -28,6 +28,8 @@ class SampleLoader(BaseDataLoader):
         """Folder with ``corpus.json`` and ``tokens.npy``."""
         seed: int
         global_batch_size: int
+        order_seed: int | None = None
+        """As in ``SampleStream``."""
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class SampleLoader(BaseDataLoader):
             batch_size=local_batch_size,
             dp_rank=dp_rank,
             dp_degree=dp_world_size,
+            order_seed=config.order_seed,
         )
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
