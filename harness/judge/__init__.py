@@ -1,5 +1,6 @@
 """Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes."""
 
+from harness.judge.calibrate import calibrate
 from harness.judge.envelope import Envelope, limits
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.verdict import CHECKS, judge
@@ -8,6 +9,7 @@ __all__ = [
     "CHECKS",
     "JUDGED_SIGNALS",
     "Envelope",
+    "calibrate",
     "judge",
     "limits",
 ]

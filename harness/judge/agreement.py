@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from harness.judge.curves import relative_difference, series
 from harness.judge.floors import METRIC_AGREEMENT
-from harness.model import Evidence, Limit
+from harness.model import Evidence, Floats, Integers, Limit
 
 
-class Agreement(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Agreement:
     """Reported against recomputed, at the steps that have both."""
 
     signal: str
-    steps: tuple[int, ...]
-    reported: tuple[float, ...]
-    recomputed: tuple[float, ...]
-    difference: tuple[float, ...]
+    steps: Integers
+    reported: Floats
+    recomputed: Floats
+    difference: Floats
     limit: Limit
 
     @property
-    def outside(self) -> tuple[int, ...]:
-        pairs = zip(self.steps, self.difference, strict=True)
-        return tuple(step for step, difference in pairs if not difference <= self.limit.value)
+    def outside(self) -> Integers:
+        """Steps at which the two differ by more than the limit, or are not finite."""
+        return self.steps[~(self.difference <= self.limit.value)]
 
     @property
     def worst(self) -> int:
@@ -38,17 +39,16 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
     None when the run lacks one of them.
     """
     reported, recomputed = series(evidence, signal), series(evidence, f"{signal}_recomputed")
-    steps = tuple(step for step in reported if step in recomputed)
-    if not steps:
+    steps, ours, theirs = np.intersect1d(reported.steps, recomputed.steps, return_indices=True)
+    if not steps.size:
         return None
-    said = np.array([reported[step] for step in steps])
-    found = np.array([recomputed[step] for step in steps])
+    said, found = reported.values[ours], recomputed.values[theirs]
     limit = METRIC_AGREEMENT[evidence.precision][signal]
     return Agreement(
         signal=signal,
         steps=steps,
-        reported=tuple(said.tolist()),
-        recomputed=tuple(found.tolist()),
-        difference=tuple(relative_difference(said, found).tolist()),
+        reported=said,
+        recomputed=found,
+        difference=relative_difference(said, found),
         limit=Limit(limit, f"rounding of a reported {signal} in {evidence.precision.value}"),
     )

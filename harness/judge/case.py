@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.judge.envelope import Envelope, learn
+from harness.judge.envelope import Envelope, compare
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.soundness import disordered
-from harness.model import Evidence, SetSpec
+from harness.judge.tensors import TensorComparison, compare_tensors
+from harness.model import Calibration, Evidence, SetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,35 +18,47 @@ class Case:
 
     test: Evidence
     control: Evidence
-    repeats: tuple[Evidence, ...] = ()
+    calibration: Calibration | None = None
+    """What repeats of the control taught; None: limits are floors alone."""
     spec: SetSpec | None = None
     """What the test set names; None for curves that are not ours: then nothing is audited."""
     control_spec: SetSpec | None = None
+    margin: float | None = None
+    """Largest relative difference of the mean loss that is equivalent; None: the default."""
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """Signal to a relative difference that replaces the learnt limit."""
     envelopes: Mapping[str, Envelope] = field(default_factory=dict)
     """Signal to envelope, without the signals that the two runs cannot be compared on."""
+    tensors: tuple[TensorComparison, ...] = ()
+    """Per-tensor comparisons at the steps that both sampled, in their order."""
 
 
 def make_case(
     test: Evidence,
     control: Evidence,
-    repeats: Sequence[Evidence] = (),
+    calibration: Calibration | None = None,
+    *,
     spec: SetSpec | None = None,
     control_spec: SetSpec | None = None,
     tolerances: Mapping[str, float] | None = None,
+    margin: float | None = None,
 ) -> Case:
-    """Gather the inputs and learn the envelopes.
+    """Gather the inputs and compare the runs.
 
     A run whose steps are out of order has no envelope: which of its values is which is not known.
     Raises ValueError for an unusable tolerance.
     """
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
-    learnt = [learn(signal, test, control, repeats, tolerances) for signal in signals]
+    compared = [compare(signal, test, control, calibration, tolerances) for signal in signals]
     return Case(
         test=test,
         control=control,
-        repeats=tuple(repeats),
+        calibration=calibration,
         spec=spec,
         control_spec=control_spec,
-        envelopes={envelope.signal: envelope for envelope in learnt if envelope is not None},
+        margin=margin,
+        tolerances=tolerances or {},
+        envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
+        tensors=compare_tensors(test, control, calibration),
     )

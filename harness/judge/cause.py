@@ -58,20 +58,19 @@ def _not_finite(scene: Scene) -> str | None:
     earlier = [
         envelope
         for envelope in scene.case.envelopes.values()
-        if envelope.outside and envelope.outside[0] < step
+        if envelope.onset is not None and envelope.onset < step
     ]
     detail = scene.detail("finite")
     if not earlier:
         return f"training blew up: {detail}"
-    first = min(earlier, key=lambda envelope: envelope.outside[0])
-    return (
-        f"training blew up: {detail}; {words_of(first)} was already off at step {first.outside[0]}"
-    )
+    first = min(earlier, key=lambda envelope: envelope.onset or 0)
+    return f"training blew up: {detail}; {words_of(first)} was already off at step {first.onset}"
 
 
 def _other_input(scene: Scene) -> str | None:
     """C6: different samples, token counts or learning rates, before the curves parted."""
-    parted = [envelope.outside[0] for envelope in scene.case.envelopes.values() if envelope.outside]
+    onsets = [envelope.onset for envelope in scene.case.envelopes.values()]
+    parted = [onset for onset in onsets if onset is not None]
     for name, words in (
         ("same-data", "data order"),
         ("ranks-see-same-batch", "data order"),
@@ -99,13 +98,13 @@ def _metric_only(scene: Scene) -> str | None:
         for signal, envelope in scene.case.envelopes.items()
         if signal.endswith("_recomputed")
     ]
-    if not recomputed or any(envelope.outside for envelope in recomputed):
+    if not recomputed or any(envelope.onset is not None for envelope in recomputed):
         return None
     for signal in ("loss", "grad_norm"):
         reported = scene.case.envelopes.get(signal)
-        if reported is None or not reported.outside:
+        if reported is None or reported.onset is None:
             continue
-        first = reported.steps.index(reported.outside[0])
+        first = reported.index_of(reported.onset)
         return (
             f"only the metric is wrong: the reported {words_of(reported)} is "
             f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
@@ -118,10 +117,15 @@ def _metric_only(scene: Scene) -> str | None:
 def _loss_scaled_alone(scene: Scene) -> str | None:
     """C5 without a probe: a scaled objective would scale the gradients too."""
     loss, norm = scene.case.envelopes.get("loss"), scene.curve("grad_norm")
-    if "loss_recomputed" in scene.case.envelopes or loss is None or norm is None or norm.outside:
+    if (
+        "loss_recomputed" in scene.case.envelopes
+        or loss is None
+        or norm is None
+        or norm.onset is not None
+    ):
         return None
-    factor = scene.factor(loss) if loss.outside else ""
-    constant = loss.outside and is_constant(scene.ratio(loss)[0])
+    factor = scene.factor(loss) if loss.onset is not None else ""
+    constant = loss.onset is not None and is_constant(scene.ratio(loss)[0])
     if not (factor or constant):
         return None
     return (
@@ -176,16 +180,14 @@ def _objective(scene: Scene) -> str | None:
 
 def _one_step(scene: Scene) -> str | None:
     """A glitch: one step is off, and training goes on as if nothing had been."""
-    steps = {step for envelope in scene.case.envelopes.values() for step in envelope.outside}
-    if len(steps) != 1:
+    off = [envelope for envelope in scene.case.envelopes.values() if envelope.onset is not None]
+    steps = {envelope.onset for envelope in off}
+    if len(steps) != 1 or any(envelope.outside.size > 1 for envelope in off):
         return None
-    (step,) = steps
-    worst = max(
-        (envelope for envelope in scene.case.envelopes.values() if envelope.outside),
-        key=lambda envelope: envelope.difference[envelope.steps.index(step)],
-    )
-    index = worst.steps.index(step)
-    if index == len(worst.steps) - 1:
+    step = off[0].onset or 0
+    worst = max(off, key=lambda envelope: float(envelope.difference[envelope.index_of(step)]))
+    index = worst.index_of(step)
+    if index == worst.steps.size - 1:
         return None
     return (
         f"one step alone is off: {words_of(worst)} is {ratio_words(worst, index)} times the "
@@ -195,12 +197,12 @@ def _one_step(scene: Scene) -> str | None:
 
 def _later(scene: Scene) -> str | None:
     """C3, C6: the first step is right, the curves part later."""
-    off = [envelope for envelope in scene.case.envelopes.values() if envelope.outside]
+    off = [envelope for envelope in scene.case.envelopes.values() if envelope.onset is not None]
     if not off:
         return None
-    first = min(off, key=lambda envelope: envelope.outside[0])
-    onset = first.outside[0]
-    index = first.steps.index(onset)
+    first = min(off, key=lambda envelope: envelope.onset or 0)
+    onset = first.onset or 0
+    index = first.index_of(onset)
     precision = coarser(scene.case.test.precision, scene.case.control.precision)
     if precision is not Precision.FP32:
         suspects = (
@@ -245,8 +247,10 @@ def _half_finite(scene: Scene, step: int) -> str:
     """Which signal is finite as reported or as recomputed but not both, in words; else empty."""
     test, words = scene.case.test, ""
     for signal in ("loss", "grad_norm"):
-        reported = series(test, signal).get(step, math.nan)
-        recomputed = series(test, f"{signal}_recomputed").get(step, reported)
+        said = series(test, signal).at(step)
+        found = series(test, f"{signal}_recomputed").at(step)
+        reported = math.nan if said is None else said
+        recomputed = reported if found is None else found
         if math.isfinite(reported) != math.isfinite(recomputed):
             words = words or f"reported {reported:.6g}, recomputed {recomputed:.6g}"
         elif not math.isfinite(reported):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.judge.case import Case
-from harness.model import Check, Limit, Outcome, Tier
+from harness.model import Check, Deviation, Limit, Outcome, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Finding:
     unit: str = ""
     steps: tuple[int, int] | None = None
     onset: int | None = None
+    deviations: tuple[Deviation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Question:
             steps=finding.steps,
             onset=finding.onset,
             detail=finding.detail,
+            deviations=finding.deviations,
         )
 
 

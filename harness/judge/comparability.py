@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import has, pair, relative_difference
 from harness.judge.floors import SAME_LR
 from harness.judge.in_force import not_in_force, not_named, undeclared_differences
 from harness.judge.soundness import other_data, other_steps, ranks_disagree
 from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
+
+LEAST_COVERAGE = 0.5
+"""Share of the coarser grid's steps that must be in both curves."""
 
 
 @check(Tier.INTEGRITY)
@@ -32,17 +37,17 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> Finding
 
 
 @check(Tier.INTEGRITY)
-def same_steps(test: Evidence, control: Evidence) -> Finding:
-    """The run has the same steps as the control.
+def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+    """The run has the control's steps, or covers the same range on another grid.
 
     The number of steps also shapes the lr schedule, and what one side lacks nobody compared.
     """
     flaw = other_steps(test, control)
-    return (
-        invalid(f"{test.name} {flaw.what}", flaw.step)
-        if flaw
-        else passed(f"{len(test.steps)} steps")
-    )
+    if flaw is None:
+        return passed(f"{test.steps.size} steps")
+    if spec is not None or not test.steps.size:
+        return invalid(f"{test.name} {flaw.what}", flaw.step)
+    return _covered(test, control)
 
 
 @check(Tier.INTEGRITY)
@@ -132,6 +137,41 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
     return _clauses("", not_named(spec, test.in_force))
 
 
+def _covered(test: Evidence, control: Evidence) -> Finding:
+    """Curves logged on other grids are judged at their common steps, if those cover both."""
+    common = np.intersect1d(test.steps, control.steps)
+    coarser = min(test, control, key=lambda evidence: evidence.steps.size)
+    share = common.size / max(coarser.steps.size, 1)
+    words = (
+        f"{common.size} common steps of {test.steps.size} in {test.name} and "
+        f"{control.steps.size} in the control"
+    )
+    if share < LEAST_COVERAGE:
+        return Finding(
+            Outcome.INVALID,
+            f"too little to compare: {words}",
+            measured=share,
+            limit=Limit(LEAST_COVERAGE, "of the coarser grid"),
+            unit="of the steps",
+        )
+    first, last = int(common[0]), int(common[-1])
+    for evidence in (test, control):
+        # A curve may end up to one interval of the coarser grid after the last common step.
+        stride = int(np.diff(coarser.steps).max(initial=1))
+        if int(evidence.steps[-1]) - last >= stride or first - int(evidence.steps[0]) >= stride:
+            here = f"steps {first} to {last}"
+            whole = f"{evidence.steps[0]} to {evidence.steps[-1]}"
+            return invalid(f"only {here} are in both; {evidence.name} has {whole}", last)
+    return Finding(
+        Outcome.PASS,
+        f"judged at {words}",
+        measured=share,
+        limit=Limit(LEAST_COVERAGE, "of the coarser grid"),
+        unit="of the steps",
+        steps=(first, last),
+    )
+
+
 CHECKS: tuple[Question, ...] = (
     same_steps,
     same_data,
@@ -163,21 +203,21 @@ def _same_signal(
     absent = not has(test, signal) or not has(control, signal)
     if absent and spec is None:
         return skipped(f"no {signal} on one side")
-    if absent or curves.steps.size < len(set(test.steps) & set(control.steps)):
+    if absent or curves.steps.size < np.intersect1d(test.steps, control.steps).size:
         return invalid(f"{signal} is missing at some step of {test.name} or {control.name}")
     difference = relative_difference(curves.test, curves.control)
-    outside = [i for i, value in enumerate(difference.tolist()) if not value <= limit]
+    outside = np.flatnonzero(~(difference <= limit))
     measured = float(difference.max()) if difference.size else None
     detail, onset = "", None
-    if outside:
-        first = outside[0]
+    if outside.size:
+        first = int(outside[0])
         onset = int(curves.steps[first])
         detail = (
             f"{signal} is {curves.test[first]:.6g} at step {onset}, "
             f"{curves.control[first]:.6g} in the control"
         )
     return Finding(
-        Outcome.INVALID if outside else Outcome.PASS,
+        Outcome.INVALID if outside.size else Outcome.PASS,
         detail,
         measured=measured,
         limit=Limit(limit, origin),

@@ -5,46 +5,58 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from harness.model import Evidence
+from harness.model import Evidence, Floats, Integers
 
-Floats = npt.NDArray[np.float64]
-Steps = npt.NDArray[np.int64]
+
+class Series(NamedTuple):
+    """One signal of one run, at the steps at which the run left a value (NaN is one)."""
+
+    steps: Integers
+    values: Floats
+
+    def at(self, step: int) -> float | None:
+        """The value at a step; None when there is none."""
+        index = int(np.searchsorted(self.steps, step))
+        there = index < self.steps.size and int(self.steps[index]) == step
+        return float(self.values[index]) if there else None
 
 
 class Pair(NamedTuple):
     """One signal of two runs at the steps that both have."""
 
-    steps: Steps
+    steps: Integers
     test: Floats
     control: Floats
 
 
-def series(evidence: Evidence, signal: str) -> dict[int, float]:
-    """Step to value, without the steps at which the run left none (None); NaN is a value.
-
-    A step that occurs twice keeps its last value: the integrity tier reports it as such.
-    """
-    # Not strict: a column of another length than the steps is an integrity finding, not a crash.
-    columns = zip(evidence.steps, evidence.signals.get(signal, ()), strict=False)
-    return {step: float(value) for step, value in columns if value is not None}
+def series(evidence: Evidence, signal: str) -> Series:
+    """A signal without its holes; empty when the run lacks it."""
+    column = evidence.signals.get(signal)
+    if column is None:
+        return Series(np.empty(0, dtype=np.int64), np.empty(0))
+    # A column of another length than the steps is an integrity finding, not a crash.
+    length = min(len(column), evidence.steps.size)
+    present = column.present[:length]
+    return Series(evidence.steps[:length][present], column.values[:length][present])
 
 
 def has(evidence: Evidence, signal: str) -> bool:
     """Whether the run has at least one value of a signal (NaN is one)."""
-    return bool(series(evidence, signal))
+    column = evidence.signals.get(signal)
+    return column is not None and bool(column.present.any())
 
 
 def pair(test: Evidence, control: Evidence, signal: str) -> Pair:
-    """One signal of both runs at their common steps, in the order of the steps."""
+    """One signal of both runs at their common steps, in the order of the steps.
+
+    The steps of both are expected to increase; the integrity tier checks that.
+    """
     ours, theirs = series(test, signal), series(control, signal)
-    steps = sorted(ours.keys() & theirs.keys())
-    return Pair(
-        np.array(steps, dtype=np.int64),
-        np.array([ours[step] for step in steps], dtype=np.float64),
-        np.array([theirs[step] for step in steps], dtype=np.float64),
-    )
+    if np.array_equal(ours.steps, theirs.steps):
+        return Pair(ours.steps, ours.values, theirs.values)
+    steps, mine, other = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
+    return Pair(steps, ours.values[mine], theirs.values[other])
 
 
 def relative_difference(first: Floats, second: Floats) -> Floats:

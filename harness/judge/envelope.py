@@ -7,53 +7,64 @@ by a tolerance that the experiment file sets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.curves import Floats, Steps, pair, relative_difference
-from harness.judge.floors import FLOORS, JUDGED_SIGNALS, SPREAD_FACTOR, coarser
-from harness.model import Evidence, Limit
+from harness.judge.chance import SIGNAL_ALARMS, multiples
+from harness.judge.curves import Pair, pair, relative_difference
+from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, SPREAD_CEILING, coarser
+from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Envelope:
-    """One signal of a test set against its control; every tuple has one entry per step."""
+    """One signal of a test set against its control; every array has one entry per step."""
 
     signal: str
-    steps: tuple[int, ...]
-    test: tuple[float, ...]
-    control: tuple[float, ...]
-    difference: tuple[float, ...]
+    steps: Integers
+    test: Floats
+    control: Floats
+    difference: Floats
     """Relative difference to the control."""
-    limit: tuple[float, ...]
-    origins: tuple[str, ...]
-    """Where each limit comes from, in words."""
+    limit: Floats
+    learnt: Flags
+    """Where the repeats decide the limit, and not the floor."""
+    floor_origin: str
+    learnt_origin: str = ""
 
     @property
-    def outside(self) -> tuple[int, ...]:
+    def outside(self) -> Integers:
         """Steps at which the difference is above the limit (written so that NaN is outside)."""
-        return tuple(
-            step
-            for step, difference, limit in zip(self.steps, self.difference, self.limit, strict=True)
-            if not difference <= limit
-        )
+        return self.steps[~(self.difference <= self.limit)]
+
+    @property
+    def onset(self) -> int | None:
+        """The first step outside; None when there is none."""
+        outside = self.outside
+        return int(outside[0]) if outside.size else None
 
     @property
     def worst(self) -> int:
         """Index of the step whose difference is largest for its limit."""
-        return max(range(len(self.steps)), key=lambda i: _excess(self.difference[i], self.limit[i]))
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = self.difference / self.limit
+        return int(np.argmax(np.nan_to_num(excess, nan=0.0, posinf=math.inf)))
+
+    def index_of(self, step: int) -> int:
+        return int(np.searchsorted(self.steps, step))
 
     def limit_at(self, index: int) -> Limit:
-        return Limit(self.limit[index], self.origins[index])
+        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
+        return Limit(float(self.limit[index]), origin)
 
 
-def learn(
+def compare(
     signal: str,
     test: Evidence,
     control: Evidence,
-    repeats: Sequence[Evidence] = (),
+    calibration: Calibration | None = None,
     tolerances: Mapping[str, float] | None = None,
 ) -> Envelope | None:
     """Compare one signal of a test set with the control's.
@@ -69,94 +80,92 @@ def learn(
     difference = relative_difference(curves.test, curves.control)
     tolerance = tolerance_for(signal, tolerances or {})
     if tolerance is not None:
+        nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
         limit = np.full(curves.steps.size, tolerance)
-        origins = ["set in the file"] * curves.steps.size
-    else:
-        limit, origins = _learnt(signal, test, control, repeats, curves.steps)
-    return Envelope(
-        signal=signal,
-        steps=tuple(curves.steps.tolist()),
-        test=tuple(curves.test.tolist()),
-        control=tuple(curves.control.tolist()),
-        difference=tuple(difference.tolist()),
-        limit=tuple(limit.tolist()),
-        origins=tuple(origins),
-    )
+        return Envelope(signal, *curves, difference, limit, nowhere, floor_origin="set in the file")
+    return _learnt(signal, test, control, calibration, curves, difference)
 
 
 def limits(
     test: Evidence,
     control: Evidence,
-    repeats: Sequence[Evidence] = (),
+    calibration: Calibration | None = None,
     tolerances: Mapping[str, float] | None = None,
-) -> Mapping[str, tuple[float, ...]]:
-    """Signal to its limit at every step that both runs list, in the test's order, for drawing.
+) -> Mapping[str, Floats]:
+    """Signal to its limit at every step that both runs have, in order, for drawing.
 
     NaN at a step where one of them left no value; signals that cannot be compared are left out.
     """
-    learnt = (learn(signal, test, control, repeats, tolerances) for signal in JUDGED_SIGNALS)
-    theirs = set(control.steps)
-    common = [step for step in dict.fromkeys(test.steps) if step in theirs]
-    tables = {
-        envelope.signal: dict(zip(envelope.steps, envelope.limit, strict=True))
-        for envelope in learnt
-        if envelope is not None
-    }
-    return {
-        signal: tuple(table.get(step, math.nan) for step in common)
-        for signal, table in tables.items()
-    }
+    common = np.intersect1d(test.steps, control.steps)
+    drawn = {}
+    for signal in JUDGED_SIGNALS:
+        envelope = compare(signal, test, control, calibration, tolerances)
+        if envelope is None:
+            continue
+        limit = np.full(common.size, math.nan)
+        limit[np.searchsorted(common, envelope.steps)] = envelope.limit
+        drawn[signal] = limit
+    return drawn
 
 
 def tolerance_for(signal: str, tolerances: Mapping[str, float]) -> float | None:
-    """The file's tolerance for a signal, checked; see :func:`learn`."""
+    """The file's tolerance for a signal, checked; see :func:`compare`."""
     value = tolerances.get(signal, tolerances.get(signal.removesuffix("_recomputed")))
     if value is not None and not (math.isfinite(value) and value >= 0):
         raise ValueError(f"tolerance of {signal} is {value}: it must be finite and at least 0")
     return value
 
 
-def spread(signal: str, control: Evidence, repeats: Sequence[Evidence], steps: Steps) -> Floats:
-    """Largest relative difference of any repeat to the control, up to and including each step.
-
-    A running maximum: what rounding did once, it may do again. Zeros without repeats; repeats are
-    expected to be sound (the integrity tier checks that), and their non-finite values are left
-    out here so that a broken repeat cannot widen an envelope.
-    """
-    largest = np.zeros(steps.size)
-    for repeat in repeats:
-        curves = pair(repeat, control, signal)
-        difference = relative_difference(curves.test, curves.control)
-        by_step = dict(zip(curves.steps.tolist(), difference.tolist(), strict=True))
-        seen = np.array([by_step.get(step, 0.0) for step in steps.tolist()])
-        largest = np.maximum(largest, np.where(np.isfinite(seen), seen, 0.0))
-    return np.maximum.accumulate(largest)
-
-
 def _learnt(
-    signal: str, test: Evidence, control: Evidence, repeats: Sequence[Evidence], steps: Steps
-) -> tuple[Floats, list[str]]:
-    """Limit and origin per step from floor, repeats and the rounding of the sources."""
+    signal: str,
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+    curves: Pair,
+    difference: Floats,
+) -> Envelope:
+    """Limits from floor, calibration and the rounding of the sources."""
     precision = coarser(test.precision, control.precision)
-    floor = FLOORS[precision][signal].at(steps)
-    learnt = SPREAD_FACTOR * spread(signal, control, repeats, steps)
-    count = len(repeats)
-    from_floor = f"floor of {precision.value} arithmetic"
-    from_spread = f"{SPREAD_FACTOR:g} x the spread of {count} repeat{'s' * (count != 1)}"
-    origins = [from_spread if wide else from_floor for wide in learnt > floor]
-    limit = np.maximum(floor, learnt)
+    known = calibration.signals.get(signal) if calibration else None
+    same_regime = test.precision is control.precision
+    table = ROUNDING if known is not None and same_regime else FLOORS
+    limit = table[precision][signal].at(curves.steps)
+    floor_origin = f"floor of {precision.value} arithmetic"
+    learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""
+    if calibration is not None and known is not None:
+        spread = _multiples(curves.steps, calibration) * _scale_at(known, curves.steps)
+        spread = np.minimum(spread, SPREAD_CEILING[signal])
+        learnt = spread > limit
+        limit = np.maximum(limit, spread)
+        count = calibration.taught_by
+        repeats = f"{count} repeat{'s' * (count != 1)}"
+        learnt_origin = f"spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"
     rounding = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
     if rounding:
-        curves = pair(test, control, signal)
         magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))
         printed = magnitude > rounding  # below that nothing of the value was printed
         limit = limit + rounding / np.where(printed, magnitude, np.inf)
-        origins = [f"{origin}, and the rounding of the log" for origin in origins]
-    return limit, origins
+        floor_origin += ", and the rounding of the log"
+        learnt_origin += ", and the rounding of the log" if learnt_origin else ""
+    return Envelope(signal, *curves, difference, limit, learnt, floor_origin, learnt_origin)
 
 
-def _excess(difference: float, limit: float) -> float:
-    """Difference in units of its limit."""
-    if limit:
-        return difference / limit
-    return math.inf if difference else 0.0
+def _multiples(steps: Integers, calibration: Calibration) -> Floats:
+    looks = np.arange(1, steps.size + 1)
+    return multiples(looks, SIGNAL_ALARMS, calibration.taught_by)
+
+
+def _scale_at(known: SignalScale, steps: Integers) -> Floats:
+    """The scale at each step; between calibrated steps the next one's, after the last its own.
+
+    A run longer than the calibration is extrapolated by the law that fits it.
+    """
+    index = np.minimum(np.searchsorted(known.steps, steps), known.steps.size - 1)
+    scale = known.scale[index]
+    last = int(known.steps[-1])
+    beyond = np.maximum(steps, last)
+    if known.doubling_steps is not None:
+        grown = 2.0 ** ((beyond - last) / known.doubling_steps)
+    else:
+        grown = (beyond / max(last, 1)) ** max(known.growth, 0.0)
+    return np.asarray(scale * grown, dtype=np.float64)

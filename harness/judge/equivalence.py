@@ -35,6 +35,7 @@ from scipy import fft, special
 
 from harness.judge.check import Finding, Question, check, invalid, skipped
 from harness.judge.curves import Pair, pair
+from harness.judge.envelope import tolerance_for
 from harness.model import Evidence, Floats, Limit, Outcome, Tier
 
 FEWEST = 8
@@ -128,20 +129,15 @@ def equivalence(
 
 
 @check(Tier.EQUIVALENCE)
-def loss_equivalent(test: Evidence, control: Evidence, margin: float | None) -> Finding:
+def loss_equivalent(
+    test: Evidence, control: Evidence, margin: float | None, tolerances: Mapping[str, float]
+) -> Finding:
     """The loss is equivalent to the control's over the second half of the run.
 
     The mean difference, or the level that it drifts to, is larger than the margin: the model does
     not learn the same thing, however small the difference of a single step.
     """
-    if margin is None:
-        alike = test.precision is control.precision
-        limit = Limit(
-            SAME_REGIME if alike else COARSER_REGIME,
-            f"margin for {test.precision.value} against {control.precision.value}",
-        )
-    else:
-        limit = Limit(margin, "margin set in the file")
+    limit = _margin(test, control, margin, tolerances)
     signal, curves = _loss(test, control)
     count = int(curves.steps.size)
     if not count:
@@ -183,6 +179,20 @@ _OUTCOMES: Mapping[Answer, Outcome] = {
 
 
 # ------------------------------------------------------------------ the check
+
+
+def _margin(
+    test: Evidence, control: Evidence, margin: float | None, tolerances: Mapping[str, float]
+) -> Limit:
+    """What is set, else the default; a difference tolerated at every step is one on average."""
+    if margin is not None:
+        return Limit(margin, "margin set in the file")
+    alike = test.precision is control.precision
+    default = SAME_REGIME if alike else COARSER_REGIME
+    tolerated = tolerance_for("loss", tolerances)
+    if tolerated is not None and tolerated > default:
+        return Limit(tolerated, "tolerance set in the file")
+    return Limit(default, f"margin for {test.precision.value} against {control.precision.value}")
 
 
 def _loss(test: Evidence, control: Evidence) -> tuple[str, Pair]:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.judge.curves import Floats, Steps, series
-from harness.model import Evidence
+from harness.judge.curves import series
+from harness.model import Evidence, Floats, Integers
 
 FIRST_STEP_MATCH = 1e-2
 """A ratio equals a quantity when it does so within 1% at the first step, where nothing drifts …"""
@@ -35,7 +35,7 @@ class Quantity(NamedTuple):
         return f"{self.name} ({self.values[0]:g})"
 
 
-def named_factor(ratio: Floats, steps: Steps, test: Evidence, control: Evidence) -> str:
+def named_factor(ratio: Floats, steps: Integers, test: Evidence, control: Evidence) -> str:
     """In words, which quantities (or one over them) a ratio equals; empty when none does.
 
     ``ratio`` has one entry per step. Quantities that are the same in the control explain a
@@ -56,7 +56,7 @@ def named_factor(ratio: Floats, steps: Steps, test: Evidence, control: Evidence)
     return " and ".join(special or common)
 
 
-def _quantities(evidence: Evidence, steps: Steps) -> list[Quantity]:
+def _quantities(evidence: Evidence, steps: Integers) -> list[Quantity]:
     """What the run is made of, without ones: a factor of one changes nothing."""
     found: list[Quantity] = []
 
@@ -80,7 +80,8 @@ def _quantities(evidence: Evidence, steps: Steps) -> list[Quantity]:
     add("pipeline microbatches", ran.get("pipeline_microbatches"))
 
     tokens = series(evidence, "tokens")
-    counts = np.array([tokens.get(step, np.nan) for step in steps.tolist()])
+    known = dict(zip(tokens.steps.tolist(), tokens.values.tolist(), strict=True))
+    counts = np.array([known.get(step, np.nan) for step in steps.tolist()])
     if counts.size and np.all(counts > 1):
         found.append(Quantity("the valid tokens of the step", counts))
         if isinstance(dp, int) and dp > 1:

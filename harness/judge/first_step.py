@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from harness.judge.agreement import agreement
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import series
@@ -18,40 +20,42 @@ Envelopes = Mapping[str, Envelope]
 
 
 @check(Tier.FIRST_STEP)
-def loss_first_step(control: Evidence, envelopes: Envelopes) -> Finding:
+def loss_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
     """The loss of the first step agrees with the control's.
 
     The forward pass or the objective differs: nothing was updated yet.
     """
-    return _first_step("loss", control, envelopes)
+    return _first_step("loss", test, control, envelopes)
 
 
 @check(Tier.FIRST_STEP)
-def grad_norm_first_step(control: Evidence, envelopes: Envelopes) -> Finding:
+def grad_norm_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
     """The grad norm of the first step agrees with the control's.
 
     Gradients are scaled, incomplete or wrong, or their norm is measured wrongly. Under AdamW the
     loss hides a wrong scale: it is the ratio of gradients that moves the weights.
     """
-    return _first_step("grad_norm", control, envelopes)
+    return _first_step("grad_norm", test, control, envelopes)
 
 
 @check(Tier.FIRST_STEP)
-def loss_recomputed_first_step(control: Evidence, envelopes: Envelopes) -> Finding:
+def loss_recomputed_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
     """The recomputed loss of the first step agrees with the control's.
 
     The forward pass or the objective itself differs, whatever the trainer reports.
     """
-    return _first_step("loss_recomputed", control, envelopes)
+    return _first_step("loss_recomputed", test, control, envelopes)
 
 
 @check(Tier.FIRST_STEP)
-def grad_norm_recomputed_first_step(control: Evidence, envelopes: Envelopes) -> Finding:
+def grad_norm_recomputed_first_step(
+    test: Evidence, control: Evidence, envelopes: Envelopes
+) -> Finding:
     """The recomputed grad norm of the first step agrees with the control's.
 
     The gradients themselves differ, whatever norm the trainer reports.
     """
-    return _first_step("grad_norm_recomputed", control, envelopes)
+    return _first_step("grad_norm_recomputed", test, control, envelopes)
 
 
 @check(Tier.FIRST_STEP)
@@ -79,25 +83,29 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
     A parameter without gradient stays as it was initialised; the loss hardly shows it.
     """
     ours, theirs = series(test, "grads_missing"), series(control, "grads_missing")
-    if not ours or not theirs:
+    if not ours.steps.size or not theirs.steps.size:
         detail = "the source does not tell which parameters got a gradient"
         return skipped(detail) if spec is None else invalid(detail)
-    more = [step for step, count in ours.items() if not count <= theirs.get(step, 0)]
+    common, mine, other = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
+    more = common[~(ours.values[mine] <= theirs.values[other])]
     names = [name for name in test.grads_missing if name not in control.grads_missing]
-    if not more and not names:
-        untold = sorted(({*test.steps} & {*control.steps}) - ({*ours} & {*theirs}))
-        if untold and spec is not None:
-            return invalid(f"nothing tells at step {untold[0]} who got a gradient", untold[0])
+    if not more.size and not names:
+        untold = np.setdiff1d(np.intersect1d(test.steps, control.steps), common)
+        if untold.size and spec is not None:
+            step = int(untold[0])
+            return invalid(f"nothing tells at step {step} who got a gradient", step)
         return passed()
-    onset = min(more, default=None)
-    count = ours[onset] if onset is not None else float(len(names))
+    onset = int(more[0]) if more.size else None
+    known = ours.at(onset) if onset is not None else None
+    count = known if known is not None else float(len(names))
     which = ", ".join(names) or f"{count:g} parameters"
     when = f" at step {onset}" if onset is not None else ""
+    allowed = theirs.at(onset) if onset is not None else None
     return Finding(
         Outcome.FAIL,
         f"no gradient for {which}{when}",
         measured=count,
-        limit=Limit(theirs.get(onset or 0, 0.0), "as many as in the control"),
+        limit=Limit(allowed or 0.0, "as many as in the control"),
         unit="parameters",
         onset=onset,
     )
@@ -114,15 +122,15 @@ CHECKS: tuple[Question, ...] = (
 )
 
 
-def _first_step(signal: str, control: Evidence, envelopes: Envelopes) -> Finding:
-    """The envelope's first entry, which has to be the control's first step."""
+def _first_step(signal: str, test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
+    """The envelope's first entry, which has to be the first step that both runs have."""
     envelope = envelopes.get(signal)
     if envelope is None:
         return skipped(f"no {signal} on one side")
-    step = envelope.steps[0]
-    if step != control.steps[0]:
-        return invalid(f"no {signal} at the control's first step, {control.steps[0]}", step)
-    difference, limit = envelope.difference[0], envelope.limit_at(0)
+    step, first = int(envelope.steps[0]), int(np.intersect1d(test.steps, control.steps)[0])
+    if step != first:
+        return invalid(f"no {signal} at the first common step, {first}", step)
+    difference, limit = float(envelope.difference[0]), envelope.limit_at(0)
     outside = not difference <= limit.value
     return Finding(
         Outcome.FAIL if outside else Outcome.PASS,
@@ -141,12 +149,12 @@ def _reported(test: Evidence, signal: str) -> Finding:
         return skipped(f"no recomputed {signal}")
     index, outside = compared.worst, compared.outside
     return Finding(
-        Outcome.FAIL if outside else Outcome.PASS,
+        Outcome.FAIL if outside.size else Outcome.PASS,
         f"reported {compared.reported[index]:.8g}, recomputed {compared.recomputed[index]:.8g} "
         f"at step {compared.steps[index]}",
-        measured=compared.difference[index],
+        measured=float(compared.difference[index]),
         limit=compared.limit,
         unit="relative",
-        steps=(compared.steps[0], compared.steps[-1]),
-        onset=outside[0] if outside else None,
+        steps=(int(compared.steps[0]), int(compared.steps[-1])),
+        onset=int(outside[0]) if outside.size else None,
     )

@@ -1,13 +1,14 @@
-"""How much two right runs may differ by arithmetic alone: one table of fixed numbers.
+"""How much two right runs may differ by arithmetic alone: tables of fixed numbers.
 
-They were chosen by hand above what was measured on CPU debug models, and are not derived from the
-model, its size or its batch. Those of fp32 leave a wide gap to the bugs that were measured. Those
-of bf16 and Float8 were fitted to runs that include the ones that they now judge, so such sets only
-show gross errors until limits are calibrated per model.
+Where repeats of the control were made, its calibration decides and these are only the least that
+any limit is: what one rounding of a reported number, or of a tensor's entries, does. Without
+repeats, and for a test set of coarser precision than its control, which really computes something
+else, there is nothing to learn from, and the second tables decide. Those were chosen by hand above
+what was measured on CPU debug models, and are not derived from the model, its size or its batch.
 
 Every number is a relative difference (see :func:`harness.judge.curves.relative_difference`).
 Unless a comment names another source, the numbers were measured on torch 2.13 for CPU, torchtitan
-0.3.0 and 0.2.2, on 6-layer Llama debug models with and without TP, CP, PP, DDP and HSDP.
+0.3.0 and 0.2.2, on 4- and 6-layer Llama debug models with and without TP, CP, PP, DDP and HSDP.
 """
 
 from __future__ import annotations
@@ -16,16 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from harness.model import Precision
+from harness.model import Floats, Integers, Precision
 
 JUDGED_SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 """Signals that have an envelope; the recomputed two are the probe's, in float64."""
-
-SPREAD_FACTOR = 3.0
-"""The envelope is this many times the spread of the control's repeats: three, because a handful
-of repeats shows no more than about one standard deviation of what rounding can do."""
 
 SPREAD_CEILING: Mapping[str, float] = {
     "loss": 1e-2,
@@ -33,8 +29,12 @@ SPREAD_CEILING: Mapping[str, float] = {
     "loss_recomputed": 1e-2,
     "grad_norm_recomputed": 1e-1,
 }
-"""Largest spread of repeats from which an envelope may be learnt. A control that differs more
-from itself would excuse nearly anything (+4.9% on the loss, say), so it judges nothing."""
+"""Largest spread of repeats from which an envelope may be learnt, and the widest that a learnt
+limit may be. A control that differs more from itself would excuse nearly anything (+4.9% on the
+loss, say), so it judges nothing."""
+
+TENSOR_CEILING = 0.9
+"""The widest limit of a gradient or an update: 1.0 is a tensor that is not there at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,52 @@ class Floor:
     """Allowed relative difference at step t: ``first * t ** growth``, and never above ``most``.
 
     Rounding differences random-walk through the optimizer (growth 0.5) as long as training is not
-    chaotic; beyond that, the spread of the ulp repeats takes over.
+    chaotic; beyond that, the spread of the repeats takes over.
     """
 
     first: float
     growth: float
     most: float
 
-    def at(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def at(self, steps: Integers) -> Floats:
         grown = self.first * np.maximum(steps, 1).astype(np.float64) ** self.growth
         return np.minimum(grown, self.most)
 
+
+# ------------------------------------------------------------ with a calibration
+
+_FP32_ROUNDING: Mapping[str, Floor] = {
+    # Four ulps of a float32 number: the trainer reports one.
+    "loss": Floor(4.8e-7, 0.5, 1e-3),
+    # A mean over tokens, each rounded once: 5e-9 through step 20, of parallelisms and of an ulp on
+    # every initial weight.
+    "loss_recomputed": Floor(6e-8, 0.5, 1e-3),
+    # torch accumulates the reported norm in float32, shard by shard: 1e-5..8e-5 throughout between
+    # right runs of different sharding, and nothing at all between repeats, which shard alike.
+    "grad_norm": Floor(2e-4, 0.25, 1e-2),
+    # In float64 the same norms agree to 5e-9 at step 1 (4e-8 for an ulp on every weight) and to
+    # 2.7e-7 through step 20.
+    "grad_norm_recomputed": Floor(2.5e-7, 0.75, 1e-2),
+}
+
+ROUNDING: Mapping[Precision, Mapping[str, Floor]] = {
+    Precision.FP32: _FP32_ROUNDING,
+    # The loss is a float32 mean in every regime; the reported norm is a number of the gradients'
+    # own dtype: 6.3e-3 in bf16. Float8 layers may sit in a model of either.
+    Precision.BF16: {**_FP32_ROUNDING, "grad_norm": Floor(2e-2, 0.25, 1e-1)},
+    Precision.FLOAT8: {**_FP32_ROUNDING, "grad_norm": Floor(2e-2, 0.25, 1e-1)},
+}
+"""The least that a limit is, where repeats taught the scale."""
+
+TENSOR_ROUNDING: Mapping[Precision, float] = {
+    # 32 units of roundoff of float32: TP2's and CP2's gradients match FSDP2's to 4.5e-7.
+    Precision.FP32: 2e-6,
+    Precision.BF16: 2e-6,
+    Precision.FLOAT8: 2e-6,
+}
+"""The same for a parameter's gradient or update as a whole."""
+
+# --------------------------------------------- without one, or across precisions
 
 FLOORS: Mapping[Precision, Mapping[str, Floor]] = {
     Precision.FP32: {
@@ -61,8 +96,7 @@ FLOORS: Mapping[Precision, Mapping[str, Floor]] = {
         "loss": Floor(2e-6, 0.5, 1e-3),
         # 5e-9 through step 20, of parallelisms and of an ulp on every initial weight.
         "loss_recomputed": Floor(5e-7, 0.5, 1e-3),
-        # torch accumulates the reported norm in float32, shard by shard: 1e-5..8e-5 throughout
-        # between right runs of different sharding (dim 256; 3e-7 for dim 64). Bugs start at 1.9e-3.
+        # As above. Bugs start at 1.9e-3.
         "grad_norm": Floor(2e-4, 0.25, 1e-2),
         # In float64 the same norms agree to 5e-9 at step 1 (4e-8 for an ulp on every weight);
         # 4e-8 by step 20, and the gradient is more sensitive than the loss to weights that drift.
@@ -93,6 +127,32 @@ FLOORS: Mapping[Precision, Mapping[str, Floor]] = {
         "grad_norm_recomputed": Floor(5e-3, 1.0, 1e-1),
     },
 }
+
+GRADIENT_FLOORS: Mapping[Precision, Floor] = {
+    Precision.FP32: Floor(1e-5, 1.0, 1e-1),
+    Precision.BF16: Floor(6e-2, 1.0, 1.0),
+    Precision.FLOAT8: Floor(3e-1, 0.5, 1.0),
+}
+"""A parameter's gradient, relative to its norm."""
+
+UPDATE_FLOORS: Mapping[Precision, Floor] = {
+    # AdamW's first update is nearly the gradient's sign: an entry near zero that rounding turns
+    # over moves the other way, so an update differs by the square root of what its gradient does.
+    Precision.FP32: Floor(3e-2, 0.5, 5e-1),
+    Precision.BF16: Floor(9e-1, 0.0, 9e-1),
+    Precision.FLOAT8: Floor(9e-1, 0.0, 9e-1),
+}
+"""A parameter's update since the sample before, relative to its norm. Not above 0.9: 1.0 is a
+parameter that does not move at all."""
+
+INITIAL_FLOORS: Mapping[Precision, float] = {
+    # The same seed checkpoint, so the same bits: a sketch adds them up in float64.
+    Precision.FP32: 1e-9,
+    # Rounded to bfloat16 after loading: half of 2**-8 at most, and for a tensor less.
+    Precision.BF16: 4e-3,
+    Precision.FLOAT8: 1e-9,
+}
+"""A parameter before the first step, relative to its norm."""
 
 METRIC_AGREEMENT: Mapping[Precision, Mapping[str, float]] = {
     # Within one run: what the trainer reports against what the probe recomputes. The loss is a

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from harness.judge.agreement import agreement
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
-from harness.judge.curves import has, pair
-from harness.judge.envelope import spread
-from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
+from harness.judge.curves import has
+from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.soundness import (
     Flaw,
     disordered,
     missing_values,
     non_finite,
-    other_data,
-    other_steps,
     ranks_disagree,
+    replicas_differ,
     unfinished,
 )
-from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
+from harness.model import Calibration, Evidence, Outcome, SetSpec, Tier
 
 
 @check(Tier.INTEGRITY)
@@ -35,41 +33,29 @@ def control_sound(control: Evidence, control_spec: SetSpec | None) -> Finding:
         or missing_values(control, _required(control_spec, control, control))
         or non_finite(control)
         or ranks_disagree(control)
+        or replicas_differ(control)
         or _misreports(control)
     )
     if flaw:
         return invalid(f"the control {control.name} {flaw.what}", flaw.step)
-    return passed(f"{len(control.steps)} steps")
+    if control.replay_conflicts:
+        conflict = control.replay_conflicts[0]
+        return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
+    return passed(f"{control.steps.size} steps")
 
 
 @check(Tier.INTEGRITY)
-def repeats_sound(control: Evidence, repeats: tuple[Evidence, ...]) -> Finding:
+def repeats_sound(calibration: Calibration | None) -> Finding:
     """The control's repeats are whole, saw the same data, and stay close to it.
 
     A control that does not reproduce itself teaches an envelope that excuses anything.
     """
-    if not repeats:
+    if calibration is None or not calibration.repeats:
         return skipped("no repeats: the limits are floating-point floors alone")
-    for repeat in repeats:
-        flaw = unfinished(repeat) or disordered(repeat) or non_finite(repeat)
-        flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
-        if flaw:
-            return invalid(f"the repeat {repeat.name} {flaw.what}", flaw.step)
-    for signal in JUDGED_SIGNALS:
-        steps = pair(control, control, signal).steps
-        widest = spread(signal, control, repeats, steps)
-        outside = steps[~(widest <= SPREAD_CEILING[signal])]
-        if outside.size:
-            return Finding(
-                Outcome.INVALID,
-                f"the control {control.name} does not reproduce itself: {signal} of its repeats "
-                f"differs by {widest[-1]:.2g}, from step {outside[0]} on by too much to judge with",
-                measured=float(widest[-1]),
-                limit=Limit(SPREAD_CEILING[signal], "largest spread that may teach an envelope"),
-                unit="relative",
-                onset=int(outside[0]),
-            )
-    return passed(f"{len(repeats)} repeats")
+    if calibration.problems:
+        return invalid(calibration.problems[0])
+    taught, made = calibration.taught_by, len(calibration.repeats)
+    return passed(f"{made} repeats, of which {made - taught} are bit-identical")
 
 
 @check(Tier.INTEGRITY)
@@ -82,18 +68,25 @@ def complete(test: Evidence) -> Finding:
     return (
         invalid(f"{test.name} {flaw.what}", flaw.step)
         if flaw
-        else passed(f"{len(test.steps)} steps")
+        else passed(f"{test.steps.size} steps")
     )
 
 
 @check(Tier.INTEGRITY)
 def steps_increase(test: Evidence) -> Finding:
-    """Every step is recorded once and in order.
+    """Every step is recorded in order, and one that a restart replayed came out the same.
 
-    A repeated step comes from a resume that replays, or from two runs in one log.
+    The last values of a replayed step are judged. Other values mean that state was lost at the
+    resume, or that the log holds two runs.
     """
     flaw = disordered(test)
-    return invalid(f"{test.name} {flaw.what}", flaw.step) if flaw else passed()
+    if flaw:
+        return invalid(f"{test.name} {flaw.what}", flaw.step)
+    if test.replay_conflicts:
+        first, more = test.replay_conflicts[0], len(test.replay_conflicts) - 1
+        others = f" (and {more} more)" if more else ""
+        return invalid(f"{test.name} replayed steps with other values: {first}{others}")
+    return passed(f"{len(test.replayed)} steps were replayed alike" if test.replayed else "")
 
 
 @check(Tier.INTEGRITY)
@@ -149,11 +142,11 @@ def _misreports(evidence: Evidence) -> Flaw | None:
     """A reported metric that the run's own probe contradicts."""
     for signal in ("loss", "grad_norm"):
         compared = agreement(evidence, signal)
-        if compared is not None and compared.outside:
+        if compared is not None and compared.outside.size:
             index = compared.worst
             return Flaw(
                 f"reports {signal} {compared.reported[index]:.6g} at step "
                 f"{compared.steps[index]}, recomputed {compared.recomputed[index]:.6g}",
-                compared.outside[0],
+                int(compared.outside[0]),
             )
     return None

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.case import Case
-from harness.judge.curves import Floats, Steps
 from harness.judge.envelope import Envelope
 from harness.judge.factors import named_factor
-from harness.model import Check, Outcome
+from harness.model import Check, Floats, Integers, Outcome
 
 CONSTANT = 1e-2
 """A ratio is called constant when no step is further than this from its median."""
@@ -37,12 +36,11 @@ class Scene:
         envelopes = self.case.envelopes
         return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
 
-    def ratio(self, envelope: Envelope) -> tuple[Floats, Steps]:
+    def ratio(self, envelope: Envelope) -> tuple[Floats, Integers]:
         """Test over control per step; NaN where the control is zero or either is not finite."""
-        test, control = np.array(envelope.test), np.array(envelope.control)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratio = test / control
-        return np.where(np.isfinite(ratio), ratio, np.nan), np.array(envelope.steps)
+            ratio = envelope.test / envelope.control
+        return np.where(np.isfinite(ratio), ratio, np.nan), envelope.steps
 
     def factor(self, envelope: Envelope) -> str:
         """What an envelope's ratio equals, in words, with a leading comma; empty if nothing."""
@@ -52,7 +50,7 @@ class Scene:
 
 
 def off_at_first_step(envelope: Envelope) -> bool:
-    return not envelope.difference[0] <= envelope.limit[0]
+    return not bool(envelope.difference[0] <= envelope.limit[0])
 
 
 def is_constant(ratio: Floats) -> bool:

@@ -5,9 +5,9 @@ Each function returns a :class:`Flaw`, or None when nothing is wrong.
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
@@ -23,7 +23,7 @@ class Flaw(NamedTuple):
 
 def unfinished(evidence: Evidence) -> Flaw | None:
     """The run crashed, hung, was interrupted or skipped, or ended before its last step."""
-    last = evidence.steps[-1] if evidence.steps else None
+    last = int(evidence.steps[-1]) if evidence.steps.size else None
     if evidence.status is not RunStatus.FINISHED:
         error = f": {evidence.error.message}" if evidence.error else ""
         after = f" after step {last}" if last is not None else " before its first step"
@@ -31,8 +31,8 @@ def unfinished(evidence: Evidence) -> Flaw | None:
     if last is None:
         return Flaw("left no step at all")
     expected = evidence.expected_steps
-    if expected is not None and len(evidence.steps) != expected:
-        return Flaw(f"left {len(evidence.steps)} of {expected} steps", last)
+    if expected is not None and evidence.steps.size != expected:
+        return Flaw(f"left {evidence.steps.size} of {expected} steps", last)
     if not evidence.complete:
         return Flaw(f"ended early, after step {last}", last)
     return None
@@ -40,59 +40,66 @@ def unfinished(evidence: Evidence) -> Flaw | None:
 
 def disordered(evidence: Evidence) -> Flaw | None:
     """A step that occurs twice, or that follows a later one."""
-    for before, step in pairwise(evidence.steps):
-        if step == before:
-            return Flaw(f"has step {step} twice", step)
-        if step < before:
-            return Flaw(f"has step {step} after step {before}", step)
-    return None
+    wrong = np.flatnonzero(np.diff(evidence.steps) <= 0)
+    if not wrong.size:
+        return None
+    before, step = (int(evidence.steps[index]) for index in (wrong[0], wrong[0] + 1))
+    if step == before:
+        return Flaw(f"has step {step} twice", step)
+    return Flaw(f"has step {step} after step {before}", step)
 
 
 def missing_values(evidence: Evidence, required: tuple[str, ...]) -> Flaw | None:
     """A required signal that is not there, or a judged one with holes or a wrong length."""
-    count = len(evidence.steps)
+    count = evidence.steps.size
     for signal in required:
         if not has(evidence, signal):
             return Flaw(f"has no {signal}")
     for signal in JUDGED_SIGNALS:
-        values = evidence.signals.get(signal, ())
         if not has(evidence, signal):
             continue
-        if len(values) != count:
-            return Flaw(f"has {len(values)} values of {signal} for {count} steps")
-        if None in values:
-            step = evidence.steps[values.index(None)]
+        column = evidence.signals[signal]
+        if len(column) != count:
+            return Flaw(f"has {len(column)} values of {signal} for {count} steps")
+        holes = np.flatnonzero(~column.present)
+        if holes.size:
+            step = int(evidence.steps[holes[0]])
             return Flaw(f"has no {signal} at step {step}", step)
     return None
 
 
 def non_finite(evidence: Evidence) -> Flaw | None:
     """The first NaN or infinity in a judged signal."""
-    found = [
-        Flaw(f"{signal} is {value} at step {step}", step)
-        for signal in JUDGED_SIGNALS
-        for step, value in zip(evidence.steps, evidence.signals.get(signal, ()), strict=False)
-        if value is not None and not math.isfinite(value)
-    ]
+    found = []
+    for signal in JUDGED_SIGNALS:
+        column = evidence.signals.get(signal)
+        if column is None:
+            continue
+        length = min(len(column), evidence.steps.size)
+        wrong = np.flatnonzero(column.present[:length] & ~np.isfinite(column.values[:length]))
+        if wrong.size:
+            step = int(evidence.steps[wrong[0]])
+            found.append(Flaw(f"{signal} is {column.values[wrong[0]]} at step {step}", step))
     return min(found, key=lambda flaw: flaw.step or 0, default=None)
 
 
 def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:
-    ours, theirs = set(evidence.steps), set(control.steps)
-    if ours == theirs:
+    """The steps are not exactly the control's."""
+    if np.array_equal(evidence.steps, control.steps):
         return None
-    step = min(ours ^ theirs)
-    which = "lacks" if step in theirs else "alone has"
-    return Flaw(f"{which} step {step} ({len(ours)} steps, the control {len(theirs)})", step)
+    step = int(np.setxor1d(evidence.steps, control.steps).min(initial=2**62))
+    which = "lacks" if step in control.steps else "alone has"
+    sizes = f"{evidence.steps.size} steps, the control {control.steps.size}"
+    return Flaw(f"{which} step {step} ({sizes})", step)
 
 
 def other_data(evidence: Evidence, control: Evidence) -> Flaw | None:
     """The first common step whose batch digest differs, or is missing on one side."""
     if not evidence.batch_digests and not control.batch_digests:
         return None
-    ours = dict(zip(evidence.steps, evidence.batch_digests, strict=False))
-    theirs = dict(zip(control.steps, control.batch_digests, strict=False))
-    for step in sorted({*evidence.steps} & {*control.steps}):
+    ours = dict(zip(evidence.steps.tolist(), evidence.batch_digests, strict=False))
+    theirs = dict(zip(control.steps.tolist(), control.batch_digests, strict=False))
+    for step in np.intersect1d(evidence.steps, control.steps).tolist():
         mine, other = ours.get(step), theirs.get(step)
         if mine is None or other is None:
             return Flaw(f"or its control has no batch digest at step {step}", step)
@@ -104,10 +111,36 @@ def other_data(evidence: Evidence, control: Evidence) -> Flaw | None:
 def ranks_disagree(evidence: Evidence) -> Flaw | None:
     if not evidence.batch_agrees:
         return None
-    agrees = dict(zip(evidence.steps, evidence.batch_agrees, strict=False))
-    for step in evidence.steps:
+    agrees = dict(zip(evidence.steps.tolist(), evidence.batch_agrees, strict=False))
+    for step in evidence.steps.tolist():
         if agrees.get(step) is None:
             return Flaw(f"does not tell at step {step} whether its ranks share samples", step)
         if not agrees[step]:
             return Flaw(f"has ranks that should share samples and do not, at step {step}", step)
+    return None
+
+
+def replicas_differ(evidence: Evidence) -> Flaw | None:
+    """The first sampled step at which ranks that hold the same shard hold other bits."""
+    for sample in evidence.replicas:
+        if not sample.count:
+            continue
+        first = sample.disagreements[0] if sample.disagreements else None
+        words = f"{first.kind} {first.tensor}" if first else "tensors"
+        along = f" along {' and '.join(first.mesh_dims)}" if first and first.mesh_dims else ""
+        more = f" and {sample.count - 1} more" if first and sample.count > 1 else ""
+        return Flaw(
+            f"has replicas that differ at step {sample.step}: {words}{along}{more}", sample.step
+        )
+    return None
+
+
+def unsampled(evidence: Evidence) -> Flaw | None:
+    """A step at which the run was told to leave per-tensor evidence, and did not."""
+    wanted = [step for step in evidence.sample_steps or () if step <= evidence.steps.max(initial=0)]
+    for what, samples in (("parameters", evidence.samples), ("replicas", evidence.replicas)):
+        left = {sample.step for sample in samples}
+        missing = [step for step in wanted if step not in left]
+        if missing:
+            return Flaw(f"left no sample of its {what} at step {missing[0]}", missing[0])
     return None

@@ -1,7 +1,8 @@
 """Tier 2: every step inside the growth envelope; the first one outside is the onset.
 
-One step outside is enough for a FAIL: the envelope is three times what repeats of the control
-did, and a curve that left it and came back (one step x100, say) was wrong all the same.
+One step outside is enough for a FAIL: limits are such that a right run leaves them at any step with
+a probability fixed beforehand (:mod:`harness.judge.chance`), and a curve that left and came back
+(one step x100, say) was wrong all the same.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ def _envelope(signal: str, envelopes: Envelopes) -> Finding:
     if envelope is None:
         return skipped(f"no {signal} on one side")
     worst, outside = envelope.worst, envelope.outside
-    step, count = envelope.steps[worst], len(envelope.steps)
+    step, count = int(envelope.steps[worst]), envelope.steps.size
     return Finding(
-        Outcome.FAIL if outside else Outcome.PASS,
-        f"{len(outside)} of {count} steps outside, the worst is step {step}: "
+        Outcome.FAIL if outside.size else Outcome.PASS,
+        f"{outside.size} of {count} steps outside, the worst is step {step}: "
         f"{envelope.test[worst]:.8g} for {envelope.control[worst]:.8g}"
-        if outside
+        if outside.size
         else f"inside at all {count} steps, nearest to its limit at step {step}",
-        measured=envelope.difference[worst],
+        measured=float(envelope.difference[worst]),
         limit=envelope.limit_at(worst),
         unit="relative",
-        steps=(envelope.steps[0], envelope.steps[-1]),
-        onset=outside[0] if outside else None,
+        steps=(int(envelope.steps[0]), int(envelope.steps[-1])),
+        onset=envelope.onset,
     )

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.judge import comparability, first_step, integrity, stepwise
+from harness.judge import comparability, equivalence, first_step, integrity, stepwise, tensor_checks
 from harness.judge.case import Case, make_case
 from harness.judge.cause import likely_cause
 from harness.judge.check import Question
-from harness.model import Check, Evidence, Judgement, Outcome, RunStatus, SetSpec, Verdict
+from harness.model import (
+    Calibration,
+    Check,
+    Evidence,
+    Judgement,
+    Outcome,
+    RunStatus,
+    SetSpec,
+    Verdict,
+)
 
 CHECKS: tuple[Question, ...] = (
     *integrity.CHECKS,
     *comparability.CHECKS,
     *first_step.CHECKS,
+    *tensor_checks.CHECKS,
     *stepwise.CHECKS,
+    *equivalence.CHECKS,
 )
-"""Every check, tier by tier. A new tier (equivalence) is one more module with its CHECKS."""
+"""Every check. The tensors' belong to several tiers."""
 
 CONTROL_CHECKS = (integrity.control_sound, comparability.control_in_force)
 """Asked first: when the control is broken, no other answer means anything."""
@@ -28,26 +39,39 @@ NEEDED = ("loss-first-step", "loss-envelope")
 def judge(
     test: Evidence,
     control: Evidence,
-    repeats: Sequence[Evidence] = (),
+    calibration: Calibration | None = None,
     *,
     spec: SetSpec | None = None,
     control_spec: SetSpec | None = None,
     tolerances: Mapping[str, float] | None = None,
+    margin: float | None = None,
 ) -> Verdict:
     """Judge one test set against its control.
 
-    ``repeats`` are A/A repeats of the control. ``spec`` and ``control_spec`` say what the runs
+    ``calibration`` is what A/A repeats of the control taught
+    (:func:`harness.judge.calibrate.calibrate`). ``spec`` and ``control_spec`` say what the runs
     are meant to be; without them (curves from anywhere) techniques in force are not audited.
-    ``tolerances`` map signals to relative differences that replace the learnt envelope; by
-    default the spec's.
+    ``tolerances`` map signals to relative differences that replace the learnt envelope, and
+    ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
+    the spec's.
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
-    check is invalid; PASS only if loss was compared from the first step to the last.
-    Raises ValueError for a tolerance that is negative or not finite.
+    check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
+    step to the last. Raises ValueError for a tolerance that is negative or not finite.
     """
     if tolerances is None:
         tolerances = spec.tolerances if spec else {}
-    case = make_case(test, control, repeats, spec, control_spec, tolerances)
+    if margin is None and spec is not None:
+        margin = spec.margin
+    case = make_case(
+        test,
+        control,
+        calibration,
+        spec=spec,
+        control_spec=control_spec,
+        tolerances=tolerances,
+        margin=margin,
+    )
     about_control = tuple(question(case) for question in CONTROL_CHECKS)
     broken = [check for check in about_control if check.outcome is Outcome.INVALID]
     if broken:
@@ -67,7 +91,7 @@ def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
     answered = {check.name for check in checks if check.outcome is Outcome.PASS}
     if Outcome.INVALID in outcomes or not answered.issuperset(NEEDED):
         return Judgement.INVALID
-    return Judgement.PASS
+    return Judgement.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else Judgement.PASS
 
 
 def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
@@ -81,6 +105,8 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
         found = [check.detail for check in checks if check.outcome is Outcome.INVALID]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return found[0] + more if found else "nothing was compared"
+    if judgement is Judgement.INCONCLUSIVE:
+        return next(check.detail for check in checks if check.outcome is Outcome.INCONCLUSIVE)
     return ""
 
 
@@ -122,7 +148,8 @@ def _next_command(case: Case, judgement: Judgement) -> str:
         return ""
     if judgement is Judgement.ERROR:
         return f"grep -rn Error {_quoted(case.test.source)}/logs"
-    repeats = "".join(f" --repeat {_quoted(repeat.source)}" for repeat in case.repeats)
+    sources = case.calibration.sources if case.calibration else ()
+    repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
     return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"
 
 

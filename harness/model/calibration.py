@@ -45,11 +45,13 @@ class Calibration:
     precision: Precision
     """The regime: limits of one are no limits of another."""
     repeats: tuple[str, ...]
-    """Names of the repeats (for curves from anywhere: where they were read from)."""
+    """Names of the repeats."""
     taught_by: int
     """How many of them differ from the control at all: the others teach no scale."""
     signals: Mapping[str, SignalScale] = field(default_factory=dict)
     tensors: Mapping[int, TensorScale] = field(default_factory=dict)
     """By step."""
+    sources: tuple[str, ...] = ()
+    """Where the repeats were read from; empty for a calibration from a file."""
     problems: tuple[str, ...] = ()
     """Why repeats cannot teach an envelope; with one of them, nothing may PASS."""

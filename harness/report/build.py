@@ -10,6 +10,7 @@ from harness.model import (
     Check,
     Evidence,
     Experiment,
+    Floats,
     Job,
     Limit,
     Plan,
@@ -31,7 +32,7 @@ from harness.report.view import (
     TestView,
 )
 
-Envelopes = Mapping[str, Mapping[str, Sequence[float]]]
+Envelopes = Mapping[str, Mapping[str, Floats]]
 """Test set to signal to limit: the largest allowed relative difference, one per step that the set
 and its control share, in their order."""
 
@@ -124,7 +125,7 @@ class _Runs:
                 techniques=techniques_of(job.spec),
                 toolchain=plain(job.toolchain.name),
                 note=plain(job.spec.note),
-                repeat=job.repeat.value if job.repeat else "",
+                repeat=str(job.repeat) if job.repeat else "",
                 tokens_per_step=job.tokens_per_step,
             )
         if record:
@@ -147,7 +148,7 @@ class _Runs:
         return view
 
     def test(
-        self, verdict: Verdict, anchor: str, control: RunView, limits: Mapping[str, Sequence[float]]
+        self, verdict: Verdict, anchor: str, control: RunView, limits: Mapping[str, Floats]
     ) -> TestView:
         run = self.view(verdict.name, anchor)
         comparisons = _compare(run, control, limits)
@@ -182,13 +183,13 @@ def _notes(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) -> tu
 
 
 def _compare(
-    run: RunView, control: RunView, limits: Mapping[str, Sequence[float]]
+    run: RunView, control: RunView, limits: Mapping[str, Floats]
 ) -> dict[str, Comparison]:
     result = {}
     for name in SIGNAL_TITLES:
         ours, theirs = run.signal(name), control.signal(name)
         apart = difference(ours, theirs)
-        allowed = tuple(limits.get(name, ()))
+        allowed = tuple(limits[name].tolist()) if name in limits else ()
         if allowed and len(allowed) != len(apart.steps):
             raise ValueError(
                 f"envelope of {run.name}, {name}: {len(allowed)} limits for "

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.curves import Floats, relative_difference
-from harness.model import Evidence
+from harness.judge.curves import relative_difference, series
+from harness.model import Evidence, Floats
 
 LOSS_ONLY_LIMIT = 0.01
 """Largest relative loss difference of the loss-only gate that reports show for comparison.
@@ -46,14 +46,13 @@ def signal_curve(evidence: Evidence, signal: str) -> Curve:
 
     A column shorter or longer than the steps (an integrity finding) is padded or cut.
     """
-    values = dict(zip(evidence.steps, evidence.signals.get(signal, ()), strict=False))
-    if all(value is None for value in values.values()):
+    found = series(evidence, signal)
+    if not found.steps.size:
         return Curve()
-    left = (values.get(step) for step in dict.fromkeys(evidence.steps))
-    return Curve(
-        tuple(dict.fromkeys(evidence.steps)),
-        tuple(math.nan if value is None else float(value) for value in left),
-    )
+    steps = np.unique(evidence.steps)
+    values = np.full(steps.size, math.nan)
+    values[np.searchsorted(steps, found.steps)] = found.values
+    return Curve(tuple(steps.tolist()), tuple(values.tolist()))
 
 
 def difference(test: Curve, control: Curve) -> Curve:

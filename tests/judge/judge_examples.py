@@ -4,12 +4,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.model import Evidence, Parallelism, SetSpec, TrainConfig
+import numpy as np
+
+from harness.model import (
+    Evidence,
+    Parallelism,
+    ReplicaSample,
+    SetSpec,
+    TensorRows,
+    TensorSample,
+    TrainConfig,
+)
 
 STEPS = 20
 FSDP2 = Parallelism(dp_shard=2)
 LOSSES = tuple(8.0 * 0.98**step for step in range(STEPS))
 NORMS = tuple(0.9 + 0.01 * (step % 5) for step in range(STEPS))
+SAMPLE_STEPS = (0, 1, 2, 4, 8, 16)
+PARAMETERS = {"layers.0.attention.wq.weight": 64, "norm.weight": 8, "tok_embeddings.weight": 128}
+"""Canonical name to number of entries."""
 TOKENS = tuple(float(1000 + 7 * (step % 3)) for step in range(STEPS))
 
 
@@ -44,6 +57,56 @@ def in_force(parallelism: Parallelism = FSDP2, **changes: Any) -> dict[str, Any]
     }
 
 
+def tensor(name: str, step: int, what: str) -> np.ndarray:
+    """The control's gradient or update of a parameter at a step: any numbers, always the same."""
+    seed = [step, len(what), *name.encode()]
+    return np.random.default_rng(seed).standard_normal(PARAMETERS[name])
+
+
+def sketch(name: str, values: np.ndarray) -> np.ndarray:
+    """64 signed projections, dense ones: judging knows only that they are linear."""
+    signs = np.random.default_rng(list(name.encode())).choice([-1.0, 1.0], (64, values.size))
+    return signs @ values / 8
+
+
+def rows(tensors: Mapping[str, np.ndarray]) -> TensorRows:
+    return TensorRows(
+        sketch=np.array([sketch(name, values) for name, values in tensors.items()]),
+        norm=np.array([float(np.linalg.norm(values)) for values in tensors.values()]),
+        zeros=np.array([np.count_nonzero(values == 0) for values in tensors.values()]),
+        not_finite=np.array([np.count_nonzero(~np.isfinite(x)) for x in tensors.values()]),
+    )
+
+
+def samples(
+    gradient: Callable[[int, str, np.ndarray], np.ndarray] = lambda step, name, values: values,
+    update: Callable[[int, str, np.ndarray], np.ndarray] = lambda step, name, values: values,
+    initial: Callable[[str, np.ndarray], np.ndarray] = lambda name, values: values,
+) -> tuple[TensorSample, ...]:
+    """Per-tensor evidence of a run; the functions change what the control did."""
+    weights = {name: initial(name, tensor(name, 0, "weight")) for name in PARAMETERS}
+    found = []
+    for step in SAMPLE_STEPS:
+        if step:
+            moved = {name: update(step, name, tensor(name, step, "update")) for name in weights}
+            weights = {name: values + 1e-2 * moved[name] for name, values in weights.items()}
+        gradients = {name: gradient(step, name, tensor(name, step, "grad")) for name in weights}
+        found.append(
+            TensorSample(
+                step=step,
+                names=tuple(PARAMETERS),
+                sizes=np.array(list(PARAMETERS.values())),
+                parameters=rows(weights),
+                gradients=rows(gradients) if step else None,
+            )
+        )
+    return tuple(found)
+
+
+SAMPLES = samples()
+REPLICAS = tuple(ReplicaSample(step, {"parameter": 3}) for step in SAMPLE_STEPS)
+
+
 def run(
     name: str = "fsdp2",
     parallelism: Parallelism = FSDP2,
@@ -67,6 +130,9 @@ def run(
         batch_agrees=tuple(True for _ in range(STEPS)),
         in_force=in_force(parallelism),
         expected_steps=STEPS,
+        samples=SAMPLES,
+        sample_steps=SAMPLE_STEPS,
+        replicas=REPLICAS,
     )
     return replace(evidence, **changes)
 
@@ -75,12 +141,12 @@ def with_signals(
     evidence: Evidence, **changes: Callable[[int, float], float | None] | None
 ) -> Evidence:
     """Replace signals by a function of step and value; None takes the signal away."""
-    signals: dict[str, tuple[float | None, ...]] = dict(evidence.signals)
+    signals = dict(evidence.signals)
     for signal, change in changes.items():
         if change is None:
             del signals[signal]
         else:
-            columns = zip(evidence.steps, evidence.signals[signal], strict=True)
+            columns = zip(evidence.steps.tolist(), evidence.signals[signal], strict=True)
             signals[signal] = tuple(change(step, value) for step, value in columns)
     return replace(evidence, signals=signals)
 
@@ -93,7 +159,9 @@ def truncated(evidence: Evidence, steps: int) -> Evidence:
         signals={name: values[:steps] for name, values in evidence.signals.items()},
         batch_digests=evidence.batch_digests[:steps],
         batch_agrees=evidence.batch_agrees[:steps],
-        complete=steps == len(evidence.steps),
+        samples=tuple(sample for sample in evidence.samples if sample.step <= steps),
+        replicas=tuple(sample for sample in evidence.replicas if sample.step <= steps),
+        complete=steps == evidence.steps.size,
     )
 
 
@@ -105,7 +173,7 @@ def without_first_step(evidence: Evidence) -> Evidence:
         signals={name: values[1:] for name, values in evidence.signals.items()},
         batch_digests=evidence.batch_digests[1:],
         batch_agrees=evidence.batch_agrees[1:],
-        expected_steps=len(evidence.steps) - 1,
+        expected_steps=evidence.steps.size - 1,
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from judge_examples import LOSSES, NORMS, STEPS, TOKENS, foreign, in_force, run, spec, with_signals
 
-from harness.judge import judge
+from harness.judge import calibrate, judge
 from harness.model import Judgement, Parallelism, Precision, Technique
 
 CONTROL = run()
@@ -240,7 +240,7 @@ def test_what_the_comparison_itself_may_explain_is_said():
 def test_the_next_command_has_the_repeats_that_taught_the_limits():
     test = changed(run("t"), lambda step, x: 2 * x, *BOTH_NORMS)
     repeats = [run("fsdp2.rerun"), replace(run("ulp"), source="runs/fsdp2 ulp")]
-    command = judge(test, CONTROL, repeats).next_command
+    command = judge(test, CONTROL, calibrate(CONTROL, repeats)).next_command
     assert command == (
         "converge compare runs/fsdp2 runs/t --repeat runs/fsdp2.rerun --repeat 'runs/fsdp2 ulp'"
     )

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from judge_examples import LOSSES, NORMS, STEPS, foreign, run, spec, with_signals
 
-from harness.judge import judge, limits
+from harness.judge import calibrate, judge, limits
 from harness.judge.curves import relative_difference
-from harness.judge.envelope import learn, spread
+from harness.judge.envelope import compare
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS, coarser
 from harness.model import Judgement, Outcome, Precision
 
@@ -18,7 +18,8 @@ SPEC = spec()
 
 
 def judged(test, repeats=(), **more):
-    return judge(test, CONTROL, repeats, spec=SPEC, control_spec=SPEC, **more)
+    calibration = calibrate(CONTROL, repeats) if repeats else None
+    return judge(test, CONTROL, calibration, spec=SPEC, control_spec=SPEC, **more)
 
 
 def answer(verdict, name):
@@ -137,27 +138,40 @@ def test_each_signal_has_a_first_step_and_an_envelope_of_its_own(signal):
     assert (check.outcome, check.onset) == (Outcome.FAIL, 5)
 
 
+def noisy(name, size, start=1):
+    """A repeat whose loss differs by ``size``, its sign changing from step to step."""
+
+    def change(step, value):
+        return value * (1 + size * (-1) ** step) if step >= start else value
+
+    return with_signals(run(name), loss=change, loss_recomputed=change)
+
+
 def test_repeats_widen_the_envelope_from_their_step_on():
     test = scaled(1 + 2e-4, "loss", "loss_recomputed", start=10)
     assert judged(test).judgement is Judgement.FAIL
-    ulp = scaled(1 - 1e-4, "loss", "loss_recomputed", start=10, stop=10, name="ulp")
-    verdict = judged(test, repeats=(run("rerun"), ulp))
+    repeats = (run("rerun"), *(noisy(f"ulp.{n}", 1e-4, start=10) for n in range(3)))
+    verdict = judged(test, repeats=repeats)
     assert verdict.judgement is Judgement.PASS
     limit = answer(verdict, "loss-envelope").limit
-    assert limit.value == pytest.approx(3e-4, rel=1e-3)
-    assert limit.origin == "3 x the spread of 2 repeats"
-    early = scaled(1 + 2e-4, "loss", "loss_recomputed", start=9)
-    assert judged(early, repeats=(ulp,)).onset_step == 9
+    assert 2e-4 < limit.value <= 1e-2
+    assert "spread of 3 repeats" in limit.origin
+    early = scaled(1 + 2e-4, "loss", "loss_recomputed", start=4)
+    assert judged(early, repeats=repeats).onset_step == 4
 
 
-def test_the_spread_is_a_running_maximum_without_what_is_not_finite():
-    repeat = with_signals(
-        run("ulp"),
-        loss=lambda step, x: {3: x * 1.001, 5: math.nan, 6: None}.get(step, x),
-    )
-    widest = spread("loss", CONTROL, (repeat,), np.arange(1, 8))
-    assert widest[:2].tolist() == [0, 0]
-    assert widest[2:] == pytest.approx([1e-3] * 5)
+def test_limits_learnt_from_quiet_repeats_are_sharper_than_the_floor_without():
+    repeats = tuple(noisy(f"ulp.{n}", 1e-9) for n in range(5))
+    test = scaled(1 + 4e-7, "loss_recomputed")
+    assert judged(test).judgement is Judgement.PASS
+    verdict = judged(test, repeats=repeats)
+    assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, 1)
+
+
+def test_no_spread_of_repeats_excuses_more_than_the_ceiling():
+    repeats = tuple(noisy(f"ulp.{n}", 8e-3) for n in range(2))
+    test = scaled(1.02, "loss", "loss_recomputed")
+    assert judged(test, repeats=repeats).judgement is Judgement.FAIL
 
 
 # --------------------------------------------------------------- tolerances
@@ -269,5 +283,5 @@ def test_limits_are_one_per_common_step_for_drawing():
     assert set(drawn) == {"loss", "loss_recomputed", "grad_norm_recomputed"}
     assert len(drawn["loss"]) == STEPS
     assert math.isnan(drawn["loss"][2])
-    envelope = learn("loss", test, CONTROL)
-    assert [x for x in drawn["loss"] if not math.isnan(x)] == list(envelope.limit)
+    envelope = compare("loss", test, CONTROL)
+    assert [x for x in drawn["loss"] if not math.isnan(x)] == envelope.limit.tolist()

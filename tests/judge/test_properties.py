@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from judge_examples import STEPS, foreign, run, spec, truncated, with_signals
 
-from harness.judge import CHECKS, judge
+from harness.judge import CHECKS, calibrate, judge
 from harness.judge.check import check
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.model import Judgement, Outcome, Parallelism, Tier
@@ -122,12 +122,20 @@ def test_loosening_a_tolerance_never_makes_it_worse(runs, one, other):
 
 
 @UNHURRIED
-@given(two_runs(), st.lists(st.floats(-1e-6, 1e-6), min_size=8, max_size=8))
-def test_a_sound_repeat_never_makes_it_worse(runs, noise):
+@given(two_runs(), st.floats(0, 1e-4), st.floats(0, 1e-4))
+def test_repeats_that_differ_more_never_make_it_worse(runs, one, other):
     test, control = runs
-    repeat = with_signals(control, loss=lambda step, x: x * (1 + noise[step - 1]))
-    alone, learnt = judge(test, control).judgement, judge(test, control, (repeat,)).judgement
-    assert SEVERITY.index(learnt) <= SEVERITY.index(alone)
+
+    def verdict(size):
+        repeats = [
+            with_signals(control, loss=lambda step, x, s=sign: x * (1 + s * size))
+            for sign in (-1, 1, 1)
+        ]
+        return judge(test, control, calibrate(control, repeats)).judgement
+
+    quiet, loud = sorted((one, other))
+    assume(quiet > 1e-12)  # bit-identical repeats teach nothing: floors without them are wider
+    assert SEVERITY.index(verdict(loud)) <= SEVERITY.index(verdict(quiet))
 
 
 VALUES = st.lists(st.one_of(st.none(), ANY_FLOAT), max_size=6)
@@ -171,10 +179,20 @@ def test_slugs_are_part_of_the_interface():
         "reported-loss-is-recomputed",
         "reported-grad-norm-is-recomputed",
         "gradients-present",
+        "samples-whole",
+        "same-parameters",
+        "same-initial-parameters",
+        "gradients-first-steps",
+        "updates-first-steps",
+        "gradients-finite",
+        "replicas-agree",
+        "gradients-envelope",
+        "updates-envelope",
         "loss-envelope",
         "grad-norm-envelope",
         "loss-recomputed-envelope",
         "grad-norm-recomputed-envelope",
+        "loss-equivalent",
     ]
 
 

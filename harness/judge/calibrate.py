@@ -1,0 +1,157 @@
+"""A/A repeats of a control to the scale of what right runs differ by.
+
+The scale of a signal at a step is the root mean square of the repeats' relative differences to the
+control, smoothed over nearby steps (a handful of repeats crosses zero now and then) and never
+falling: what rounding did once, it may do again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from harness.judge.curves import pair, relative_difference
+from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
+from harness.judge.sketches import gradient_difference, shared_samples, update_difference
+from harness.judge.soundness import disordered, non_finite, other_data, other_steps, unfinished
+from harness.model import (
+    Calibration,
+    Evidence,
+    Floats,
+    Integers,
+    SignalScale,
+    TensorSample,
+    TensorScale,
+)
+
+NEARBY = 0.25
+"""Steps within a quarter of t before and after t are near t."""
+
+
+def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
+    """Learn from repeats of a control; what makes a repeat unusable is in ``problems``.
+
+    A repeat that is bit-identical to the control (a plain rerun of a deterministic set-up) proves
+    that the set-up is deterministic and teaches no scale: it is not counted.
+    """
+    problems = [problem for repeat in repeats if (problem := _unusable(repeat, control))]
+    usable = [repeat for repeat in repeats if not _unusable(repeat, control)]
+    teaching = [repeat for repeat in usable if _differs(repeat, control)]
+    signals = {}
+    for signal in JUDGED_SIGNALS:
+        learnt = _signal_scale(signal, control, teaching)
+        if learnt is None:
+            continue
+        signals[signal] = learnt
+        too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
+        if too_wide.size:
+            problems.append(
+                f"the control {control.name} does not reproduce itself: {signal} of its repeats "
+                f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
+                "judge with"
+            )
+    return Calibration(
+        control=control.name,
+        identity=control.identity,
+        precision=control.precision,
+        repeats=tuple(repeat.name for repeat in repeats),
+        taught_by=len(teaching),
+        signals=signals,
+        tensors=_tensor_scales(control, teaching),
+        sources=tuple(repeat.source for repeat in repeats),
+        problems=tuple(problems),
+    )
+
+
+def _unusable(repeat: Evidence, control: Evidence) -> str:
+    flaw = unfinished(repeat) or disordered(repeat) or non_finite(repeat)
+    flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
+    return f"the repeat {repeat.name} {flaw.what}" if flaw else ""
+
+
+def _differs(repeat: Evidence, control: Evidence) -> bool:
+    curves = (pair(repeat, control, signal) for signal in JUDGED_SIGNALS)
+    return any(not np.array_equal(curve.test, curve.control) for curve in curves)
+
+
+def _signal_scale(
+    signal: str, control: Evidence, teaching: Sequence[Evidence]
+) -> SignalScale | None:
+    curves = [pair(repeat, control, signal) for repeat in teaching]
+    curves = [curve for curve in curves if curve.steps.size]
+    if not curves:
+        return None
+    # Usable repeats have the control's steps; one that lacks a value somewhere lacks the step.
+    steps = curves[0].steps
+    for curve in curves[1:]:
+        steps = np.intersect1d(steps, curve.steps)
+    squares = [
+        relative_difference(curve.test[there], curve.control[there]) ** 2
+        for curve in curves
+        for there in [np.isin(curve.steps, steps)]
+    ]
+    scale = _smooth(np.mean(squares, axis=0), steps)
+    growth, doubling = _growth(steps, scale)
+    return SignalScale(steps, scale, growth, doubling)
+
+
+def _smooth(mean_square: Floats, steps: Integers) -> Floats:
+    """Root of the mean over nearby steps, then the running maximum."""
+    total = np.concatenate([[0.0], np.cumsum(mean_square)])
+    low = np.searchsorted(steps, np.ceil(steps * (1 - NEARBY)), side="left")
+    high = np.searchsorted(steps, np.floor(steps * (1 + NEARBY)), side="right")
+    near = (total[high] - total[low]) / np.maximum(high - low, 1)
+    # Differences of a running sum can round to a little below zero.
+    return np.asarray(np.maximum.accumulate(np.sqrt(np.maximum(near, 0.0))), dtype=np.float64)
+
+
+def _growth(steps: Integers, scale: Floats) -> tuple[float, float | None]:
+    """Exponent of the best power law, and the doubling time if an exponential fits better."""
+    known = (scale > 0) & (steps > 0) & np.isfinite(scale)
+    if np.count_nonzero(known) < 3 or np.unique(scale[known]).size < 2:  # noqa: PLR2004
+        return 0.0, None  # fewer than three points show no law, a constant does not grow
+    logarithm = np.log(scale[known])
+    when = steps[known].astype(np.float64)
+    (power, _), power_off = _line(np.log(when), logarithm)
+    (rate, _), exponential_off = _line(when, logarithm)
+    doubles = exponential_off < power_off and rate > 0
+    return float(power), float(np.log(2) / rate) if doubles else None
+
+
+def _line(x: Floats, y: Floats) -> tuple[Floats, float]:
+    """Slope and intercept of a least-squares line, and the sum of its squared residuals."""
+    coefficients = np.polyfit(x, y, 1)
+    return coefficients, float(np.sum((np.polyval(coefficients, x) - y) ** 2))
+
+
+def _tensor_scales(control: Evidence, teaching: Sequence[Evidence]) -> dict[int, TensorScale]:
+    """Per sampled step, the RMS over repeats of every parameter's relative differences."""
+    gradients: dict[int, list[Floats]] = {}
+    updates: dict[int, list[Floats]] = {}
+    names: dict[int, tuple[str, ...]] = {}
+    for repeat in teaching:
+        before: tuple[TensorSample, TensorSample] | None = None
+        for ours, theirs in shared_samples(repeat, control):
+            names[theirs.step] = theirs.names
+            if ours.gradients is not None and theirs.gradients is not None:
+                gradients.setdefault(theirs.step, []).append(
+                    gradient_difference(ours.gradients, theirs.gradients)
+                )
+            if before is not None:
+                updates.setdefault(theirs.step, []).append(
+                    update_difference((before[0], ours), (before[1], theirs))
+                )
+            before = ours, theirs
+    return {
+        step: TensorScale(
+            known, _root_mean_square(gradients.get(step)), _root_mean_square(updates.get(step))
+        )
+        for step, known in names.items()
+    }
+
+
+def _root_mean_square(differences: Sequence[Floats] | None) -> Floats | None:
+    if not differences:
+        return None
+    return np.asarray(np.sqrt(np.mean(np.square(differences), axis=0)), dtype=np.float64)

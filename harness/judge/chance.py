@@ -1,0 +1,68 @@
+"""How many times the calibrated scale a right run may reach: false alarms, budgeted.
+
+A limit is crossed by chance sooner or later if one looks at enough steps, signals and tensors. So
+the false-alarm probability of a test set is fixed beforehand and spent: every look gets a share,
+and the shares add up to the whole (a union bound, Bonferroni with weights). That holds however the
+looks depend on each other, however long the run goes on, and whenever somebody looks: the rule is
+anytime-valid in the sense of Ramdas, Grunwald, Vovk and Shafer, "Game-theoretic statistics and
+safe anytime-valid inference" (2023), where it is the plainest case. It has little power against a
+small bias that lasts; the equivalence tier is for that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+
+from harness.model import Floats, Integers
+
+SIGNAL_ALARMS = 5e-5
+"""False-alarm probability of one signal of one test set over all of its steps."""
+TENSOR_ALARMS = 2e-4
+"""The same of all gradients and updates of all parameters of one test set, over all samples."""
+FEWEST_REPEATS = 3
+"""With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
+:mod:`harness.judge.floors` then have to do."""
+IMPLEMENTATION_FACTOR = 2.0
+"""A test set sums in an order that no repeat of the control tries (other shards, other kernels):
+its rounding is allowed this many times theirs. Measured on the smoke matrix: see
+docs/operating-characteristics.md."""
+
+
+def shares(count: int) -> Floats:
+    """Shape (count,): what looks number 1, 2, 3 … get of a budget of one.
+
+    Looks 2**j to 2**(j+1)-1 share 1 / ((j+1) (j+2)), so that all shares add up to one over an
+    endless run, and a late look is not much blinder than an early one.
+    """
+    epoch = np.floor(np.log2(np.arange(1, count + 1))).astype(np.int64)
+    return 1.0 / ((epoch + 1.0) * (epoch + 2.0) * 2.0**epoch)
+
+
+def multiples(looks: Integers, alarms: float, repeats: int) -> Floats:
+    """How many scales a difference may reach at each look.
+
+    Args:
+        looks: shape (n,), which look each is, from 1.
+        alarms: false-alarm probability of all looks together.
+        repeats: how many repeats the scale was learnt from: a root mean square of so few numbers
+            is itself uncertain, and the ratio of one more such number to it follows Student's t
+            with as many degrees of freedom (for normal noise; for heavier tails t is heavy, too).
+
+    Returns:
+        Shape (n,), the implementation factor included.
+    """
+    last = int(looks.max(initial=1))
+    epochs = int(np.floor(np.log2(last))) + 1
+    # All looks of an epoch have the same share: one quantile each.
+    share = 1.0 / ((np.arange(epochs) + 1.0) * (np.arange(epochs) + 2.0) * 2.0 ** np.arange(epochs))
+    quantile = stats.t.isf(alarms * share / 2, df=max(repeats, FEWEST_REPEATS))
+    epoch = np.floor(np.log2(np.maximum(looks, 1))).astype(np.int64)
+    return np.asarray(IMPLEMENTATION_FACTOR * quantile[epoch], dtype=np.float64)
+
+
+def tensor_multiple(tensors: int, sample: int, repeats: int) -> float:
+    """The same for one tensor of ``tensors``, at sample number ``sample`` (from 1)."""
+    share = float(shares(sample)[-1])
+    alarms = TENSOR_ALARMS * share / (2 * max(tensors, 1))  # gradients and updates
+    return float(IMPLEMENTATION_FACTOR * stats.t.isf(alarms / 2, df=max(repeats, FEWEST_REPEATS)))

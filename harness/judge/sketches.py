@@ -1,0 +1,105 @@
+"""Two runs' sketches to the relative difference of their tensors, with no tensor at hand.
+
+A sketch holds k signed projections of a tensor (``docs/architecture.md``). It is linear, so the
+difference of two sketches is the sketch of the difference, whose squared length estimates the
+squared norm of that difference without bias and with relative standard deviation at most
+sqrt(2 / k) (Alon, Matias and Szegedy, "The space complexity of approximating the frequency
+moments", 1996; for the sparse projections in use here Thorup and Zhang, "Tabulation based
+4-universal hashing with applications to second moment estimation", 2004).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.model import Evidence, Floats, TensorRows, TensorSample
+
+
+def shared_samples(test: Evidence, control: Evidence) -> list[tuple[TensorSample, TensorSample]]:
+    """Samples of both runs at the steps that both sampled, in order; rows are aligned by name.
+
+    A sample whose parameters are not the control's is left out: a check of its own says so.
+    """
+    theirs = {sample.step: sample for sample in control.samples}
+    return [
+        (_in_order_of(sample, theirs[sample.step].names), theirs[sample.step])
+        for sample in test.samples
+        if sample.step in theirs and set(sample.names) == set(theirs[sample.step].names)
+    ]
+
+
+def gradient_difference(test: TensorRows, control: TensorRows) -> Floats:
+    """Shape (parameters,): relative difference of every gradient."""
+    return relative(test.sketch - control.sketch, test.norm, control.norm)
+
+
+def update_difference(test: Sequence[TensorSample], control: Sequence[TensorSample]) -> Floats:
+    """Shape (parameters,): relative difference of what every parameter moved by.
+
+    Both are (sample before, sample); norms of updates are estimated from sketches, too.
+    """
+    ours, theirs = update(*test), update(*control)
+    return relative(ours - theirs, _length(ours), _length(theirs))
+
+
+def update(before: TensorSample, after: TensorSample) -> Floats:
+    """Shape (parameters, k): sketch of what every parameter moved by."""
+    return after.parameters.sketch - before.parameters.sketch
+
+
+def relative(difference: Floats, first: Floats, second: Floats) -> Floats:
+    """Length of a sketch of a difference over the smaller of the two norms.
+
+    0 where both norms are, infinite where one is, or where anything is not finite.
+    """
+    length, smaller = _length(difference), np.minimum(first, second)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = length / smaller
+    ratio = np.where(length == 0, 0.0, ratio)
+    return np.where(np.isfinite(length) & np.isfinite(first + second), ratio, np.inf)
+
+
+class Fit(NamedTuple):
+    """The best ``test = factor x control`` of one tensor, and what it leaves."""
+
+    factor: float
+    residual: float
+    """Norm of what the factor does not explain, over the test's norm: 0 for a pure scale."""
+
+
+def fit(test: Floats, control: Floats) -> Fit:
+    """Least squares between two sketches, shape (k,); exact when one tensor scales the other."""
+    square = float(control @ control)
+    if not square or not np.isfinite(square) or not np.all(np.isfinite(test)):
+        return Fit(np.nan, np.inf)
+    factor = float(test @ control) / square
+    length = float(np.linalg.norm(test))
+    left = float(np.linalg.norm(test - factor * control))
+    return Fit(factor, left / length if length else 0.0)
+
+
+def _length(sketches: Floats) -> Floats:
+    return np.asarray(np.linalg.norm(sketches, axis=-1), dtype=np.float64)
+
+
+def _in_order_of(sample: TensorSample, names: tuple[str, ...]) -> TensorSample:
+    if sample.names == names:
+        return sample
+    place = {name: index for index, name in enumerate(sample.names)}
+    order = np.array([place[name] for name in names], dtype=np.int64)
+
+    def rows(old: TensorRows) -> TensorRows:
+        return TensorRows(
+            old.sketch[order], old.norm[order], old.zeros[order], old.not_finite[order]
+        )
+
+    return TensorSample(
+        step=sample.step,
+        names=names,
+        sizes=sample.sizes[order],
+        parameters=rows(sample.parameters),
+        gradients=rows(sample.gradients) if sample.gradients else None,
+    )

@@ -1,0 +1,247 @@
+"""Eyes inside the gradient: what every tensor of the model did, against the control's.
+
+The first two steps belong to tier 1, where only rounding may differ; later samples to tier 2,
+where the limits have grown as the repeats' differences did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.soundness import replicas_differ, unsampled
+from harness.judge.tensors import TensorComparison, TensorDifferences
+from harness.model import Deviation, Evidence, Outcome, SetSpec, Tier
+
+FIRST_STEPS = 2
+"""Steps that belong to tier 1."""
+NAMED = 3
+"""How many tensors a detail names."""
+
+Comparisons = tuple[TensorComparison, ...]
+
+
+@check(Tier.INTEGRITY)
+def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+    """Per-tensor evidence is there at every step at which it was asked for.
+
+    What was not looked at cannot be taken for right: the probe failed, or the files are damaged.
+    """
+    if spec is None:
+        return skipped("nothing asked for per-tensor evidence")
+    for evidence in (test, control):
+        flaw = unsampled(evidence)
+        if flaw:
+            return invalid(f"{evidence.name} {flaw.what}", flaw.step)
+        if evidence.problems:
+            return invalid(f"{evidence.name}: {evidence.problems[0]}")
+    if not test.sample_steps and not control.sample_steps:
+        return skipped("per-tensor evidence is switched off")
+    if test.sample_steps != control.sample_steps:
+        return invalid("the two runs sampled their tensors at different steps")
+    return passed(f"{len(test.samples)} samples")
+
+
+@check(Tier.INTEGRITY)
+def same_parameters(test: Evidence, control: Evidence) -> Finding:
+    """Both runs train the same parameters.
+
+    Another model, or a parameter that one side does not train.
+    """
+    if not test.samples or not control.samples:
+        return skipped("no per-tensor evidence on one side")
+    ours = dict(zip(test.samples[0].names, test.samples[0].sizes.tolist(), strict=True))
+    theirs = dict(zip(control.samples[0].names, control.samples[0].sizes.tolist(), strict=True))
+    other = sorted(set(ours.items()) ^ set(theirs.items()))
+    if other:
+        name = other[0][0]
+        sides = f"{_size(ours.get(name))} in {test.name}, {_size(theirs.get(name))} in the control"
+        return invalid(f"{name} has {sides}")
+    return passed(f"{len(ours)} parameters")
+
+
+@check(Tier.FIRST_STEP)
+def same_initial_parameters(tensors: Comparisons) -> Finding:
+    """Training begins with the control's weights.
+
+    The checkpoint was loaded wrongly: layers swapped, a stage left out, weights made anew.
+    """
+    return _all_inside(tensors, lambda c: c.initial, "parameter")
+
+
+@check(Tier.FIRST_STEP)
+def gradients_first_steps(tensors: Comparisons) -> Finding:
+    """Every parameter's gradient agrees with the control's at the first two steps.
+
+    A gradient that is scaled, partly reduced or wrong in direction, whatever the loss says.
+    """
+    return _all_inside(_first(tensors), lambda c: c.gradients, "gradient")
+
+
+@check(Tier.FIRST_STEP)
+def updates_first_steps(tensors: Comparisons) -> Finding:
+    """Every parameter moves as in the control at the first two steps.
+
+    The optimizer got other gradients, other settings or other state, or does not reach a tensor.
+    """
+    return _all_inside(_first(tensors), lambda c: c.updates, "update")
+
+
+@check(Tier.FIRST_STEP)
+def gradients_finite(test: Evidence, control: Evidence) -> Finding:
+    """No gradient has a NaN or an infinity that the control's has not.
+
+    Clipping or a loss scaler may throw such a step away, and nothing else shows it.
+    """
+    theirs = {sample.step: sample for sample in control.samples}
+    looked = 0
+    for sample in test.samples:
+        if sample.gradients is None or sample.step not in theirs:
+            continue
+        looked += 1
+        reference = theirs[sample.step].gradients
+        clean = reference is None or not reference.not_finite.any()
+        wrong = np.flatnonzero(sample.gradients.not_finite)
+        if wrong.size and clean:
+            count = int(sample.gradients.not_finite[wrong[0]])
+            return Finding(
+                Outcome.FAIL,
+                f"{count} entries of the gradient of {sample.names[wrong[0]]} are not finite at "
+                f"step {sample.step}",
+                measured=float(sample.gradients.not_finite.sum()),
+                unit="entries",
+                onset=sample.step,
+            )
+    return passed() if looked else skipped("no per-tensor evidence on one side")
+
+
+@check(Tier.FIRST_STEP)
+def replicas_agree(test: Evidence, spec: SetSpec | None) -> Finding:
+    """Ranks that hold the same shard of a tensor hold the same bits.
+
+    Copies drift apart unseen: the loss of any one of them looks right for thousands of steps.
+    """
+    if not test.replicas:
+        detail = "nothing compared the replicas"
+        asked = spec is not None and test.sample_steps
+        return invalid(detail) if asked else skipped(detail)
+    compared = sum(sum(sample.compared.values()) for sample in test.replicas)
+    steps = (test.replicas[0].step, test.replicas[-1].step)
+    flaw = replicas_differ(test)
+    if flaw:
+        return Finding(
+            Outcome.FAIL,
+            f"{test.name} {flaw.what}",
+            measured=float(max(sample.count for sample in test.replicas)),
+            unit="tensors",
+            steps=steps,
+            onset=flaw.step,
+        )
+    return Finding(
+        Outcome.PASS,
+        f"{compared} comparisons of shards that several ranks hold"
+        if compared
+        else "no shard has a copy",
+        measured=0.0,
+        unit="tensors",
+        steps=steps,
+    )
+
+
+@check(Tier.ENVELOPE)
+def gradients_envelope(tensors: Comparisons) -> Finding:
+    """Every parameter's gradient stays inside its growth envelope at the later samples.
+
+    Some part of the model is not trained as in the control any more.
+    """
+    return _all_inside(_later(tensors), lambda c: c.gradients, "gradient")
+
+
+@check(Tier.ENVELOPE)
+def updates_envelope(tensors: Comparisons) -> Finding:
+    """Every parameter moves as in the control, within its growth envelope, at the later samples.
+
+    Some part of the model is not trained as in the control any more.
+    """
+    return _all_inside(_later(tensors), lambda c: c.updates, "update")
+
+
+CHECKS: tuple[Question, ...] = (
+    samples_whole,
+    same_parameters,
+    same_initial_parameters,
+    gradients_first_steps,
+    updates_first_steps,
+    gradients_finite,
+    replicas_agree,
+    gradients_envelope,
+    updates_envelope,
+)
+
+
+def _size(entries: int | None) -> str:
+    return f"{entries:,} entries" if entries is not None else "no trained entries"
+
+
+def _first(tensors: Comparisons) -> Comparisons:
+    return tuple(comparison for comparison in tensors if comparison.step <= FIRST_STEPS)
+
+
+def _later(tensors: Comparisons) -> Comparisons:
+    return tuple(comparison for comparison in tensors if comparison.step > FIRST_STEPS)
+
+
+def _all_inside(
+    tensors: Iterable[TensorComparison],
+    kind: Callable[[TensorComparison], TensorDifferences | None],
+    noun: str,
+) -> Finding:
+    """FAIL at the first sample with a tensor outside; else PASS with the one nearest its limit."""
+    looked = [(comparison, found) for comparison in tensors if (found := kind(comparison))]
+    if not looked:
+        return skipped("no per-tensor evidence on one side")
+    steps = (looked[0][0].step, looked[-1][0].step)
+    for comparison, found in looked:
+        if found.outside.size:
+            return _outside(comparison, found, noun, steps)
+    comparison, found = max(looked, key=lambda pair: _nearness(pair[1]))
+    index = found.worst
+    return Finding(
+        Outcome.PASS,
+        f"nearest to its limit is {comparison.names[index]} at step {comparison.step}",
+        measured=float(found.difference[index]),
+        limit=found.limit_at(index),
+        unit="relative",
+        steps=steps,
+    )
+
+
+def _outside(
+    comparison: TensorComparison, found: TensorDifferences, noun: str, steps: tuple[int, int]
+) -> Finding:
+    deviations = comparison.deviations(found)
+    count, index = found.outside.size, int(found.outside[0])
+    others = f", of {len(comparison.names)} parameters" if count > 1 else ""
+    return Finding(
+        Outcome.FAIL,
+        f"{count} {noun}{'s' * (count > 1)} differ{'s' * (count == 1)} at step "
+        f"{comparison.step}{others}: {_named(deviations, count)}",
+        measured=float(found.difference[index]),
+        limit=found.limit_at(index),
+        unit="relative",
+        steps=steps,
+        onset=comparison.step,
+        deviations=deviations,
+    )
+
+
+def _named(deviations: tuple[Deviation, ...], count: int) -> str:
+    words = [f"{each.tensor} by {each.measured:.2g}" for each in deviations[:NAMED]]
+    return ", ".join(words) + (" …" if count > NAMED else "")
+
+
+def _nearness(found: TensorDifferences) -> float:
+    limit = float(found.limit[found.worst])
+    return float(found.difference[found.worst]) / limit if limit else 0.0

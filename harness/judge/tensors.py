@@ -1,0 +1,158 @@
+"""Every parameter's gradient and update against the control's, with a limit for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.chance import tensor_multiple
+from harness.judge.floors import (
+    GRADIENT_FLOORS,
+    INITIAL_FLOORS,
+    TENSOR_CEILING,
+    TENSOR_ROUNDING,
+    UPDATE_FLOORS,
+    Floor,
+    coarser,
+)
+from harness.judge.sketches import gradient_difference, relative, shared_samples, update_difference
+from harness.model import (
+    Calibration,
+    Deviation,
+    Evidence,
+    Floats,
+    Integers,
+    Limit,
+    TensorSample,
+)
+
+MOST_DEVIATIONS = 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorDifferences:
+    """Relative differences of one kind (gradients, say) at one step, per parameter."""
+
+    difference: Floats
+    limit: Floats
+    learnt: bool
+    """Whether repeats of the control were there to learn the limits from."""
+    origin: str
+
+    @property
+    def outside(self) -> Integers:
+        """Indices of the tensors outside their limits, the furthest first."""
+        excess = self._excess()
+        wrong = np.flatnonzero(~(self.difference <= self.limit))
+        return wrong[np.argsort(-excess[wrong], kind="stable")]
+
+    @property
+    def worst(self) -> int:
+        """Index of the tensor nearest to its limit, or furthest beyond it."""
+        return int(np.argmax(self._excess()))
+
+    def limit_at(self, index: int) -> Limit:
+        return Limit(float(self.limit[index]), self.origin)
+
+    def _excess(self) -> Floats:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = self.difference / self.limit
+        return np.nan_to_num(excess, nan=0.0, posinf=np.inf)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorComparison:
+    """One sampled step of a test set against the control's; rows in the order of ``names``."""
+
+    step: int
+    names: tuple[str, ...]
+    test: TensorSample
+    control: TensorSample
+    initial: TensorDifferences | None
+    """Parameters before training; at step 0 only."""
+    gradients: TensorDifferences | None
+    updates: TensorDifferences | None
+    """Since the sample before; None at the first sample."""
+
+    def deviations(self, found: TensorDifferences) -> tuple[Deviation, ...]:
+        return tuple(
+            Deviation(
+                self.names[index],
+                self.step,
+                float(found.difference[index]),
+                float(found.limit[index]),
+            )
+            for index in found.outside[:MOST_DEVIATIONS]
+        )
+
+
+def compare_tensors(
+    test: Evidence, control: Evidence, calibration: Calibration | None
+) -> tuple[TensorComparison, ...]:
+    """Compare the runs at every step that both sampled, in order."""
+    limits = _Limits(test, control, calibration)
+    found: list[TensorComparison] = []
+    before: tuple[TensorSample, TensorSample] | None = None
+    for number, (ours, theirs) in enumerate(shared_samples(test, control)):
+        gradients = updates = None
+        if ours.gradients is not None and theirs.gradients is not None:
+            difference = gradient_difference(ours.gradients, theirs.gradients)
+            gradients = limits.of(difference, "gradient", theirs, number)
+        if before is not None:
+            difference = update_difference((before[0], ours), (before[1], theirs))
+            updates = limits.of(difference, "update", theirs, number)
+        initial = limits.initial(ours, theirs) if theirs.step == 0 else None
+        found.append(
+            TensorComparison(theirs.step, theirs.names, ours, theirs, initial, gradients, updates)
+        )
+        before = ours, theirs
+    return tuple(found)
+
+
+class _Limits:
+    """The limits of one pair of runs."""
+
+    def __init__(self, test: Evidence, control: Evidence, calibration: Calibration | None) -> None:
+        self.precision = coarser(test.precision, control.precision)
+        self.same_regime = test.precision is control.precision
+        self.calibration = calibration if calibration and calibration.taught_by else None
+
+    def initial(self, ours: TensorSample, theirs: TensorSample) -> TensorDifferences:
+        difference = relative(
+            ours.parameters.sketch - theirs.parameters.sketch,
+            ours.parameters.norm,
+            theirs.parameters.norm,
+        )
+        limit = np.full(difference.shape, INITIAL_FLOORS[self.precision])
+        origin = f"the same weights in {self.precision.value}"
+        return TensorDifferences(difference, limit, learnt=False, origin=origin)
+
+    def of(
+        self, difference: Floats, kind: str, theirs: TensorSample, number: int
+    ) -> TensorDifferences:
+        scale = self._scale(kind, theirs)
+        floors = GRADIENT_FLOORS if kind == "gradient" else UPDATE_FLOORS
+        floor = self._floor(floors[self.precision], theirs.step, learnt=scale is not None)
+        if scale is None or self.calibration is None:
+            origin = f"floor of {self.precision.value} arithmetic"
+            limit = np.full(difference.shape, floor)
+            return TensorDifferences(difference, limit, learnt=False, origin=origin)
+        repeats = self.calibration.taught_by
+        multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats)
+        origin = f"{multiple:.0f} x the spread of {repeats} repeats"
+        limit = np.minimum(np.maximum(multiple * scale, floor), TENSOR_CEILING)
+        return TensorDifferences(difference, limit, learnt=True, origin=origin)
+
+    def _scale(self, kind: str, theirs: TensorSample) -> Floats | None:
+        """The calibrated scale in the order of the control's names; None when there is none."""
+        known = self.calibration.tensors.get(theirs.step) if self.calibration else None
+        values = getattr(known, kind) if known else None
+        if known is None or values is None or known.names != theirs.names:
+            return None
+        return np.where(np.isfinite(values), values, 0.0)
+
+    def _floor(self, floor: Floor, step: int, *, learnt: bool) -> float:
+        if learnt and self.same_regime:
+            return TENSOR_ROUNDING[self.precision]
+        return float(floor.at(np.array([step]))[0])
