@@ -1,0 +1,129 @@
+"""What repeats teach: the scale of rounding, how it grows, how often a right run may exceed it."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, run, samples, with_signals
+from scipy import stats
+
+from harness.judge import calibrate
+from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
+from harness.judge.envelope import compare
+from harness.model import Precision
+
+CONTROL = run()
+
+
+def repeat(name, difference):
+    """A repeat whose loss differs relatively by a function of the step."""
+    return with_signals(run(name), loss_recomputed=lambda step, x: x * (1 + difference(step)))
+
+
+def test_the_scale_is_the_root_mean_square_of_the_repeats_and_never_falls():
+    calibration = calibrate(
+        CONTROL,
+        [
+            repeat("a", lambda step: 3e-8 if step == 1 else 0.0),
+            repeat("b", lambda step: -4e-8 if step == 1 else 1e-9),
+        ],
+    )
+    scale = calibration.signals["loss_recomputed"].scale
+    assert scale[0] == pytest.approx(math.sqrt((9 + 16) / 2) * 1e-8, rel=1e-6)
+    assert np.all(np.diff(scale) >= 0)
+    assert calibration.signals["loss"].scale.tolist() == [0.0] * STEPS
+
+
+def test_a_bit_identical_rerun_is_named_and_does_not_dilute_the_scale():
+    loud = [repeat(name, lambda step: 1e-8) for name in "ab"]
+    with_rerun = calibrate(CONTROL, [run("rerun"), *loud])
+    without = calibrate(CONTROL, loud)
+    assert (with_rerun.taught_by, without.taught_by) == (2, 2)
+    assert with_rerun.repeats == ("rerun", "a", "b")
+    scales = [c.signals["loss_recomputed"].scale for c in (with_rerun, without)]
+    assert np.array_equal(*scales)
+
+
+@pytest.mark.parametrize(
+    ("law", "growth"), [(lambda step: 1e-8 * step**0.5, 0.5), (lambda step: 1e-8 * step, 1.0)]
+)
+def test_growth_is_the_exponent_of_the_power_law(law, growth):
+    repeats = [repeat(str(sign), lambda step, s=sign: s * law(step)) for sign in (-1, 1)]
+    learnt = calibrate(CONTROL, repeats).signals["loss_recomputed"]
+    assert learnt.growth == pytest.approx(growth, abs=0.1)
+    assert learnt.doubling_steps is None
+
+
+def test_exponential_growth_is_told_by_its_doubling_time():
+    repeats = [
+        repeat(str(sign), lambda step, s=sign: s * 1e-9 * 2 ** (step / 4)) for sign in (-1, 1)
+    ]
+    learnt = calibrate(CONTROL, repeats).signals["loss_recomputed"]
+    assert learnt.doubling_steps == pytest.approx(4, rel=0.1)
+
+
+def test_tensors_have_scales_of_their_own_at_every_sampled_step():
+    def doubled(step, name, values):
+        return values * (1 + 1e-6) if name == "norm.weight" else values
+
+    other = replace(repeat("a", lambda step: 1e-9), samples=samples(gradient=doubled))
+    tensors = calibrate(CONTROL, [other]).tensors
+    assert tuple(tensors) == SAMPLE_STEPS
+    assert tensors[0].gradient is None
+    assert tensors[1].gradient == pytest.approx([0, 1e-6, 0], rel=0.3)  # 64 projections
+    assert tensors[1].update == pytest.approx([0, 0, 0], abs=1e-12)
+    assert tensors[1].names == SAMPLES[1].names
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (lambda: replace(run("r"), complete=False), "the repeat r ended early"),
+        (lambda: with_signals(run("r"), loss=lambda *_: math.nan), "loss is nan"),
+        (lambda: replace(run("r"), batch_digests=("0" * 16,) * STEPS), "other samples"),
+        (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "does not reproduce itself"),
+    ],
+)
+def test_a_repeat_that_teaches_nothing_sound_is_a_problem(broken, words):
+    calibration = calibrate(CONTROL, [broken()])
+    assert words in calibration.problems[0]
+
+
+# ----------------------------------------------------------------------- chance
+
+
+def test_the_shares_of_a_budget_never_add_up_to_more_than_it():
+    total = np.cumsum(shares(2**16))
+    assert np.all(np.diff(shares(2**16)) <= 0)
+    assert 0.9 < total[-1] < 1
+
+
+def test_a_limit_is_the_quantile_of_its_share():
+    limit = multiples(np.arange(1, 9), alarms=1e-3, repeats=5)
+    expected = [stats.t.isf(1e-3 * share / 2, 5) for share in shares(8)]
+    assert limit == pytest.approx(np.array(expected) * IMPLEMENTATION_FACTOR)
+
+
+def test_more_repeats_tighten_limits_and_more_tensors_widen_them():
+    looks = np.arange(1, 100)
+    assert np.all(multiples(looks, 1e-4, 20) < multiples(looks, 1e-4, 5))
+    assert tensor_multiple(1000, 1, 5) > tensor_multiple(10, 1, 5)
+    assert tensor_multiple(10, 6, 5) > tensor_multiple(10, 1, 5)
+
+
+def test_a_run_longer_than_its_calibration_is_judged_by_the_law_that_fits():
+    repeats = [repeat(str(sign), lambda step, s=sign: s * 1e-7 * step) for sign in (-1, 1, 1)]
+    calibration = calibrate(CONTROL, repeats)
+    longer = {name: np.resize(column.values, 4 * STEPS) for name, column in CONTROL.signals.items()}
+    control = replace(CONTROL, steps=np.arange(1, 4 * STEPS + 1), signals=longer)
+    limit = compare("loss_recomputed", control, control, calibration).limit
+    assert limit[-1] > 3 * limit[STEPS - 1]
+
+
+def test_a_calibration_of_another_regime_does_not_sharpen_a_coarser_set():
+    calibration = calibrate(CONTROL, [repeat(str(n), lambda step: 1e-9) for n in range(5)])
+    coarse = replace(run("t"), precision=Precision.BF16)
+    alike, across = (compare("loss", test, CONTROL, calibration) for test in (run("t"), coarse))
+    assert across.limit[0] > 100 * alike.limit[0]
+    assert "bf16" in across.floor_origin
