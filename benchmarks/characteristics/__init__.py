@@ -1,0 +1,1 @@
+"""How often the judge is wrong, measured: on simulated runs, and on real repeats of a control."""

@@ -1,0 +1,117 @@
+"""The tables of docs/operating-characteristics.md, in Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from characteristics.long_runs import CORRELATIONS, LongRuns
+from characteristics.rates import FalseAlarms, Power
+from characteristics.real_runs import RealRuns
+
+
+def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
+    rows = [
+        (
+            one.situation.law.name,
+            one.situation.steps,
+            f"x{one.situation.factor:g}",
+            f"{one.experiments.hits} of {one.experiments.trials}",
+            one.experiments,
+            f"{one.tests.value:.3%}",
+            f"{one.undecided.value:.1%}",
+            _counted(one.checks),
+        )
+        for one in found
+    ]
+    return _table(
+        (
+            "law",
+            "steps",
+            "test sets deviate",
+            "experiments with a FAIL",
+            "rate (95% interval)",
+            "per test set",
+            "INCONCLUSIVE",
+            "checks",
+        ),
+        rows,
+    )
+
+
+def power_table(found: Sequence[Power]) -> str:
+    """Rows by law and bias; columns by length: power, tier, median delay."""
+    lengths = sorted({one.steps for one in found})
+    cells = {(one.law.name, one.bias, one.steps): one for one in found}
+    rows = [
+        (
+            law,
+            f"{bias.size:.1%}",
+            "middle" if bias.from_middle else "step 1",
+            *(_power(cells[law, bias, steps]) for steps in lengths),
+        )
+        for law, bias in dict.fromkeys((one.law.name, one.bias) for one in found)
+    ]
+    return _table(("law", "bias", "from", *(f"{steps:,} steps" for steps in lengths)), rows)
+
+
+def long_run_table(found: Sequence[LongRuns]) -> str:
+    """Rows by window and quantity; columns by autocorrelation."""
+    quantities = (
+        ("interval holds the mean (90%)", "covered"),
+        ("at the margin: equivalent (5%)", "wrongly_equivalent"),
+        ("at the margin: different (5%)", "wrongly_different"),
+        ("drift to the margin: equivalent (5%)", "drift_equivalent"),
+        ("no difference: equivalent", "equivalent"),
+        ("settled by the further steps (80%)", "settled"),
+    )
+    cells = {(one.window, one.correlation): one for one in found}
+    rows = [
+        (
+            f"{window:,}",
+            words,
+            *(_percent(getattr(cells[window, rho], name)) for rho in CORRELATIONS),
+        )
+        for words, name in quantities
+        for window in sorted({one.window for one in found})
+    ]
+    return _table(("window", "what", *(f"rho {rho:g}" for rho in CORRELATIONS)), rows)
+
+
+def real_run_table(found: RealRuns) -> str:
+    return (
+        _table(
+            ("runs", "steps", "pairs", "FAIL (95% interval)", "controls with a FAIL", "checks"),
+            [
+                (
+                    found.runs,
+                    found.steps,
+                    found.pairs.trials,
+                    f"{found.pairs.hits}: {found.pairs}",
+                    f"{found.controls.hits} of {found.controls.trials}",
+                    _counted(found.checks.elements()),
+                )
+            ],
+        )
+        + f"\n\nNeither PASS nor FAIL: {found.undecided.hits} of {found.undecided.trials} pairs."
+    )
+
+
+def _power(one: Power) -> str:
+    if one.tier is None:
+        return f"{one.detected.value:.0%}"
+    return f"{one.detected.value:.0%}, {one.tier.value}, {one.delay:g}"
+
+
+def _percent(rate: object) -> str:
+    value, trials = getattr(rate, "value", 0.0), getattr(rate, "trials", 0)
+    return f"{value:.1%}" if trials else ""
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in Counter(names).most_common(3))
+
+
+def _table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
