@@ -5,6 +5,7 @@ import torch.distributed as dist
 from gloo_ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from harness.rank.ulp import direction, move_by_one_ulp
 
@@ -22,9 +23,9 @@ def weights():
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))
 
 
-def moved():
+def moved(seed=1):
     layer = Layer(weights())
-    move_by_one_ulp([layer])
+    move_by_one_ulp([layer], seed)
     return layer
 
 
@@ -40,16 +41,25 @@ def test_a_scalar_moves_too():
     assert abs(float(moved().scale.detach()) - 1) in (2**-23, 2**-24)
 
 
-def test_the_direction_depends_on_the_name():
+def test_the_direction_depends_on_the_name_and_the_seed():
     index = torch.arange(1000)
-    assert not torch.equal(direction("a", index), direction("b", index))
-    assert 400 < int(direction("a", index).sum()) < 600
+    first = direction("a", index, 1)
+    assert 400 < int(first.sum()) < 600
+    for other in (direction("b", index, 1), direction("a", index, 2)):
+        assert 400 < int((first == other).sum()) < 600
+    assert not torch.equal(moved(seed=1).weight, moved(seed=2).weight)
+
+
+def test_weights_that_are_not_contiguous_move_too():
+    layer = Layer(weights().permute(2, 1, 0))
+    move_by_one_ulp([layer], 1)
+    assert bool((layer.weight != weights().permute(2, 1, 0)).all())
 
 
 def moved_shards(sizes, dims, placements):
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=dims)
-    layer = Layer(distribute_tensor(weights(), mesh, placements))
-    move_by_one_ulp([layer])
+    layer = Layer(distribute_tensor(weights(), mesh, placements, src_data_rank=None))
+    move_by_one_ulp([layer], 1)
     assert torch.equal(layer.weight.full_tensor(), moved().weight)
 
 
@@ -57,6 +67,7 @@ def all_shardings():
     moved_shards((dist.get_world_size(),), ("fsdp",), (Shard(0),))
     moved_shards((dist.get_world_size(),), ("tp",), (Shard(1),))
     moved_shards((2, 2), ("fsdp", "tp"), (Shard(0), Shard(1)))
+    moved_shards((2, 2), ("fsdp", "tp"), (_StridedShard(0, split_factor=2), Shard(0)))
     moved_shards((2, 2), ("dp_replicate", "fsdp"), (Replicate(), Shard(0)))
 
 

@@ -75,7 +75,7 @@ def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
 
     probe = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
-        _move_loaded_weights(trainer)
+        _move_loaded_weights(trainer, job.repeat_seed)
     if job.inject is not None:
         injected.append(call_injected(job.inject, trainer))
     trainer.train()
@@ -94,14 +94,14 @@ def _end_without_sleeping() -> None:
     train.time = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: None)
 
 
-def _move_loaded_weights(trainer: Any) -> None:
+def _move_loaded_weights(trainer: Any, seed: int) -> None:
     """Move the weights once the seed checkpoint is loaded, which ``train`` begins with."""
     load = trainer.checkpointer.load
 
     @functools.wraps(load)
     def load_and_move(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        move_by_one_ulp(trainer.model_parts)
+        move_by_one_ulp(trainer.model_parts, seed)
         return loaded
 
     trainer.checkpointer.load = load_and_move

@@ -83,7 +83,7 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
     if job.device == "cpu":
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
-        _move_weights_after_loading(trainer)
+        _move_weights_after_loading(trainer, job.repeat_seed)
 
     injected: list[str] = []
     happened = Happened(injected, rotation=rotation, fusion=fusion)
@@ -98,12 +98,12 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
     dist.barrier()
 
 
-def _move_weights_after_loading(trainer: Any) -> None:
+def _move_weights_after_loading(trainer: Any, seed: int) -> None:
     load = trainer.checkpointer.load
 
     def load_and_move(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        move_by_one_ulp(trainer.model_parts)
+        move_by_one_ulp(trainer.model_parts, seed)
         return loaded
 
     trainer.checkpointer.load = load_and_move

@@ -1,0 +1,186 @@
+"""Count sketches: 64 signed sums from which the distance of two tensors can be told.
+
+A hash gives every entry of a tensor a sign and one of 64 sums. For two tensors of one name, the
+sum of squared differences of their sums estimates the squared norm of the tensors' difference:
+without bias, and with a relative standard deviation of at most sqrt(2/64) = 18%, because the hash
+is 4-universal. Sums of shards add up to those of the whole tensor, whatever the sharding.
+
+Sources: Alon, Matias and Szegedy 1996 (signed sums estimate a second moment); Charikar, Chen and
+Farach-Colton 2002 (count sketch: each entry goes into one sum only); Thorup and Zhang 2004,
+"Tabulation based 4-universal hashing with applications to second moment estimation" (the variance
+of this estimate, and the hash).
+
+The hash of entry (row, column) of a matrix is ``A[row] ^ B[column] ^ C[row + column]``, with tables
+A, B and C of random bits: Thorup and Zhang prove that it is 4-universal. The tables hold seven bits
+an entry and are as long as a row and a column, so a block of entries is hashed by two XORs of
+bytes. Any tensor is taken for the matrix that its dimensions make when they are divided in two, so
+that rows and columns are fewest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from harness.rank.hashing import mixed
+from harness.rank.placement import Held
+
+SUMS = 64
+"""Sums of a sketch."""
+_CODES = 2 * SUMS
+"""A code of seven bits: one for the sign, six for the sum."""
+WIDTH = _CODES + 2
+"""Columns of what is added up: sums by code, sum of squares, entries that are not zero."""
+SQUARES = _CODES
+NOT_ZERO = _CODES + 1
+_TABLE_BLOCK = 1 << 15
+"""Entries of a table made at a time: temporaries of less than 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardHash:
+    """The codes of the entries of one shard, from three short tables."""
+
+    shape: tuple[int, int]
+    """The shard as a matrix."""
+    _rows: torch.Tensor
+    """Shape (rows, 1), uint8: A."""
+    _columns: torch.Tensor
+    """Shape (columns,), uint8: B."""
+    _sums: torch.Tensor
+    """Shape (span of rows, span of columns), uint8: C as a view that overlaps itself."""
+    _row_places: torch.Tensor | None
+    """Where the rows are in ``_sums``; None when they follow each other."""
+    _column_places: torch.Tensor | None
+
+    def write(self, down: slice, across: slice, codes: torch.Tensor) -> None:
+        """Write the codes of a block of the matrix into a uint8 tensor of its shape."""
+        sums = self._sums[down] if self._row_places is None else self._sums[self._row_places[down]]
+        if self._column_places is None:
+            sums = sums[:, across]
+        else:
+            sums = sums[:, self._column_places[across]]
+        torch.bitwise_xor(sums, self._columns[across], out=codes)
+        codes.bitwise_xor_(self._rows[down])
+
+
+class Sketcher:
+    """Adds up shards, a block at a time, in working memory that all of them share."""
+
+    def __init__(self, block: int, device: torch.device) -> None:
+        """``block`` is how many entries are taken at a time: nine bytes of memory for each."""
+        self._wide = torch.empty(block, dtype=torch.float64, device=device)
+        self._codes = torch.empty(block, dtype=torch.uint8, device=device)
+
+    @torch.no_grad()
+    def add(self, shard: ShardHash, values: torch.Tensor, into: torch.Tensor) -> None:
+        """Add a shard's values, a plain tensor of any float dtype, to a float64 row of WIDTH.
+
+        On CUDA the order of additions, and so the last bit of a sum, is not fixed.
+        """
+        with _in_any_order():
+            for down, across, block in _blocks(shard.shape, values, len(self._wide)):
+                wide, codes = self._wide[: block.numel()], self._codes[: block.numel()]
+                wide.view(block.shape).copy_(block)
+                shard.write(down, across, codes.view(block.shape))
+                into[:_CODES] += torch.bincount(codes, weights=wide, minlength=_CODES)
+                into[SQUARES] += torch.dot(wide, wide)
+                into[NOT_ZERO] += torch.count_nonzero(wide)
+
+    @torch.no_grad()
+    def not_finite(self, shard: ShardHash, values: torch.Tensor) -> int:
+        """Entries of a shard that are NaN or infinite."""
+        blocks = _blocks(shard.shape, values, len(self._wide))
+        return sum(block.numel() - int(block.isfinite().sum()) for _, _, block in blocks)
+
+
+def shard_hash(name: str, held: Held, device: torch.device) -> ShardHash:
+    """The hash of the entries of a named tensor that a rank holds."""
+    leading, trailing = held.divided(_division(held.whole))
+    shape = leading.numel, trailing.numel
+    if not held.numel:
+        empty = torch.empty(shape, dtype=torch.uint8, device=device)
+        return ShardHash(shape, empty, empty, empty, None, None)
+    digest = hashlib.blake2b(name.encode(), digest_size=24).digest()
+    keys = [int.from_bytes(digest[start : start + 8], "little") for start in (0, 8, 16)]
+    rows, first_row, last_row, row_places = _places(leading, keys[0], device)
+    columns, first_column, last_column, column_places = _places(trailing, keys[1], device)
+    sums = _table(first_row + first_column, last_row + last_column + 1, keys[2], device)
+    windows = sums.unfold(0, last_column - first_column + 1, 1)
+    return ShardHash(shape, rows.unsqueeze(1), columns, windows, row_places, column_places)
+
+
+def _blocks(
+    shape: tuple[int, int], values: torch.Tensor, entries: int
+) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """Blocks of a shard as a matrix: which rows, which columns, the values."""
+    rows, columns = shape
+    if not rows * columns:
+        return
+    matrix = values.reshape(shape)
+    width = min(columns, entries)
+    height = entries // width
+    for top in range(0, rows, height):
+        for left in range(0, columns, width):
+            down, across = slice(top, top + height), slice(left, left + width)
+            yield down, across, matrix[down, across]
+
+
+@contextmanager
+def _in_any_order() -> Iterator[None]:
+    """Allow atomic additions on CUDA, which deterministic algorithms forbid ``bincount``."""
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(mode=False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=True, warn_only=only_warn)
+
+
+def folded(added: torch.Tensor) -> torch.Tensor:
+    """The sketches, shape (..., SUMS), of rows that ``Sketcher.add`` filled."""
+    return added[..., :SUMS] - added[..., SUMS:_CODES]
+
+
+def _division(whole: tuple[int, ...]) -> int:
+    """How many leading dimensions make the rows of the matrix."""
+    return min(
+        range(len(whole) + 1),
+        key=lambda dim: math.prod(whole[:dim]) + math.prod(whole[dim:]),
+    )
+
+
+def _places(
+    side: Held, key: int, device: torch.device
+) -> tuple[torch.Tensor, int, int, torch.Tensor | None]:
+    """Of the rows (or columns) held: their codes, the first, the last, and where they are."""
+    count = side.numel
+    codes = torch.empty(count, dtype=torch.uint8, device=device)
+    for block, index in side.blocks(_TABLE_BLOCK, device):
+        codes[block] = _codes(index, key)
+    first = int(side.flat_index(0, 1, device))
+    last = int(side.flat_index(count - 1, count, device))
+    follow = last - first + 1 == count  # a shard's rows are in ascending order
+    return codes, first, last, None if follow else side.flat_index(0, count, device) - first
+
+
+def _table(start: int, stop: int, key: int, device: torch.device) -> torch.Tensor:
+    """Codes of start, start + 1, …, stop - 1."""
+    codes = torch.empty(stop - start, dtype=torch.uint8, device=device)
+    for begin in range(start, stop, _TABLE_BLOCK):
+        end = min(begin + _TABLE_BLOCK, stop)
+        codes[begin - start : end - start] = _codes(torch.arange(begin, end, device=device), key)
+    return codes
+
+
+def _codes(index: torch.Tensor, key: int) -> torch.Tensor:
+    """Seven random bits for each index."""
+    return (mixed(index, key) >> 57).bitwise_and_(_CODES - 1).to(torch.uint8)
