@@ -30,7 +30,9 @@ class GradNorm:
 
     names: tuple[str, ...]
     """Canonical names of every trainable parameter of the whole model, sorted."""
-    _owned: list[tuple[int, torch.nn.Parameter]]
+    sizes: tuple[int, ...]
+    """Entries of each whole parameter."""
+    owned: list[tuple[int, torch.nn.Parameter]]
     """Index into ``names`` and the parameter, where this rank is the one that counts it."""
     problems: list[str] = field(default_factory=list)
     """Gradients that cannot be counted, in words; a norm with one of them is no evidence."""
@@ -40,11 +42,11 @@ class GradNorm:
         """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
         sums = [0.0] * len(self.names)
         self.problems.clear()
-        for index, parameter in self._owned:
+        for index, parameter in self.owned:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            problem = _placement_problem(parameter, gradient)
+            problem = placement_problem(parameter, gradient)
             if problem:
                 self.problems.append(f"{self.names[index]}: {problem}")
                 continue
@@ -65,21 +67,23 @@ def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.n
 
 def assign_shards(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> GradNorm:
     """Decide which rank counts which shard. Collective over the world, once."""
-    mine = [shard_key(name, parameter) for name, parameter in parameters]
-    everyone: list[list[ShardKey]] = [[] for _ in range(dist.get_world_size())]
+    mine = [(shard_key(name, parameter), parameter.numel()) for name, parameter in parameters]
+    everyone: list[list[tuple[ShardKey, int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
     owner: dict[ShardKey, int] = {}
-    for rank, keys in enumerate(everyone):
-        for key in keys:
+    sizes: dict[str, int] = {}
+    for rank, shards in enumerate(everyone):
+        for key, size in shards:
             owner.setdefault(key, rank)
-    names = tuple(sorted({name for name, _ in owner}))
+            sizes[key[0]] = size
+    names = tuple(sorted(sizes))
     index = {name: position for position, name in enumerate(names)}
     owned = [
         (index[name], parameter)
-        for key, (name, parameter) in zip(mine, parameters, strict=True)
+        for (key, _), (name, parameter) in zip(mine, parameters, strict=True)
         if owner[key] == dist.get_rank()
     ]
-    return GradNorm(names, owned)
+    return GradNorm(names, tuple(sizes[name] for name in names), owned)
 
 
 def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
@@ -102,7 +106,7 @@ def global_norm(rows: Sequence[Sequence[float]]) -> float:
     return math.sqrt(math.fsum(square for row in rows for square in row))
 
 
-def _placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
+def placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
     """Why a gradient's shards do not add up to its norm; empty when they do."""
     placements = _placements(gradient)
     if any(placement.is_partial() for placement in placements):

@@ -7,12 +7,16 @@ In a training step a dialect calls, in this order::
     on_logits(logits, labels)      wherever the loss function is called, outside compiled code
     before_clip()                  gradients are complete and not yet clipped
     on_log(loss, grad_norm)        what the trainer reports
-    end_step()                     on **every** rank: the one collective of the step
+    end_step()                     on **every** rank: the one collective of a plain step
 
-and ``close()`` after the last step. Each rank keeps what it saw; ``end_step`` gathers one small
-float64 row from every rank, and the writer (the lowest rank that holds the last pipeline stage)
-turns the rows into one line of ``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in
-rank order, so they are rounded once and the same in every run.
+A step that is sampled (``Job.sample_steps``) has two more collectives at its end: one adds up the
+rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step finds
+it, with its checkpoint loaded. After the last step comes ``close()``.
+
+Each rank keeps what it saw; ``end_step`` gathers one small float64 row from every rank, and the
+writer (the lowest rank that holds the last pipeline stage) turns the rows into one line of
+``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in rank order, so they are rounded once
+and the same in every run.
 
 Attach the probe **before** a test set's ``inject`` is called: what an injected wrapper does to
 gradients or metrics then happens before the probe sees them, as a bug of the trainer would.
@@ -35,6 +39,8 @@ from harness.rank.digest import BatchDigest, combine
 from harness.rank.grad_norm import assign_shards, global_norm, trainable
 from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
+from harness.rank.replicas import ReplicaCheck
+from harness.rank.tensors import TensorSamples
 from harness.rank.writer import MetricsWriter
 
 
@@ -56,6 +62,8 @@ class TrainerView:
     vocab_size: int
     """Of the whole model: tells vocabulary shards in plain tensors."""
     device: torch.device
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    """Those of the parameters on this rank."""
     learning_rate: Callable[[], float]
     """The rate that the next optimizer step will use."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +118,10 @@ class Probe:
                 "versions": dict(view.versions),
             }
             self._writer = MetricsWriter(job.run_folder, header)
+        self._sample_steps = frozenset(job.sample_steps)
+        folder = job.run_folder / "tensors" if self.is_writer else None
+        self._samples = TensorSamples(self._grad_norm, folder, view.device)
+        self._replicas = ReplicaCheck(view)
 
     @property
     def is_writer(self) -> bool:
@@ -126,9 +138,11 @@ class Probe:
         return self._digest.samples
 
     def begin_step(self, step: int) -> None:
-        """Forget the last step, note the learning rate and the time."""
+        """Forget the last step, note the learning rate and the time. Step 0 is sampled here."""
         if self._began is None:
             self._began = time.perf_counter()
+        if step == 1:  # no step 0 in a run that resumes
+            self._write_replicas(self._sampled(0))
         self._step = step
         self._digest = BatchDigest()
         self._tokens = 0
@@ -161,15 +175,21 @@ class Probe:
             self._paused = False
 
     def before_clip(self) -> None:
-        """Take the gradients' squared norms. No collective happens here."""
+        """Take the gradients' squared norms, and their samples. No collective happens here."""
         self._squares = self._grad_norm.squares()
+        if self._step in self._sample_steps:
+            self._samples.gradients()
+            self._replicas.gradients()
 
     def on_log(self, loss: float | None, grad_norm: float | None) -> None:
         """Note what the trainer reports on this rank."""
         self._reported = (loss, grad_norm)
 
     def end_step(self) -> None:
-        """Gather the ranks' rows and write the step's line. Collective over the world."""
+        """Gather the ranks' rows and write the step's evidence. Collective over the world."""
+        agreement = self._sampled(self._step)
+        problems = [*self._grad_norm.problems, *self._samples.problems]
+        self._samples.problems.clear()
         squares = self._squares or [0.0] * len(self._grad_norm.names)
         high, low = self._digest.halves
         # Every vocabulary shard takes part in the sum; one of them counts it.
@@ -183,28 +203,32 @@ class Probe:
             tokens=self._tokens,
             loss_sum=loss_sum if self.view.tp_rank == 0 else 0.0,
             saw_gradients=self._squares is not None,
-            problems=len(self._grad_norm.problems),
+            problems=len(problems),
             memory=peak_memory_bytes(self.view.device),
         )
         everyone = _gather([*row, *squares], self.view.device)
         rows = [_Row(*values[: len(row)]) for values in everyone]
         all_squares = [values[len(row) :] for values in everyone]
-        problems = self._everyones_problems(rows)
+        problems = _everyones(problems) if any(row.problems for row in rows) else []
         if self._writer is not None:
             self._writer.step(self._line(rows, all_squares, problems))
+        self._write_replicas(agreement)
 
     def close(self) -> None:
         """Training is complete: give the evidence its final name."""
         if self._writer is not None:
             self._writer.finish(self._step)
 
-    def _everyones_problems(self, rows: Sequence[_Row]) -> list[str]:
-        """Which ranks could not count their gradients, and why. Collective if there are any."""
-        if not any(row.problems for row in rows):
-            return []
-        everyone: list[list[str]] = [[] for _ in rows]
-        dist.all_gather_object(everyone, self._grad_norm.problems)
-        return sorted({problem for problems in everyone for problem in problems})
+    def _sampled(self, step: int) -> dict[str, Any] | None:
+        """Per-tensor evidence of a step that is sampled. Collective over the world."""
+        if step not in self._sample_steps:
+            return None
+        self._samples.finish(step)
+        return self._replicas.finish(step)
+
+    def _write_replicas(self, agreement: dict[str, Any] | None) -> None:
+        if self._writer is not None and agreement is not None:
+            self._writer.replicas(agreement)
 
     def _line(
         self,
@@ -240,6 +264,13 @@ class Probe:
         if problems:
             line["problems"] = list(problems)
         return line
+
+
+def _everyones(problems: Sequence[str]) -> list[str]:
+    """What any rank could not count, and why. Collective over the world."""
+    everyone: list[Sequence[str]] = [() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, problems)
+    return sorted({problem for some in everyone for problem in some})
 
 
 def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) -> list[str]:

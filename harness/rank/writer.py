@@ -1,4 +1,4 @@
-"""The files a run leaves: ``metrics.jsonl`` line by line, ``in_force.json`` at once.
+"""The files a run leaves: ``metrics.jsonl`` line by line, ``in_force.json`` and arrays at once.
 
 NaN and infinities are the strings ``"nan"``, ``"inf"``, ``"-inf"``: JSON has no such numbers, and
 null means that there is no value.
@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 SCHEMA = 1
 
@@ -28,6 +30,9 @@ class MetricsWriter:
 
     def step(self, values: Mapping[str, Any]) -> None:
         self._line({"kind": "step", **values})
+
+    def replicas(self, values: Mapping[str, Any]) -> None:
+        self._line({"kind": "replicas", **values})
 
     def finish(self, steps: int) -> None:
         """Write the end line and give the file its final name, on disk for sure."""
@@ -50,6 +55,15 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a whole file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(to_json(values, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a whole ``.npz`` file atomically, in a folder that it makes."""
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    with part.open("wb") as stream:
+        np.savez(stream, allow_pickle=False, **arrays)
     part.replace(path)
 
 

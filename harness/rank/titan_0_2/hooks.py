@@ -31,6 +31,7 @@ def view(trainer: Any) -> TrainerView:
         tp_group=None if tp_mesh is None else tp_mesh.get_group(),
         vocab_size=trainer.model_args.vocab_size,
         device=trainer.device,
+        optimizers=tuple(trainer.optimizers),
         learning_rate=lambda: float(trainer.lr_schedulers.schedulers[0].get_last_lr()[0]),
         versions={"torch": torch.__version__, "torchtitan": version("torchtitan")},
     )

@@ -53,6 +53,7 @@ def _view(trainer: Any) -> TrainerView:
         tp_group=tp.get_group() if tp is not None else None,
         vocab_size=trainer.model_config.vocab_size,
         device=trainer.device,
+        optimizers=tuple(trainer.optimizers),
         learning_rate=lambda: next(iter(trainer.lr_schedulers.get_metrics().values())),
         versions={"torch": torch.__version__, "torchtitan": torchtitan.__version__},
     )

@@ -1,0 +1,176 @@
+"""Per-tensor evidence of a sampled step: ``tensors/step-NNNNNNNN.npz``.
+
+Each rank sketches the shards that it counts in the gradient norm, and one sum over the ranks makes
+the rows of the whole tensors, whatever the sharding. No tensor is ever gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from harness.rank.grad_norm import GradNorm, placement_problem
+from harness.rank.placement import Held, PlacementError, held, local_shard
+from harness.rank.sketch import (
+    NOT_ZERO,
+    SQUARES,
+    SUMS,
+    WIDTH,
+    ShardHash,
+    Sketcher,
+    folded,
+    shard_hash,
+)
+from harness.rank.writer import SCHEMA, write_arrays
+
+_SMALLEST_BLOCK = 1 << 16
+"""Entries sketched at a time, at least: working memory of 0.6 MiB."""
+_LARGEST_BLOCK = 1 << 22
+_COLUMNS = SUMS + 3
+"""Of a parameter's row when it is summed over ranks: sketch, square, zeros, not finite."""
+
+Table = npt.NDArray[np.float64]
+
+
+class _Shard(NamedTuple):
+    """A shard that this rank counts."""
+
+    row: int
+    parameter: torch.nn.Parameter
+    held: Held
+    hash: ShardHash
+
+
+class TensorSamples:
+    """A rank's part of the samples; on the writer, their file.
+
+    A tensor that cannot be counted has NaN in its row, no zeros, all entries not finite, and a
+    sentence in ``problems``.
+    """
+
+    def __init__(self, norm: GradNorm, folder: Path | None, device: torch.device) -> None:
+        """``norm`` says which shards this rank counts; ``folder`` is None but on the writer."""
+        self.problems: list[str] = []
+        """Tensors that cannot be counted, in sentences; the caller clears it."""
+        self._norm = norm
+        self._folder = folder
+        self._shards: list[_Shard] = []
+        self._unknown: dict[int, str] = {}
+        """Rows of parameters of which this rank cannot tell what it holds, and why."""
+        for row, parameter in norm.owned:
+            try:
+                held_here = held(parameter)
+            except PlacementError as error:
+                self._unknown[row] = str(error)
+            else:
+                hashed = shard_hash(norm.names[row], held_here, device)
+                self._shards.append(_Shard(row, parameter, held_here, hashed))
+        self._sketcher = Sketcher(_block(shard.parameter for shard in self._shards), device)
+        self._empty = torch.zeros(len(norm.names), WIDTH, dtype=torch.float64, device=device)
+        self._gradients: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def gradients(self) -> None:
+        """Sketch the gradients as they are now. No collective happens here."""
+        uncounted = dict(self._unknown)
+        values: list[tuple[_Shard, torch.Tensor | None]] = []
+        for shard in self._shards:
+            gradient = shard.parameter.grad
+            problem = _gradient_problem(shard, gradient)
+            if problem:
+                uncounted[shard.row] = problem
+            else:
+                values.append((shard, None if gradient is None else local_shard(gradient)))
+        self._gradients = self._rows(values, uncounted)
+
+    @torch.no_grad()
+    def finish(self, step: int) -> None:
+        """Sketch the parameters, add up all ranks' rows, write them. Collective over the world."""
+        values = [(shard, local_shard(shard.parameter)) for shard in self._shards]
+        rows = {"parameters": self._rows(values, self._unknown)}
+        if step > 0:
+            if self._gradients is None:
+                self.problems.append("gradients were not sampled: the trainer did not clip them")
+                self._gradients = torch.full_like(rows["parameters"], torch.nan)
+            rows["gradients"] = self._gradients
+        self._gradients = None
+        everyone = torch.stack(list(rows.values()))
+        dist.all_reduce(everyone)
+        if self._folder is not None:
+            tables = dict(zip(rows, everyone.cpu().numpy(), strict=True))
+            write_arrays(self._folder / f"step-{step:08d}.npz", self._arrays(step, tables))
+
+    def _rows(
+        self,
+        values: Iterable[tuple[_Shard, torch.Tensor | None]],
+        uncounted: Mapping[int, str],
+    ) -> torch.Tensor:
+        """Shape (parameters, _COLUMNS), float64: what this rank adds to the rows."""
+        added = torch.zeros_like(self._empty)
+        entries, not_finite = [0] * len(added), [0] * len(added)
+        present = []
+        for shard, value in values:
+            entries[shard.row] += shard.held.numel
+            if value is not None:
+                self._sketcher.add(shard.hash, value, added[shard.row])
+                present.append((shard, value))
+        finite = added[:, SQUARES].isfinite().tolist()
+        for shard, value in present:
+            if not finite[shard.row]:
+                not_finite[shard.row] += self._sketcher.not_finite(shard.hash, value)
+        counts = added.new_tensor([entries, not_finite])
+        rows = torch.cat(
+            [
+                folded(added),
+                added[:, SQUARES, None],
+                (counts[0] - added[:, NOT_ZERO])[:, None],
+                counts[1][:, None],
+            ],
+            dim=1,
+        )
+        for row, problem in uncounted.items():
+            rows[row] = torch.nan
+            self.problems.append(f"{self._norm.names[row]}: {problem}")
+        return rows
+
+    def _arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
+        """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""
+        sizes = np.array(self._norm.sizes, dtype=np.int64)
+        arrays = {
+            "schema": np.array(SCHEMA),
+            "step": np.array(step),
+            "names": np.array(self._norm.names),
+            "sizes": sizes,
+        }
+        for kind, table in tables.items():
+            zeros, not_finite = table[:, SUMS + 1], table[:, SUMS + 2]
+            counted = np.isfinite(zeros)
+            arrays[f"{kind}_sketch"] = table[:, :SUMS]
+            arrays[f"{kind}_norm"] = np.sqrt(table[:, SUMS])
+            arrays[f"{kind}_zeros"] = np.where(counted, zeros, 0).astype(np.int64)
+            arrays[f"{kind}_not_finite"] = np.where(counted, not_finite, sizes).astype(np.int64)
+        return arrays
+
+
+def _gradient_problem(shard: _Shard, gradient: torch.Tensor | None) -> str:
+    """Why a gradient cannot be sketched; empty when it can, or when there is none."""
+    if gradient is None:
+        return ""
+    problem = placement_problem(shard.parameter, gradient)
+    shape = tuple(local_shard(gradient).shape)
+    if not problem and not shard.held.fits(shape):
+        return f"gradient's shard has shape {shape}, its parameter's {shard.held.shape}"
+    return problem
+
+
+def _block(parameters: Iterable[torch.Tensor]) -> int:
+    """Entries to sketch at a time: working memory stays below the largest shard."""
+    shards = (local_shard(parameter) for parameter in parameters)
+    largest = max((shard.numel() * shard.element_size() for shard in shards), default=0)
+    return max(_SMALLEST_BLOCK, min(largest // 16, _LARGEST_BLOCK))
