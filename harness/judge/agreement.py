@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.curves import relative_difference, series
+from harness.judge.curves import common_steps, relative_difference, series
 from harness.judge.floors import METRIC_AGREEMENT
 from harness.model import Evidence, Floats, Integers, Limit
 
@@ -39,7 +39,7 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
     None when the run lacks one of them.
     """
     reported, recomputed = series(evidence, signal), series(evidence, f"{signal}_recomputed")
-    steps, ours, theirs = np.intersect1d(reported.steps, recomputed.steps, return_indices=True)
+    steps, ours, theirs = common_steps(reported.steps, recomputed.steps)
     if not steps.size:
         return None
     said, found = reported.values[ours], recomputed.values[theirs]

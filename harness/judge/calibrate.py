@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.judge.curves import pair, relative_difference
+from harness.judge.curves import common_steps, pair, relative_difference
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
 from harness.judge.sketches import gradient_difference, shared_samples, update_difference
 from harness.judge.soundness import disordered, non_finite, other_data, other_steps, unfinished
@@ -85,7 +85,7 @@ def _signal_scale(
     # Usable repeats have the control's steps; one that lacks a value somewhere lacks the step.
     steps = curves[0].steps
     for curve in curves[1:]:
-        steps = np.intersect1d(steps, curve.steps)
+        steps = common_steps(steps, curve.steps).steps
     squares = [
         relative_difference(curve.test[there], curve.control[there]) ** 2
         for curve in curves

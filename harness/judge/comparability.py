@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
-from harness.judge.curves import has, pair, relative_difference
+from harness.judge.curves import common_steps, has, pair, relative_difference
 from harness.judge.floors import SAME_LR
 from harness.judge.in_force import not_in_force, not_named, undeclared_differences
 from harness.judge.soundness import other_data, other_steps, ranks_disagree
@@ -139,7 +139,7 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
 
 def _covered(test: Evidence, control: Evidence) -> Finding:
     """Curves logged on other grids are judged at their common steps, if those cover both."""
-    common = np.intersect1d(test.steps, control.steps)
+    common = common_steps(test.steps, control.steps).steps
     coarser = min(test, control, key=lambda evidence: evidence.steps.size)
     share = common.size / max(coarser.steps.size, 1)
     words = (
@@ -203,7 +203,7 @@ def _same_signal(
     absent = not has(test, signal) or not has(control, signal)
     if absent and spec is None:
         return skipped(f"no {signal} on one side")
-    if absent or curves.steps.size < np.intersect1d(test.steps, control.steps).size:
+    if absent or curves.steps.size < common_steps(test.steps, control.steps).steps.size:
         return invalid(f"{signal} is missing at some step of {test.name} or {control.name}")
     difference = relative_difference(curves.test, curves.control)
     outside = np.flatnonzero(~(difference <= limit))

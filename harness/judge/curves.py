@@ -30,6 +30,27 @@ class Pair(NamedTuple):
     control: Floats
 
 
+class Common(NamedTuple):
+    """Steps that two runs share, and where they are in each."""
+
+    steps: Integers
+    first: Integers
+    second: Integers
+
+
+def common_steps(first: Integers, second: Integers) -> Common:
+    """Steps that are in both, in order, each once (of a step that occurs twice, the first)."""
+    if np.array_equal(first, second) and _increasing(first):
+        everywhere = np.arange(first.size)
+        return Common(first, everywhere, everywhere)
+    unique = _increasing(first) and _increasing(second)
+    return Common(*np.intersect1d(first, second, assume_unique=unique, return_indices=True))
+
+
+def _increasing(steps: Integers) -> bool:
+    return bool(np.all(steps[1:] > steps[:-1]))
+
+
 def series(evidence: Evidence, signal: str) -> Series:
     """A signal without its holes; empty when the run lacks it."""
     column = evidence.signals.get(signal)
@@ -53,9 +74,7 @@ def pair(test: Evidence, control: Evidence, signal: str) -> Pair:
     The steps of both are expected to increase; the integrity tier checks that.
     """
     ours, theirs = series(test, signal), series(control, signal)
-    if np.array_equal(ours.steps, theirs.steps):
-        return Pair(ours.steps, ours.values, theirs.values)
-    steps, mine, other = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
+    steps, mine, other = common_steps(ours.steps, theirs.steps)
     return Pair(steps, ours.values[mine], theirs.values[other])
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.chance import SIGNAL_ALARMS, multiples
-from harness.judge.curves import Pair, pair, relative_difference
+from harness.judge.curves import Pair, common_steps, pair, relative_difference
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, SPREAD_CEILING, coarser
 from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
 
@@ -96,7 +96,7 @@ def limits(
 
     NaN at a step where one of them left no value; signals that cannot be compared are left out.
     """
-    common = np.intersect1d(test.steps, control.steps)
+    common = common_steps(test.steps, control.steps).steps
     drawn = {}
     for signal in JUDGED_SIGNALS:
         envelope = compare(signal, test, control, calibration, tolerances)

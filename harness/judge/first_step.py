@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.judge.agreement import agreement
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
-from harness.judge.curves import series
+from harness.judge.curves import common_steps, series
 from harness.judge.envelope import Envelope
 from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
@@ -86,11 +86,11 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
     if not ours.steps.size or not theirs.steps.size:
         detail = "the source does not tell which parameters got a gradient"
         return skipped(detail) if spec is None else invalid(detail)
-    common, mine, other = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
+    common, mine, other = common_steps(ours.steps, theirs.steps)
     more = common[~(ours.values[mine] <= theirs.values[other])]
     names = [name for name in test.grads_missing if name not in control.grads_missing]
     if not more.size and not names:
-        untold = np.setdiff1d(np.intersect1d(test.steps, control.steps), common)
+        untold = np.setdiff1d(common_steps(test.steps, control.steps).steps, common)
         if untold.size and spec is not None:
             step = int(untold[0])
             return invalid(f"nothing tells at step {step} who got a gradient", step)
@@ -127,7 +127,7 @@ def _first_step(signal: str, test: Evidence, control: Evidence, envelopes: Envel
     envelope = envelopes.get(signal)
     if envelope is None:
         return skipped(f"no {signal} on one side")
-    step, first = int(envelope.steps[0]), int(np.intersect1d(test.steps, control.steps)[0])
+    step, first = int(envelope.steps[0]), int(common_steps(test.steps, control.steps).steps[0])
     if step != first:
         return invalid(f"no {signal} at the first common step, {first}", step)
     difference, limit = float(envelope.difference[0]), envelope.limit_at(0)

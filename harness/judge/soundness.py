@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.curves import has
+from harness.judge.curves import common_steps, has
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.model import Evidence, RunStatus
 
@@ -99,7 +99,7 @@ def other_data(evidence: Evidence, control: Evidence) -> Flaw | None:
         return None
     ours = dict(zip(evidence.steps.tolist(), evidence.batch_digests, strict=False))
     theirs = dict(zip(control.steps.tolist(), control.batch_digests, strict=False))
-    for step in np.intersect1d(evidence.steps, control.steps).tolist():
+    for step in common_steps(evidence.steps, control.steps).steps.tolist():
         mine, other = ours.get(step), theirs.get(step)
         if mine is None or other is None:
             return Flaw(f"or its control has no batch digest at step {step}", step)
