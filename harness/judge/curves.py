@@ -34,15 +34,15 @@ class Common(NamedTuple):
     """Steps that two runs share, and where they are in each."""
 
     steps: Integers
-    first: Integers
-    second: Integers
+    first: Integers | slice
+    """Index into arrays of the first run; a slice where all steps are shared: it copies nothing."""
+    second: Integers | slice
 
 
 def common_steps(first: Integers, second: Integers) -> Common:
     """Steps that are in both, in order, each once (of a step that occurs twice, the first)."""
     if np.array_equal(first, second) and _increasing(first):
-        everywhere = np.arange(first.size)
-        return Common(first, everywhere, everywhere)
+        return Common(first, slice(None), slice(None))
     unique = _increasing(first) and _increasing(second)
     return Common(*np.intersect1d(first, second, assume_unique=unique, return_indices=True))
 
@@ -59,7 +59,8 @@ def series(evidence: Evidence, signal: str) -> Series:
     # A column of another length than the steps is an integrity finding, not a crash.
     length = min(len(column), evidence.steps.size)
     present = column.present[:length]
-    return Series(evidence.steps[:length][present], column.values[:length][present])
+    there = slice(None) if present.all() else present  # a million steps need not be copied
+    return Series(evidence.steps[:length][there], column.values[:length][there])
 
 
 def has(evidence: Evidence, signal: str) -> bool:
