@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from harness import corpus
 from harness.experiment import load_experiment
-from harness.judge import judge, limits
+from harness.judge import calibrate, judge, limits
 from harness.model import (
+    Calibration,
     Evidence,
     Experiment,
     Job,
@@ -20,6 +22,7 @@ from harness.model import (
     Role,
     RunRecord,
     RunStatus,
+    Surroundings,
     SyntheticData,
     Toolchain,
     Verdict,
@@ -46,21 +49,39 @@ def load_plan(
     *,
     on_gpu: bool,
     slots: int | None = None,
+    calibration: Path | None = None,
     find: Callable[[str], Toolchain] = find_toolchain,
 ) -> Plan:
     """Experiment file to plan; everything wrong with it in one ConfigError.
 
-    ``slots`` replaces the file's ``cpu_ranks``: a set with more ranks is refused.
+    ``slots`` replaces the file's ``cpu_ranks``: a set with more ranks is refused. ``calibration``
+    replaces the file's: a plan with one makes no repeats.
     """
     experiment = load_experiment(path)
-    if slots is not None:
-        experiment = replace(experiment, cpu_ranks=slots)
+    if calibration is not None:
+        experiment = replace(experiment, calibration=calibration)
     if only:  # before anything is looked for: a part needs only its own toolchains
         experiment = select(experiment, only)
+    return plan_experiment(experiment, on_gpu=on_gpu, slots=slots, find=find)
+
+
+def plan_experiment(
+    experiment: Experiment,
+    *,
+    on_gpu: bool,
+    slots: int | None = None,
+    find: Callable[[str], Toolchain] = find_toolchain,
+) -> Plan:
+    """A loaded experiment, or a part of one, to plan; its problems in one ConfigError."""
+    if slots is not None:
+        experiment = replace(experiment, cpu_ranks=slots)
     toolchains = {name: find(name) for name in toolchain_names(experiment)}
-    return make_plan(
-        experiment, toolchains, read_surroundings(experiment, corpus.digest, on_gpu=on_gpu)
-    )
+    return make_plan(experiment, toolchains, surroundings_of(experiment, on_gpu=on_gpu))
+
+
+def surroundings_of(experiment: Experiment, *, on_gpu: bool) -> Surroundings:
+    """What lies outside the experiment file and changes numbers."""
+    return read_surroundings(experiment, corpus.digest, on_gpu=on_gpu)
 
 
 def toolchain_names(experiment: Experiment) -> tuple[str, ...]:
@@ -76,11 +97,11 @@ def prepare_data(plan: Plan, store: Store) -> dict[SyntheticData, corpus.Prepare
     return {data: corpus.prepare(data, store.root / "data") for data in used if data is not None}
 
 
-def read_evidence(plan: Plan, records: Mapping[str, RunRecord]) -> dict[str, Evidence]:
-    """What every control, repeat and test left, by job name."""
+def read_evidence(plan: Plan, records: Sequence[RunRecord]) -> dict[str, Evidence]:
+    """What the anchor and every control, repeat and test left, by job name."""
     return {
-        job.name: _evidence(job, records[job.name])
-        for job in plan.jobs
+        job.name: _evidence(job, record)
+        for job, record in zip(plan.jobs, records, strict=True)
         if job.role is not Role.SEED
     }
 
@@ -92,6 +113,7 @@ def _evidence(job: Job, record: RunRecord) -> Evidence:
             source=str(record.folder),
             steps=np.empty(0, dtype=np.int64),
             signals={},
+            identity=job.identity,
             complete=False,
             expected_steps=job.steps,
             error=record.error,
@@ -99,49 +121,82 @@ def _evidence(job: Job, record: RunRecord) -> Evidence:
             precision=job.precision,
         )
     # A reused run may have been made under another name: only its identity counts.
-    return replace(read_run(record.folder), name=job.name, precision=job.precision)
+    evidence = replace(read_run(record.folder), name=job.name, precision=job.precision)
+    return replace(evidence, identity=record.identity)
+
+
+def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
+    """What the repeats of every control teach, by the control's name."""
+    return {
+        job.name: calibrate(
+            evidences[job.name], [evidences[repeat.name] for repeat in repeats_of(plan, job)]
+        )
+        for job in plan.jobs
+        if job.role is Role.CONTROL
+    }
+
+
+def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
+    """The jobs that repeat a control, in the plan's order."""
+    return tuple(
+        job for job in plan.jobs if job.role is Role.REPEAT and job.spec.name == control.name
+    )
+
+
+class Pair(NamedTuple):
+    """What is judged, against what, and by the repeats of which control."""
+
+    test: Job
+    control: Job
+    calibrated: str
+
+
+def pairs_of(plan: Plan) -> Iterator[Pair]:
+    """Every comparison of a plan: the control that an anchor challenges, then the test sets.
+
+    The anchor is not repeated: the spread of the control's own repeats tells how far right runs of
+    that regime lie apart.
+
+    Raises ValueError for a test set without a control, which no experiment file gives.
+    """
+    anchor = next((job for job in plan.jobs if job.role is Role.ANCHOR), None)
+    if anchor is not None:
+        challenged = plan.job(plan.experiment.controls[0].name)
+        yield Pair(challenged, anchor, challenged.name)
+    for job in plan.jobs:
+        if job.role is Role.TEST:
+            if job.spec.control is None:
+                raise ValueError(f"test set {job.name!r} names no control")
+            yield Pair(job, plan.job(job.spec.control), job.spec.control)
 
 
 def judge_matrix(
     plan: Plan,
     records: Iterable[RunRecord],
+    evidences: Mapping[str, Evidence],
+    calibrations: Mapping[str, Calibration],
     *,
     versions: Mapping[str, str],
     entropy_floor: float | None,
     wall_s: float | None = None,
 ) -> Judged:
-    """Judge every test set of a plan whose jobs all have a record."""
-    by_name = dict(zip((job.name for job in plan.jobs), records, strict=True))
-    evidences = read_evidence(plan, by_name)
+    """Judge every test set of a plan, and its first control where there is an anchor.
+
+    ``evidences`` are by job name, ``calibrations`` by the name of the control.
+    """
     verdicts = []
     envelopes = {}
-    for job in plan.jobs:
-        if job.role is not Role.TEST:
-            continue
-        if job.spec.control is None:
-            raise ValueError(f"test set {job.name!r} names no control")
-        test, control = evidences[job.name], evidences[job.spec.control]
-        repeats = [
-            evidences[other.name]
-            for other in plan.jobs
-            if other.role is Role.REPEAT and other.spec.name == job.spec.control
-        ]
-        verdicts.append(
-            judge(
-                test,
-                control,
-                repeats,
-                spec=job.spec,
-                control_spec=plan.job(job.spec.control).spec,
-            )
-        )
-        envelopes[job.name] = limits(test, control, repeats, job.spec.tolerances)
+    for job, against, calibrated in pairs_of(plan):
+        test, control = evidences[job.name], evidences[against.name]
+        calibration = calibrations[calibrated]
+        verdicts.append(judge(test, control, calibration, spec=job.spec, control_spec=against.spec))
+        envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
     view = build_view(
         title=plan.experiment.name,
         verdicts=verdicts,
         evidences=evidences.values(),
         subject=plan,
-        records=by_name.values(),
+        records=records,
         versions=versions,
         envelopes=envelopes,
         entropy_floor=entropy_floor,

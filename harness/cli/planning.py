@@ -29,6 +29,7 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         names(arguments.only),
         on_gpu=bool(gpu_models()),
         slots=arguments.slots,
+        calibration=arguments.calibration,
         find=assume_toolchain,
     )
     store = store_of(arguments)
@@ -52,6 +53,11 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         markup=False,
         soft_wrap=True,
     )
+    if made.experiment.calibration is not None:
+        console.print(
+            f"tolerances learnt before: {made.experiment.calibration}", markup=False, soft_wrap=True
+        )
+    console.print(f"per-tensor evidence: {_sampled(made)}", markup=False, soft_wrap=True)
     return ExitCode.PASS
 
 
@@ -96,6 +102,12 @@ def _batch(row: PlanRow) -> str:
     return f"{row.global_batch_size} = {'x'.join(map(str, factors))}"
 
 
+def _sampled(made: Plan) -> str:
+    """The sampled steps, those of the longest job."""
+    steps = max((job.sample_steps for job in made.jobs), key=len)
+    return f"at steps {', '.join(map(str, steps))}" if steps else "none (probe.cadence is off)"
+
+
 def _print_set(console: Console, row: PlanRow, command: str) -> None:
     console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
     on = f"{row.world_size} ranks (one GPU each, where there are GPUs), {row.toolchain}"
@@ -122,6 +134,7 @@ def _plan_document(
                 "role": job.role.value,
                 "identity": job.identity,
                 "world_size": job.world_size,
+                "sample_steps": list(job.sample_steps),
                 "toolchain": job.toolchain.name,
                 "python": str(job.toolchain.python),
                 "command": commands[job.name],

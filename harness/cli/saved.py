@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.calibrations import FILE as CALIBRATION
 from harness.cli.matrix import load_plan
 from harness.errors import StoreError
 from harness.model import Job, Plan, Role, RunRecord, SetSpec
@@ -34,6 +35,8 @@ class _Saved(BaseModel):
     versions: dict[str, str]
     entropy_floor: float | None
     runs: dict[str, _SavedRun]
+    calibrated: bool = False
+    """Whether a calibration file was given; what it held is in ``calibration.json`` then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gp
         only=tuple(only),
         on_gpu=on_gpu,
         versions=dict(matrix.versions),
+        calibrated=plan.experiment.calibration is not None,
         entropy_floor=matrix.entropy_floor,
         runs={
             job.name: _SavedRun(folder=str(record.folder.resolve()), identity=record.identity)
@@ -87,7 +91,13 @@ def load_matrix(folder: Path) -> SavedMatrix:
     experiment = Path(saved.experiment)
     if experiment.is_relative_to(Path.cwd()):
         experiment = experiment.relative_to(Path.cwd())  # as the user wrote it
-    plan = load_plan(experiment, saved.only, on_gpu=saved.on_gpu, find=assume_toolchain)
+    plan = load_plan(
+        experiment,
+        saved.only,
+        on_gpu=saved.on_gpu,
+        calibration=folder / CALIBRATION if saved.calibrated else None,
+        find=assume_toolchain,
+    )
     return SavedMatrix(
         plan=plan,
         records=tuple(_record(job, saved, experiment) for job in plan.jobs),

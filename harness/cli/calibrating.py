@@ -1,0 +1,123 @@
+"""``converge calibrate``: run controls and their repeats, and keep what they teach."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.calibrations import Learnt, write_calibrations
+from harness.cli import matrix
+from harness.cli.learnt import keep, learn
+from harness.cli.running import gpu_ids, run_jobs
+from harness.cli.shared import make_console, names, store_of
+from harness.errors import ConfigError, Problem
+from harness.experiment import load_experiment
+from harness.gate import ExitCode
+from harness.model import Plan, Role, SignalScale
+from harness.plan import select_controls
+from harness.store import require_writable
+
+
+def calibrate(arguments: argparse.Namespace) -> ExitCode:
+    """``converge calibrate``: controls and repeats to calibrations.
+
+    Exit code 3 when the repeats of some control teach nothing that may be judged by; sound
+    calibrations of the others are kept then, but no ``--out`` file is written.
+    """
+    console = make_console()
+    on_gpu = bool(gpu_ids())
+    experiment = select_controls(load_experiment(arguments.experiment), names(arguments.only))
+    plan = matrix.plan_experiment(experiment, on_gpu=on_gpu, slots=arguments.slots)
+    _require_repeats(plan)
+    store = store_of(arguments)
+    store.require_writable()
+    if arguments.out is not None:
+        require_writable(arguments.out.parent)
+    ran = run_jobs(plan, store, arguments, console)
+    evidences = matrix.read_evidence(plan, ran.records)
+    learnt = tuple(
+        learn(plan, evidences, matrix.surroundings_of(experiment, on_gpu=on_gpu)).values()
+    )
+    paths = keep(store, learnt)
+    problems = [problem for each in learnt for problem in each.calibration.problems]
+    if arguments.out is not None and not problems:
+        write_calibrations(arguments.out, learnt)
+        paths = [arguments.out]
+    _show(console, learnt)
+    for problem in problems:
+        console.print(f"\nproblem: {problem}", style="bold red", markup=False, soft_wrap=True)
+    for path in paths:
+        console.print(f"calibration: {path}", markup=False, soft_wrap=True)
+    if problems:
+        console.print("nothing may pass by such repeats; after a repair, run this again")
+        return ExitCode.UNDECIDED
+    console.print(f"next: {_next(arguments)}", markup=False, soft_wrap=True)
+    return ExitCode.PASS
+
+
+def _require_repeats(plan: Plan) -> None:
+    controls = [job for job in plan.jobs if job.role is Role.CONTROL]
+    problems = [
+        Problem(
+            f"{plan.experiment.path}: control {job.name!r}",
+            "has no repeats to learn from",
+            'name some, as repeats = ["rerun", "ulp", "ulp.2"]',
+        )
+        for job in controls
+        if not matrix.repeats_of(plan, job)
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _next(arguments: argparse.Namespace) -> str:
+    words = ["converge", "run", str(arguments.experiment)]
+    if arguments.out is not None:
+        words += ["--calibration", str(arguments.out)]
+    return shlex.join(words)
+
+
+def _show(console: Console, learnt: Sequence[Learnt]) -> None:
+    """A table: per control and signal, how far its repeats lie from it, and how that grows."""
+    table = Table(
+        title="relative differences of the repeats (root mean square)",
+        title_justify="left",
+        show_edge=False,
+    )
+    for title in ("control", "signal"):
+        table.add_column(title, overflow="fold")
+    for title in ("first step", "middle", "last", "growth"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for each in learnt:
+        calibration = each.calibration
+        name = escape(calibration.control)
+        for signal, scale in calibration.signals.items():
+            table.add_row(name, signal, *_cells(scale))
+            name = ""
+        if not calibration.signals:
+            table.add_row(name, "no repeat differs", "", "", "", "")
+    console.print()
+    console.print(table)
+    for each in learnt:
+        calibration = each.calibration
+        console.print(
+            f"{calibration.control}: {calibration.precision}, {calibration.taught_by} of "
+            f"{len(calibration.repeats)} repeats differ from it: {', '.join(calibration.repeats)}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _cells(scale: SignalScale) -> Iterator[str]:
+    last = scale.steps.size - 1
+    for index in (0, last // 2, last):
+        yield f"{scale.scale[index]:.2g} (step {scale.steps[index]})"
+    if scale.doubling_steps is not None:
+        yield f"doubles every {scale.doubling_steps:.3g} steps"
+    else:
+        yield f"step^{scale.growth:.2g}"

@@ -1,0 +1,147 @@
+"""``converge compare``: judge finished runs, or curves from anywhere, without training."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+
+from harness.calibrations import FILE, Learnt, write_calibrations
+from harness.cli.learnt import read_for_curves, timestamp
+from harness.cli.shared import make_console, names
+from harness.cli.showing import show_verdicts
+from harness.errors import ConfigError, Problem, suggest
+from harness.gate import ExitCode, exit_code
+from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
+from harness.model import Calibration, Evidence
+from harness.readers import read_curves, read_spec
+from harness.report import build_view
+
+T = TypeVar("T")
+
+
+def compare(arguments: argparse.Namespace) -> ExitCode:
+    """``converge compare``: judge runs or curves from anywhere."""
+    console = make_console()
+    tolerances = _options(arguments.tolerance, "--tolerance", _tolerance)
+    columns = _options(names(arguments.columns), "--columns", _column)
+    margin = arguments.margin
+    if margin is not None and not 0 < margin < 1:
+        raise ConfigError(
+            Problem(f"--margin {margin}", "is no relative difference", "as in 0.005 for 0.5%")
+        )
+    control = read_curves(arguments.control, columns=columns)
+    control_spec = read_spec(arguments.control)
+    calibration = _calibration(arguments, control, columns, console)
+    verdicts = []
+    envelopes = {}
+    evidences = {control.name: control}
+    for path in arguments.tests:
+        test = read_curves(path, columns=columns)
+        test = replace(test, name=_free_name(test, path, evidences))
+        evidences[test.name] = test
+        spec = read_spec(path)
+        allowed = {**(spec.tolerances if spec else {}), **tolerances}
+        verdicts.append(
+            judge(
+                test,
+                control,
+                calibration,
+                spec=spec,
+                control_spec=control_spec,
+                tolerances=allowed,
+                margin=margin,
+            )
+        )
+        envelopes[test.name] = limits(test, control, calibration, allowed)
+    view = build_view(
+        title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
+        verdicts=verdicts,
+        evidences=evidences.values(),
+        envelopes=envelopes,
+    )
+    show_verdicts(console, view, arguments.out)
+    return exit_code(verdicts)
+
+
+def _calibration(
+    arguments: argparse.Namespace,
+    control: Evidence,
+    columns: Mapping[str, str],
+    console: Console,
+) -> Calibration | None:
+    """From a file, or from the repeats that are given; None when there is neither.
+
+    What given repeats teach is written beside the reports, for a later ``--calibration``.
+    """
+    if arguments.calibration is not None:
+        if arguments.repeat:
+            raise ConfigError(
+                Problem("--calibration and --repeat", "are two sources of one thing: give one")
+            )
+        read, note = read_for_curves(arguments.calibration, control)
+        if note:
+            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        return read
+    if not arguments.repeat:
+        return None
+    repeats = [read_curves(path, columns=columns) for path in arguments.repeat]
+    learnt = calibrate(control, repeats)
+    if arguments.out is not None:
+        known = {repeat.name: repeat.identity for repeat in repeats}
+        write_calibrations(arguments.out / FILE, [Learnt(learnt, known, {}, timestamp())])
+    return learnt
+
+
+def _free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:
+    """A name that no other curve has: its own, else its path, else that with a number."""
+    tries = [test.name, str(path), *(f"{path} ({count})" for count in range(2, 1000))]
+    return next(name for name in tries if name not in taken)
+
+
+# ------------------------------------------------------------------- options
+
+
+def _options(
+    written: Sequence[str], option: str, parse: Callable[[str, str, str], T | Problem]
+) -> dict[str, T]:
+    """``NAME=VALUE`` arguments by name; what is wrong with any of them in one ConfigError."""
+    parsed: dict[str, T] = {}
+    problems = []
+    for text in written:
+        name, _, value = text.partition("=")
+        result = parse(f"{option} {text}", name, value)
+        if isinstance(result, Problem):
+            problems.append(result)
+        elif name in parsed:
+            problems.append(Problem(f"{option} {text}", f"{name} is given twice"))
+        else:
+            parsed[name] = result
+    if problems:
+        raise ConfigError(problems)
+    return parsed
+
+
+def _tolerance(place: str, signal: str, value: str) -> float | Problem:
+    """``loss=1e-3`` to its number."""
+    if signal not in JUDGED_SIGNALS:
+        return Problem(place, f"there is no signal {signal!r}", suggest(signal, JUDGED_SIGNALS))
+    try:
+        limit = float(value)
+    except ValueError:
+        limit = math.nan
+    if not (math.isfinite(limit) and limit >= 0):
+        return Problem(place, f"{value!r} is no relative difference", "as in loss=1e-3")
+    return limit
+
+
+def _column(place: str, signal: str, column: str) -> str | Problem:
+    """``loss=lm loss`` to the column's name; which signals there are, the readers say."""
+    if signal and column:
+        return column
+    return Problem(place, "is not written SIGNAL=COLUMN", 'as in step=iteration loss="lm loss"')

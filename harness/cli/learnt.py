@@ -1,0 +1,181 @@
+"""Which calibration a control is judged by: learnt from its repeats, or read and found current."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.calibrations import (
+    Learnt,
+    find_calibration,
+    read_calibrations,
+    what_changed,
+    write_calibrations,
+)
+from harness.cli import matrix
+from harness.errors import ConfigError, Problem, StoreError
+from harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
+from harness.plan import identity_facts
+from harness.store import Store
+
+SHOWN_CHANGES = 6
+
+
+def learn(
+    plan: Plan, evidences: Mapping[str, Evidence], surroundings: Surroundings
+) -> dict[str, Learnt]:
+    """Calibrations from the repeats of every control of a plan, by its name."""
+    now = timestamp()
+    return {
+        name: Learnt(
+            calibration=calibration,
+            repeats={job.name: job.identity for job in matrix.repeats_of(plan, plan.job(name))},
+            facts=identity_facts(plan.job(name), surroundings),
+            learnt=now,
+        )
+        for name, calibration in matrix.calibrate_controls(plan, evidences).items()
+    }
+
+
+def keep(store: Store, learnt: Iterable[Learnt]) -> list[Path]:
+    """Write each sound calibration to the store; where each of them is."""
+    paths = []
+    for each in learnt:
+        calibration = each.calibration
+        # What has a problem lets nothing PASS: it must not replace what was sound once.
+        if calibration.identity is not None and calibration.repeats and not calibration.problems:
+            paths.append(store.calibration_file(calibration.identity))
+            write_calibrations(paths[-1], [each])
+    return paths
+
+
+def timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ------------------------------------------------------------------ for a matrix
+
+
+def read_given(plan: Plan, surroundings: Surroundings) -> dict[str, Learnt] | None:
+    """The calibration of every control from the file that the experiment or the user names.
+
+    None when no file is named: the repeats then teach.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or was not learnt from these very controls.
+    """
+    path = plan.experiment.calibration
+    if path is None:
+        return None
+    renew = renewing(plan.experiment.path, path)
+    if not path.is_file():
+        raise ConfigError(Problem(str(path), "there is no such calibration", f"make it: {renew}"))
+    known = _read(path)
+    given: dict[str, Learnt] = {}
+    problems = []
+    for job in plan.jobs:
+        if job.role is not Role.CONTROL:
+            continue
+        found = find_calibration(known, job.identity)
+        if found is None:
+            why = _why_not(job, known, surroundings)
+            problems.append(Problem(f"{path}: control {job.name!r}", why, f"renew it: {renew}"))
+        else:
+            calibration = replace(found.calibration, control=job.name)
+            given[job.name] = replace(found, calibration=calibration)
+    if problems:
+        raise ConfigError(problems)
+    return given
+
+
+def read_judged_by(plan: Plan, path: Path) -> dict[str, Calibration]:
+    """The calibrations that a report folder was judged by, by the name of the control.
+
+    Raises StoreError when the file is missing, damaged, or lacks a control.
+    """
+    known = {each.calibration.control: each.calibration for each in read_calibrations(path)}
+    controls = [job.name for job in plan.jobs if job.role is Role.CONTROL]
+    if missing := [name for name in controls if name not in known]:
+        raise StoreError(
+            f"{path} has no calibration of {', '.join(map(repr, missing))}; "
+            f"run it again with: converge run {shlex.quote(str(plan.experiment.path))}"
+        )
+    return {name: known[name] for name in controls}
+
+
+def renewing(experiment: Path, path: Path) -> str:
+    """The command that makes a calibration file anew."""
+    return shlex.join(["converge", "calibrate", str(experiment), "--out", str(path)])
+
+
+def _read(path: Path) -> tuple[Learnt, ...]:
+    try:
+        return read_calibrations(path)
+    except StoreError as error:
+        # At this time nothing has been launched: one kind of error for all that is wrong.
+        raise ConfigError(Problem(str(path), str(error).removeprefix(f"{path}: "))) from error
+
+
+def _why_not(job: Job, known: Sequence[Learnt], surroundings: Surroundings) -> str:
+    """What is known about why a file has no calibration of a control."""
+    named = [each for each in known if each.calibration.control == job.name]
+    if not named:
+        names = ", ".join(repr(each.calibration.control) for each in known)
+        return f"is not in it; it was learnt from {names}"
+    changes = what_changed(named[0].facts, identity_facts(job, surroundings))
+    shown = [*changes[:SHOWN_CHANGES]]
+    if len(changes) > SHOWN_CHANGES:
+        shown.append(f"and {len(changes) - SHOWN_CHANGES} more")
+    what = "; ".join(shown) or "what it starts from has changed"
+    return f"what its repeats taught on {named[0].learnt} is stale: {what}"
+
+
+# -------------------------------------------------------------------- for curves
+
+
+def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
+    """The calibration of a control given by its path, and a note on what nobody can check.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or was learnt from another control.
+    """
+    place = f"--calibration {path}"
+    if not path.is_file():
+        raise ConfigError(Problem(place, "there is no such file"))
+    known = _read(path)
+    found = find_calibration(known, control.identity)
+    if found is None:
+        held = ", ".join(_described(each) for each in known)
+        what = "a run of ours" if control.identity else "curves from elsewhere"
+        raise ConfigError(
+            Problem(
+                place,
+                f"was not learnt from repeats of {control.source} ({what}); it was from {held}",
+                "learn from its own repeats with --repeat, or converge calibrate EXPERIMENT",
+            )
+        )
+    calibration = found.calibration
+    if calibration.precision is not control.precision:
+        raise ConfigError(
+            Problem(
+                place,
+                f"was learnt in {calibration.precision}, and {control.source} ran in "
+                f"{control.precision}: limits of one are no limits of another",
+            )
+        )
+    note = (
+        ""
+        if control.identity
+        else f"{path} was learnt from repeats of {calibration.control!r}; that {control.name!r} "
+        "is such a run cannot be checked"
+    )
+    return calibration, note
+
+
+def _described(learnt: Learnt) -> str:
+    identity = learnt.calibration.identity
+    what = f"run {identity[:12]}" if identity else "curves from elsewhere"
+    return f"{learnt.calibration.control!r} ({what})"

@@ -1,0 +1,239 @@
+"""What the command line takes, and the help that teaches it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness import __version__
+
+DESCRIPTION = """\
+Does the model still learn the same thing? converge runs an experiment matrix (one control set,
+believed correct, and test sets: other parallelisms, techniques, releases), judges every test set
+against the control, names the likely cause of a difference, and writes reports."""
+
+CALIBRATE = """\
+Run every control of an experiment and its A/A repeats (plain reruns, initial weights moved by one
+ulp, batches dealt out in another order), learn how far right runs of it lie apart at every step,
+and keep that. `converge run` does the same by itself; a calibration kept in a file saves the
+repeats of later runs, and is refused as soon as it no longer fits the control."""
+
+COMPARE = """\
+Judge finished run folders, or curves from anywhere, against a control, without training. Readable:
+our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
+Hugging Face trainer_state.json, Weights & Biases offline runs, Megatron-LM golden values. Curves
+are judged on what they hold, and what had no evidence is said. Limits come from repeats of the
+control (--repeat, --calibration), else from floors of the arithmetic."""
+
+COMPARE_EXAMPLES = """\
+examples:
+  two runs of ours, by the repeats of the first:
+    converge compare .converge/runs/fsdp2-… .converge/runs/fsdp2_tp2-… \\
+      --repeat .converge/runs/fsdp2.ulp-… --repeat .converge/runs/fsdp2.ulp.2-…
+  several curves against one, with a tolerance somebody chose:
+    converge compare main.csv branch.csv nightly.jsonl --tolerance loss=1e-3
+  names that are not the usual ones:
+    converge compare a.csv b.csv --columns step=iteration loss="lm loss"
+  long noisy curves: is the mean loss the same within 0.5%?
+    converge compare a.jsonl b.jsonl --margin 0.005 --out report"""
+
+EXIT_CODES = """\
+exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was
+launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR; 130 interrupted."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="converge",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"converge {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser(
+        "run",
+        help="run an experiment matrix and judge it",
+        description="Run every job of an experiment that has not run yet, judge, and report.",
+        epilog="example: converge run experiments/smoke.toml --only fsdp2_tp2\n\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _experiment_arguments(run)
+    _slots_argument(run)
+    run.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where the reports go (default: reports/NAME of the experiment)",
+    )
+    _calibration_argument(run)
+    _running_arguments(run)
+
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="repeat the controls and learn how far right runs lie apart",
+        description=CALIBRATE,
+        epilog="examples:\n  converge calibrate experiments/smoke.toml\n"
+        "  converge calibrate experiments/llama3_8b.toml --out calibrations/llama3_8b.json\n"
+        "  converge run experiments/llama3_8b.toml --calibration calibrations/llama3_8b.json",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _experiment_arguments(calibrate, only="only these controls")
+    _slots_argument(calibrate)
+    calibrate.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="one file for all controls (default: STORE/calibrations/IDENTITY.json for each)",
+    )
+    _running_arguments(calibrate)
+
+    plan = commands.add_parser(
+        "plan",
+        help="show what an experiment would run, without running it",
+        description="Print, per set: degrees, world size, tokens per step, the rule of the "
+        "converging guide that it serves, and the exact torchrun command.",
+        epilog="example: converge plan experiments/llama3_8b.toml --ranks-per-node 8",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _experiment_arguments(plan)
+    _slots_argument(plan)
+    _calibration_argument(plan)
+    plan.add_argument(
+        "--ranks-per-node",
+        type=_positive,
+        metavar="N",
+        help="ranks (GPUs) on a node: larger sets print a torchrun command over several nodes",
+    )
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+    compare = commands.add_parser(
+        "compare",
+        help="judge finished runs, or curves from anywhere, against a control",
+        description=COMPARE,
+        epilog=COMPARE_EXAMPLES + "\n\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _compare_arguments(compare)
+
+    report = commands.add_parser(
+        "report",
+        help="judge and write the reports of a finished matrix again",
+        description="Judge a finished matrix again and rewrite its reports, without training.",
+    )
+    report.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of a run")
+
+    toolchains = commands.add_parser(
+        "toolchains",
+        help="list the toolchains that an experiment needs",
+        description="Print the toolchains (Python environments) that an experiment needs, one a "
+        "line. Build a missing one with: nox -s toolchain -- NAME",
+    )
+    toolchains.add_argument("experiment", type=Path, metavar="EXPERIMENT")
+    return parser
+
+
+def _compare_arguments(compare: argparse.ArgumentParser) -> None:
+    compare.add_argument("control", type=Path, metavar="CONTROL", help="run folder or curve file")
+    compare.add_argument(
+        "tests", type=Path, nargs="+", metavar="TEST", help="run folders or curve files to judge"
+    )
+    compare.add_argument(
+        "--repeat",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="an A/A repeat of the control, to learn the envelope from (may be given again)",
+    )
+    compare.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="what repeats of the control taught before, instead of --repeat: a file of `converge "
+        "calibrate --out`, or the calibration.json of a report folder",
+    )
+    compare.add_argument(
+        "--columns",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="SIGNAL=COLUMN",
+        help="what the curve files call step, loss, grad_norm, lr … where it is another name",
+    )
+    compare.add_argument(
+        "--tolerance",
+        action="append",
+        default=[],
+        metavar="SIGNAL=RELATIVE",
+        help="largest allowed relative difference of a signal at any step, as loss=1e-3: replaces "
+        "what was learnt",
+    )
+    compare.add_argument(
+        "--margin",
+        type=float,
+        metavar="RELATIVE",
+        help="largest relative difference of the mean loss that still counts as equivalent, as "
+        "0.005 for 0.5%% (default: by the precision of the runs)",
+    )
+    compare.add_argument("--out", type=Path, metavar="DIR", help="write reports here as well")
+
+
+def _calibration_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="judge by this file of `converge calibrate --out` instead of repeating the controls; "
+        "refused when it was learnt from anything else than these very controls",
+    )
+
+
+def _running_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="run everything again, even what has finished with the same identity",
+    )
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="start every rank from scratch instead of forking one that has its imports done",
+    )
+
+
+def _slots_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--slots",
+        type=_positive,
+        metavar="N",
+        help="how many ranks may run side by side on the CPU; a set with more is refused",
+    )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
+def _experiment_arguments(
+    parser: argparse.ArgumentParser, only: str = "only these test sets (and the controls they need)"
+) -> None:
+    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="a TOML matrix")
+    parser.add_argument(
+        "--only",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help=only,
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="where runs are kept and found again (default: $CONVERGE_STORE or .converge)",
+    )

@@ -1,0 +1,60 @@
+"""Verdicts as a person sees them: the table at the end, and the sentences under it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.cli.shared import WIDE
+from harness.model import Judgement
+from harness.report import HEADER, ReportView, rows, write_reports
+
+STYLES = {
+    Judgement.PASS: "bold green",
+    Judgement.FAIL: "bold red",
+    Judgement.INVALID: "bold magenta",
+    Judgement.ERROR: "bold yellow",
+    Judgement.INCONCLUSIVE: "bold cyan",
+}
+
+
+def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> None:
+    """Write the reports, then end with the verdict table, as the reports begin with it."""
+    paths = write_reports(view, folder) if folder else []
+    shown = _columns(console.width)
+    table = Table(title=escape(view.title), title_justify="left", show_edge=False)
+    for title in shown:
+        table.add_column(title, overflow="fold", no_wrap=title == "verdict")
+    for row in rows(view):
+        cells = dict(zip(HEADER, (row.judgement.value, *map(escape, row[1:])), strict=True))
+        cells["verdict"] = _styled(row.judgement)
+        table.add_row(*(cells[title] for title in shown))
+    console.print()
+    console.print(table)
+    for row in rows(view):
+        if row.cause:
+            console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
+            console.print(row.cause, markup=False, soft_wrap=True)
+    console.print(f"\n{escape(view.headline)}", style="bold")
+    if paths:
+        console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
+
+
+def _styled(judgement: Judgement) -> str:
+    return f"[{STYLES[judgement]}]{judgement.value}[/]"
+
+
+def _columns(width: int) -> tuple[str, ...]:
+    """The columns of the verdict table that fit; the reports have them all.
+
+    Causes are sentences: they follow the table.
+    """
+    wide = width >= WIDE
+    return tuple(
+        title
+        for title in HEADER
+        if title != "cause" and (wide or title not in ("techniques", "wall"))
+    )
