@@ -25,6 +25,7 @@ TOOLCHAINS = (DEFAULT_TOOLCHAIN, "torchtitan-0.2.2")
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
+BENCHMARKS = {"overhead": "benchmarks/overhead.py", "probe": "benchmarks/probe_cost.py"}
 
 
 def train_requirements() -> list[str]:
@@ -99,7 +100,7 @@ def converge(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """All tests: the light part, the rank code in each toolchain, and real torchtitan runs."""
-    install_light(session, "test", "tensorboard")
+    install_light(session, "test", "tensorboard", "wandb")
     pythons = [build_toolchain(session, name) for name in TOOLCHAINS]
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     if session.posargs:
@@ -128,12 +129,12 @@ def toolchain(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what the harness costs and saves; prints a table."""
+    """Measure what the harness costs and saves: ``nox -s bench [-- overhead|probe [OPTIONS]]``."""
     install_light(session)
     build_toolchain(session, DEFAULT_TOOLCHAIN)
-    session.run(
-        "python",
-        "benchmarks/overhead.py",
-        *session.posargs,
-        env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)},
-    )
+    chosen, *options = session.posargs or [None]
+    if chosen is not None and chosen not in BENCHMARKS:
+        session.error(f"no benchmark {chosen!r}; there are: {', '.join(BENCHMARKS)}")
+    for name in [chosen] if chosen else BENCHMARKS:
+        env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+        session.run("python", BENCHMARKS[name], *options, env=env)

@@ -5,14 +5,23 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
+
 from harness.errors import EvidenceError
-from harness.model import Evidence
-from harness.readers.lines import fail, number
+from harness.model import Column, Evidence
+from harness.readers.lines import fail, line_of, number, step_number
+from harness.readers.points import Points, settle
+from harness.readers.rounding import half_unit
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:")
-_VALUES = re.compile(r"step:\s*\d+\s+loss:\s*(?P<loss>\S+)\s+grad_norm:\s*(?P<grad_norm>\S+)")
+_VALUES = re.compile(
+    # Logs of before 0.1 have no grad norm; what follows then is the memory.
+    r"step:\s*\d+\s+loss:\s*(?P<loss>\S+)\s+(?:grad_norm:\s*(?P<grad_norm>\S+)|memory:)"
+)
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:")
+NO_LOSS = -1.0
+"""What a rank without the last pipeline stage prints as loss."""
 
 
 def is_console(text: str) -> bool:
@@ -23,8 +32,10 @@ def is_console(text: str) -> bool:
 def read_console(path: Path, text: str) -> Evidence:
     """Loss and grad norm of each logged step, with the rounding of what is printed.
 
-    Raises EvidenceError for a line that is cut or garbled, or when several ranks' lines are mixed.
+    Raises EvidenceError for a line that is cut or garbled, when several ranks' lines are mixed,
+    and for the log of a rank that knows no loss.
     """
+    place = line_of(path)
     steps: list[int] = []
     columns: dict[str, list[float | None]] = {"loss": [], "grad_norm": []}
     rounding = dict.fromkeys(columns, 0.0)
@@ -36,13 +47,12 @@ def read_console(path: Path, text: str) -> Evidence:
             continue
         values = _VALUES.search(content, step.start())
         if values is None:
-            fail(path, line, f"a step without its loss and grad norm: {content.strip()[-80:]!r}")
-        steps.append(int(step["step"]))
+            fail(place(line), f"a step without its loss and grad norm: {content.strip()[-80:]!r}")
+        steps.append(step_number(place, line, step["step"]))
         for signal, column in columns.items():
-            printed = values[signal].replace(",", "")
-            column.append(number(path, line, signal, printed))
-            decimals = len(printed.partition(".")[2])
-            rounding[signal] = max(rounding[signal], 0.5 * 10.0**-decimals if decimals else 0.0)
+            printed = (values[signal] or "").replace(",", "")
+            column.append(number(place, line, signal, printed))
+            rounding[signal] = max(rounding[signal], half_unit(len(printed.partition(".")[2])))
         rank = _RANK.match(content)
         ranks.add(rank[1] if rank else "")
     if len(ranks) > 1:
@@ -50,10 +60,18 @@ def read_console(path: Path, text: str) -> Evidence:
             f"{path}: steps of several ranks ({', '.join(sorted(filter(None, ranks)))}) are mixed; "
             "give the log of one rank"
         )
-    return Evidence(
-        name=path.stem,
+    if set(columns["loss"]) == {NO_LOSS}:
+        raise EvidenceError(
+            f"{path}: every loss is {NO_LOSS}, which a rank without the last pipeline stage "
+            "prints; give the log of a rank that has it"
+        )
+    points = {
+        signal: Points(np.array(steps, dtype=np.int64), Column.of(column))
+        for signal, column in columns.items()
+        if set(column) != {None}
+    }
+    return settle(points).evidence(
+        path.stem,
         source=f"{path} (console log: rounded)",
-        steps=tuple(steps),
-        signals={signal: tuple(column) for signal, column in columns.items()},
-        rounding=rounding,
+        rounding={signal: rounding[signal] for signal in points},
     )

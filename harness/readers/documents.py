@@ -45,7 +45,8 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a JSON value is a whole number from 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -53,15 +54,21 @@ def _is_object(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_counts(value: object) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
+def is_counts(value: object) -> TypeGuard[dict[str, int]]:
+    """Whether a JSON value is an object of counts."""
+    return isinstance(value, dict) and all(map(is_count, value.values()))
+
+
+def _is_steps(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
 
 
 Shape = tuple[Callable[[object], bool], str]
 _TEXT: Shape = (_is_text, "text")
 _TEXTS: Shape = (is_texts, "list of texts")
-_COUNT: Shape = (_is_count, "count")
-_COUNTS: Shape = (_is_counts, "JSON object of counts")
+_COUNT: Shape = (is_count, "count")
+_COUNTS: Shape = (is_counts, "JSON object of counts")
+_STEPS: Shape = (_is_steps, "list of steps")
 _OBJECT: Shape = (_is_object, "JSON object")
 
 _JOB: Mapping[str, Shape] = {
@@ -74,6 +81,7 @@ _JOB: Mapping[str, Shape] = {
     "without_fixes": _TEXTS,
     "pipeline_schedule": _TEXT,
     "cp_rotation": _TEXT,
+    "sample_steps": _STEPS,
 }
 
 _IN_FORCE: Mapping[str, Shape] = {

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from harness.errors import EvidenceError
+from harness.model import Column, Integers
 
 LARGEST_STEP = 2**63 - 1
 """Steps are compared as int64."""
 
+READABLE = (
+    "readable are run folders, TensorBoard folders, Weights & Biases offline runs, "
+    "trainer_state.json, golden values of Megatron-LM, JSONL, CSV, torchtitan's console logs and "
+    "texts of steps and losses"
+)
 
-def fail(path: Path, line: int, message: str) -> NoReturn:
-    """Raise EvidenceError for a line (counted from 1) of a file."""
-    raise EvidenceError(f"{path}:{line}: {message}")
+Place = Callable[[int], str]
+"""A row's number to the words that begin an error about it."""
+
+
+def line_of(path: Path) -> Place:
+    """Rows that are lines of a file, counted from 1: ``curve.csv:12``."""
+    return lambda line: f"{path}:{line}"
+
+
+def fail(where: str, message: str) -> NoReturn:
+    """Raise EvidenceError for one place in a file."""
+    raise EvidenceError(f"{where}: {message}")
 
 
 def read_text(path: Path) -> str:
@@ -27,27 +44,48 @@ def read_text(path: Path) -> str:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise EvidenceError(
-            f"{path}: is not text in UTF-8 (byte {error.start}); readable are run folders, "
-            "TensorBoard folders, JSONL, CSV and torchtitan's console logs"
+            f"{path}: is not text in UTF-8 (byte {error.start}); {READABLE}"
         ) from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; the json module would silently keep the last of two equal keys."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
+
+
+def decode_json(text: str) -> Any:
+    """A JSON value, NaN and Infinity allowed; raises ValueError, for a repeated key too."""
+    try:
+        return _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and JSON object of every line that is not blank; raises EvidenceError."""
+    place = line_of(path)
     # Not splitlines: it also splits at characters that JSON strings may hold, such as U+2028.
     for line, content in enumerate(text.split("\n"), start=1):
-        if not content.strip():
+        if not content or content.isspace():
             continue
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            fail(path, line, f"not JSON: {error}")
+            value = decode_json(content)
+        except ValueError as error:
+            fail(place(line), f"not JSON: {error}")
         if not isinstance(value, dict):
-            fail(path, line, f"a {type(value).__name__}, where a JSON object should be")
+            fail(place(line), f"a {type(value).__name__}, where a JSON object should be")
         yield line, value
 
 
-def number(path: Path, line: int, name: str, value: object) -> float | None:
+def number(place: Place, row: int, name: str, value: object) -> float | None:
     """A cell or JSON value as a number; None and empty text are None; raises EvidenceError.
 
     Text may spell non-finite numbers in any way that ``float`` reads: ``nan``, ``inf``,
@@ -56,16 +94,33 @@ def number(path: Path, line: int, name: str, value: object) -> float | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        fail(path, line, f"{name} is {value!r}, which is no number")
+        fail(place(row), f"{name} is {value!r}, which is no number")
+    if isinstance(value, str) and "_" in value:  # float reads 1_000; no tool writes it
+        fail(place(row), f"{name} is {value!r}, which is no number")
     try:
         return float(value)
     except (ValueError, OverflowError):
-        fail(path, line, f"{name} is {value!r}, which is no number")
+        fail(place(row), f"{name} is {value!r}, which is no number")
 
 
-def step_number(path: Path, line: int, value: object) -> int:
+def numbers(place: Place, rows: Sequence[int], name: str, values: Sequence[object]) -> Column:
+    """``number`` of every value, one per row."""
+    kinds = set(map(type, values))
+    try:
+        if kinds <= {float, int, type(None)}:
+            return Column.of(values)  # type: ignore[arg-type] # its types were just looked at
+        if kinds == {str} and "_" not in "".join(values):  # type: ignore[arg-type]
+            return Column.of(np.fromiter(map(float, values), np.float64, len(values)))  # type: ignore[arg-type]
+    except (ValueError, OverflowError):
+        pass  # a hole, or what is no number: told apart below
+    return Column.of(
+        number(place, row, name, value) for row, value in zip(rows, values, strict=True)
+    )
+
+
+def step_number(place: Place, row: int, value: object) -> int:
     """A step: a whole number from 0 to ``LARGEST_STEP``; raises EvidenceError."""
-    step = number(path, line, "step", value)
+    step = number(place, row, "step", value)
     if (
         step is None
         or not math.isfinite(step)
@@ -73,5 +128,21 @@ def step_number(path: Path, line: int, value: object) -> int:
         or step != int(step)
         or step > LARGEST_STEP
     ):
-        fail(path, line, f"step is {value!r}, which is no step number")
+        fail(place(row), f"step is {value!r}, which is no step number")
     return int(step)
+
+
+def step_numbers(place: Place, rows: Sequence[int], values: Sequence[object]) -> Integers:
+    """``step_number`` of every value, one per row."""
+    if set(map(type, values)) <= {int}:
+        try:
+            steps = np.array(values, dtype=np.int64)
+        except OverflowError:
+            pass  # named below
+        else:
+            if not (steps < 0).any():
+                return steps
+    return np.array(
+        [step_number(place, row, value) for row, value in zip(rows, values, strict=True)],
+        dtype=np.int64,
+    )

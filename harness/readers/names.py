@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from harness.errors import EvidenceError
+from harness.errors import MAX_LISTED, EvidenceError, suggest
 
-STEP_NAMES = ("step", "global_step", "train/global_step", "_step", "iteration", "iter", "steps")
+STEP = "step"
+"""What a column mapping calls the step number."""
+STEP_NAMES = (STEP, "global_step", "train/global_step", "_step", "iteration", "iter", "steps")
 
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -44,33 +46,70 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Signal to the names that it is known by, the likeliest first. No other name is guessed at."""
 
+Columns = Mapping[str, str]
+"""Signals, and ``step``, to the names that the user says they have in a file."""
 
-def find_signals(where: str, names: Iterable[str]) -> dict[str, str]:
-    """Signal to the name that it has here.
 
-    Raises EvidenceError when there is no loss; ``where`` begins its message.
+def check_columns(columns: Columns) -> None:
+    """Raise EvidenceError for a mapping of something that is no signal."""
+    for signal in columns:
+        if signal not in NAMES and signal != STEP:
+            valid = (STEP, *NAMES)
+            raise EvidenceError(
+                f"column {signal}={columns[signal]}: {signal!r} is no signal; "
+                f"{suggest(signal, valid)}"
+            )
+
+
+def candidates(columns: Columns) -> frozenset[str]:
+    """All names in a file that may matter."""
+    known = [name for names in NAMES.values() for name in names]
+    return frozenset({*STEP_NAMES, *known, *columns.values()})
+
+
+def find_signals(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]:
+    """Signal to the name that it has here: as the user maps it, else a known one.
+
+    Raises EvidenceError when there is no loss or a mapped name is not here; ``where`` begins its
+    message.
     """
-    there = list(names)
-    found = {
-        signal: next(name for name in known if name in there)
-        for signal, known in NAMES.items()
-        if any(name in there for name in known)
-    }
+    there = dict.fromkeys(names)
+    found: dict[str, str] = {}
+    for signal, known in NAMES.items():
+        if signal in columns:
+            found[signal] = _mapped(where, there, signal, columns[signal])
+        elif name := next((name for name in known if name in there), None):
+            found[signal] = name
     if "loss" not in found:
         raise EvidenceError(
-            f"{where}: no loss among {', '.join(map(repr, there[:20])) or 'nothing'}; "
-            f"known names of it are {', '.join(NAMES['loss'])}"
+            f"{where}: no loss among {listing(there)}; known names of it are "
+            f"{', '.join(NAMES['loss'])}; or map it: loss=NAME"
         )
     return found
 
 
-def find_step(where: str, names: Iterable[str]) -> str:
+def find_step(where: str, names: Iterable[str], columns: Columns) -> str:
     """The name that the step number has here. Raises EvidenceError when there is none."""
-    there = list(names)
+    there = dict.fromkeys(names)
+    if STEP in columns:
+        return _mapped(where, there, STEP, columns[STEP])
     for name in STEP_NAMES:
         if name in there:
             return name
     raise EvidenceError(
-        f"{where}: no step among {', '.join(map(repr, there[:20])) or 'nothing'}; "
-        f"known names of it are {', '.join(STEP_NAMES)}"
+        f"{where}: no step among {listing(there)}; known names of it are "
+        f"{', '.join(STEP_NAMES)}; or map it: step=NAME"
     )
+
+
+def listing(names: Iterable[str]) -> str:
+    """Names for a message, the first 20 of them."""
+    listed = [repr(name) for name in names]
+    more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
+    return (", ".join(listed[:MAX_LISTED]) or "nothing") + more
+
+
+def _mapped(where: str, there: Iterable[str], signal: str, name: str) -> str:
+    if name not in there:
+        raise EvidenceError(f"{where}: no {name!r} to take as {signal}; there is {listing(there)}")
+    return name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +16,11 @@ from harness.model import (
     Technique,
     TrainConfig,
 )
-from harness.readers.documents import METRICS, is_texts, read_in_force, read_job
-from harness.readers.lines import fail, json_objects, number, read_text, step_number
-from harness.store import check_schema, read_record
-
-SIGNALS = (
-    "loss",
-    "grad_norm",
-    "loss_recomputed",
-    "grad_norm_recomputed",
-    "lr",
-    "tokens",
-    "seconds",
-    "memory_bytes",
-    "grads_missing",
-)
-"""Numbers of a step line."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Metrics:
-    """The content of a metrics file."""
-
-    identity: str | None
-    steps: tuple[int, ...]
-    signals: Mapping[str, tuple[float | None, ...]]
-    batch_digests: tuple[str | None, ...]
-    batch_agrees: tuple[bool | None, ...]
-    grads_missing: tuple[str, ...]
-    ended: bool
-    """Whether the run wrote its end line."""
-    expected_steps: int | None
+from harness.readers.documents import METRICS, read_in_force, read_job
+from harness.readers.lines import json_objects
+from harness.readers.metrics import read_metrics
+from harness.readers.tensors import read_samples
+from harness.store import read_record
 
 
 def run_folder_of(path: Path) -> Path | None:
@@ -82,17 +55,17 @@ def read_run(folder: Path) -> Evidence:
     job = read_job(folder) or {}
     record = read_record(folder) if (folder / "record.json").is_file() else None
     in_force = read_in_force(folder)
-    metrics = _read_metrics(folder)
+    metrics = read_metrics(folder)
     if job and metrics.identity not in (None, job.get("identity")):
         raise EvidenceError(
             f"{folder}: its metrics are of job {metrics.identity}, its job.json of job "
             f"{job.get('identity')}; delete the folder and run the job again"
         )
-    return Evidence(
-        name=str(job.get("name", folder.name)),
+    sample_steps = job.get("sample_steps")
+    return metrics.settled.evidence(
+        str(job.get("name", folder.name)),
         source=str(folder),
-        steps=metrics.steps,
-        signals=metrics.signals,
+        problems=metrics.problems,
         batch_digests=metrics.batch_digests,
         batch_agrees=metrics.batch_agrees,
         in_force=in_force,
@@ -103,6 +76,10 @@ def read_run(folder: Path) -> Evidence:
         wall_s=record.wall_s if record else None,
         precision=_precision(job, in_force),
         grads_missing=metrics.grads_missing,
+        samples=read_samples(folder),
+        sample_steps=None if sample_steps is None else tuple(sample_steps),
+        replicas=metrics.replicas,
+        identity=job.get("identity"),
     )
 
 
@@ -140,76 +117,6 @@ def read_spec(path: Path) -> SetSpec | None:
         raise EvidenceError(
             f"{folder / 'job.json'}: no complete job ({error!r}); run the job again"
         ) from error
-
-
-def _read_metrics(folder: Path) -> _Metrics:
-    """The metrics file of a folder; the finished one if both are there, nothing if none is."""
-    path = next((folder / name for name in METRICS if (folder / name).is_file()), None)
-    if path is None:
-        return _Metrics(None, (), {}, (), (), (), ended=False, expected_steps=None)
-    text = read_text(path)
-    if path.suffix == ".part":
-        # A killed writer leaves half a line, which says nothing.
-        text = text[: text.rfind("\n") + 1]
-    header: dict[str, Any] = {}
-    end: dict[str, Any] | None = None
-    lines: list[tuple[int, dict[str, Any]]] = []
-    for line, value in json_objects(path, text):
-        kind = value.get("kind")
-        if not header:
-            if kind != "header":
-                fail(path, line, f"kind is {kind!r}, but the first line must be the header")
-            check_schema(path, value.get("schema"))
-            header = value
-        elif end is not None:
-            fail(path, line, "a line after the end line")
-        elif kind == "step":
-            lines.append((line, value))
-        elif kind == "end":
-            end = value
-        else:
-            fail(path, line, f"kind is {kind!r}, must be 'step' or 'end'")
-    steps = tuple(step_number(path, line, value.get("step")) for line, value in lines)
-    columns = {
-        name: tuple(number(path, line, name, value.get(name)) for line, value in lines)
-        for name in SIGNALS
-    }
-    missing = [name for line, value in lines for name in _names_missing(path, line, value)]
-    return _Metrics(
-        identity=header.get("identity"),
-        steps=steps,
-        signals={name: column for name, column in columns.items() if set(column) - {None}},
-        batch_digests=tuple(_text(path, line, value, "batch_digest") for line, value in lines),
-        batch_agrees=tuple(_flag(path, line, value, "batch_agrees") for line, value in lines),
-        grads_missing=tuple(dict.fromkeys(missing)),
-        ended=end is not None,
-        expected_steps=_steps(path, header.get("steps")),
-    )
-
-
-def _steps(path: Path, value: object) -> int | None:
-    return None if value is None else step_number(path, 1, value)
-
-
-def _text(path: Path, line: int, values: Mapping[str, Any], name: str) -> str | None:
-    value = values.get(name)
-    if not (value is None or isinstance(value, str)):
-        fail(path, line, f"{name} is {value!r}, which is no text")
-    return value
-
-
-def _names_missing(path: Path, line: int, values: Mapping[str, Any]) -> list[str]:
-    names = values.get("grads_missing_names")
-    if not (names is None or is_texts(names)):
-        fail(path, line, f"grads_missing_names is {names!r}, which is no list of texts")
-    return names or []
-
-
-def _flag(path: Path, line: int, values: Mapping[str, Any], name: str) -> bool | None:
-    value = values.get(name)
-    if not (value is None or isinstance(value, bool)):
-        fail(path, line, f"{name} is {value!r}, must be true, false or null")
-    return value
 
 
 def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Precision:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from harness.errors import EvidenceError
-from harness.model import Evidence
-from harness.readers.names import find_signals
+from harness.model import Column, Evidence
+from harness.readers.names import Columns, find_signals
+from harness.readers.points import Points, settle
 
 EVENT_FILES = "events.out.tfevents*"
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = 4
+"""Bytes; a record is its length, that one's checksum, the content, that one's checksum."""
 
 
 def is_tensorboard(path: Path) -> bool:
@@ -16,44 +27,49 @@ def is_tensorboard(path: Path) -> bool:
     return any(path.rglob(EVENT_FILES)) if path.is_dir() else path.match(EVENT_FILES)
 
 
-def read_tensorboard(path: Path) -> Evidence:
-    """The scalars of one run.
+@dataclass(slots=True)
+class _Scalars:
+    """The points of one tag, in the order of the files."""
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    wall_times: array[float] = field(default_factory=lambda: array("d"))
+
+
+def read_tensorboard(path: Path, columns: Columns) -> Evidence:
+    """The scalars of one run, at the steps of its loss; incomplete when the last file was cut.
 
     Raises EvidenceError when tensorboard is not installed, when several runs are below the
-    folder, or when no tag is a known name of the loss.
+    folder, when a file is damaged, or when no tag is a known name of the loss.
     """
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import (  # noqa: PLC0415
-            EventAccumulator,  # imported on use: the light part works without it
-        )
-    except ImportError as error:
-        raise EvidenceError(
-            f"{path}: reading TensorBoard files needs tensorboard: "
-            "pip install 'converge[tensorboard]'"
-        ) from error
     source = _one_run(path)
-    # By default the accumulator keeps a sample of 10,000 points, and drops points that a restart
-    # replayed; judging wants all that was written.
-    events = EventAccumulator(str(source), size_guidance={"scalars": 0}, purge_orphaned_data=False)
-    events.Reload()
-    found = find_signals(str(path), events.Tags()["scalars"])
-    loss = events.Scalars(found["loss"])
-    steps = tuple(event.step for event in loss)
-    signals: dict[str, tuple[float | None, ...]] = {}
+    files = [source] if source.is_file() else sorted(source.glob(EVENT_FILES))
+    tags: dict[str, _Scalars] = {}
+    whole = True
+    for file in files:
+        read = 0
+        for event in _events(path, file):
+            read += 1
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    scalars = tags.setdefault(value.tag, _Scalars())
+                    scalars.steps.append(event.step)
+                    scalars.values.append(value.simple_value)
+                    scalars.wall_times.append(event.wall_time)
+        written, whole = _records(file)
+        if read < written:
+            # TensorBoard's loader takes a damaged record for the end of the file.
+            raise EvidenceError(f"{file}: record {read + 1} of {written} is damaged")
+    found = find_signals(str(path), tags, columns)
+    points: dict[str, Points] = {}
     for signal, tag in found.items():
-        scalars = events.Scalars(tag)
-        if tuple(event.step for event in scalars) == steps:
-            signals[signal] = tuple(event.value for event in scalars)
-        else:
-            by_step = {event.step: event.value for event in scalars}
-            signals[signal] = tuple(by_step.get(step) for step in steps)
-    began = loss[0].wall_time if loss else 0.0
-    signals["seconds"] = tuple(event.wall_time - began for event in loss)
-    return Evidence(
-        name=path.stem if path.is_file() else path.name,
-        source=f"{path}",
-        steps=steps,
-        signals=signals,
+        steps = np.asarray(tags[tag].steps)
+        points[signal] = Points(steps, Column.of(np.asarray(tags[tag].values)))
+        if signal == "loss":
+            times = np.asarray(tags[tag].wall_times)
+            points["seconds"] = Points(steps, Column.of(times - times[0]))
+    return settle(points, grid=("loss",)).evidence(
+        path.stem if path.is_file() else path.name, source=str(path), complete=whole
     )
 
 
@@ -66,3 +82,35 @@ def _one_run(path: Path) -> Path:
         shown = ", ".join(str(folder) for folder in folders[:4])
         raise EvidenceError(f"{path}: {len(folders)} runs are below it; give one: {shown}")
     return folders[0]
+
+
+def _events(path: Path, file: Path) -> Iterator[Any]:
+    """All events of a file, up to its end or the first damaged record.
+
+    The loader, not the accumulator on top of it, which by default keeps a sample of 10,000 points
+    and drops those that a restart replayed.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import (  # noqa: PLC0415
+            LegacyEventFileLoader,  # imported on use: the light part works without it
+        )
+    except ImportError as error:
+        raise EvidenceError(
+            f"{path}: reading TensorBoard files needs tensorboard: "
+            "pip install 'converge[tensorboard]'"
+        ) from error
+    yield from LegacyEventFileLoader(str(file)).Load()
+
+
+def _records(file: Path) -> tuple[int, bool]:
+    """How many whole records a file has, and whether it ends after one: a kill may cut the last."""
+    size = file.stat().st_size
+    count = at = 0
+    with file.open("rb") as stream:
+        while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
+            at += _LENGTH.size + _LENGTH.unpack(head)[0] + 2 * _CHECKSUM
+            if at > size:
+                return count, False
+            count += 1
+            stream.seek(at)
+    return count, not head

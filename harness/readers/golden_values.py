@@ -1,0 +1,83 @@
+"""Golden values of Megatron-LM's functional tests (``golden_values*.json``) as evidence.
+
+Two layouts, both rounded to five decimals::
+
+    {"lm loss": {"start_step": 1, "end_step": 100, "step_interval": 5, "values": {"1": 10.8, …}}}
+    {"lm loss": {"start_step": 0, "end_step": 100, "step_interval": 5, "values": [10.8, …]}}
+
+In the mapping a key is an iteration. The list was cut from all logged values, the first of which
+is iteration 1: with ``start_step`` 0, value i is that of iteration ``1 + i * step_interval``
+(Megatron-LM, ``tests/functional_tests/python_test_utils``, 2024). With another start, value i is
+that of iteration ``start_step + i * step_interval``.
+
+The string ``"nan"`` stands where their reader found no value, and their comparison makes it equal
+to any other such string. Here it is NaN, so that a curve with one never passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.model import Evidence
+from harness.readers.lines import fail, numbers, step_number
+from harness.readers.names import Columns, find_signals
+from harness.readers.points import Points, settle
+from harness.readers.rounding import rounding_of
+
+VALUES = "values"
+PLACES = 5
+FIRST_ITERATION = 1
+
+
+def is_golden_values(document: object) -> bool:
+    """Whether some entry of a JSON object holds values."""
+    return isinstance(document, dict) and any(
+        isinstance(entry, dict) and VALUES in entry for entry in document.values()
+    )
+
+
+def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns) -> Evidence:
+    """The curves of a file; times, memory and counts of zeros are left out.
+
+    Raises EvidenceError naming file, metric and step.
+    """
+    metrics = [
+        name for name, entry in document.items() if isinstance(entry, dict) and VALUES in entry
+    ]
+    found = find_signals(str(path), metrics, columns)
+    points = {signal: _points(f"{path}: {name}", document[name]) for signal, name in found.items()}
+    evidence = settle(points, grid=("loss",)).evidence(path.stem, source=str(path))
+    rounding: dict[str, float] = {}
+    for signal in points:
+        rounding |= rounding_of(evidence.signals, signal, PLACES)
+    return replace(evidence, rounding=rounding)
+
+
+def _points(where: str, entry: Mapping[str, Any]) -> Points:
+    """One metric's values, in either layout."""
+    values = entry[VALUES]
+    if isinstance(values, dict):
+        listed = list(values.values())
+        steps = [step_number(lambda _: where, 0, key) for key in values]
+    elif isinstance(values, list):
+        listed = values
+        start, interval = _count(where, entry, "start_step"), _count(where, entry, "step_interval")
+        if interval < 1:
+            fail(where, "step_interval is 0, which no list of steps can have")
+        steps = [(start or FIRST_ITERATION) + at * interval for at in range(len(values))]
+    else:
+        fail(where, f"{VALUES} is a {type(values).__name__}, must be a JSON object or a list")
+    column = numbers(lambda step: f"{where}, step {step}", steps, "the value", listed)
+    return Points(np.array(steps, dtype=np.int64), column)
+
+
+def _count(where: str, entry: Mapping[str, Any], key: str) -> int:
+    value = entry.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        fail(where, f"{key} is {value!r}, must be a whole number from 0")
+    return value

@@ -1,0 +1,60 @@
+"""Hugging Face's ``trainer_state.json`` as evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.model import Evidence
+from harness.readers.lines import fail
+from harness.readers.names import Columns
+from harness.readers.rounding import rounding_of
+from harness.readers.rows import Rows
+
+FILE = "trainer_state.json"
+HISTORY = "log_history"
+LOSS_PLACES = 4
+"""Decimals that the Trainer of most versions rounds the loss to."""
+
+
+def trainer_state_of(path: Path) -> Path | None:
+    """The state file of a folder: its own, else that of its last checkpoint."""
+    if (path / FILE).is_file():
+        return path / FILE
+    states = {
+        int(number): state
+        for state in path.glob(f"checkpoint-*/{FILE}")
+        if (number := state.parent.name.removeprefix("checkpoint-")).isdecimal()
+    }
+    return states[max(states)] if states else None
+
+
+def is_trainer_state(document: object) -> bool:
+    return isinstance(document, dict) and HISTORY in document
+
+
+def read_trainer_state(path: Path, document: Mapping[str, Any], columns: Columns) -> Evidence:
+    """The training rows of ``log_history``: those with a loss, not those of evaluations.
+
+    Raises EvidenceError naming file and entry.
+    """
+    history = document[HISTORY]
+    if not isinstance(history, list):
+        fail(f"{path}: {HISTORY}", f"a {type(history).__name__}, where a list should be")
+    rows = Rows(str(path), lambda entry: f"{path}: {HISTORY}[{entry}]", columns)
+    for number, entry in enumerate(history):
+        if not isinstance(entry, dict):
+            fail(
+                f"{path}: {HISTORY}[{number}]",
+                f"a {type(entry).__name__}, where a JSON object should be",
+            )
+        rows.add(number, entry)
+    evidence = rows.evidence(_name(path), grid=("loss",))
+    return replace(evidence, rounding=rounding_of(evidence.signals, "loss", LOSS_PLACES))
+
+
+def _name(path: Path) -> str:
+    """The folder's name: all state files have the same."""
+    return path.resolve().parent.name if path.name == FILE else path.stem
