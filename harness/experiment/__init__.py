@@ -5,7 +5,12 @@ An experiment file (``schema = 1``)::
     schema = 1
     name = "smoke"                  # default: the file's stem
     seed = 42
-    repeats = ["rerun", "ulp"]      # A/A repeats made of every control
+    repeats = ["rerun", "ulp", "ulp.2", "permute"]  # A/A repeats made of every control: KIND.SEED
+    calibration = "smoke.json"      # judge by this file of `converge calibrate`; then no repeats
+
+    [probe]
+    cadence = "powers of two"       # when per-tensor evidence is taken: steps 0, 1, 2, 4, 8, …;
+                                    # or "off", every N steps, or a list of steps
 
     [trainer]
     train_config = "train_configs/llama3_debug.toml"
@@ -20,6 +25,9 @@ An experiment file (``schema = 1``)::
     name = "fsdp2"                  # default: "control"
     parallelism = { dp_shard = 2 }  # dp_replicate dp_shard tp cp pp ep; what is not named is 1
 
+    [anchor]                        # what the control is itself judged against: same keys, train
+    parallelism = {}                # config and toolchain of the control unless it names its own
+
     [controls.float8]               # further controls: same keys, own train_config or toolchain
     parallelism = { dp_shard = 2 }
     techniques = ["float8"]
@@ -33,6 +41,7 @@ An experiment file (``schema = 1``)::
     cp_rotation = "alltoall"        # or "allgather", when cp > 1
     set = { "training.local_batch_size" = 2 }
     tolerance = { loss = 1e-3, grad_norm = 1e-2 }   # relative; replaces the learnt envelope
+    margin = 0.005                  # largest relative difference of the mean loss on long runs
     control = "float8"              # default: the [control]
     train_config = "…"              # default: its control's, as for toolchain
     inject = "path/to/file.py:function"

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from harness.model import CADENCE_OFF, POWERS_OF_TWO, Cadence, Repeat, RepeatKind
 
 SEEDED = re.compile(r"(?P<kind>[^.]*)\.(?P<seed>.*)", re.DOTALL)
+KINDS = tuple(kind.value for kind in RepeatKind)
 SEED = re.compile(r"[1-9][0-9]{0,5}")
 CADENCES = (POWERS_OF_TWO, CADENCE_OFF)
 MAX_STEP = 2**53
@@ -23,8 +24,8 @@ def repeat_of(written: object) -> Repeat:
         raise PydanticKnownError("string_type")
     seeded = SEEDED.fullmatch(written)
     kind, seed = (seeded["kind"], seeded["seed"]) if seeded else (written, "1")
-    if kind not in tuple(RepeatKind):
-        raise PydanticCustomError("choice", "is not known", {"valid": tuple(RepeatKind)})
+    if kind not in KINDS:
+        raise PydanticCustomError("choice", "is not known", {"valid": KINDS})
     if not SEED.fullmatch(seed):
         raise PydanticCustomError(
             "seed", "must end in a seed from 1 to 999999, as {example}", {"example": f"{kind}.2"}

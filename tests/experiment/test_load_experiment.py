@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
 from harness.model import (
+    CADENCE_OFF,
     DEFAULT_REPEATS,
     POWERS_OF_TWO,
     Parallelism,
+    Repeat,
+    RepeatKind,
     SyntheticData,
     Technique,
 )
@@ -93,6 +96,7 @@ techniques = ["compile", "async_tp"]
 cp_rotation = "alltoall"
 pipeline_schedule = "GPipe"
 tolerance = { loss = 1, grad_norm = 1e-2 }
+margin = 0.005
 waive = ["same-dp-degree"]
 inject = "bug.py:break_it"
 without_fixes = ["act-grad"]
@@ -102,10 +106,61 @@ note = "why"
     assert test.techniques == (Technique.COMPILE, Technique.ASYNC_TP)
     assert (test.cp_rotation, test.pipeline_schedule) == ("alltoall", "GPipe")
     assert test.tolerances == {"loss": 1.0, "grad_norm": 1e-2}
+    assert test.margin == 0.005
     assert test.waive == ("same-dp-degree",)
     assert test.inject == f"{folder / 'bug.py'}:break_it"
     assert test.without_fixes == ("act-grad",)
     assert test.note == "why"
+
+
+def test_repeats_are_kinds_with_seeds(load):
+    written = 'repeats = ["permute", "ulp", "ulp.2", "rerun.10"]'
+    experiment = load(MINIMAL.replace("schema = 1", f"schema = 1\n{written}"))
+    assert experiment.repeats == (
+        Repeat(RepeatKind.PERMUTE),
+        Repeat(RepeatKind.ULP),
+        Repeat(RepeatKind.ULP, 2),
+        Repeat(RepeatKind.RERUN, 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "cadence"),
+    [
+        ('"powers of two"', POWERS_OF_TWO),
+        ('"off"', CADENCE_OFF),
+        ("10", 10),
+        ("[16, 0, 1]", (0, 1, 16)),
+    ],
+)
+def test_a_cadence_is_a_word_a_number_or_a_list(load, written, cadence):
+    assert load(MINIMAL + f"[probe]\ncadence = {written}").cadence == cadence
+
+
+def test_an_anchor_takes_the_train_config_and_toolchain_of_the_control(load):
+    text = MINIMAL.replace("[control]", '[control]\ntoolchain = "torchtitan-0.2.2"')
+    anchor = load(text + "[anchor]\nparallelism = {}\nmargin = 0.1").anchor
+    assert (anchor.name, anchor.control, anchor.toolchain) == ("anchor", None, "torchtitan-0.2.2")
+    assert (anchor.parallelism, anchor.train_config.path) == (Parallelism(), "base.toml")
+    named = load(text + '[anchor]\nname = "ddp"\nparallelism.dp_replicate = 2').anchor
+    assert (named.name, named.parallelism) == ("ddp", Parallelism(dp_replicate=2))
+
+
+def test_a_calibration_is_found_beside_the_file_or_is_yet_to_be_written_there(load, folder):
+    text = MINIMAL.replace("schema = 1", 'schema = 1\ncalibration = "c/x.json"')
+    assert load(text).calibration == folder / "c/x.json"
+    (folder / "c").mkdir()
+    (folder / "c/x.json").touch()
+    assert load(text).calibration == folder / "c/x.json"
+
+
+def test_batches_of_somebody_elses_loader_cannot_be_permuted(load, problems, folder):
+    (folder / "own.toml").write_text("[training]\nsteps = 3\n")
+    text = MINIMAL.replace("base.toml", "own.toml")
+    assert load(text).repeats == DEFAULT_REPEATS  # the plan leaves out what cannot be made
+    (only,) = problems(text.replace("schema = 1", 'schema = 1\nrepeats = ["ulp", "permute.2"]'))
+    assert only.startswith(": repeats[1]: 'permute.2' cannot be made of 'control'")
+    assert "no [converge.data]" in only
 
 
 def test_paths_are_found_beside_the_file_above_it_and_in_the_current_directory(
@@ -186,6 +241,10 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
         ('inject = "bug.py:f"', "there is no file 'bug.py'"),
         ("tolerance = { loss = nan }", "must be a finite number"),
         ("tolerance = { loss = -1 }", "must be greater than or equal to 0"),
+        ("margin = 0", "margin of 'tp': must be greater than 0, not 0"),
+        ("margin = 5", "margin of 'tp': must be less than 1, not 5"),
+        ("margin = nan", "margin of 'tp': must be a finite number"),
+        ('margin = "1%"', "margin of 'tp': must be a number, not '1%'"),
         ('techniques = ["compile", "compile"]', "names something twice"),
         ('toolchain = "../evil"', "must match pattern"),
         ("parallelism.tp = 70000", "this is no TOML"),
@@ -208,6 +267,60 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         ('[[test]]\nname = "tp"', "[other]", "there is no test set (add a [[test]] or a [matrix])"),
         ("[trainer]", "[trainer]\ncpu_ranks = 0", "cpu_ranks: must be greater than or equal to 1"),
         ("schema = 1", 'schema = 1\nrepeats = ["again"]', "'again' is not known"),
+        ("schema = 1", 'schema = 1\nrepeats = ["ulpp.2"]', "is not known (did you mean 'ulp'?"),
+        (
+            "schema = 1",
+            'schema = 1\nrepeats = ["ulp.0"]',
+            "from 1 to 999999, as ulp.2, not 'ulp.0'",
+        ),
+        ("schema = 1", 'schema = 1\nrepeats = ["ulp.x"]', ": repeats[0]: must end in a seed"),
+        (
+            "schema = 1",
+            'schema = 1\nrepeats = ["ulp", "ulp.1"]',
+            ": repeats: names something twice",
+        ),
+        ("schema = 1", "schema = 1\nrepeats = [2]", ": repeats[0]: must be a string, not 2"),
+        ("schema = 1", "schema = 1\ncalibration = 3", ": calibration: must be a string, not 3"),
+        (
+            "[control]",
+            "[probe]\ncadence = 'power of two'\n[control]",
+            "did you mean 'powers of two'",
+        ),
+        (
+            "[control]",
+            "[probe]\ncadence = 0\n[control]",
+            "must be greater than or equal to 1, not 0",
+        ),
+        (
+            "[control]",
+            "[probe]\ncadence = 2.5\n[control]",
+            ': probe.cadence: must be "powers of two"',
+        ),
+        (
+            "[control]",
+            "[probe]\ncadence = []\n[control]",
+            ': probe.cadence: must be "powers of two"',
+        ),
+        (
+            "[control]",
+            "[probe]\ncadence = [1, -1]\n[control]",
+            "must be steps, whole numbers from 0",
+        ),
+        ("[control]", "[probe]\ncadence = [1, 1]\n[control]", "names something twice"),
+        ("[control]", "[probe]\ncadense = 2\n[control]", "unknown key (did you mean 'cadence'?"),
+        ("schema = 1", "schema = 1\nprobe = 2", ": probe: must be a table, not 2"),
+        ("[control]", "[anchor]\n[control]", ": anchor.parallelism: is missing"),
+        (
+            "[control]",
+            "[anchor]\nparallelism = {}\ncontrol = 'x'\n[control]",
+            "anchor.control: unknown",
+        ),
+        (
+            "[control]",
+            "[anchor]\nname = 'tp'\nparallelism = {}\n[control]",
+            "anchor.name of 'tp': is",
+        ),
+        ("schema = 1", "schema = 1\nanchor = 2", ": anchor: must be a table, not 2"),
         ("schema = 1", "schema = 1\ncontrols = 3", ": controls: must be a table, not 3"),
         ("schema = 1", "schema = 1\ncontrols.a = 3", ": controls.a: must be a table, not 3"),
         ("[[test]]", "[test]", ": test: must be a list, not {"),
@@ -287,7 +400,8 @@ def test_a_folder_and_a_device_are_no_files(folder):
 
 # ---------------------------------------------------------------- hypothesis
 
-WORDS = """schema name seed repeats trainer control controls test matrix parallelism tp dp_shard set
+WORDS = """schema name seed repeats probe cadence anchor calibration margin trainer control
+controls test matrix parallelism tp dp_shard set
 techniques waive tolerance loss train_config note inject cp_rotation x"""
 KEYS = st.sampled_from(WORDS.split()) | st.text(string.ascii_letters, max_size=4)
 LEAVES = (

@@ -32,14 +32,15 @@ parallelism = { dp_shard = [2], tp = [1, 2] }
 techniques = [[], ["compile", "bf16"]]
 waive = ["same-dp-degree"]
 tolerance = { loss = 0.5 }
+margin = 0.01
 note = "n"
 """
     )
     assert names(sets) == ["fsdp2", "fsdp2_compile_bf16", "fsdp2_tp2", "fsdp2_tp2_compile_bf16"]
     assert sets[3].parallelism == Parallelism(dp_shard=2, tp=2)
     assert sets[3].techniques == ("compile", "bf16")
-    assert {(spec.waive, spec.tolerances["loss"], spec.note) for spec in sets} == {
-        (("same-dp-degree",), 0.5, "n")
+    assert {(spec.waive, spec.tolerances["loss"], spec.margin, spec.note) for spec in sets} == {
+        (("same-dp-degree",), 0.5, 0.01, "n")
     }
     assert {spec.control for spec in sets} == {"control"}
 

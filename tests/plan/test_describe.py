@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.model import Role
 from harness.plan import describe
 
 
@@ -64,3 +65,14 @@ def test_a_control_by_another_set_up_is_called_that(planner):
     row = describe(planner.test_set("parallelism = { dp_shard = 2 }", control=control))[0]
     assert row.serves == "control: another verified set-up on 4 ranks"
     assert row.waives == ("control-is-1d-fsdp",)
+
+
+def test_an_anchor_has_a_row_of_its_own(planner):
+    anchor = '[anchor]\nparallelism = {}\nset = { "training.local_batch_size" = 8 }\n'
+    rows = describe(planner.test_set("parallelism = { dp_shard = 2 }\n" + anchor))
+    assert [(row.name, row.role) for row in rows] == [
+        ("anchor", Role.ANCHOR),
+        ("control", Role.CONTROL),
+        ("t", Role.TEST),
+    ]
+    assert rows[0].serves == "anchor: the control is itself judged against one rank"

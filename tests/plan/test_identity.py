@@ -1,5 +1,6 @@
 """Identities change with what changes numbers, and with nothing else."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from harness.model import (
     Technique,
     TrainConfig,
 )
-from harness.plan import make_plan
+from harness.plan import identity_facts, make_plan
 from harness.plan.identity import job_identity, seed_identity
 
 CONFIG = TrainConfig(
@@ -201,3 +202,19 @@ def test_the_order_of_sets_changes_no_identity(specs, random):
         return
     ours, theirs = ({job.identity for job in plan.jobs} for plan in plans)
     assert ours == theirs
+
+
+def test_two_controls_differ_in_identity_when_and_only_when_their_facts_do(planner):
+    plan = planner.test_set("parallelism = { dp_shard = 2 }")
+    control, test, ulp = (plan.job(name) for name in ("control", "t", "control.ulp"))
+    facts = identity_facts(control, SURROUNDINGS)
+    assert facts == identity_facts(test, SURROUNDINGS) == identity_facts(ulp, SURROUNDINGS)
+    assert control.identity == test.identity != ulp.identity
+    assert json.loads(json.dumps(facts)) == facts
+    moved = replace(SURROUNDINGS, hardware="cpu-aarch64")
+    assert identity_facts(control, moved) != facts
+    denser = planner.sets(TEST_SET + "[probe]\ncadence = 1")
+    assert identity_facts(denser.job("control"), SURROUNDINGS) != facts
+
+
+TEST_SET = '[[test]]\nname = "t"\nparallelism = { dp_shard = 2 }\n'

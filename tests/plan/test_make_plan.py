@@ -124,3 +124,53 @@ def test_a_job_is_not_its_repeat(planner):
     identities = [job.identity for job in plan.jobs if job.name != "t"]
     assert len(set(identities)) == len(identities)
     assert plan.job("t").identity == plan.job("control").identity  # one run serves both
+
+
+ANCHOR = """
+[anchor]
+parallelism = {}
+set = { "training.local_batch_size" = 8 }
+"""
+TEST = """
+[[test]]
+name = "t"
+parallelism = { dp_shard = 2 }
+"""
+
+
+def test_an_anchor_comes_before_the_control_and_shares_its_seed_checkpoint(planner):
+    plan = planner.sets(TEST + ANCHOR)
+    roles = [job.role for job in plan.jobs if job.role is not Role.REPEAT]
+    assert roles == [Role.SEED, Role.ANCHOR, Role.CONTROL, Role.TEST]
+    anchor = plan.job("anchor")
+    assert (anchor.world_size, anchor.needs) == (1, plan.job("control").needs)
+    assert not [job for job in plan.jobs if job.role is Role.REPEAT and job.spec is anchor.spec]
+
+
+def test_a_calibration_takes_the_place_of_repeats(planner):
+    plan = planner.text('calibration = "c.json"' + HEAD + CONTROL + TEST)
+    assert [job.name for job in plan.jobs] == ["seed", "control", "t"]
+    learnt_anew = planner.sets(TEST)
+    assert plan.job("control").identity == learnt_anew.job("control").identity
+
+
+def test_default_repeats_leave_out_what_somebody_elses_loader_cannot_do(planner):
+    base = planner.folder / "base.toml"
+    base.write_text(base.read_text().replace("[converge.data]\n", ""))
+    made = [str(job.repeat) for job in planner.sets(TEST).jobs if job.role is Role.REPEAT]
+    assert made == ["rerun", "ulp", "ulp.2", "ulp.3"]
+
+
+def test_every_job_that_trains_samples_by_the_cadence(planner):
+    plan = planner.sets(TEST + ANCHOR)
+    sampled = {job.sample_steps for job in plan.jobs if job.role is not Role.SEED}
+    assert sampled == {(0, 1, 2, 4, 8, 16)}
+    off = planner.sets(TEST + "[probe]\ncadence = 'off'")
+    assert {job.sample_steps for job in off.jobs} == {()}
+    assert off.job("control").identity != plan.job("control").identity
+    assert off.job("seed").identity == plan.job("seed").identity
+
+
+def test_a_listed_step_after_the_last_one_is_refused(planner):
+    found = planner.refused("parallelism = { dp_shard = 2 }\n[probe]\ncadence = [0, 20, 21]")
+    assert found[0].startswith("probe.cadence: step 21 comes after the last step of 'control'")

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from plan_examples import SURROUNDINGS
+from plan_examples import CONTROL, HEAD, SURROUNDINGS
 
+from harness.errors import ConfigError
 from harness.rules import RULES
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
@@ -171,3 +172,38 @@ def test_stages_follow_layers_per_stage(planner):
     )
     (only,) = planner.refused(body)  # 4 layers, embedding and output: 6 stages, 4 microbatches
     assert "4 microbatches for 6 stages of Interleaved1F1B [pp-microbatches]" in only
+
+
+TEST = f'[[test]]\nname = "t"\n{FSDP_2}\n'
+ONE_RANK = '[anchor]\nparallelism = {}\nset = { "training.local_batch_size" = 8 }\n'
+
+
+def anchored(planner, anchor: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        planner.sets(TEST + anchor)
+    return [str(each).split("x.toml: ", 1)[-1] for each in caught.value.problems]
+
+
+def test_an_anchor_may_have_another_dp_degree_and_set_up_but_not_another_budget(planner):
+    assert planner.sets(TEST + ONE_RANK).waived == ()
+    tensor_parallel = '[anchor]\nparallelism = { tp = 2 }\ntechniques = ["compile"]\n'
+    assert planner.sets(TEST + tensor_parallel).waived == ()
+    (only,) = anchored(
+        planner, '[anchor]\nparallelism = {}\nset = { "training.global_batch_size" = 4 }\n'
+    )
+    assert only.startswith("anchor 'anchor': set.training.global_batch_size: 4 x 256 = 1024 tokens")
+    assert "[same-token-budget]" in only
+
+
+def test_an_anchor_on_somebody_elses_loader_keeps_the_dp_degree(planner):
+    base = planner.folder / "base.toml"
+    base.write_text(base.read_text().replace("[converge.data]\n", ""))
+    (only,) = anchored(planner, ONE_RANK)
+    assert "[same-dp-degree]" in only
+
+
+def test_a_calibration_stands_for_repeats(planner):
+    without = "repeats = []\n" + HEAD + CONTROL + TEST
+    with pytest.raises(ConfigError, match="control-is-repeated"):
+        planner.text(without)
+    assert planner.text('calibration = "c.json"\n' + without)
