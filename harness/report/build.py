@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from harness.model import (
+    Calibration,
     Check,
+    Deviation,
     Evidence,
     Experiment,
     Floats,
     Job,
     Limit,
     Plan,
-    Precision,
     RankError,
     Role,
     RunRecord,
@@ -22,7 +23,9 @@ from harness.model import (
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors, plain, plain_block
+from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.view import (
     SIGNAL_TITLES,
     Comparison,
@@ -46,6 +49,7 @@ def build_view(
     records: Iterable[RunRecord] = (),
     versions: Mapping[str, str] | None = None,
     envelopes: Envelopes | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
     entropy_floor: float | None = None,
     generated: str = "",
     wall_s: float | None = None,
@@ -54,6 +58,7 @@ def build_view(
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
     ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
+    ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
 
     Raises :class:`ValueError` when an envelope does not have one limit per common step.
     """
@@ -61,20 +66,27 @@ def build_view(
     experiment = plan.experiment if plan else subject if isinstance(subject, Experiment) else None
     jobs = {job.name: job for job in plan.jobs} if plan else {}
     every_evidence = {evidence.name: evidence for evidence in evidences}
-    runs = _Runs(jobs, every_evidence, tuple(records))
+    learnt = calibrations or {}
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt)
 
-    controls = tuple(dict.fromkeys(verdict.control for verdict in verdicts))
+    anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
+    # A control that an anchor challenges has a verdict itself.
+    controls = tuple(dict.fromkeys(v.name if v.control == anchor else v.control for v in verdicts))
+    judged_against = (*controls, anchor) if anchor else controls
     repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
     fragments = iter(
-        anchors([*controls, *(v.name for v in verdicts), *(job.name for job in repeats)])
+        anchors([*judged_against, *(v.name for v in verdicts), *(job.name for job in repeats)])
     )
-    control_views = {name: runs.view(name, next(fragments)) for name in controls}
+    control_views = {name: runs.view(name, next(fragments)) for name in judged_against}
     tests = tuple(
-        runs.test(
-            verdict,
-            next(fragments),
-            control_views[verdict.control],
-            (envelopes or {}).get(verdict.name, {}),
+        replace(
+            runs.test(
+                verdict,
+                next(fragments),
+                control_views[verdict.control],
+                (envelopes or {}).get(verdict.name, {}),
+            ),
+            challenged=verdict.control == anchor,
         )
         for verdict in verdicts
     )
@@ -85,7 +97,9 @@ def build_view(
         seed=experiment.seed if experiment else None,
         steps=max((job.steps for job in jobs.values()), default=None),
         versions={plain(name): plain(text) for name, text in (versions or {}).items()},
-        controls=tuple(control_views.values()),
+        controls=tuple(control_views[name] for name in controls),
+        anchor=control_views[anchor] if anchor else None,
+        calibrations=tuple(runs.calibration(name) for name in controls),
         repeats=tuple(
             runs.repeat(job, next(fragments), control_views[job.spec.name])
             for job in repeats
@@ -93,7 +107,7 @@ def build_view(
         ),
         tests=tests,
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
-        notes=_notes(verdicts, every_evidence),
+        notes=notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
@@ -107,9 +121,11 @@ class _Runs:
         jobs: Mapping[str, Job],
         evidences: Mapping[str, Evidence],
         records: tuple[RunRecord, ...],
+        calibrations: Mapping[str, Calibration],
     ) -> None:
         self.jobs = jobs
         self.evidences = evidences
+        self.calibrations = calibrations
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
@@ -161,41 +177,39 @@ class _Runs:
             loss_only=loss_only_gate(comparisons["loss"].difference),
             in_force=named_and_in_force(job.spec if job else None, evidence),
             config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
+            tensors=first_step_tensors(evidence, theirs, self.calibration_of(verdict)),
+            replicas=replica_view(evidence.replicas) if evidence else None,
         )
+
+    def calibration_of(self, verdict: Verdict) -> Calibration | None:
+        """What a verdict was judged by: an anchor is not repeated, the control it challenges is."""
+        return self.calibrations.get(verdict.control, self.calibrations.get(verdict.name))
+
+    def calibration(self, control: str) -> CalibrationView:
+        kinds = {name: str(job.repeat) for name, job in self.jobs.items() if job.repeat}
+        known = self.calibrations.get(control)
+        if known:
+            return calibration_view(control, known, self.evidences, kinds)
+        evidence = self.evidences.get(control)
+        return CalibrationView(plain(control), evidence.precision.value if evidence else "")
 
     def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
         run = self.view(job.name, anchor)
         return RepeatView(run=run, control=control.name, comparisons=_compare(run, control, {}))
 
 
-def _notes(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) -> tuple[str, ...]:
-    """What a reader has to know of the limits of pairs that are coarser than fp32."""
-    judged = {name for verdict in verdicts for name in (verdict.name, verdict.control)}
-    ran = {evidence.precision for name, evidence in evidences.items() if name in judged}
-    coarse = [precision.value for precision in Precision if precision in ran - {Precision.FP32}]
-    if not coarse:
-        return ()
-    sentence = (
-        f"Limits of sets in {' and '.join(coarse)} are coarse: their floors are fixed numbers "
-        "fitted on CPU debug models, so only gross errors show."
-    )
-    return (sentence,)
-
-
-def _compare(
-    run: RunView, control: RunView, limits: Mapping[str, Floats]
-) -> dict[str, Comparison]:
+def _compare(run: RunView, control: RunView, limits: Mapping[str, Floats]) -> dict[str, Comparison]:
     result = {}
     for name in SIGNAL_TITLES:
         ours, theirs = run.signal(name), control.signal(name)
         apart = difference(ours, theirs)
-        allowed = tuple(limits[name].tolist()) if name in limits else ()
-        if allowed and len(allowed) != len(apart.steps):
+        allowed = limits.get(name)
+        if allowed is not None and allowed.size != len(apart):
             raise ValueError(
-                f"envelope of {run.name}, {name}: {len(allowed)} limits for "
-                f"{len(apart.steps)} common steps"
+                f"envelope of {run.name}, {name}: {allowed.size} limits for "
+                f"{len(apart)} common steps"
             )
-        limit = Curve(apart.steps, allowed) if allowed else Curve()
+        limit = Curve() if allowed is None else Curve(apart.steps, allowed)
         result[name] = Comparison(difference=apart, ratio=ratio(ours, theirs), limit=limit)
     return result
 
@@ -212,6 +226,7 @@ def _plain_verdict(verdict: Verdict) -> Verdict:
         name=plain(verdict.name),
         control=plain(verdict.control),
         cause=plain(verdict.cause),
+        look_at=plain(verdict.look_at),
         next_command=plain(verdict.next_command),
         checks=tuple(_plain_check(check) for check in verdict.checks),
     )
@@ -226,4 +241,9 @@ def _plain_check(check: Check) -> Check:
         limit=limit,
         unit=plain(check.unit),
         detail=plain(check.detail),
+        deviations=tuple(_plain_deviation(each) for each in check.deviations),
     )
+
+
+def _plain_deviation(deviation: Deviation) -> Deviation:
+    return replace(deviation, tensor=plain(deviation.tensor))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from harness.judge.curves import relative_difference, series
-from harness.model import Evidence, Floats
+from harness.model import Evidence, Floats, Integers
 
 LOSS_ONLY_LIMIT = 0.01
 """Largest relative loss difference of the loss-only gate that reports show for comparison.
@@ -17,15 +17,37 @@ Gates in use compare the loss alone and allow between 1% and 5%; this is the str
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """Values over steps, of equal length; NaN where a run left nothing or left NaN."""
+    """Values over steps, of equal length; NaN where a run left nothing or left NaN.
 
-    steps: tuple[int, ...] = ()
-    values: tuple[float, ...] = ()
+    May be made with plain sequences: they become arrays. Equal to a curve of the same numbers.
+    """
+
+    steps: Integers = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Shape (steps,), increasing."""
+    values: Floats = field(default_factory=lambda: np.empty(0))
+    """Shape (steps,)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))
+        object.__setattr__(self, "values", np.asarray(self.values, dtype=np.float64))
 
     def __bool__(self) -> bool:
-        return any(math.isfinite(value) for value in self.values)
+        return bool(np.isfinite(self.values).any())
+
+    def __len__(self) -> int:
+        return int(self.steps.size)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Curve):
+            return NotImplemented
+        same_steps = np.array_equal(self.steps, other.steps)
+        return same_steps and np.array_equal(self.values, other.values, equal_nan=True)
+
+    def __hash__(self) -> int:
+        # Of the steps alone: equal values may have other bits (zeros and NaN have signs).
+        return hash(self.steps.tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,38 +71,42 @@ def signal_curve(evidence: Evidence, signal: str) -> Curve:
     found = series(evidence, signal)
     if not found.steps.size:
         return Curve()
+    if np.array_equal(found.steps, evidence.steps) and np.all(np.diff(found.steps) > 0):
+        return Curve(found.steps, found.values)
     steps = np.unique(evidence.steps)
     values = np.full(steps.size, math.nan)
     values[np.searchsorted(steps, found.steps)] = found.values
-    return Curve(tuple(steps.tolist()), tuple(values.tolist()))
+    return Curve(steps, values)
 
 
 def difference(test: Curve, control: Curve) -> Curve:
     """Relative difference at the common steps, as judging defines it: infinite when not finite."""
     steps, ours, theirs = _common(test, control)
-    return Curve(steps, tuple(relative_difference(ours, theirs).tolist()))
+    return Curve(steps, relative_difference(ours, theirs))
 
 
 def ratio(test: Curve, control: Curve) -> Curve:
     """``test / control`` at the common steps; not finite where the control is zero."""
     steps, ours, theirs = _common(test, control)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return Curve(steps, tuple((ours / theirs).tolist()))
+        return Curve(steps, ours / theirs)
+
+
+def largest(curve: Curve) -> float | None:
+    """The largest value; None for a curve of no steps."""
+    return float(curve.values.max()) if len(curve) else None
 
 
 def loss_only_gate(loss_difference: Curve) -> LossOnlyGate | None:
     """The comparison gate's word; None without a common step."""
-    if not loss_difference.values:
-        return None
-    return LossOnlyGate(max(loss_difference.values))
+    measured = largest(loss_difference)
+    return None if measured is None else LossOnlyGate(measured)
 
 
-def _common(test: Curve, control: Curve) -> tuple[tuple[int, ...], Floats, Floats]:
-    theirs = dict(zip(control.steps, control.values, strict=True))
-    ours = dict(zip(test.steps, test.values, strict=True))
-    steps = tuple(step for step in ours if step in theirs)
-    return (
-        steps,
-        np.array([ours[step] for step in steps], dtype=np.float64),
-        np.array([theirs[step] for step in steps], dtype=np.float64),
+def _common(test: Curve, control: Curve) -> tuple[Integers, Floats, Floats]:
+    if np.array_equal(test.steps, control.steps):
+        return test.steps, test.values, control.values
+    steps, ours, theirs = np.intersect1d(
+        test.steps, control.steps, assume_unique=True, return_indices=True
     )
+    return steps, test.values[ours], control.values[theirs]

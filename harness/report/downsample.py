@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
+from harness.model import Flags, Integers
 from harness.report.curves import Curve
 
 DRAWN_POINTS = 3000
@@ -21,32 +22,39 @@ def downsample(curve: Curve, points: int = DRAWN_POINTS) -> Curve:
     least = 5
     if points < least:
         raise ValueError(f"cannot draw a curve with {points} points; at least {least} are needed")
-    length = len(curve.steps)
+    length = len(curve)
     if length <= points:
         return curve
     buckets = (points - 2) // 3
-    kept = {0, length - 1}
-    for bucket in range(buckets):
-        inside = range(bucket * length // buckets, (bucket + 1) * length // buckets)
-        finite = [index for index in inside if math.isfinite(curve.values[index])]
-        if finite:
-            kept.add(min(finite, key=curve.values.__getitem__))
-            kept.add(max(finite, key=curve.values.__getitem__))
-        if len(finite) < len(inside):
-            kept.add(next(i for i in inside if not math.isfinite(curve.values[i])))
-    order = sorted(kept)
-    return Curve(
-        tuple(curve.steps[index] for index in order), tuple(curve.values[index] for index in order)
+    edges = np.arange(buckets + 1) * length // buckets
+    sizes, values = np.diff(edges), curve.values
+    bucket = np.repeat(np.arange(buckets), sizes)
+    finite = np.isfinite(values)
+    lowest = np.minimum.reduceat(np.where(finite, values, np.inf), edges[:-1])
+    highest = np.maximum.reduceat(np.where(finite, values, -np.inf), edges[:-1])
+    kept = np.unique(
+        np.concatenate(
+            [
+                [0, length - 1],
+                _first_of_each(bucket, finite & (values == np.repeat(lowest, sizes))),
+                _first_of_each(bucket, finite & (values == np.repeat(highest, sizes))),
+                _first_of_each(bucket, ~finite),
+            ]
+        )
     )
+    return Curve(curve.steps[kept], values[kept])
 
 
 def corners(curve: Curve) -> Curve:
     """Only the points where a piecewise linear curve bends: limits are mostly straight."""
-    steps, values = curve.steps, curve.values
-    order = [
-        index
-        for index in range(len(steps))
-        if index in (0, len(steps) - 1)
-        or not values[index - 1] == values[index] == values[index + 1]
-    ]
-    return Curve(tuple(steps[index] for index in order), tuple(values[index] for index in order))
+    values = curve.values
+    bends = np.ones(len(curve), dtype=np.bool_)
+    bends[1:-1] = ~((values[:-2] == values[1:-1]) & (values[1:-1] == values[2:]))
+    return Curve(curve.steps[bends], values[bends])
+
+
+def _first_of_each(bucket: Integers, chosen: Flags) -> Integers:
+    """Index of the first chosen point of every bucket that has one."""
+    where = np.flatnonzero(chosen)
+    _, first = np.unique(bucket[where], return_index=True)
+    return where[first]

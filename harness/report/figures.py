@@ -8,9 +8,11 @@ from __future__ import annotations
 import base64
 import html
 import math
-import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.model import Judgement
 from harness.report.curves import Curve
@@ -36,7 +38,7 @@ class Figures:
     def __init__(self, view: ReportView) -> None:
         self.view = view
         self.series: dict[str, dict[str, Any]] = {}
-        self.controls = {control.name: control for control in view.controls}
+        self.controls = {control.name: control for control in view.references}
         self.styles = {test.run.anchor: style(index) for index, test in enumerate(view.tests)}
 
     def payload(self) -> dict[str, Any]:
@@ -228,7 +230,7 @@ class Figures:
             # Plotly reads names as a subset of HTML, and what stands between dollars as TeX.
             "name": html.escape(name, quote=False).replace("$", "&#36;"),
             # A curve of one step is a point, and a point has no line.
-            "mode": "markers" if len(drawn.steps) == 1 else "lines",
+            "mode": "markers" if len(drawn) == 1 else "lines",
         }
 
 
@@ -273,21 +275,14 @@ def _packed(curve: Curve) -> dict[str, Any]:
 
     Enough to draw with; ``report.json`` and the run folders hold every digit.
     """
-    finite = [value if math.isfinite(value) else math.nan for value in curve.values]
-    packed: dict[str, Any] = {
-        "y": _typed("f4", struct.pack(f"<{len(finite)}f", *map(_float32, finite)))
-    }
-    first, last = curve.steps[0], curve.steps[-1]
-    if curve.steps == tuple(range(first, last + 1)):
-        return packed | {"x0": first, "dx": 1}
-    return packed | {"x": _typed("i4", struct.pack(f"<{len(curve.steps)}i", *curve.steps))}
+    # Clipped, because a larger number would become an infinity, which plotly draws as a gap.
+    largest = np.finfo(np.float32).max
+    finite = np.where(np.isfinite(curve.values), curve.values, math.nan)
+    packed: dict[str, Any] = {"y": _typed("f4", np.clip(finite, -largest, largest).astype("<f4"))}
+    if np.all(np.diff(curve.steps) == 1):
+        return packed | {"x0": int(curve.steps[0]), "dx": 1}
+    return packed | {"x": _typed("i4", curve.steps.astype("<i4"))}
 
 
-def _typed(dtype: str, raw: bytes) -> dict[str, str]:
-    return {"dtype": dtype, "bdata": base64.b64encode(raw).decode()}
-
-
-def _float32(value: float) -> float:
-    """Within float32's range: struct refuses what lies above it."""
-    largest = 3.4e38
-    return max(-largest, min(largest, value)) if value == value else value  # noqa: PLR0124 - NaN
+def _typed(dtype: str, values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> dict[str, str]:
+    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}

@@ -20,7 +20,7 @@ from matplotlib.typing import LineStyleType
 
 from harness.model import Judgement
 from harness.report.curves import Curve
-from harness.report.downsample import downsample
+from harness.report.downsample import corners, downsample
 from harness.report.palette import SYMBOLS, style
 from harness.report.scales import decades, raised, ratio_needs_log, zero_line
 from harness.report.text import number
@@ -99,7 +99,7 @@ def _differences(view: ReportView) -> bytes | None:
         FuncFormatter(lambda value, _: "0" if value < 2 * zero else number(float(value)))
     )
     handles = _handles(lines)
-    for limit in limits:
+    for limit in map(downsample, map(corners, limits)):
         axes.fill_between(
             limit.steps, 10.0 ** ticks[0] / 1.6, limit.values, color=_SHADE, alpha=0.5, zorder=0
         )
@@ -160,7 +160,7 @@ def _plot(axes: Axes, lines: Sequence[_Line]) -> bool:
     """Whether there was anything to draw."""
     for line in lines:
         # A curve of one step is a point, and a point has no line.
-        marker = "o" if len(line.curve.steps) == 1 else None
+        marker = "o" if len(line.curve) == 1 else None
         axes.add_line(_artist(line, line.curve, marker))
     axes.autoscale_view()
     return any(line.curve for line in lines)

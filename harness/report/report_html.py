@@ -18,7 +18,8 @@ from harness.report import terminal, text
 from harness.report.figures import Figures
 from harness.report.palette import SYMBOLS
 from harness.report.report_json import to_json
-from harness.report.view import ReportView
+from harness.report.tensors import SHOWN
+from harness.report.view import SIGNAL_TITLES, ReportView
 
 LOG_LINES = 120
 """Lines of a failed rank's log that the page holds."""
@@ -68,7 +69,10 @@ def _environment() -> jinja2.Environment:
     environment.globals |= {
         "SYMBOLS": SYMBOLS,
         "excess": text.excess,
+        "of_limit": text.of_limit,
         "ABSENT": text.ABSENT,
+        "SHOWN": SHOWN,
+        "SIGNAL_TITLES": SIGNAL_TITLES,
         "TIERS": tuple(Tier),
     }
     return environment

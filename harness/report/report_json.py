@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from harness.model import Check
+from harness.report.tolerances import CalibrationView
 from harness.report.view import ReportView, RunView, TestView
 
 SCHEMA_VERSION = 1
@@ -33,6 +34,8 @@ def document(view: ReportView) -> dict[str, Any]:
         "versions": dict(view.versions),
         "control": controls[0] if controls else None,
         "controls": controls,
+        "anchor": _run(view.anchor) if view.anchor else None,
+        "calibration": [_calibration(each) for each in view.calibrations],
         "repeats": [
             {**_run(repeat.run), "control": repeat.control, "repeat": repeat.run.repeat}
             for repeat in view.repeats
@@ -69,6 +72,8 @@ def _test(test: TestView) -> dict[str, Any]:
         "control": verdict.control,
         "verdict": verdict.judgement.value,
         "cause": verdict.cause,
+        "cause_class": verdict.cause_class.value if verdict.cause_class else None,
+        "look_at": verdict.look_at,
         "onset_step": verdict.onset_step,
         "next_command": verdict.next_command,
         "loss_only_gate": (
@@ -93,6 +98,45 @@ def _check(check: Check) -> dict[str, Any]:
         "steps": list(check.steps) if check.steps else None,
         "onset_step": check.onset,
         "detail": check.detail,
+        "deviations": [
+            {
+                "tensor": deviation.tensor,
+                "step": deviation.step,
+                "measured": _value(deviation.measured),
+                "limit": _value(deviation.limit),
+            }
+            for deviation in check.deviations
+        ],
+    }
+
+
+def _calibration(calibration: CalibrationView) -> dict[str, Any]:
+    return {
+        "control": calibration.control,
+        "identity": calibration.identity or None,
+        "precision": calibration.precision or None,
+        "repeats": [
+            {
+                "name": repeat.name,
+                "repeat": repeat.kind,
+                "bit_identical": repeat.identical,
+                "largest_loss_difference": _value(repeat.loss),
+                "largest_grad_norm_difference": _value(repeat.grad_norm),
+            }
+            for repeat in calibration.repeats
+        ],
+        "taught_by": calibration.taught_by,
+        "signals": {
+            growth.signal: {
+                "steps": list(growth.steps),
+                "scale": [_value(scale) for scale in growth.scale],
+                "growth": _value(growth.growth),
+                "doubling_steps": _value(growth.doubling_steps),
+            }
+            for growth in calibration.signals
+        },
+        "sampled_steps": list(calibration.sampled_steps),
+        "problems": list(calibration.problems),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from harness.model import Check, Judgement, Outcome
+from harness.model import Check, Deviation, Judgement, Outcome
 from harness.report.text import number
 from harness.report.view import ReportView, TestView
 
@@ -32,11 +32,12 @@ def _suite(test: TestView) -> TestSuite:
 def _case(test: TestView, check: Check) -> TestCase:
     case = TestCase(check.name, classname=test.run.name, time=0)
     sentence = _sentence(check)
+    details = "\n".join([test.verdict.cause, *map(_deviation, check.deviations)]).strip()
     match check.outcome:
         case Outcome.FAIL:
-            case.result = [_with_text(Failure(sentence, "fail"), test.verdict.cause)]
-        case Outcome.INVALID:
-            case.result = [_with_text(Error(sentence, "invalid"), test.verdict.cause)]
+            case.result = [_with_text(Failure(sentence, "fail"), details)]
+        case Outcome.INVALID | Outcome.INCONCLUSIVE:
+            case.result = [_with_text(Error(sentence, check.outcome.value.lower()), details)]
         case Outcome.SKIPPED:
             case.result = [Skipped(sentence)]
         case Outcome.PASS:
@@ -52,6 +53,7 @@ def _verdict_case(test: TestView) -> TestCase:
     details = "\n".join(
         part
         for part in (
+            f"look at: {verdict.look_at}" if verdict.look_at else "",
             f"next: {verdict.next_command}" if verdict.next_command else "",
             f"run again: {run.command}" if run.command else "",
             f"rank {run.error.rank}: {run.error.message}\n{run.error.traceback}"
@@ -78,6 +80,13 @@ def _sentence(check: Check) -> str:
     if check.onset is not None:
         parts.append(f"from step {check.onset}")
     return "; ".join(parts)
+
+
+def _deviation(deviation: Deviation) -> str:
+    return (
+        f"{deviation.tensor}: {number(deviation.measured)}, limit {number(deviation.limit)} "
+        f"(step {deviation.step})"
+    )
 
 
 def _with_text(result: Failure | Error, text: str) -> Failure | Error:

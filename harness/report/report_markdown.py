@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.model import Check, Judgement, Outcome
 from harness.report.palette import SYMBOLS
+from harness.report.tensors import SHOWN, ReplicaView, TensorTable
 from harness.report.terminal import HEADER, rows
-from harness.report.text import ABSENT, duration, excess, number, step_range, tail
-from harness.report.view import ReportView, RunView, TestView
+from harness.report.text import ABSENT, duration, excess, number, of_limit, step_range, tail
+from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
 
 LOG_LINES = 30
 """Lines of a failed rank's log in the report: GitHub cuts a job summary at 1 MiB."""
@@ -55,21 +56,25 @@ def _lines(view: ReportView) -> Iterator[str]:
         ([_word(row.judgement), *map(escape, row[1:])] for row in table),
     )
     yield ""
-    for row in table:
+    for test, row in zip(view.by_severity, table, strict=True):
         if row.judgement is not Judgement.PASS:
             onset = f" (from {row.onset})" if row.onset != ABSENT else ""
             cause = row.cause or "no cause is known"
             yield f"- {_word(row.judgement)} **{escape(row.name)}**{onset}: {escape(cause)}"
+            if test.verdict.look_at:
+                yield f"  - look at: {escape(test.verdict.look_at)}"
     yield ""
     yield from _facts(view)
     for test in view.by_severity:
         yield from _test(test)
+    yield from _tolerances(view)
 
 
 def _facts(view: ReportView) -> Iterator[str]:
     for control in view.controls:
-        words = [word for word in (control.degrees, *control.techniques, control.toolchain) if word]
-        yield f"- control **{escape(control.name)}**: {escape(', '.join(words) or control.source)}"
+        yield f"- control **{escape(control.name)}**: {escape(_set_up(control))}"
+    if view.anchor:
+        yield f"- anchor **{escape(view.anchor.name)}**: {escape(_set_up(view.anchor))}"
     for sentence in view.waived:
         yield f"- waived rule: {escape(sentence)}"
     for sentence in view.notes:
@@ -86,6 +91,11 @@ def _facts(view: ReportView) -> Iterator[str]:
     yield ""
 
 
+def _set_up(run: RunView) -> str:
+    words = [word for word in (run.degrees, *run.techniques, run.toolchain) if word]
+    return ", ".join(words) or run.source
+
+
 def _test(test: TestView) -> Iterator[str]:
     verdict = test.verdict
     yield "<details>"
@@ -95,9 +105,15 @@ def _test(test: TestView) -> Iterator[str]:
         yield f"Note: {escape(test.run.note)}\n"
     if verdict.cause:
         yield f"**Cause:** {escape(verdict.cause)}\n"
+    if verdict.look_at:
+        yield f"**Look at:** {escape(verdict.look_at)}\n"
     if verdict.next_command:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
     yield from _checks(verdict.checks)
+    if test.tensors:
+        yield from _tensors(test.tensors)
+    if test.replicas:
+        yield from _replicas(test.replicas)
     if test.in_force:
         yield from _table(
             ["Technique", "Named", "In force"],
@@ -139,6 +155,95 @@ def _checks(checks: Sequence[Check]) -> Iterator[str]:
         ),
     )
     yield ""
+    for check in checks:
+        if check.deviations:
+            yield f"{escape(check.title)} Furthest first:\n"
+            yield from _table(
+                ["Tensor", "Measured", "Limit", "Times", "Step"],
+                (
+                    [
+                        escape(each.tensor),
+                        number(each.measured),
+                        number(each.limit),
+                        excess(each.measured, each.limit) or ABSENT,
+                        str(each.step),
+                    ]
+                    for each in check.deviations[:SHOWN]
+                ),
+            )
+            yield ""
+
+
+def _tensors(tensors: TensorTable) -> Iterator[str]:
+    yield f"{tensors.summary}\n"
+    yield from _table(
+        ["Parameter", "Gradient", "Update"],
+        (
+            [
+                escape(row.name),
+                of_limit(row.gradient, row.gradient_limit),
+                of_limit(row.update, row.update_limit),
+            ]
+            for row in tensors.rows
+        ),
+    )
+    yield ""
+
+
+def _replicas(replicas: ReplicaView) -> Iterator[str]:
+    yield f"{escape(replicas.summary)}\n"
+    if replicas.rows:
+        yield from _table(
+            ["Tensor", "Kind", "Mesh dimensions", "Ranks that agree", "Step"],
+            (
+                [*map(escape, (row.tensor, row.kind, row.mesh_dims, row.groups)), str(row.step)]
+                for row in replicas.rows
+            ),
+        )
+        yield ""
+
+
+def _tolerances(view: ReportView) -> Iterator[str]:
+    if not view.calibrations:
+        return
+    yield "## What the tolerances come from"
+    yield ""
+    for calibration in view.calibrations:
+        yield f"Control **{escape(calibration.control)}**: {escape(calibration.summary)}\n"
+        for problem in calibration.problems:
+            yield f"- {escape(problem)}"
+        if calibration.problems:
+            yield ""
+        if calibration.repeats:
+            yield from _table(
+                ["Repeat", "Kind", "Largest loss difference", "Largest grad norm difference"],
+                (
+                    [
+                        escape(repeat.name),
+                        escape(repeat.kind) or ABSENT,
+                        *(repeat.distance(value) for value in (repeat.loss, repeat.grad_norm)),
+                    ]
+                    for repeat in calibration.repeats
+                ),
+            )
+            yield ""
+        if calibration.signals:
+            yield from _table(
+                ["Signal", "Spread at first step", "At last step", "Growth", "Doubles in"],
+                (
+                    [
+                        escape(SIGNAL_TITLES.get(each.signal, each.signal)),
+                        *(
+                            f"{number(scale)} (step {step})"
+                            for scale, step in zip(each.scale, each.steps, strict=True)
+                        ),
+                        f"step^{number(each.growth)}",
+                        each.doubling,
+                    ]
+                    for each in calibration.signals
+                ),
+            )
+            yield ""
 
 
 def _limit(check: Check) -> str:

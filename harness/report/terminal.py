@@ -43,7 +43,7 @@ def row(test: TestView) -> Row:
     onset = test.verdict.onset_step
     return Row(
         judgement=test.verdict.judgement,
-        name=test.run.name,
+        name=f"{test.run.name} (control)" if test.challenged else test.run.name,
         degrees=test.run.degrees or ABSENT,
         techniques=", ".join(test.run.techniques) or ABSENT,
         onset=ABSENT if onset is None else f"step {onset}",

@@ -97,6 +97,14 @@ def step_range(steps: tuple[int, int] | None) -> str:
     return str(first) if first == last else f"{first}–{last}"  # noqa: RUF001 - a range, for people
 
 
+def of_limit(measured: float | None, limit: float | None) -> str:
+    """A measured value against its limit, for a cell: ``0.99, limit 2e-6 (495,000x)``."""
+    if measured is None or limit is None:
+        return ABSENT
+    times = excess(measured, limit) if not measured <= limit else ""
+    return f"{number(measured)}, limit {number(limit)}" + (f" ({times})" if times else "")
+
+
 def count(amount: int, noun: str) -> str:
     """``1 test set``, ``3 test sets``."""
     return f"{amount} {noun}" if amount == 1 else f"{amount} {noun}s"

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from harness.model import Judgement, Outcome, RankError, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
+from harness.report.tensors import ReplicaView, TensorTable
 from harness.report.text import count
+from harness.report.tolerances import CalibrationView
 
 SEVERITY = tuple(reversed(Judgement))
 """Verdict words, what needs a person first."""
@@ -98,6 +100,10 @@ class TestView:
     loss_only: LossOnlyGate | None = None
     in_force: tuple[Named, ...] = ()
     config: tuple[ConfigChange, ...] = ()
+    tensors: TensorTable | None = None
+    replicas: ReplicaView | None = None
+    challenged: bool = False
+    """True for the control itself, which an anchor challenges."""
 
     def comparison(self, signal: str) -> Comparison:
         """The comparison of a signal, empty when a side lacks it."""
@@ -126,6 +132,10 @@ class ReportView:
     steps: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     controls: tuple[RunView, ...] = ()
+    anchor: RunView | None = None
+    """What the first control is itself judged against."""
+    calibrations: tuple[CalibrationView, ...] = ()
+    """One per control, in their order."""
     repeats: tuple[RepeatView, ...] = ()
     tests: tuple[TestView, ...] = ()
     waived: tuple[str, ...] = ()
@@ -135,6 +145,11 @@ class ReportView:
     """Loss of a perfect model of the data, nats per token."""
     wall_s: float | None = None
     """Wall time of the whole matrix."""
+
+    @property
+    def references(self) -> tuple[RunView, ...]:
+        """What test sets are judged against: the controls, then the anchor if there is one."""
+        return (*self.controls, self.anchor) if self.anchor else self.controls
 
     @property
     def by_severity(self) -> tuple[TestView, ...]:
@@ -157,10 +172,14 @@ class ReportView:
         """One sentence that answers the question."""
         if not self.tests:
             return "No test set was judged."
-        total = count(len(self.tests), "test set")
+        sets = sum(not test.challenged for test in self.tests)
+        total = count(sets, "test set")
+        challenged = sets < len(self.tests)
         if self.worst is Judgement.PASS:
-            which = "agrees" if len(self.tests) == 1 else "all agree"
-            return f"{total}: {which} with the control{self._unseen}."
+            which = "agrees" if sets == 1 else "all agree"
+            anchor = ", and the control with its anchor" if challenged else ""
+            return f"{total}: {which} with the control{anchor}{self._unseen}."
+        total += " and the control" if challenged else ""
         parts = [f"{amount} {word.value}" for word, amount in self.counts.items()]
         return f"Of {total}: {', '.join(parts)}{self._unseen}."
 

@@ -6,9 +6,21 @@ import math
 import random
 from pathlib import Path
 
-from harness.judge.envelope import limits
+from tensor_samples import NAMES, replicas, tensor_samples
+
+from harness.judge import calibrate, limits
+from harness.judge.case import make_case
+from harness.judge.tensor_checks import (
+    gradients_first_steps,
+    replicas_agree,
+    updates_first_steps,
+)
 from harness.model import (
+    Calibration,
+    CauseClass,
     Check,
+    Deviation,
+    Disagreement,
     Evidence,
     Experiment,
     Job,
@@ -20,6 +32,7 @@ from harness.model import (
     Precision,
     RankError,
     Repeat,
+    RepeatKind,
     Role,
     RunRecord,
     RunStatus,
@@ -126,6 +139,21 @@ VERDICTS = {
         None,
     ),
 }
+CAUSE_CLASSES = {
+    "ddp2": CauseClass.GRADIENT_SCALE,
+    "fsdp2_pp2_1f1b": CauseClass.GRADIENT_SCALE,
+    "float8_async_tp": CauseClass.GRADIENT_DIRECTION,
+}
+LOOK_AT = {
+    "ddp2": "where gradients are averaged over dp_replicate: the divisor of the all-reduce.",
+    "float8_async_tp": "attention.wq, wk and wv: the fused matmul and reduce-scatter.",
+}
+REPEATS = (
+    Repeat(RepeatKind.RERUN),
+    Repeat(RepeatKind.ULP),
+    Repeat(RepeatKind.ULP, 2),
+    Repeat(RepeatKind.PERMUTE),
+)
 TRACEBACK = "\n".join(
     ["\x1b[31mTraceback (most recent call last):\x1b[0m"]
     + [
@@ -185,6 +213,16 @@ def evidence(
     )
 
 
+TENSORS = {
+    "ddp2": {"scale": 0.5},
+    "fsdp2_pp2_1f1b": {"scale": 1024.0},
+    "float8_async_tp": {"turned": lambda name: ".attention.w" in name and "wo" not in name},
+}
+DISAGREEMENTS = {
+    "float8_async_tp": (
+        Disagreement("parameter", "layers.0.attention_norm.weight", ("tp",), ((0, 2), (1, 3))),
+    ),
+}
 SHAPES = {
     "fsdp2_tp2": {"jitter": 1e-7},
     "ddp2": {"jitter": 5e-8, "scale": 0.5},
@@ -237,8 +275,15 @@ def in_force(one: SetSpec) -> dict:
     }
 
 
+def tensor_checks(test: Evidence, control: Evidence, calibration: Calibration) -> tuple[Check, ...]:
+    """What the judge says of the per-tensor evidence."""
+    case = make_case(test, control, calibration)
+    questions = (gradients_first_steps, updates_first_steps, replicas_agree)
+    return tuple(question(case) for question in questions)
+
+
 def checks(name: str, judgement: Judgement, steps: int) -> tuple[Check, ...]:
-    """A believable set of checks for a verdict."""
+    """A believable set of checks for a verdict, without those of tensors."""
     if judgement is Judgement.ERROR:
         return ()
     floor = Limit(1e-6, "floor of fp32 arithmetic")
@@ -289,6 +334,20 @@ def checks(name: str, judgement: Judgement, steps: int) -> tuple[Check, ...]:
         if judgement is Judgement.INVALID
         else "",
     )
+    unsure = judgement is Judgement.INCONCLUSIVE
+    equivalent = Check(
+        "loss-equivalent",
+        "The loss of the second half is equivalent to the control's.",
+        Tier.EQUIVALENCE,
+        Outcome.FAIL if drift else Outcome.INCONCLUSIVE if unsure else Outcome.PASS,
+        4.1e-2 if drift else 9.2e-4 if unsure else 2.0e-7,
+        Limit(1e-3, "margin between runs of the same precision"),
+        "relative",
+        (steps // 2 + 1, steps),
+        detail="between -0.02% and +0.18%: about 40 further steps would settle it"
+        if unsure
+        else "",
+    )
     return (
         Check(
             "complete",
@@ -321,6 +380,7 @@ def checks(name: str, judgement: Judgement, steps: int) -> tuple[Check, ...]:
             (1, steps),
             1 if bad_norm else 2 if drift else None,
         ),
+        equivalent,
     )
 
 
@@ -372,8 +432,8 @@ def sample_view(
     control = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name)
     jobs = [job(control, Role.CONTROL, steps)]
     jobs += [
-        job(control, Role.REPEAT, steps, name=f"fsdp2-{repeat.value}", repeat=repeat)
-        for repeat in Repeat
+        job(control, Role.REPEAT, steps, name=f"fsdp2-{repeat}", repeat=repeat)
+        for repeat in REPEATS
     ]
     jobs += [job(one, Role.TEST, steps) for one in specs]
     error = RankError(
@@ -387,13 +447,26 @@ def sample_view(
         else record(one, 11.0 + 3.7 * one.world_size, reused=one.role is Role.CONTROL)
         for one in jobs
     ]
-    base = evidence("fsdp2", steps, in_force=in_force(control))
-    repeats = [evidence("fsdp2-rerun", steps), evidence("fsdp2-ulp", steps, jitter=2e-7)]
+    base = evidence("fsdp2", steps, in_force=in_force(control), samples=tensor_samples("fsdp2"))
+    rerun, *others = (f"fsdp2-{repeat}" for repeat in REPEATS)
+    repeats = [evidence(rerun, steps, samples=tensor_samples("fsdp2"))] + [
+        evidence(name, steps, jitter=2e-7, samples=tensor_samples(name, noise=2e-7))
+        for name in others
+    ]
+    learnt = calibrate(base, repeats)
     tests = [
-        evidence(one.name, steps, in_force=in_force(one), **SHAPES.get(one.name, {"jitter": 1e-7}))
+        evidence(
+            one.name,
+            steps,
+            in_force=in_force(one),
+            samples=tensor_samples(one.name, noise=2e-7, **TENSORS.get(one.name, {})),
+            replicas=replicas(*DISAGREEMENTS.get(one.name, ())),
+            **SHAPES.get(one.name, {"jitter": 1e-7}),
+        )
         for one in specs
         if one.name != "tp2_pp2_fsdp2"
     ]
+    about_tensors = {one.name: tensor_checks(one, base, learnt) for one in tests}
     verdicts = []
     for one in specs:
         judgement, cause, onset = VERDICTS.get(one.name, (Judgement.PASS, "", None))
@@ -403,8 +476,10 @@ def sample_view(
                 "fsdp2",
                 judgement,
                 cause,
+                CAUSE_CLASSES.get(one.name),
+                LOOK_AT.get(one.name, ""),
                 onset,
-                checks(one.name, judgement, steps),
+                (*checks(one.name, judgement, steps), *about_tensors.get(one.name, ())),
                 f"converge run experiments/smoke.toml --only {one.name} --fresh" if cause else "",
             )
         )
@@ -419,7 +494,8 @@ def sample_view(
         ),
         records=records,
         versions={"converge": "0.1.0", **TOOLCHAIN.versions},
-        envelopes={one.name: limits(one, base, repeats) for one in tests},
+        envelopes={one.name: limits(one, base, learnt) for one in tests},
+        calibrations={"fsdp2": learnt},
         entropy_floor=FLOOR,
         generated="2026-11-21 12:00 UTC",
         wall_s=431.0,
@@ -430,6 +506,7 @@ def hostile_view() -> ReportView:
     """Names, causes and messages that try to get out of every format."""
     one = spec(HOSTILE, note=HOSTILE, dp_shard=2)
     control = f"_{HOSTILE}"
+    hostile_names = tuple(f"{HOSTILE}{index:02}" for index in range(len(NAMES)))
     return build_view(
         title=HOSTILE,
         verdicts=[
@@ -438,6 +515,8 @@ def hostile_view() -> ReportView:
                 control,
                 Judgement.FAIL,
                 f"cause {HOSTILE}\x00\x1b[31m\u202e",
+                CauseClass.UNKNOWN,
+                HOSTILE,
                 1,
                 (
                     Check(
@@ -451,12 +530,25 @@ def hostile_view() -> ReportView:
                         (1, 2),
                         1,
                         HOSTILE,
+                        (Deviation(HOSTILE, 1, math.inf, 1e-3),),
                     ),
                 ),
                 HOSTILE,
             )
         ],
-        evidences=[evidence(HOSTILE, 8, jitter=1e-3), evidence(control, 8)],
+        evidences=[
+            evidence(
+                HOSTILE,
+                8,
+                jitter=1e-3,
+                samples=tensor_samples(HOSTILE, scale=2.0, names=hostile_names),
+                replicas=replicas(Disagreement(HOSTILE, HOSTILE, (HOSTILE,), ((0,), (1,)))),
+            ),
+            evidence(control, 8, samples=tensor_samples(control, names=hostile_names)),
+        ],
+        calibrations={
+            control: Calibration(control, None, Precision.FP32, (HOSTILE,), 1, problems=(HOSTILE,))
+        },
         subject=Plan(
             Experiment(HOSTILE, Path(HOSTILE), (), (one,)), (job(one, Role.TEST, 8),), (HOSTILE,)
         ),

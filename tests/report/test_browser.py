@@ -140,7 +140,7 @@ def test_the_table_is_filtered_and_sorted(opened):
 def test_a_set_opens_from_a_deep_link(opened):
     page = opened(fragment="#set-fsdp2-tp2")
     section = page.locator("#set-fsdp2-tp2")
-    assert section.locator("details").get_attribute("open") is not None
+    assert section.locator("> details").get_attribute("open") is not None
     section.locator(".js-line").first.wait_for(timeout=30_000)
     # Scrolling is smooth and takes a moment: the assertion waits for it.
     expect(section.locator("h2")).to_be_in_viewport(timeout=30_000)
@@ -148,8 +148,8 @@ def test_a_set_opens_from_a_deep_link(opened):
 
 def test_sections_of_passing_sets_are_closed_until_asked_for(opened):
     page = opened()
-    assert page.locator("#set-ddp2 details").get_attribute("open") is not None
-    assert page.locator("#set-fsdp2-tp2 details").get_attribute("open") is None
+    assert page.locator("#set-ddp2 > details").get_attribute("open") is not None
+    assert page.locator("#set-fsdp2-tp2 > details").get_attribute("open") is None
     page.locator(".verdicts").get_by_role("link", name="fsdp2_tp2", exact=True).click()
     page.locator("#set-fsdp2-tp2 .js-line").first.wait_for(timeout=30_000)
 

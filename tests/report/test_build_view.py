@@ -1,14 +1,38 @@
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
-from report_samples import FLOOR, HOSTILE, foreign_view, hostile_view, in_force, sample_view, spec
+from report_samples import (
+    FLOOR,
+    HOSTILE,
+    evidence,
+    foreign_view,
+    hostile_view,
+    in_force,
+    job,
+    sample_view,
+    spec,
+)
 
-from harness.model import Check, Evidence, Judgement, Outcome, Precision, Tier, Verdict
+from harness.model import (
+    Calibration,
+    Check,
+    Evidence,
+    Experiment,
+    Judgement,
+    Outcome,
+    Plan,
+    Precision,
+    Role,
+    Tier,
+    Verdict,
+)
 from harness.report import build_view, rows
 from harness.report.audit import named_and_in_force
 from harness.report.report_html import to_html
 from harness.report.report_json import document
-from harness.report.report_markdown import to_markdown
+from harness.report.report_markdown import escape, to_markdown
 from harness.report.text import ABSENT
 from harness.report.view import Named, ReportView
 
@@ -34,12 +58,17 @@ def test_a_view_gathers_what_every_stage_left():
     assert view.entropy_floor == FLOOR
     assert view.waived == ("accumulation: rule 'same token budget' is waived",)
     assert [control.name for control in view.controls] == ["fsdp2"]
-    assert [repeat.run.repeat for repeat in view.repeats] == ["rerun", "ulp"]
+    assert [repeat.run.repeat for repeat in view.repeats] == [
+        "rerun",
+        "ulp",
+        "ulp.2",
+        "permute",
+    ]
     ddp = next(test for test in view.tests if test.run.name == "ddp2")
     assert ddp.run.degrees == "DDP 2"
     assert ddp.run.command.startswith("torchrun --nproc-per-node 2 ")
     assert ddp.comparison("grad_norm").ratio.values[0] == pytest.approx(0.5)
-    assert ddp.comparison("loss").limit.steps == ddp.comparison("loss").difference.steps
+    assert tuple(ddp.comparison("loss").limit.steps) == tuple(range(1, 21))
     assert ddp.loss_only.passes
     crashed = next(test for test in view.tests if test.run.name == "tp2_pp2_fsdp2")
     assert crashed.run.error.rank == 5
@@ -106,20 +135,99 @@ def test_the_headline_says_what_nothing_was_known_of(outcomes, words):
     assert view.headline.endswith(words)
 
 
-def test_pairs_coarser_than_fp32_have_a_note_on_their_limits():
-    assert foreign_view().notes == ()
-    evidences = [
-        Evidence("c", "c", (), {}),
-        Evidence("a", "a", (), {}, precision=Precision.FLOAT8),
-        Evidence("b", "b", (), {}, precision=Precision.BF16),
-    ]
-    verdicts = [Verdict(name, "c", Judgement.PASS) for name in ("a", "b")]
-    view = build_view(title="t", verdicts=verdicts, evidences=evidences)
+def learnt(taught_by, repeats=("c-rerun", "c-ulp"), precision=Precision.FP32):
+    return Calibration("c", None, precision, repeats, taught_by)
+
+
+@pytest.mark.parametrize(
+    ("precision", "calibration", "words"),
+    [
+        (Precision.FP32, learnt(1), None),
+        (Precision.BF16, learnt(1), "Limits of bf16 against fp32 are coarse"),
+        (Precision.FP32, learnt(0), "fixed floors, fitted on CPU debug models: its repeats teach"),
+        (Precision.FP32, None, "fixed floors, fitted on CPU debug models: no repeat shows"),
+    ],
+)
+def test_a_note_says_which_limits_were_not_learnt(precision, calibration, words):
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS)],
+        evidences=[Evidence("c", "c", (), {}), Evidence("a", "a", (), {}, precision=precision)],
+        calibrations={"c": calibration} if calibration else {},
+    )
+    if words is None:
+        assert view.notes == ()
+        return
     (note,) = view.notes
-    assert note.startswith("Limits of sets in bf16 and float8 are coarse")
-    assert "- Limits of sets in bf16 and float8 are coarse" in to_markdown(view)
+    assert words in note
+    assert f"- {escape(note)}" in to_markdown(view)
     assert f"<li>{note}</li>" in to_html(view)
     assert document(view)["notes"] == [note]
+
+
+def test_pairs_of_one_coarse_precision_are_judged_by_their_calibration():
+    runs = [Evidence(name, name, (), {}, precision=Precision.FLOAT8) for name in ("a", "c")]
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS)],
+        evidences=runs,
+        calibrations={"c": learnt(2, precision=Precision.FLOAT8)},
+    )
+    assert view.notes == ()
+
+
+def test_the_tolerances_say_what_taught_them():
+    (calibration,) = sample_view().calibrations
+    assert (calibration.control, calibration.taught_by) == ("fsdp2", 3)
+    assert [(repeat.kind, repeat.identical) for repeat in calibration.repeats] == [
+        ("rerun", True),
+        ("ulp", False),
+        ("ulp.2", False),
+        ("permute", False),
+    ]
+    rerun, ulp, *_ = calibration.repeats
+    assert rerun.distance(rerun.loss) == "bit-identical"
+    assert ulp.distance(ulp.loss) == "3.82e-7"
+    assert calibration.sampled_steps == (1, 2, 4)
+    growth = calibration.signals[0]
+    assert (growth.signal, growth.steps) == ("loss", (1, 20))
+    assert growth.scale[0] <= growth.scale[1] < 1e-6
+
+
+def test_a_control_without_repeats_says_so():
+    (calibration,) = foreign_view().calibrations
+    assert calibration.summary == "No repeats were made: the limits are fixed floors."
+
+
+def test_an_anchor_is_no_control_and_its_verdict_no_test_set():
+    base, anchor = spec("base", dp_shard=2), spec("one_device")
+    one = spec("fsdp2_tp2", dp_shard=2, tp=2)
+    jobs = (
+        job(anchor, Role.ANCHOR, 8),
+        job(base, Role.CONTROL, 8),
+        job(one, Role.TEST, 8),
+    )
+    names = ("one_device", "base", "fsdp2_tp2")
+    view = build_view(
+        title="t",
+        verdicts=[
+            Verdict("base", "one_device", Judgement.PASS),
+            Verdict("fsdp2_tp2", "base", Judgement.PASS),
+        ],
+        evidences=[evidence(name, 8) for name in names],
+        subject=Plan(Experiment("t", Path("t.toml"), (base,), (one,), anchor=anchor), jobs),
+        calibrations={"base": learnt(1)},
+    )
+    assert [control.name for control in view.controls] == ["base"]
+    assert view.anchor.name == "one_device"
+    assert [row.name for row in rows(view)] == ["base (control)", "fsdp2_tp2"]
+    assert view.headline == (
+        "1 test set: agrees with the control, and the control with its anchor."
+    )
+    assert view.notes == ()  # the anchor's pair is judged by the control's calibration
+    assert document(view)["control"]["name"] == "base"
+    assert document(view)["anchor"]["degrees"] == "one rank"
+    assert "The control itself, against its anchor one_device" in to_html(view)
 
 
 def test_every_text_of_a_view_is_plain():
@@ -137,7 +245,7 @@ def test_an_envelope_of_another_length_is_refused():
             title="t",
             verdicts=[Verdict("a", "a", Judgement.PASS)],
             evidences=[evidence],
-            envelopes={"a": {"loss": (1.0,)}},
+            envelopes={"a": {"loss": np.array([1.0])}},
         )
 
 

@@ -16,23 +16,24 @@ def curve(*values, first=1):
 
 def test_differences_use_the_common_steps_only():
     apart = difference(curve(2.0, 3.0), curve(9.0, 2.0, 3.3, first=0))
-    assert apart == Curve((1, 2), (0.0, pytest.approx(0.1)))
+    assert tuple(apart.steps) == (1, 2)
+    assert tuple(apart.values) == (0.0, pytest.approx(0.1))
 
 
 def test_a_value_that_is_not_finite_never_agrees():
     apart = difference(curve(math.nan, math.inf, 1.0), curve(math.nan, 1.0, 1.0))
-    assert apart.values == (math.inf, math.inf, 0.0)
+    assert tuple(apart.values) == (math.inf, math.inf, 0.0)
 
 
 def test_ratio_to_a_control_of_zero_is_not_finite():
     assert not math.isfinite(ratio(curve(1.0), curve(0.0)).values[0])
-    assert ratio(curve(1.0), curve(2.0)).values == (0.5,)
+    assert ratio(curve(1.0), curve(2.0)) == curve(0.5)
 
 
 def test_missing_values_become_gaps_and_a_missing_signal_an_empty_curve():
     evidence = Evidence("a", "a", (1, 2, 3), {"loss": (1.0, None), "lr": (None, None, None)})
     loss = signal_curve(evidence, "loss")
-    assert loss.steps == (1, 2, 3)
+    assert tuple(loss.steps) == (1, 2, 3)
     assert loss.values[0] == 1.0
     assert all(map(math.isnan, loss.values[1:]))
     assert not signal_curve(evidence, "lr")
@@ -57,7 +58,7 @@ def test_no_common_step_no_gate():
 def test_downsampling_keeps_ends_extremes_and_gaps(values, points):
     original = curve(*values)
     drawn = downsample(original, points)
-    assert len(drawn.steps) <= points or drawn == original
+    assert len(drawn) <= points or drawn == original
     assert drawn.steps[0] == original.steps[0]
     assert drawn.steps[-1] == original.steps[-1]
     finite = [value for value in values if not math.isnan(value)]
@@ -80,7 +81,7 @@ def test_zero_is_drawn_below_every_positive_value():
     curves = [curve(0.0, 3e-8, 1e-3)]
     zero = zero_line(curves)
     assert zero == pytest.approx(1e-9)
-    assert raised(curves[0], zero).values == (zero, 3e-8, 1e-3)
+    assert raised(curves[0], zero) == curve(zero, 3e-8, 1e-3)
     assert decades(zero, curves) == [-9, -8, -7, -6, -5, -4, -3]
 
 

@@ -1,0 +1,164 @@
+"""Per-tensor evidence to the short tables that a report shows; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.judge.tensors import TensorDifferences, compare_tensors
+from harness.model import Calibration, Evidence, Floats, ReplicaSample
+from harness.report.text import count, plain
+
+SHOWN = 10
+"""Rows of a table of tensors: the rest adds length and no insight."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """Relative differences of one parameter to the control's, each with its limit."""
+
+    name: str
+    gradient: float | None
+    gradient_limit: float | None
+    update: float | None
+    update_limit: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorTable:
+    """Gradients and updates of one step, furthest from (or nearest to) their limits first."""
+
+    step: int
+    parameters: int
+    """How many were compared."""
+    outside: int
+    """How many of them have a gradient or an update outside its limit."""
+    rows: tuple[TensorRow, ...]
+    """The first few."""
+    gradient_origin: str
+    """Where the limits come from; empty when there are none."""
+    update_origin: str
+
+    @property
+    def summary(self) -> str:
+        """One sentence above the table."""
+        outside = f"{self.outside} of {count(self.parameters, 'parameter')}"
+        verb = "has" if self.outside == 1 else "have"
+        found = f"{outside} {verb} a gradient or an update outside its limit"
+        shown = f"; the {SHOWN} furthest:" if self.parameters > SHOWN else ":"
+        return f"Step {self.step}: {found}{shown}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """A tensor whose copies differ at a step."""
+
+    step: int
+    kind: str
+    tensor: str
+    mesh_dims: str
+    groups: str
+    """Ranks that agree with each other, as ``0 2 | 1 3``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What was compared between ranks that hold the same shard."""
+
+    steps: tuple[int, ...]
+    compared: Mapping[str, int]
+    """Kind of tensor to shards with more than one copy, at the step that compared most."""
+    disagreements: int
+    """Tensors that disagreed, at the step with most of them."""
+    rows: tuple[ReplicaRow, ...] = ()
+    """The first few of them."""
+
+    @property
+    def summary(self) -> str:
+        """One sentence on what was compared, and what of it differs."""
+        steps = ", ".join(map(str, self.steps))
+        when = f"at step{'s' * (len(self.steps) > 1)} {steps}"
+        if not any(self.compared.values()):
+            return f"No shard has a copy on another rank ({when})."
+        kinds = ", ".join(f"{shards} {kind}" for kind, shards in self.compared.items())
+        found = "all copies agree"
+        if self.disagreements:
+            found = f"the copies of {count(self.disagreements, 'tensor')} differ"
+        return f"Shards that several ranks hold, compared bit for bit {when} ({kinds}): {found}."
+
+
+def first_step_tensors(
+    test: Evidence | None, control: Evidence | None, calibration: Calibration | None
+) -> TensorTable | None:
+    """Gradients and updates at the first step that both sampled; None when there is none."""
+    if test is None or control is None:
+        return None
+    both = {sample.step for sample in control.samples if sample.gradients}
+    both &= {sample.step for sample in test.samples if sample.gradients}
+    if not both:
+        return None
+    first = min(both)  # later samples cost time, and decide nothing here
+    compared = compare_tensors(_through(test, first), _through(control, first), calibration)
+    found = next((each for each in compared if each.step == first), None)
+    if found is None:  # other parameters than the control's
+        return None
+    kinds = [kind for kind in (found.gradients, found.updates) if kind]
+    outside = np.any([~(kind.difference <= kind.limit) for kind in kinds], axis=0)
+    order = np.argsort(-np.max([_excess(kind) for kind in kinds], axis=0), kind="stable")
+    return TensorTable(
+        step=first,
+        parameters=len(found.names),
+        outside=int(np.count_nonzero(outside)),
+        rows=tuple(
+            TensorRow(
+                plain(found.names[index]),
+                *_cells(found.gradients, index),
+                *_cells(found.updates, index),
+            )
+            for index in order[:SHOWN].tolist()
+        ),
+        gradient_origin=plain(found.gradients.origin) if found.gradients else "",
+        update_origin=plain(found.updates.origin) if found.updates else "",
+    )
+
+
+def replica_view(samples: tuple[ReplicaSample, ...]) -> ReplicaView | None:
+    """What was compared between replicas; None when nothing was."""
+    if not samples:
+        return None
+    compared: Counter[str] = Counter()
+    for sample in samples:
+        compared |= Counter(sample.compared)
+    every = [(sample.step, each) for sample in samples for each in sample.disagreements]
+    return ReplicaView(
+        steps=tuple(sample.step for sample in samples),
+        compared={plain(kind): shards for kind, shards in compared.items()},
+        disagreements=max(sample.count for sample in samples),
+        rows=tuple(
+            ReplicaRow(
+                step=step,
+                kind=plain(each.kind),
+                tensor=plain(each.tensor),
+                mesh_dims=plain(", ".join(each.mesh_dims)),
+                groups=" | ".join(" ".join(map(str, group)) for group in each.groups),
+            )
+            for step, each in every[:SHOWN]
+        ),
+    )
+
+
+def _through(evidence: Evidence, step: int) -> Evidence:
+    return replace(evidence, samples=tuple(s for s in evidence.samples if s.step <= step))
+
+
+def _excess(kind: TensorDifferences) -> Floats:
+    """How many times its limit every tensor reached."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.nan_to_num(kind.difference / kind.limit, nan=0.0, posinf=np.inf)
+
+
+def _cells(kind: TensorDifferences | None, index: int) -> tuple[float | None, float | None]:
+    return (float(kind.difference[index]), float(kind.limit[index])) if kind else (None, None)

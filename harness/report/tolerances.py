@@ -1,0 +1,171 @@
+"""A control's calibration to what a report says of it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.judge import JUDGED_SIGNALS
+from harness.model import Calibration, Evidence, Precision, SignalScale, Verdict
+from harness.report.curves import Curve, difference, largest, signal_curve
+from harness.report.text import ABSENT, count, number, plain
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatDistance:
+    """How far one repeat of a control lies from it."""
+
+    name: str
+    kind: str
+    """``rerun``, ``ulp.2`` …; empty for foreign curves."""
+    identical: bool | None
+    """Whether every judged signal is bit-identical; None when its curves are not at hand."""
+    loss: float | None
+    """Largest relative difference; None when not known."""
+    grad_norm: float | None
+
+    def distance(self, value: float | None) -> str:
+        """One of its distances, in words."""
+        return "bit-identical" if self.identical else number(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalGrowth:
+    """How far the repeats of a control lie from it on one signal: relative differences."""
+
+    signal: str
+    steps: tuple[int, int]
+    """First and last step."""
+    scale: tuple[float, float]
+    """At the first and at the last step."""
+    growth: float
+    """Exponent of the best power law."""
+    doubling_steps: float | None
+    """Steps in which the scale doubles; None where no exponential fits better."""
+
+    @property
+    def doubling(self) -> str:
+        """How fast the repeats run apart, in words."""
+        return ABSENT if self.doubling_steps is None else f"{number(self.doubling_steps)} steps"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationView:
+    """What the tolerances of one control come from."""
+
+    control: str
+    precision: str
+    """Empty when not known, as for a run that left nothing."""
+    repeats: tuple[RepeatDistance, ...] = ()
+    taught_by: int = 0
+    identity: str = ""
+    """Of the control's job; empty for foreign curves."""
+    signals: tuple[SignalGrowth, ...] = ()
+    sampled_steps: tuple[int, ...] = ()
+    """Steps at which the repeats taught limits for every tensor."""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One sentence on what there was to learn from."""
+        if not self.repeats:
+            return "No repeats were made: the limits are fixed floors."
+        repeats = count(len(self.repeats), "repeat")
+        if not self.taught_by:
+            which = "is" if len(self.repeats) == 1 else "are all"
+            return f"{repeats}, which {which} bit-identical to the control: the limits are floors."
+        same = len(self.repeats) - self.taught_by
+        rest = f"; {same} bit-identical to the control or unusable" if same else ""
+        return f"Learnt from {self.taught_by} of {repeats} in {self.precision}{rest}."
+
+
+def calibration_view(
+    name: str,
+    calibration: Calibration,
+    evidences: Mapping[str, Evidence],
+    kinds: Mapping[str, str],
+) -> CalibrationView:
+    """What the calibration of a control was learnt from; the mappings are by name of the run."""
+    control = evidences.get(name)
+    return CalibrationView(
+        control=plain(name),
+        precision=calibration.precision.value,
+        repeats=tuple(
+            _distance(repeat, kinds.get(repeat, ""), evidences.get(repeat), control)
+            for repeat in calibration.repeats
+        ),
+        taught_by=calibration.taught_by,
+        identity=calibration.identity or "",
+        signals=tuple(_growth(signal, scale) for signal, scale in calibration.signals.items()),
+        sampled_steps=tuple(sorted(step for step in calibration.tensors if step > 0)),
+        problems=tuple(plain(problem) for problem in calibration.problems),
+    )
+
+
+def notes(
+    verdicts: Sequence[Verdict],
+    evidences: Mapping[str, Evidence],
+    calibration_of: Mapping[str, Calibration | None],
+) -> tuple[str, ...]:
+    """Which limits are fixed floors and not learnt, so that only gross errors show.
+
+    ``calibration_of`` is by name of the test set.
+    """
+    coarse: dict[tuple[Precision, Precision], None] = {}
+    unlearnt: dict[str, str] = {}
+    for verdict in verdicts:
+        test, control = evidences.get(verdict.name), evidences.get(verdict.control)
+        if test is None or control is None:
+            continue
+        if test.precision is not control.precision:
+            coarse[test.precision, control.precision] = None
+            continue
+        calibration = calibration_of.get(verdict.name)
+        if calibration is None or not calibration.repeats:
+            unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
+        elif not calibration.taught_by:
+            unlearnt[verdict.control] = "its repeats teach no scale"
+    sentences = [
+        f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
+        f"models: {reason}."
+        for name, reason in unlearnt.items()
+    ]
+    if coarse:
+        pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
+        sentences.append(
+            f"Limits of {pairs} are coarse: no repeat shows how far two precisions lie apart, so "
+            "they are at least fixed floors, fitted on CPU debug models, and only gross errors "
+            "show."
+        )
+    return tuple(sentences)
+
+
+def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
+    return SignalGrowth(
+        signal=plain(signal),
+        steps=(int(scale.steps[0]), int(scale.steps[-1])),
+        scale=(float(scale.scale[0]), float(scale.scale[-1])),
+        growth=scale.growth,
+        doubling_steps=scale.doubling_steps,
+    )
+
+
+def _distance(
+    name: str, kind: str, repeat: Evidence | None, control: Evidence | None
+) -> RepeatDistance:
+    apart = {
+        signal: _apart(repeat, control, signal) if repeat and control else Curve()
+        for signal in JUDGED_SIGNALS
+    }
+    found = [value for curve in apart.values() if (value := largest(curve)) is not None]
+    return RepeatDistance(
+        name=plain(name),
+        kind=plain(kind),
+        identical=not any(found) if found else None,
+        loss=largest(apart["loss"]),
+        grad_norm=largest(apart["grad_norm"]),
+    )
+
+
+def _apart(repeat: Evidence, control: Evidence, signal: str) -> Curve:
+    return difference(signal_curve(repeat, signal), signal_curve(control, signal))
