@@ -27,6 +27,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
     the file is damaged, or when no key is a known name of the loss.
     """
     try:
+        from google.protobuf.message import DecodeError  # noqa: PLC0415 # comes with wandb
         from wandb.proto.wandb_internal_pb2 import (  # noqa: PLC0415
             Record,  # imported on use: the light part works without it
         )
@@ -41,7 +42,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
     for number, content in enumerate(records(file), start=1):
         try:
             record = Record.FromString(content)
-        except ValueError as error:  # protobuf's DecodeError is one
+        except DecodeError as error:
             fail(f"{file}: record {number}", f"no record of Weights & Biases: {error}")
         if record.HasField("history"):
             rows.add(number, _values(f"{file}: record {number}", record.history, wanted))

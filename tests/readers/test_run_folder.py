@@ -8,7 +8,15 @@ import pytest
 
 from harness.errors import EvidenceError, StoreError
 from harness.judge import judge
-from harness.model import Judgement, Parallelism, Precision, RankError, RunStatus, Technique
+from harness.model import (
+    Disagreement,
+    Judgement,
+    Parallelism,
+    Precision,
+    RankError,
+    RunStatus,
+    Technique,
+)
 from harness.readers import read_curves, read_run, read_spec
 
 JOB = {
@@ -34,6 +42,7 @@ JOB = {
     "overrides": {"training.local_batch_size": 2},
     "data": None,
     "seed_checkpoint": None,
+    "sample_steps": [0, 1, 2],
     "repeat": None,
     "inject": None,
     "without_fixes": [],
@@ -86,7 +95,8 @@ def run(tmp_path):
 def test_a_whole_run(run):
     evidence = read_run(run)
     assert (evidence.name, evidence.source) == ("fsdp2_float8", str(run))
-    assert evidence.steps == (1, 2, 3)
+    assert evidence.steps.tolist() == [1, 2, 3]
+    assert (evidence.identity, evidence.sample_steps) == ("abc", (0, 1, 2))
     assert evidence.signals["loss_recomputed"] == (6.25000001,) * 3
     assert evidence.signals["tokens"] == (2031.0,) * 3
     assert evidence.signals["grads_missing"] == (0.0,) * 3
@@ -96,8 +106,10 @@ def test_a_whole_run(run):
     assert evidence.precision is Precision.FLOAT8
     assert evidence.in_force is None
     assert judge(evidence, evidence).judgement is Judgement.PASS
-    assert read_curves(run) == evidence
-    assert read_curves(run / "metrics.jsonl") == evidence
+    for path in (run, run / "metrics.jsonl"):
+        again = read_curves(path, {"loss": "it has fixed names"})
+        assert again.source == evidence.source
+        assert again.signals == evidence.signals
 
 
 def test_numbers_that_are_not_finite_are_strings_and_null_is_no_value(tmp_path):
@@ -119,15 +131,17 @@ def test_an_unfinished_run_without_its_last_half_line(tmp_path):
         tmp_path / "r", [HEADER, step(1)], name="metrics.jsonl.part", tail='{"kind": "step", "st'
     )
     evidence = read_run(folder)
-    assert (evidence.steps, evidence.complete, evidence.expected_steps) == ((1,), False, 3)
+    assert evidence.steps.tolist() == [1]
+    assert (evidence.complete, evidence.expected_steps) == (False, 3)
     assert judge(evidence, evidence).judgement is Judgement.INVALID
-    assert read_curves(folder / "metrics.jsonl.part") == evidence
+    assert read_curves(folder / "metrics.jsonl.part").steps.tolist() == [1]
 
 
 def test_a_run_without_any_metrics(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(JOB))
     evidence = read_curves(tmp_path)
-    assert (evidence.steps, evidence.complete) == ((), False)
+    assert (evidence.steps.tolist(), evidence.complete) == ([], False)
+    assert evidence.samples == ()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.jsonl.part"])
@@ -152,6 +166,7 @@ def test_our_metrics_file_is_no_foreign_curve(tmp_path, name):
         ({"techniques": 7}, "techniques is 7, which is no list of texts"),
         ({"overrides": [1]}, r"overrides is \[1\], which is no JSON object"),
         ({"steps": "3"}, "steps is '3', which is no count"),
+        ({"sample_steps": [0, "1"]}, r"sample_steps is \[0, '1'\], which is no list of steps"),
         ({"parallelism": {"tp": "2"}}, "parallelism is .* which is no JSON object of counts"),
     ],
 )
@@ -226,9 +241,95 @@ def test_parameters_without_gradient_keep_their_names(tmp_path):
     assert evidence.signals["grads_missing"] == (2.0, 1.0)
 
 
-def test_the_raw_facts_are_kept_for_the_judge(tmp_path):
-    evidence = read_run(write(tmp_path / "r", [HEADER, step(2), step(1), step(1)]))
-    assert evidence.steps == (2, 1, 1)
+def test_what_the_probe_could_not_measure_is_told_with_its_step(tmp_path):
+    lines = [HEADER, step(1), step(2, problems=["lm_head.weight: placement _StridedShard"])]
+    evidence = read_run(write(tmp_path / "r", lines))
+    assert evidence.problems == ("step 2: lm_head.weight: placement _StridedShard",)
+
+
+def test_a_resumed_run_keeps_the_last_lines_and_tells_what_differs(tmp_path):
+    lines = [
+        HEADER,
+        *(step(1), step(2), step(3, batch_agrees=False)),
+        step(2, seconds=9.0, memory_bytes=7),
+        step(3, loss=6.5, batch_digest="11ff11ff11ff11ff"),
+        step(4),
+    ]
+    evidence = read_run(write(tmp_path / "r", lines))
+    assert evidence.steps.tolist() == [1, 2, 3, 4]
+    assert evidence.signals["loss"] == (6.25, 6.25, 6.5, 6.25)
+    assert evidence.signals["seconds"][1] == 9.0
+    assert evidence.batch_digests[1:3] == ("00ff00ff00ff00ff", "11ff11ff11ff11ff")
+    assert evidence.batch_agrees == (True,) * 4
+    assert evidence.replayed == (2, 3)
+    (clause,) = evidence.replay_conflicts
+    assert clause == (
+        "step 3: loss 6.25, then 6.5, and batch_digest 00ff00ff00ff00ff, then 11ff11ff11ff11ff, "
+        "and batch_agrees False, then True"
+    )
+
+
+# ----------------------------------------------------------------- replicas
+
+DISAGREEMENT = {
+    "kind": "parameter",
+    "tensor": "layers.0.attention_norm.weight",
+    "mesh_dims": ["tp"],
+    "groups": [[0, 2], [1, 3]],
+}
+
+
+def replicas(number, *disagreements, **changes):
+    return {
+        "kind": "replicas",
+        "step": number,
+        "compared": {"parameter": 18, "gradient": 18},
+        "count": len(disagreements),
+        "disagreements": list(disagreements),
+        **changes,
+    }
+
+
+def test_the_agreement_of_replicas(tmp_path):
+    lines = [HEADER, replicas(0), step(1), replicas(1, DISAGREEMENT, count=21), step(2)]
+    before, after = read_run(write(tmp_path / "r", lines)).replicas
+    assert (before.step, before.count, before.disagreements) == (0, 0, ())
+    assert (after.step, after.count) == (1, 21)
+    assert after.compared == {"parameter": 18, "gradient": 18}
+    assert after.disagreements == (
+        Disagreement("parameter", DISAGREEMENT["tensor"], ("tp",), ((0, 2), (1, 3))),
+    )
+
+
+def test_replicas_that_a_replay_found_otherwise_are_a_conflict(tmp_path):
+    lines = [HEADER, step(1), replicas(1, DISAGREEMENT), replicas(0), step(1), replicas(1)]
+    evidence = read_run(write(tmp_path / "r", lines))
+    assert [sample.step for sample in evidence.replicas] == [0, 1]
+    assert evidence.replicas[1].count == 0
+    (clause,) = evidence.replay_conflicts
+    assert clause == (
+        "step 1: tensors whose copies disagree 1 (first: layers.0.attention_norm.weight), then 0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"step": None}, "step is None"),
+        ({"compared": {"parameter": -1}}, "compared is .* which is no JSON object of counts"),
+        ({"compared": None}, "compared is None"),
+        ({"count": "1"}, "count is '1', which is no count"),
+        ({"count": 0, "disagreements": [DISAGREEMENT]}, "count is 0, but 1 disagreements"),
+        ({"count": 3}, "count is 3, but 0 disagreements are listed"),
+        ({"disagreements": None}, "disagreements is None, which is no list"),
+        ({"count": 1, "disagreements": ["x"]}, "a disagreement is 'x', must have kind"),
+        ({"count": 1, "disagreements": [{**DISAGREEMENT, "groups": [0]}]}, "a disagreement is"),
+        ({"count": 1, "disagreements": [{**DISAGREEMENT, "mesh_dims": 1}]}, "a disagreement is"),
+    ],
+)
+def test_a_damaged_line_on_replicas_is_named(tmp_path, change, words):
+    with pytest.raises(EvidenceError, match=rf"metrics\.jsonl:2: {words}"):
+        read_run(write(tmp_path / "r", [HEADER, {**replicas(1), **change}]))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +339,10 @@ def test_the_raw_facts_are_kept_for_the_judge(tmp_path):
         ([HEADER, "[1]\n"], "metrics.jsonl:2: a list"),
         ([HEADER, "[" * 100_000 + "\n"], "metrics.jsonl:2: not JSON"),
         ([step(1)], "metrics.jsonl:1: kind is 'step', but the first line must be the header"),
-        ([HEADER, {"kind": "stop"}], "metrics.jsonl:2: kind is 'stop', must be 'step' or 'end'"),
+        (
+            [HEADER, {"kind": "stop"}],
+            "metrics.jsonl:2: kind is 'stop', must be 'step', 'replicas' or 'end'",
+        ),
         ([HEADER, {"kind": "end"}, step(1)], "metrics.jsonl:3: a line after the end line"),
         ([HEADER, step("one")], "metrics.jsonl:2: step is 'one', which is no number"),
         ([HEADER, step(1.5)], "metrics.jsonl:2: step is 1.5, which is no step number"),
@@ -253,6 +357,8 @@ def test_the_raw_facts_are_kept_for_the_judge(tmp_path):
         ([HEADER, step(1, loss=True)], "loss is True, which is no number"),
         ([HEADER, step(1, loss=[1])], r"loss is \[1\], which is no number"),
         ([HEADER, step(1, loss=10**400)], "which is no number"),
+        ([HEADER, step(1, problems="one")], "problems is 'one', which is no list of texts"),
+        ([HEADER, '{"kind": "step", "kind": "end"}\n'], "the key 'kind' occurs twice"),
         ([HEADER, step(1, batch_digest=7)], "batch_digest is 7, which is no text"),
         ([HEADER, step(1, batch_agrees="yes")], "batch_agrees is 'yes', must be true, false"),
         ([{**HEADER, "identity": "other"}], "its metrics are of job other"),

@@ -1,0 +1,149 @@
+"""Hugging Face's trainer states and Megatron-LM's golden values."""
+
+import json
+import math
+
+import pytest
+from reader_files import file
+
+from harness.errors import EvidenceError
+from harness.readers import read_curves
+
+# ------------------------------------------------------------- trainer_state.json
+
+HISTORY = [
+    {"epoch": 0.32, "grad_norm": 1.052856564, "learning_rate": 4.8e-06, "loss": 1.387, "step": 50},
+    {"epoch": 0.32, "eval_loss": 1.3863019943237305, "eval_runtime": 92.0, "step": 50},
+    {
+        "epoch": 0.63,
+        "grad_norm": 1.006123185,
+        "learning_rate": 9.8e-06,
+        "loss": 1.3879,
+        "step": 100,
+    },
+    {"epoch": 0.63, "total_flos": 1e15, "train_loss": 1.38745, "train_runtime": 9.1, "step": 100},
+]
+STATE = {"best_metric": None, "epoch": 0.63, "global_step": 100, "log_history": HISTORY}
+
+
+def trainer_state(history=HISTORY):
+    return json.dumps({**STATE, "log_history": history}, indent=2)
+
+
+def test_only_training_rows_of_a_trainer_state_are_read(tmp_path):
+    evidence = read_curves(file(tmp_path / "my_run", "trainer_state.json", trainer_state()))
+    assert evidence.name == "my_run"
+    assert evidence.steps.tolist() == [50, 100]
+    assert evidence.signals["loss"] == (1.387, 1.3879)
+    assert evidence.signals["grad_norm"] == (1.052856564, 1.006123185)
+    assert evidence.signals["lr"] == (4.8e-06, 9.8e-06)
+    assert evidence.rounding == {"loss": 0.5e-4}
+    assert (evidence.replayed, evidence.problems) == ((), ())
+
+
+def test_a_loss_that_is_not_rounded_is_not_taken_as_such(tmp_path):
+    history = [{"loss": 1.3870000012, "step": 1}]
+    evidence = read_curves(file(tmp_path, "trainer_state.json", trainer_state(history)))
+    assert evidence.rounding == {}
+
+
+def test_nan_in_a_trainer_state_stays_nan(tmp_path):
+    history = [{"loss": math.nan, "step": 1}]
+    evidence = read_curves(file(tmp_path, "trainer_state.json", trainer_state(history)))
+    assert math.isnan(evidence.signals["loss"][0])
+
+
+def test_the_last_checkpoint_of_an_output_folder_is_read(tmp_path):
+    for number in (9, 100, 50):
+        file(tmp_path, f"checkpoint-{number}/trainer_state.json", trainer_state(HISTORY[:number]))
+    evidence = read_curves(tmp_path)
+    assert evidence.name == "checkpoint-100"
+    assert evidence.source == str(tmp_path / "checkpoint-100" / "trainer_state.json")
+    assert read_curves(tmp_path / "checkpoint-50").name == "checkpoint-50"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        (trainer_state()[:-40], "not JSON: "),
+        ('{"log_history": {}}', "log_history: a dict, where a list should be"),
+        ('{"log_history": []}', "holds no row of values"),
+        ('{"log_history": [1]}', r"log_history\[0\]: a int, where a JSON object should be"),
+        ('{"log_history": [{"step": 1, "loss": "low"}]}', r"log_history\[0\]: loss is 'low'"),
+        ('{"log_history": [{"loss": 1}, {"step": 2}]}', r"log_history\[0\]: step is None"),
+        ('{"log_history": [{"step": 1, "eval_loss": 1}]}', "no loss among 'step', 'eval_loss'"),
+        ('{"log_history": [{"step": 1, "step": 2}]}', "the key 'step' occurs twice"),
+        ('{"global_step": 1,\n "epoch": 2}', "neither a trainer_state.json"),
+        ("[1, 2]", "is no JSON object"),
+        (b'{"log_history": "\xff"}', "is not text in UTF-8"),
+    ],
+)
+def test_a_trainer_state_that_cannot_be_understood(tmp_path, text, words):
+    with pytest.raises(EvidenceError, match=words):
+        read_curves(file(tmp_path, "trainer_state.json", text))
+
+
+# ------------------------------------------------------------------ golden values
+
+
+def metric(values, start=1, interval=5):
+    return {"start_step": start, "end_step": 50, "step_interval": interval, "values": values}
+
+
+def golden(**metrics):
+    return json.dumps({name.replace("_", " "): value for name, value in metrics.items()})
+
+
+ZEROS = {"num-zeros": metric({"1": 1696.0, "5": 1776.0})}
+TIMES = {"iteration-time": metric({"1": "nan", "5": 0.10355}), "iteration_timing_avg": 0.119}
+
+
+def test_golden_values_by_iteration(tmp_path):
+    curves = {"lm loss": metric({"1": 10.86114, "5": 10.87296, "10": 10.83903}), **ZEROS, **TIMES}
+    evidence = read_curves(file(tmp_path, "golden_values_dev.json", json.dumps(curves, indent=4)))
+    assert evidence.steps.tolist() == [1, 5, 10]
+    assert evidence.signals == {"loss": (10.86114, 10.87296, 10.83903)}
+    assert evidence.rounding == {"loss": 5e-6}
+
+
+@pytest.mark.parametrize(("start", "steps"), [(0, [1, 6, 11]), (1, [1, 6, 11]), (5, [5, 10, 15])])
+def test_golden_values_as_a_list_of_every_fifth_iteration(tmp_path, start, steps):
+    """Megatron-LM cut its lists from all values, of which the first (0) is iteration 1."""
+    curves = {"lm loss": metric([10.83377, 10.86686, 10.89018], start), **ZEROS, **TIMES}
+    evidence = read_curves(file(tmp_path, "golden_values.json", json.dumps(curves)))
+    assert evidence.steps.tolist() == steps
+    assert evidence.signals["loss"] == (10.83377, 10.86686, 10.89018)
+
+
+@pytest.mark.parametrize("bad", ["nan", math.nan])
+def test_a_golden_value_that_is_nan_stays_nan(tmp_path, bad):
+    text = golden(lm_loss=metric({"1": 10.8, "5": bad}))
+    evidence = read_curves(file(tmp_path, "golden.json", text))
+    assert math.isnan(evidence.signals["loss"][1])
+    assert evidence.signals["loss"].present.all()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (golden(lm_loss=metric({"1": 10.8}))[:-9], "not JSON: "),
+        (golden(lm_loss=metric({"1": "low"})), "lm loss, step 1: the value is 'low'"),
+        (golden(lm_loss=metric({"one": 1.0})), "lm loss: step is 'one', which is no number"),
+        (golden(lm_loss=metric(5)), "lm loss: values is a int, must be a JSON object or a list"),
+        (golden(lm_loss=metric([1.0], start=None)), "lm loss: start_step is None"),
+        (golden(lm_loss=metric([1.0], interval=0)), "lm loss: step_interval is 0"),
+        (golden(iteration_time=metric({"1": 1.0})), "no loss among 'iteration time'"),
+        ('{"lm loss": {"values": {"1": 1.0, "1": 2.0}}}', "the key '1' occurs twice"),
+        ('{"lm loss": [1.0]}\n', "no loss|no step"),
+    ],
+)
+def test_golden_values_that_cannot_be_understood(tmp_path, text, words):
+    with pytest.raises(EvidenceError, match=words):
+        read_curves(file(tmp_path, "golden_values.json", text))
+
+
+def test_the_user_says_which_metric_is_the_loss(tmp_path):
+    text = json.dumps({"mtp_1 loss": metric({"1": 9.0}), "lm loss": metric({"1": 8.0})})
+    evidence = read_curves(file(tmp_path, "golden.json", text), {"loss": "mtp_1 loss"})
+    assert evidence.signals["loss"] == (9.0,)

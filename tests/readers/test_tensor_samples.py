@@ -1,0 +1,128 @@
+"""Per-tensor evidence of run folders, whole and damaged."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from reader_files import file
+
+from harness.errors import EvidenceError, StoreError
+from harness.readers import read_run
+from harness.readers.tensors import read_sample
+
+NAMES = ["layers.0.attention.wq.weight", "layers.0.attention_norm.weight", "output.weight"]
+SIZES = [4096, 64, 8192]
+
+
+def arrays(number=1, **changes):
+    generator = np.random.default_rng(number)
+    content = {
+        "schema": np.array(1),
+        "step": np.array(number),
+        "names": np.array(NAMES),
+        "sizes": np.array(SIZES),
+    }
+    for kind in ("parameters", "gradients") if number else ("parameters",):
+        content[f"{kind}_sketch"] = generator.normal(size=(3, 64))
+        content[f"{kind}_norm"] = np.array([1.0, np.nan, 2.0])
+        content[f"{kind}_zeros"] = np.array([0, 64, 5])
+        content[f"{kind}_not_finite"] = np.array([0, 0, 8192])
+    content |= changes
+    return {key: value for key, value in content.items() if value is not None}
+
+
+def save(folder, number=1, **changes):
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{number:08d}.npz"
+    np.savez(path, **arrays(number, **changes))
+    return path
+
+
+def test_the_samples_of_a_run_in_the_order_of_its_steps(tmp_path):
+    file(tmp_path, "job.json", json.dumps({"schema": 1, "identity": "a", "sample_steps": [0, 1]}))
+    for step in (16, 0, 2):
+        save(tmp_path / "tensors", step)
+    file(tmp_path, "tensors/step-00000032.npz.part", b"not yet whole")
+    evidence = read_run(tmp_path)
+    assert evidence.sample_steps == (0, 1)
+    assert [sample.step for sample in evidence.samples] == [0, 2, 16]
+    first, second, _ = evidence.samples
+    assert first.gradients is None
+    assert second.names == tuple(NAMES)
+    assert second.sizes.tolist() == SIZES
+    np.testing.assert_array_equal(second.gradients.sketch, arrays(2)["gradients_sketch"])
+    assert second.gradients.zeros.tolist() == [0, 64, 5]
+    assert np.isnan(second.parameters.norm[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema": None}, "schema: is missing; there is step, names"),
+        ({"schema": np.array("1")}, "schema: has dtype <U1, must be int64"),
+        ({"step": np.array(2)}, r"step is 2, so its name should be step-00000002\.npz"),
+        ({"names": np.array(NAMES[::-1])}, "names: not unique and sorted"),
+        ({"names": np.array([NAMES[0]] * 3)}, "names: not unique and sorted"),
+        ({"names": np.array(["a", "b"])}, r"sizes: has shape \(3,\), must have .* 2 rows"),
+        ({"names": np.array([1, 2, 3])}, "names: has dtype int64, must be str"),
+        ({"sizes": np.array([1.0, 2.0, 3.0])}, "sizes: has dtype float64, must be int64"),
+        ({"sizes": np.array([4096, 64, -1])}, "sizes: a negative number"),
+        (
+            {"parameters_sketch": np.ones((3, 64), np.float32)},
+            "parameters_sketch: has dtype float32",
+        ),
+        (
+            {"parameters_sketch": np.ones(3)},
+            r"parameters_sketch: has shape \(3,\), must have 2 dim",
+        ),
+        ({"parameters_sketch": np.ones((3, 0))}, "parameters_sketch: has no projections"),
+        ({"gradients_sketch": np.ones((3, 16))}, "gradients_sketch: has 16 projections, para"),
+        ({"gradients_norm": np.ones(2)}, r"gradients_norm: has shape \(2,\), must have .* 3 rows"),
+        ({"gradients_norm": None}, "gradients_norm: is missing"),
+        ({"gradients_zeros": np.array([0, 65, 0])}, "gradients_zeros: a count below 0 or above"),
+        ({"gradients_not_finite": np.array([-1, 0, 0])}, "gradients_not_finite: a count below 0"),
+    ],
+)
+def test_a_sample_that_is_not_as_agreed_is_named(tmp_path, changes, words):
+    with pytest.raises(EvidenceError, match=rf"step-00000001\.npz: {words}"):
+        read_sample(save(tmp_path, **changes))
+
+
+def test_a_newer_sample_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="schema 2"):
+        read_sample(save(tmp_path, schema=np.array(2)))
+
+
+class Trap:
+    """Unpickling it would run code."""
+
+    def __reduce__(self):
+        return (pytest.fail, ("was unpickled",))
+
+
+def test_objects_are_never_unpickled(tmp_path):
+    path = tmp_path / "step-00000001.npz"
+    np.savez(path, allow_pickle=True, **arrays(names=np.array([Trap()], dtype=object)))
+    with pytest.raises(EvidenceError, match=r"names: cannot be read: Object arrays"):
+        read_sample(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04", pickle.dumps([1]), b"\x93NUMPY\x01\x00", "step,loss\n1,2\n"]
+)
+def test_a_file_that_is_no_npz_is_named(tmp_path, content):
+    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: is no npz file"):
+        read_sample(file(tmp_path, "step-00000001.npz", content))
+
+
+def test_a_cut_or_damaged_sample_is_named(tmp_path):
+    path = save(tmp_path)
+    content = path.read_bytes()
+    path.write_bytes(content[:-100])
+    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: is no npz file"):
+        read_sample(path)
+    at = content.index(b"\x93NUMPY") + 300
+    path.write_bytes(content[:at] + bytes(200) + content[at + 200 :])
+    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: \w+: cannot be read: "):
+        read_sample(path)

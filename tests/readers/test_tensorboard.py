@@ -1,0 +1,108 @@
+"""TensorBoard folders, written by TensorBoard's own writer."""
+
+import sys
+
+import pytest
+from reader_files import file
+
+from harness.errors import EvidenceError
+from harness.readers import read_curves
+
+pytest.importorskip("tensorboard")
+
+
+def write_events(folder, scalars, suffix=""):
+    """Write scalars as TensorBoard stores them: tag to pairs of step and value."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder), filename_suffix=suffix)
+    for tag, points in scalars.items():
+        for step, value in points:
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            writer.add_event(Event(wall_time=100.0 + step, step=step, summary=summary))
+    writer.close()
+    return folder
+
+
+def only_file(folder):
+    (event_file,) = folder.iterdir()
+    return event_file
+
+
+def test_a_tensorboard_folder_keeps_every_step(tmp_path):
+    count = 12_000  # the accumulator's own default would keep 10,000
+    tags = {
+        "loss_metrics/global_avg_loss": [(step, 8 / step) for step in range(1, count + 1)],
+        "grad_norm": [(step, 0.5) for step in range(1, count + 1)],
+        "lr/AdamW": [(1, 1e-3)],
+        "validation_metrics/loss": [(count + 7, 1.0)],
+    }
+    write_events(tmp_path / "outputs" / "tb" / "20261101-1000", tags)
+    evidence = read_curves(tmp_path / "outputs")
+    assert evidence.name == "outputs"
+    assert evidence.steps.tolist() == list(range(1, count + 1))
+    assert evidence.signals["loss"][2] == pytest.approx(8 / 3)
+    assert evidence.signals["grad_norm"] == (0.5,) * count
+    assert evidence.signals["lr"][0] == pytest.approx(1e-3)
+    assert evidence.signals["lr"][1] is None
+    assert evidence.signals["seconds"][-1] == count - 1
+    assert evidence.complete
+
+
+def test_a_restart_that_replays_into_a_second_file(tmp_path):
+    write_events(tmp_path, {"loss": [(1, 8.0), (2, 7.0), (3, 6.0)]}, suffix=".0")
+    write_events(tmp_path, {"loss": [(2, 7.0), (3, 6.5), (4, 5.0)]}, suffix=".1")
+    evidence = read_curves(tmp_path)
+    assert evidence.steps.tolist() == [1, 2, 3, 4]
+    assert evidence.signals["loss"] == (8.0, 7.0, 6.5, 5.0)
+    assert evidence.replayed == (2, 3)
+    assert evidence.replay_conflicts == ("step 3: loss 6.0, then 6.5",)
+
+
+def test_several_tensorboard_runs_are_ambiguous(tmp_path):
+    for name in ("a", "b"):
+        write_events(tmp_path / name, {"loss": [(1, 8.0)]})
+    with pytest.raises(EvidenceError, match=r"2 runs are below it; give one: .*a, .*b"):
+        read_curves(tmp_path)
+
+
+def test_the_user_says_which_tag_is_the_loss(tmp_path):
+    write_events(tmp_path, {"ce": [(1, 8.0)], "accuracy": [(1, 0.5)]})
+    with pytest.raises(EvidenceError, match="no loss among 'ce', 'accuracy'"):
+        read_curves(tmp_path)
+    assert read_curves(tmp_path, {"loss": "ce"}).signals["loss"] == (8.0,)
+    with pytest.raises(EvidenceError, match="no 'cee' to take as loss; there is 'ce', 'accuracy'"):
+        read_curves(tmp_path, {"loss": "cee"})
+
+
+def test_a_file_that_a_killed_run_cut_is_incomplete(tmp_path):
+    event_file = only_file(write_events(tmp_path, {"loss": [(1, 8.0), (2, 7.0), (3, 6.0)]}))
+    event_file.write_bytes(event_file.read_bytes()[:-5])
+    evidence = read_curves(tmp_path)
+    assert evidence.steps.tolist() == [1, 2]
+    assert not evidence.complete
+
+
+def test_a_damaged_record_does_not_end_the_curve_unnoticed(tmp_path):
+    event_file = only_file(write_events(tmp_path, {"loss": [(1, 8.0), (2, 7.0), (3, 6.0)]}))
+    content = bytearray(event_file.read_bytes())
+    content[-60] ^= 1
+    event_file.write_bytes(bytes(content))
+    with pytest.raises(EvidenceError, match=r"record 3 of 4 is damaged"):
+        read_curves(event_file)
+
+
+@pytest.mark.parametrize("content", [b"", b"no events at all, but text of some length"])
+def test_a_file_without_events_is_refused(tmp_path, content):
+    with pytest.raises(EvidenceError, match="no loss among nothing"):
+        read_curves(file(tmp_path, "events.out.tfevents.1", content))
+
+
+def test_without_tensorboard_the_message_says_what_to_install(tmp_path, monkeypatch):
+    file(tmp_path, "events.out.tfevents.1", b"")
+    module = "tensorboard.backend.event_processing.event_file_loader"
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EvidenceError, match=r"pip install 'converge\[tensorboard\]'"):
+        read_curves(tmp_path)
