@@ -194,7 +194,7 @@ def _replicas(replicas: ReplicaView) -> Iterator[str]:
     yield f"{escape(replicas.summary)}\n"
     if replicas.rows:
         yield from _table(
-            ["Tensor", "Kind", "Mesh dimensions", "Ranks that agree", "Step"],
+            ["Tensor", "Kind", "Mesh dimensions", "Ranks that agree", "From step"],
             (
                 [*map(escape, (row.tensor, row.kind, row.mesh_dims, row.groups)), str(row.step)]
                 for row in replicas.rows

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.judge.tensors import TensorDifferences, compare_tensors
-from harness.model import Calibration, Evidence, Floats, ReplicaSample
+from harness.model import Calibration, Disagreement, Evidence, Floats, ReplicaSample
 from harness.report.text import count, plain
 
 SHOWN = 10
@@ -54,9 +54,10 @@ class TensorTable:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRow:
-    """A tensor whose copies differ at a step."""
+    """A tensor whose copies differ."""
 
     step: int
+    """The first at which they were seen to."""
     kind: str
     tensor: str
     mesh_dims: str
@@ -132,7 +133,10 @@ def replica_view(samples: tuple[ReplicaSample, ...]) -> ReplicaView | None:
     compared: Counter[str] = Counter()
     for sample in samples:
         compared |= Counter(sample.compared)
-    every = [(sample.step, each) for sample in samples for each in sample.disagreements]
+    first: dict[tuple[str, str], tuple[int, Disagreement]] = {}
+    for sample in samples:
+        for each in sample.disagreements:
+            first.setdefault((each.kind, each.tensor), (sample.step, each))
     return ReplicaView(
         steps=tuple(sample.step for sample in samples),
         compared={plain(kind): shards for kind, shards in compared.items()},
@@ -145,7 +149,7 @@ def replica_view(samples: tuple[ReplicaSample, ...]) -> ReplicaView | None:
                 mesh_dims=plain(", ".join(each.mesh_dims)),
                 groups=" | ".join(" ".join(map(str, group)) for group in each.groups),
             )
-            for step, each in every[:SHOWN]
+            for step, each in list(first.values())[:SHOWN]
         ),
     )
 

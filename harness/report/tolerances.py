@@ -74,8 +74,10 @@ class CalibrationView:
         if not self.taught_by:
             which = "is" if len(self.repeats) == 1 else "are all"
             return f"{repeats}, which {which} bit-identical to the control: the limits are floors."
-        same = len(self.repeats) - self.taught_by
-        rest = f"; {same} bit-identical to the control or unusable" if same else ""
+        others = len(self.repeats) - self.taught_by
+        identical = sum(repeat.identical is True for repeat in self.repeats)
+        known = "" if identical == others else " or unusable"
+        rest = f"; {others} bit-identical to the control{known}" if others else ""
         return f"Learnt from {self.taught_by} of {repeats} in {self.precision}{rest}."
 
 

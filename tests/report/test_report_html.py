@@ -68,5 +68,14 @@ def test_hostile_names_do_not_leave_their_place():
     assert page.count("<script") == page.count("</script>") == 3
 
 
+def test_what_to_look_at_stands_under_the_cause_and_tensors_under_their_check():
+    page = to_html(sample_view())
+    assert "<p>Look at: where gradients are averaged over dp_replicate" in page
+    assert '<tr class="deviations fail">' in page
+    assert "What the tolerances come from" in page
+    assert page.count('<details class="tensors">') == 11
+    assert '<details class="tensors" open' not in page
+
+
 def test_the_same_view_gives_the_same_page():
     assert to_html(sample_view()) == to_html(sample_view())

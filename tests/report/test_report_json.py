@@ -31,6 +31,8 @@ def test_reports_keep_to_the_published_schema(view):
         lambda report: report["tests"][0].update(verdict="MAYBE"),
         lambda report: report["tests"][0]["checks"][0].pop("limit"),
         lambda report: report["tests"][0]["checks"][0].update(measured="NaN"),
+        lambda report: report["tests"][0]["checks"][0].update(outcome="PERHAPS"),
+        lambda report: report["calibration"][0].pop("taught_by"),
     ],
 )
 def test_the_schema_refuses_other_documents(break_it):
@@ -57,6 +59,30 @@ def test_design_fields_are_there():
         [1, 1],
     )
     assert check["limit_origin"] == "floor of fp32 arithmetic"
+
+
+def test_the_cause_and_the_tensors_of_a_fail_are_there():
+    tests = {test["name"]: test for test in document(sample_view())["tests"]}
+    ddp = tests["ddp2"]
+    assert ddp["cause_class"] == "gradient scale"
+    assert ddp["look_at"].startswith("where gradients are averaged")
+    check = next(check for check in ddp["checks"] if check["name"] == "gradients-first-steps")
+    assert len(check["deviations"]) == 20
+    first = check["deviations"][0]
+    assert (first["step"], first["measured"]) == (1, pytest.approx(1.0, rel=1e-3))
+    assert first["limit"] < 1e-4
+    assert tests["fsdp2_tp2"]["cause_class"] is None
+    short = {check["tier"]: check["outcome"] for check in tests["short_run"]["checks"]}
+    assert short["equivalence"] == "INCONCLUSIVE"
+
+
+def test_the_calibration_is_there():
+    (calibration,) = document(sample_view())["calibration"]
+    assert (calibration["control"], calibration["taught_by"]) == ("fsdp2", 3)
+    assert [repeat["bit_identical"] for repeat in calibration["repeats"]] == [True] + 3 * [False]
+    loss = calibration["signals"]["loss"]
+    assert loss["steps"] == [1, 20]
+    assert loss["scale"][0] <= loss["scale"][1]
 
 
 def test_non_finite_numbers_are_strings_never_null():

@@ -29,9 +29,17 @@ def test_a_fail_is_a_failure_with_its_sentence():
     assert "divided by the data-parallel degree" in result.text
 
 
+def test_tensors_of_a_failed_check_are_in_its_text():
+    found = suites(sample_view())["float8_async_tp"]
+    (result,) = found["gradients-first-steps"].result
+    assert result.text.count("attention.w") == 12
+    assert "look at: attention.wq, wk and wv" in found["verdict"].result[0].text
+
+
 def test_invalid_error_and_inconclusive_are_errors():
     found = suites(sample_view())
     assert isinstance(found["fsdp2_cp2_alltoall"]["techniques-in-force"].result[0], Error)
+    assert isinstance(found["short_run"]["loss-equivalent"].result[0], Error)
     for name in ("fsdp2_cp2_alltoall", "tp2_pp2_fsdp2", "short_run"):
         assert isinstance(found[name]["verdict"].result[0], Error)
     assert "Rank 5 crashed" in found["tp2_pp2_fsdp2"]["verdict"].result[0].message

@@ -24,6 +24,14 @@ def test_each_set_that_is_not_pass_has_one_sentence():
     assert any("they are divided by the data" in line for line in sentences)
 
 
+def test_it_says_where_to_look_and_which_tensors_deviate():
+    text = to_markdown(sample_view())
+    assert "  - look at: attention.wq, wk and wv" in text
+    assert "| Tensor | Measured | Limit | Times | Step |" in text
+    assert "## What the tolerances come from" in text
+    assert "| fsdp2-rerun | rerun | bit-identical | bit-identical |" in text
+
+
 def test_it_renders_as_tables_and_details():
     page = RENDERER.render(to_markdown(sample_view()))
     assert page.count("<details>") == page.count("</details>") == 12
