@@ -33,6 +33,8 @@ from harness.store import read_json, write_json
 
 FILE = "calibration.json"
 """In a report folder: the calibrations that its verdicts were made with."""
+DIGESTS = frozenset({"rank_code", "data", "inject"})
+"""Facts that are hashes of content."""
 LONGEST_SHOWN = 60
 """Characters of a value in a sentence on what has changed."""
 
@@ -233,10 +235,17 @@ def what_changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
     """Clauses on what differs between the facts of two controls, in the order of ``now``."""
     before, after = dict(_flat(then)), dict(_flat(now))
     return tuple(
-        f"{key} is {_show(after.get(key))}, was {_show(before.get(key))}"
+        _change(key, before.get(key), after.get(key))
         for key in dict.fromkeys((*after, *before))
         if after.get(key) != before.get(key)
     )
+
+
+def _change(key: str, before: object, after: object) -> str:
+    """One clause; of digests only that they differ, because they tell nobody anything."""
+    if key in DIGESTS and before is not None and after is not None:
+        return f"{key} has changed"
+    return f"{key} is {_show(after)}, was {_show(before)}"
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

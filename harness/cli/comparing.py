@@ -64,6 +64,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         verdicts=verdicts,
         evidences=evidences.values(),
         envelopes=envelopes,
+        calibrations={control.name: calibration} if calibration else {},
     )
     show_verdicts(console, view, arguments.out)
     return exit_code(verdicts)

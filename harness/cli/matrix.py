@@ -199,6 +199,7 @@ def judge_matrix(
         records=records,
         versions=versions,
         envelopes=envelopes,
+        calibrations=calibrations,
         entropy_floor=entropy_floor,
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         wall_s=wall_s,

@@ -110,7 +110,8 @@ def _sampled(made: Plan) -> str:
 
 def _print_set(console: Console, row: PlanRow, command: str) -> None:
     console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
-    on = f"{row.world_size} ranks (one GPU each, where there are GPUs), {row.toolchain}"
+    ranks = f"{row.world_size} rank{'s' * (row.world_size > 1)}"
+    on = f"{ranks} (one GPU each, where there are GPUs), {row.toolchain}"
     techniques = ", ".join(row.techniques) or "no technique"
     console.print(f"  {techniques}; {on}", markup=False, soft_wrap=True)
     if row.note:

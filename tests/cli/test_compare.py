@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,71 @@ def test_reports_are_written_where_asked(control, tmp_path, capsys):
 def test_a_tolerance_that_is_none_is_refused(control, capsys, tolerance):
     assert main(["compare", str(control), str(control), "--tolerance", tolerance]) == 2
     assert tolerance in capsys.readouterr().err
+
+
+def noisy(path: Path, seed: int) -> Path:
+    """The curve with rounding-like noise: a repeat of it."""
+    noise = random.Random(seed)
+    return write(
+        path, {step: loss(step) * (1 + 1e-6 * noise.gauss(0, 1)) for step in range(1, STEPS + 1)}
+    )
+
+
+def test_repeats_teach_and_what_they_teach_is_kept_for_later(control, tmp_path, capsys):
+    repeats = [noisy(tmp_path / f"r{seed}.jsonl", seed) for seed in range(4)]
+    near = noisy(tmp_path / "near.jsonl", 9)
+    far = write(tmp_path / "far.jsonl", {s: loss(s) * 1.01 for s in range(1, STEPS + 1)})
+    folder = tmp_path / "out"
+    given = [word for path in repeats for word in ("--repeat", str(path))]
+    command = ["compare", str(control), str(near), str(far)]
+    assert main([*command, *given, "--out", str(folder)]) == 1
+    report = json.loads((folder / "report.json").read_text())
+    assert [test["verdict"] for test in report["tests"]] == ["PASS", "FAIL"]
+    learnt = str(folder / "calibration.json")
+    assert main([*command, "--calibration", learnt]) == 1
+    assert "cannot be checked" in capsys.readouterr().out
+    assert main([*command, *given, "--calibration", learnt]) == 2
+    assert "two sources of one thing" in capsys.readouterr().err
+
+
+def test_a_calibration_that_is_not_there_is_refused(control, capsys):
+    assert judged(control, control, "--calibration", "nowhere.json") == 2
+    assert "--calibration nowhere.json: there is no such file" in capsys.readouterr().err
+
+
+def test_columns_are_found_by_the_names_that_the_user_gives(tmp_path, capsys):
+    table = "it,main objective\n" + "".join(f"{s},{loss(s)}\n" for s in range(1, STEPS + 1))
+    paths = [tmp_path / f"{name}.csv" for name in "ab"]
+    for path in paths:
+        path.write_text(table)
+    assert judged(*paths) == 2
+    columns = ("--columns", "step=it", "loss=main objective")
+    assert judged(*paths, *columns) == 0
+    capsys.readouterr()
+    for wrong, word in (
+        ("loss", "SIGNAL=COLUMN"),
+        ("loss=", "SIGNAL=COLUMN"),
+        ("los=x", "no signal"),
+        ("loss=nope", "nope"),
+    ):
+        assert judged(*paths, "--columns", "step=it", wrong) == 2
+        assert word in capsys.readouterr().err
+    assert judged(*paths, "--columns", "step=it", "step=it") == 2
+    assert "given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("margin", ["0", "-1", "5", "nan"])
+def test_a_margin_that_is_none_is_refused(control, capsys, margin):
+    assert judged(control, control, "--margin", margin) == 2
+    assert "is no relative difference" in capsys.readouterr().err
+
+
+def test_curves_of_one_name_are_told_apart(control, tmp_path):
+    (tmp_path / "other").mkdir()
+    same = {step: loss(step) for step in range(1, STEPS + 1)}
+    tests = [write(tmp_path / folder / "t.jsonl", same) for folder in (".", "other")]
+    folder = tmp_path / "out"
+    arguments = [*map(str, tests), str(tests[1]), "--tolerance", "loss=0.01", "--out", str(folder)]
+    assert main(["compare", str(control), *arguments]) == 0
+    report = json.loads((folder / "report.json").read_text())
+    assert len({test["name"] for test in report["tests"]}) == 3
