@@ -9,7 +9,16 @@ from harness.errors import MAX_LISTED, EvidenceError, suggest
 
 STEP = "step"
 """What a column mapping calls the step number."""
-STEP_NAMES = (STEP, "global_step", "train/global_step", "_step", "iteration", "iter", "steps")
+STEP_NAMES = (
+    STEP,
+    "Step",
+    "global_step",
+    "train/global_step",
+    "_step",
+    "iteration",
+    "iter",
+    "steps",
+)
 
 NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -47,6 +47,7 @@ def read_tensorboard(path: Path, columns: Columns) -> Evidence:
     tags: dict[str, _Scalars] = {}
     whole = True
     for file in files:
+        written, whole = _records(file)
         read = 0
         for event in _events(path, file):
             read += 1
@@ -56,7 +57,6 @@ def read_tensorboard(path: Path, columns: Columns) -> Evidence:
                     scalars.steps.append(event.step)
                     scalars.values.append(value.simple_value)
                     scalars.wall_times.append(event.wall_time)
-        written, whole = _records(file)
         if read < written:
             # TensorBoard's loader takes a damaged record for the end of the file.
             raise EvidenceError(f"{file}: record {read + 1} of {written} is damaged")
@@ -104,13 +104,16 @@ def _events(path: Path, file: Path) -> Iterator[Any]:
 
 def _records(file: Path) -> tuple[int, bool]:
     """How many whole records a file has, and whether it ends after one: a kill may cut the last."""
-    size = file.stat().st_size
     count = at = 0
-    with file.open("rb") as stream:
-        while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
-            at += _LENGTH.size + _LENGTH.unpack(head)[0] + 2 * _CHECKSUM
-            if at > size:
-                return count, False
-            count += 1
-            stream.seek(at)
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            while len(head := stream.read(_LENGTH.size)) == _LENGTH.size:
+                at += _LENGTH.size + _LENGTH.unpack(head)[0] + 2 * _CHECKSUM
+                if at > size:
+                    return count, False
+                count += 1
+                stream.seek(at)
+    except OSError as error:
+        raise EvidenceError(f"{file}: cannot be read: {error.strerror or error}") from error
     return count, not head

@@ -16,7 +16,7 @@ HISTORY = [
     {"epoch": 0.32, "eval_loss": 1.3863019943237305, "eval_runtime": 92.0, "step": 50},
     {
         "epoch": 0.63,
-        "grad_norm": 1.006123185,
+        "grad_norm": 1.00612318,
         "learning_rate": 9.8e-06,
         "loss": 1.3879,
         "step": 100,
@@ -35,7 +35,7 @@ def test_only_training_rows_of_a_trainer_state_are_read(tmp_path):
     assert evidence.name == "my_run"
     assert evidence.steps.tolist() == [50, 100]
     assert evidence.signals["loss"] == (1.387, 1.3879)
-    assert evidence.signals["grad_norm"] == (1.052856564, 1.006123185)
+    assert evidence.signals["grad_norm"] == (1.052856564, 1.00612318)
     assert evidence.signals["lr"] == (4.8e-06, 9.8e-06)
     assert evidence.rounding == {"loss": 0.5e-4}
     assert (evidence.replayed, evidence.problems) == ((), ())
@@ -60,6 +60,12 @@ def test_the_last_checkpoint_of_an_output_folder_is_read(tmp_path):
     assert evidence.name == "checkpoint-100"
     assert evidence.source == str(tmp_path / "checkpoint-100" / "trainer_state.json")
     assert read_curves(tmp_path / "checkpoint-50").name == "checkpoint-50"
+
+
+def test_a_folders_own_trainer_state_is_nearer_than_event_files_below(tmp_path):
+    file(tmp_path, "trainer_state.json", trainer_state())
+    file(tmp_path, "runs/Nov01_host/events.out.tfevents.1", b"")
+    assert read_curves(tmp_path).signals["loss"] == (1.387, 1.3879)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ CSV_ERRORS = [
     ("", "is empty"),
     ("step,loss,loss\n1,2,3\n", r"a\.csv:1: two columns have the name 'loss'"),
     ("step,accuracy\n1,2\n", "no loss among"),
+    ('step,"loss\n1,8.0\n', r"a\.csv:1: not a table: unexpected end of data"),
     ('step,loss\n1,"8.0\n', r"a\.csv:2: not a table: unexpected end of data"),
     (b"step,loss\n1,2\n2,\xff\n", "is not text in UTF-8 "),
 ]
@@ -172,10 +173,19 @@ def test_the_user_says_which_column_is_what(tmp_path, name, text):
     evidence = read_curves(path, {"loss": "ce", "step": "it"})
     assert evidence.steps.tolist() == [1, 2]
     assert evidence.signals["loss"] == (8.0, 7.5)
-    with pytest.raises(EvidenceError, match="no 'cee' to take as loss; there is .*'it', 'loss', "):
+    with pytest.raises(EvidenceError, match=r"no 'cee' to take as loss; there is .*'it', 'loss', "):
         read_curves(path, {"loss": "cee", "step": "it"})
+    with pytest.raises(EvidenceError, match=r"no 'cee' to take as step; there is "):
+        read_curves(path, {"loss": "ce", "step": "cee"})
     with pytest.raises(EvidenceError, match="'los' is no signal; did you mean 'loss'"):
         read_curves(path, {"los": "ce"})
+
+
+def test_a_table_that_tensorboards_page_exports(tmp_path):
+    text = "Wall time,Step,Value\n1761991200.5,1,8.5\n1761991201.5,2,7.25\n"
+    evidence = read_curves(file(tmp_path, "run-tag-loss.csv", text), {"loss": "Value"})
+    assert evidence.steps.tolist() == [1, 2]
+    assert evidence.signals["loss"] == (8.5, 7.25)
 
 
 # ------------------------------------------------------------- steps and losses

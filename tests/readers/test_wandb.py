@@ -67,7 +67,7 @@ def test_an_offline_run(written):
 def test_a_run_file_by_itself_and_a_key_within_a_dictionary(run_file):
     evidence = read_curves(run_file, {"loss": "nested.ce"})
     assert evidence.signals["loss"][:2] == (9.0, 5.0)
-    with pytest.raises(EvidenceError, match="no 'ce' to take as loss; there is .*'nested.ce'"):
+    with pytest.raises(EvidenceError, match=r"no 'ce' to take as loss; there is .*'nested\.ce'"):
         read_curves(run_file, {"loss": "ce"})
 
 
@@ -80,7 +80,7 @@ def test_several_runs_are_ambiguous(written, tmp_path):
 
 def test_a_cut_run_file_is_refused_wherever_it_was_cut(run_file):
     content = run_file.read_bytes()
-    for size in (len(content) - 3, BLOCK, BLOCK + 3, len(content) // 2):
+    for size in (len(content) - 3, HEADER.size + 3, BLOCK, BLOCK + 3, len(content) // 2):
         run_file.write_bytes(content[:size])
         with pytest.raises(EvidenceError, match=r"record \d+: the file ends within it"):
             read_curves(run_file)
