@@ -16,7 +16,7 @@ from harness.readers.rounding import half_unit
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:")
 _VALUES = re.compile(
-    # Logs of before 0.1 have no grad norm; what follows then is the memory.
+    # Logs of before June 2025 have no grad norm: the memory follows.
     r"step:\s*\d+\s+loss:\s*(?P<loss>\S+)\s+(?:grad_norm:\s*(?P<grad_norm>\S+)|memory:)"
 )
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:")
