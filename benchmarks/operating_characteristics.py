@@ -12,7 +12,7 @@ import argparse
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from characteristics.figures import draw_false_alarms, draw_power
@@ -30,51 +30,49 @@ from characteristics.tables import (
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"
 IMAGES = ROOT / "docs" / "images"
+QUICK_STEPS = 100
 
 
 def main() -> int:
     arguments = _parser().parse_args()
     began = time.monotonic()
     if arguments.runs:
-        tables = {"real runs": real_run_table(real_runs(arguments.runs))}
+        measured = real_tables(arguments.runs)
     else:
-        tables = simulate(quick=arguments.quick, workers=arguments.workers)
-    for name, table in tables.items():
-        print(f"{name}\n\n{table}\n")
-    if not arguments.quick:
-        PAGE.write_text(with_tables(PAGE.read_text(), tables))
-        print(f"rewrote {PAGE.relative_to(ROOT)}")
-    print(f"took {time.monotonic() - began:.0f} s")
+        measured = simulated_tables(quick=arguments.quick, workers=arguments.workers)
+    for name, table in measured:
+        print(f"{name} ({time.monotonic() - began:.0f} s)\n\n{table}\n", flush=True)
+        if not arguments.quick:
+            PAGE.write_text(with_table(PAGE.read_text(), name, table))
     return 0
 
 
-def simulate(*, quick: bool, workers: int) -> Mapping[str, str]:
-    """Measure everything that needs no real runs; draws the figures unless quick."""
-    situations = [one for one in SITUATIONS if one.steps == 100] if quick else SITUATIONS  # noqa: PLR2004
+def real_tables(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Name and Markdown of the table that needs real runs."""
+    yield "real runs", real_run_table(real_runs(folders))
+
+
+def simulated_tables(*, quick: bool, workers: int) -> Iterator[tuple[str, str]]:
+    """Name and Markdown of every other table; draws the figures unless quick."""
+    yield "equivalence", long_run_table(long_runs(50 if quick else 2000))
+    powers = power(LAWS, LENGTHS[:3] if quick else LENGTHS, 10 if quick else 60, workers)
+    yield "power", power_table(powers)
+    situations = [one for one in SITUATIONS if one.steps <= QUICK_STEPS or not quick]
     alarms = false_alarms(situations, 25 if quick else 400, workers)
-    lengths = LENGTHS[:3] if quick else LENGTHS
-    powers = power(LAWS, lengths, 10 if quick else 100, workers)
-    settled = long_runs(50 if quick else 2000)
+    yield "false alarms", false_alarm_table(alarms)
     if not quick:
-        draw_false_alarms(alarms, IMAGES / "characteristics_false_alarms.png")
         draw_power(powers, IMAGES / "characteristics_power.png")
-    return {
-        "false alarms": false_alarm_table(alarms),
-        "power": power_table(powers),
-        "equivalence": long_run_table(settled),
-    }
+        draw_false_alarms(alarms, IMAGES / "characteristics_false_alarms.png")
 
 
-def with_tables(page: str, tables: Mapping[str, str]) -> str:
-    """The page with tables in their places; raises ValueError when it has no such place."""
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}: measured -->", f"<!-- {name}: end -->"
-        place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-        replaced, count = place.subn(lambda _, new=f"{begin}\n{table}\n{end}": new, page)
-        if count != 1:
-            raise ValueError(f"{PAGE} has {count} places for the table {name!r}: it needs one")
-        page = replaced
-    return page
+def with_table(page: str, name: str, table: str) -> str:
+    """The page with a table in its place; raises ValueError when it has no such place."""
+    begin, end = f"<!-- {name}: measured -->", f"<!-- {name}: end -->"
+    place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    replaced, count = place.subn(lambda _: f"{begin}\n{table}\n{end}", page)
+    if count != 1:
+        raise ValueError(f"{PAGE} has {count} places for the table {name!r}: it needs one")
+    return replaced
 
 
 def _parser() -> argparse.ArgumentParser:

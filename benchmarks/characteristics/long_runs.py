@@ -14,7 +14,7 @@ from harness.model import Floats
 MARGIN = 1e-3
 SPREAD = 3e-4
 """Standard deviation of the noise: a third of the margin, so that long runs decide."""
-WINDOWS = (10, 25, 50, 150, 500, 1500)
+WINDOWS = (10, 50, 150, 1500)
 CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95)
 FREEDOM = 3.0
 """Student-t innovations of infinite third moment."""

@@ -20,7 +20,7 @@ def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
             one.experiments,
             f"{one.tests.value:.3%}",
             f"{one.undecided.value:.1%}",
-            _counted(one.checks),
+            _counted(one.checks) or "none",
         )
         for one in found
     ]
@@ -33,14 +33,14 @@ def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
             "rate (95% interval)",
             "per test set",
             "INCONCLUSIVE",
-            "checks",
+            "checks that failed",
         ),
         rows,
     )
 
 
 def power_table(found: Sequence[Power]) -> str:
-    """Rows by law and bias; columns by length: power, tier, median delay."""
+    """Rows by law and bias; columns by length: power, tier, median delay in steps."""
     lengths = sorted({one.steps for one in found})
     cells = {(one.law.name, one.bias, one.steps): one for one in found}
     rows = [
@@ -81,7 +81,14 @@ def long_run_table(found: Sequence[LongRuns]) -> str:
 def real_run_table(found: RealRuns) -> str:
     return (
         _table(
-            ("runs", "steps", "pairs", "FAIL (95% interval)", "controls with a FAIL", "checks"),
+            (
+                "runs",
+                "steps",
+                "pairs",
+                "FAIL (95% interval)",
+                "controls with a FAIL",
+                "checks that failed",
+            ),
             [
                 (
                     found.runs,
@@ -89,7 +96,7 @@ def real_run_table(found: RealRuns) -> str:
                     found.pairs.trials,
                     f"{found.pairs.hits}: {found.pairs}",
                     f"{found.controls.hits} of {found.controls.trials}",
-                    _counted(found.checks.elements()),
+                    _counted(found.checks.elements()) or "none",
                 )
             ],
         )
@@ -100,7 +107,7 @@ def real_run_table(found: RealRuns) -> str:
 def _power(one: Power) -> str:
     if one.tier is None:
         return f"{one.detected.value:.0%}"
-    return f"{one.detected.value:.0%}, {one.tier.value}, {one.delay:g}"
+    return f"{one.detected.value:.0%} ({one.tier.value}, +{one.delay:g})"
 
 
 def _percent(rate: object) -> str:
