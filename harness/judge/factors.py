@@ -1,7 +1,9 @@
-"""Naming a factor: which number of a run the ratio of two curves equals."""
+"""Naming a factor: which number of a run the ratio of two curves or tensors equals."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +15,38 @@ FIRST_STEP_MATCH = 1e-2
 """A ratio equals a quantity when it does so within 1% at the first step, where nothing drifts …"""
 LATER_MATCH = 3e-2
 """… and within 3% in the median over all steps."""
+MOST_NAMED = 3
+"""How many quantities that fit are named."""
 
-_DEGREES = {
-    "dp_replicate": "the replicate degree",
-    "dp_shard": "the shard degree",
-    "tp": "the TP degree",
-    "cp": "the CP degree",
-    "pp": "the PP degree",
-    "ep": "the EP degree",
+_AVERAGING = "an average where a sum belongs, or the reverse"
+_PLACES = {
+    "dp_replicate": (
+        "the replicate degree",
+        f"how replicas are reduced: {_AVERAGING}, in DDP's or HSDP's all-reduce",
+    ),
+    "dp_shard": (
+        "the shard degree",
+        f"FSDP's reduce-scatter: {_AVERAGING}, gradient_divide_factor",
+    ),
+    "tp": (
+        "the TP degree",
+        "TP's gradient placements: a Partial that is reduced twice, or a Replicate that is summed",
+    ),
+    "cp": (
+        "the CP degree",
+        f"the loss mesh: {_AVERAGING} over the cp ranks, which FSDP's mesh includes",
+    ),
+    "pp": (
+        "the PP degree",
+        "the pipeline schedule: scale_grads, and the loss that its last stage computes",
+    ),
+    "ep": (
+        "the EP degree",
+        "the expert parameters' own FSDP mesh: its gradient_divide_factor, and the token dispatch",
+    ),
 }
+_TOKENS = "where the loss or its gradients are divided by the valid tokens"
+_PARTS = "how microbatches add up: the loss divided once for each of them, or for all at once"
 
 
 class Quantity(NamedTuple):
@@ -30,62 +55,138 @@ class Quantity(NamedTuple):
     name: str
     values: Floats
     """One per step: most are constant, valid tokens are not."""
+    where: str
+    """What a person should look at when gradients are off by this."""
+    factors: int = 1
+    """Of how many of the run's own numbers it is made."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.values[0]:g})"
 
 
-def named_factor(ratio: Floats, steps: Integers, test: Evidence, control: Evidence) -> str:
-    """In words, which quantities (or one over them) a ratio equals; empty when none does.
+class Named(NamedTuple):
+    """What a ratio equals."""
+
+    words: str = ""
+    """The quantities that fit, or one over them; empty when none does."""
+    where: str = ""
+    """What to look at, of the first of them."""
+
+
+class Match(NamedTuple):
+    """How near to a quantity a ratio must be."""
+
+    first: float = FIRST_STEP_MATCH
+    later: float = LATER_MATCH
+
+
+def named_factor(
+    ratio: Floats,
+    steps: Integers,
+    test: Evidence,
+    control: Evidence,
+    match: Match = Match(),  # noqa: B008 (frozen)
+) -> Named:
+    """In words, which quantities (or one over them) a ratio equals.
 
     ``ratio`` has one entry per step. Quantities that are the same in the control explain a
-    difference to it less well, so they are named only when no other fits.
+    difference to it less well, so they are named only when no other fits; among the others those
+    made of the fewest numbers come first.
     """
     theirs = {quantity.name: quantity for quantity in _quantities(control, steps)}
-    special: list[str] = []
-    common: list[str] = []
+    special: list[tuple[Quantity, str]] = []
+    common: list[tuple[Quantity, str]] = []
     for quantity in _quantities(test, steps):
         for fits, words in (
-            (_equal(ratio, quantity.values), str(quantity)),
-            (_equal(ratio, 1 / quantity.values), f"1 / {quantity}"),
+            (_equal(ratio, quantity.values, match), str(quantity)),
+            (_equal(ratio, 1 / quantity.values, match), f"1 / {quantity}"),
         ):
             if fits:
                 other = theirs.get(quantity.name)
-                shared = other is not None and _equal(quantity.values, other.values)
-                (common if shared else special).append(words)
-    return " and ".join(special or common)
+                shared = other is not None and _equal(quantity.values, other.values, match)
+                (common if shared else special).append((quantity, words))
+    found = sorted(special or common, key=lambda pair: pair[0].factors)
+    if not found:
+        return Named()
+    plain = [pair for pair in found if pair[0].factors < _SQUARE] or found
+    return Named(" and ".join(words for _, words in plain[:MOST_NAMED]), plain[0][0].where)
+
+
+_SQUARE = 3
+"""Squares (something divided twice) are named only when nothing simpler fits."""
 
 
 def _quantities(evidence: Evidence, steps: Integers) -> list[Quantity]:
     """What the run is made of, without ones: a factor of one changes nothing."""
-    found: list[Quantity] = []
-
-    def add(name: str, value: object) -> None:
-        if isinstance(value, int) and value > 1:
-            found.append(Quantity(name, np.full(steps.size, float(value))))
-
     ran = evidence.in_force or {}
     degrees: dict[str, Any] = dict(ran.get("degrees") or {})
-    for key, name in _DEGREES.items():
-        add(name, degrees.get(key))
     dp = _product(degrees, "dp_replicate", "dp_shard")
+    numbers = [*_degrees(degrees, dp, ran.get("world_size")), *_counts(ran)]
+    constant = [
+        Quantity(name, np.full(steps.size, float(value)), where, factors)
+        for name, value, where, factors in numbers
+        if isinstance(value, int) and value > 1
+    ]
+    return constant + _token_quantities(evidence, steps, dp)
+
+
+_Number = tuple[str, object, str, int]
+"""Name, value, where to look, and of how many numbers of the run it is made."""
+
+
+def _degrees(degrees: dict[str, Any], dp: int | None, world: object) -> Iterator[_Number]:
+    """Degrees, their products and squares, each number under one name."""
+    for key, (name, where) in _PLACES.items():
+        yield name, degrees.get(key), where, 1
+        yield f"{name} squared", _product(degrees, key, key), where, _SQUARE
     if dp not in (degrees.get("dp_replicate"), degrees.get("dp_shard")):
-        add("the data-parallel degree", dp)
+        yield "the data-parallel degree", dp, _PLACES["dp_replicate"][1], 1
     loss_mesh = _product(degrees, "dp_replicate", "dp_shard", "cp")
     if loss_mesh not in (dp, degrees.get("cp")):
-        add("the number of ranks that share the loss (dp x cp)", loss_mesh)
-    if ran.get("world_size") not in (*degrees.values(), dp, loss_mesh):
-        add("the world size", ran.get("world_size"))
-    add("gradient accumulation steps", ran.get("gradient_accumulation_steps"))
-    add("pipeline microbatches", ran.get("pipeline_microbatches"))
+        where = _PLACES["cp"][1]
+        yield "the number of ranks that share the loss (dp x cp)", loss_mesh, where, 1
+    if world not in (*degrees.values(), dp, loss_mesh):
+        yield "the world size", world, f"reductions over all ranks: {_AVERAGING}", 1
+    for one, other in combinations(_PLACES, 2):
+        pair = _product(degrees, one, other)
+        trivial = 1 in (degrees.get(one), degrees.get(other))
+        named = {one, other} <= {"dp_replicate", "dp_shard", "cp"} and pair in (dp, loss_mesh)
+        if not trivial and not named and pair != world:
+            yield f"{one} x {other}", pair, _PLACES[other][1], 2
 
+
+def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
+    """How many parts a step is made of."""
+    accumulation = ran.get("gradient_accumulation_steps")
+    microbatches = ran.get("pipeline_microbatches")
+    yield "gradient accumulation steps", accumulation, _PARTS, 1
+    yield "pipeline microbatches", microbatches, _PARTS, 1
+    if isinstance(accumulation, int) and isinstance(microbatches, int) and accumulation > 1:
+        yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, 2
+
+
+def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> list[Quantity]:
+    """Valid tokens of the step, and the shares of it that ranks and microbatches have."""
+    ran = evidence.in_force or {}
     tokens = series(evidence, "tokens")
     known = dict(zip(tokens.steps.tolist(), tokens.values.tolist(), strict=True))
     counts = np.array([known.get(step, np.nan) for step in steps.tolist()])
+    found = []
     if counts.size and np.all(counts > 1):
-        found.append(Quantity("the valid tokens of the step", counts))
-        if isinstance(dp, int) and dp > 1:
-            found.append(Quantity("the valid tokens of a data-parallel rank", counts / dp))
+        found.append(Quantity("the valid tokens of the step", counts, _TOKENS))
+        for name, parts in (
+            ("a data-parallel rank", dp),
+            ("an accumulation step", ran.get("gradient_accumulation_steps")),
+            ("a pipeline microbatch", ran.get("pipeline_microbatches")),
+        ):
+            if isinstance(parts, int) and parts > 1:
+                each = counts / parts
+                found.append(Quantity(f"the valid tokens of {name}", each, _TOKENS, 2))
+    batch, length = ran.get("global_batch_size"), ran.get("seq_len")
+    if isinstance(batch, int) and isinstance(length, int) and batch * length > 1:
+        places = np.full(steps.size, float(batch * length))
+        if not np.array_equal(places, counts):
+            found.append(Quantity("the token budget of the step", places, _TOKENS, 2))
     return found
 
 
@@ -100,6 +201,7 @@ def _product(degrees: dict[str, Any], *names: str) -> int | None:
     return product
 
 
-def _equal(ratio: Floats, values: Floats) -> bool:
-    off = np.abs(ratio / values - 1)
-    return bool(off[0] <= FIRST_STEP_MATCH and np.median(off) <= LATER_MATCH)
+def _equal(ratio: Floats, values: Floats, match: Match) -> bool:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        off = np.abs(ratio / values - 1)
+    return bool(off[0] <= match.first and np.median(off) <= match.later)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from harness.judge.case import Case
 from harness.judge.envelope import Envelope
-from harness.judge.factors import named_factor
-from harness.model import Check, Floats, Integers, Outcome
+from harness.judge.factors import Named, named_factor
+from harness.judge.floors import coarser
+from harness.judge.tensors import TensorComparison
+from harness.model import Check, Floats, Integers, Outcome, Precision
 
 CONSTANT = 1e-2
 """A ratio is called constant when no step is further than this from its median."""
 NOTABLE_FACTOR = 5e-2
 """A constant ratio nearer to one than this is rather an incomplete gradient than a scale."""
+ABRUPT = 8.0
+"""A difference that grows by more than this from one step to the next does not grow: it begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The checks' answers and the curves behind them."""
+    """The checks' answers, and the curves and tensors behind them."""
 
     case: Case
     checks: Mapping[str, Check]
@@ -28,13 +33,41 @@ class Scene:
     def outcome(self, name: str) -> Outcome:
         return self.checks[name].outcome
 
+    def failed(self, *names: str) -> bool:
+        return any(self.outcome(name) is Outcome.FAIL for name in names)
+
     def detail(self, name: str) -> str:
         return self.checks[name].detail
+
+    def first_failure(self, *besides: str) -> int | None:
+        """The first step at which any check failed but those named; None when no check did."""
+        onsets = [
+            check.onset
+            for check in self.checks.values()
+            if check.outcome is Outcome.FAIL and check.name not in besides
+        ]
+        return min((onset for onset in onsets if onset is not None), default=None)
 
     def curve(self, signal: str) -> Envelope | None:
         """The recomputed signal, which no wrong metric can disturb, else the reported one."""
         envelopes = self.case.envelopes
         return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
+
+    def agrees(self, signal: str, step: int) -> bool | None:
+        """Whether a curve is inside its limit at a step; None when it was not compared there."""
+        envelope = self.curve(signal)
+        index = envelope.index_of(step) if envelope is not None else 0
+        if envelope is None or index >= envelope.steps.size or envelope.steps[index] != step:
+            return None
+        return bool(envelope.difference[index] <= envelope.limit[index])
+
+    def off(self) -> list[Envelope]:
+        """Curves outside their limits, the first to leave first."""
+        off = [each for each in self.case.envelopes.values() if each.onset is not None]
+        return sorted(off, key=lambda each: each.onset or 0)
+
+    def sample(self, step: int) -> TensorComparison | None:
+        return next((each for each in self.case.tensors if each.step == step), None)
 
     def ratio(self, envelope: Envelope) -> tuple[Floats, Integers]:
         """Test over control per step; NaN where the control is zero or either is not finite."""
@@ -42,11 +75,29 @@ class Scene:
             ratio = envelope.test / envelope.control
         return np.where(np.isfinite(ratio), ratio, np.nan), envelope.steps
 
-    def factor(self, envelope: Envelope) -> str:
-        """What an envelope's ratio equals, in words, with a leading comma; empty if nothing."""
+    def named(self, envelope: Envelope, since: int = 0) -> Named:
+        """What an envelope's ratio equals, from entry number ``since`` on."""
         ratio, steps = self.ratio(envelope)
-        name = named_factor(ratio, steps, self.case.test, self.case.control)
-        return f", which equals {name}" if name else ""
+        return named_factor(ratio[since:], steps[since:], self.case.test, self.case.control)
+
+    def factor(self, envelope: Envelope) -> str:
+        """The same in words, with a leading comma; empty if it equals nothing."""
+        words = self.named(envelope).words
+        return f", which equals {words}" if words else ""
+
+    @property
+    def precision(self) -> Precision:
+        """The coarser of the two."""
+        return coarser(self.case.test.precision, self.case.control.precision)
+
+    @property
+    def degrees(self) -> Mapping[str, Any]:
+        return (self.case.test.in_force or {}).get("degrees") or {}
+
+    def degree(self, name: str) -> int:
+        """A parallelism degree of the test set; 1 when it is not known."""
+        degree = self.degrees.get(name)
+        return degree if isinstance(degree, int) else 1
 
 
 def off_at_first_step(envelope: Envelope) -> bool:
@@ -62,6 +113,13 @@ def is_constant(ratio: Floats) -> bool:
     return steady and abs(middle - 1) > NOTABLE_FACTOR
 
 
+def begins(envelope: Envelope, index: int) -> bool:
+    """Whether the difference begins at a step, rather than grows to its limit there."""
+    before = float(envelope.difference[:index].max(initial=0.0))
+    quiet = max(before, float(envelope.limit[index]))
+    return not bool(envelope.difference[index] <= ABRUPT * quiet)
+
+
 def ratio_words(envelope: Envelope, index: int) -> str:
     control = envelope.control[index]
     return f"{envelope.test[index] / control:.4g}" if control else "infinitely many"
@@ -71,3 +129,13 @@ def words_of(envelope: Envelope) -> str:
     """A signal's name as people say it."""
     reported = envelope.signal.removesuffix("_recomputed").replace("_", " ")
     return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported
+
+
+def loss_agrees(scene: Scene, step: int) -> str:
+    """``while the loss agrees to 1e-08``, with a leading comma; empty when nobody compared it."""
+    loss = scene.curve("loss")
+    if loss is None or not scene.agrees("loss", step):
+        return ""
+    difference = loss.difference[loss.index_of(step)]
+    same = f"agrees to {difference:.1g}" if difference else "is the same"
+    return f", while the loss {same}"

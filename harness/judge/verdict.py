@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.judge import comparability, equivalence, first_step, integrity, stepwise, tensor_checks
 from harness.judge.case import Case, make_case
-from harness.judge.cause import likely_cause
+from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
 from harness.model import (
     Calibration,
@@ -75,7 +75,8 @@ def judge(
     about_control = tuple(question(case) for question in CONTROL_CHECKS)
     broken = [check for check in about_control if check.outcome is Outcome.INVALID]
     if broken:
-        return _verdict(case, Judgement.INVALID, about_control, broken[0].detail)
+        cause = Cause(broken[0].detail)
+        return _verdict(case, Judgement.INVALID, about_control, cause)
     rest = tuple(question(case) for question in CHECKS if question not in CONTROL_CHECKS)
     checks = about_control + rest
     judgement = _judgement(test.status, checks)
@@ -94,20 +95,22 @@ def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
     return Judgement.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else Judgement.PASS
 
 
-def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
+def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
+    """Of a FAIL, with its class; else only the sentence."""
     ended = case.test.status is RunStatus.FINISHED
     if judgement is Judgement.FAIL:
         cause = likely_cause(case, checks)
-        return cause if ended else f"{cause}; the run then {_how_it_ended(case.test)}"
+        how = "" if ended else f"; the run then {_how_it_ended(case.test)}"
+        return cause._replace(sentence=cause.sentence + how)
     if judgement is Judgement.ERROR:
-        return f"the run {_how_it_ended(case.test)}"
+        return Cause(f"the run {_how_it_ended(case.test)}")
     if judgement is Judgement.INVALID:
         found = [check.detail for check in checks if check.outcome is Outcome.INVALID]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        return found[0] + more if found else "nothing was compared"
+        return Cause(found[0] + more if found else "nothing was compared")
     if judgement is Judgement.INCONCLUSIVE:
-        return next(check.detail for check in checks if check.outcome is Outcome.INCONCLUSIVE)
-    return ""
+        return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
+    return Cause()
 
 
 def _how_it_ended(test: Evidence) -> str:
@@ -120,12 +123,14 @@ def _how_it_ended(test: Evidence) -> str:
     return f"{words}: rank {test.error.rank}: {test.error.message}" if test.error else words
 
 
-def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: str) -> Verdict:
+def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: Cause) -> Verdict:
     return Verdict(
         name=case.test.name,
         control=case.control.name,
         judgement=judgement,
-        cause=cause,
+        cause=cause.sentence,
+        cause_class=cause.kind,
+        look_at=cause.look_at,
         onset_step=_onset(checks),
         checks=tuple(checks),
         next_command=_next_command(case, judgement),

@@ -7,7 +7,7 @@ import pytest
 from judge_examples import LOSSES, NORMS, STEPS, TOKENS, foreign, in_force, run, spec, with_signals
 
 from harness.judge import calibrate, judge
-from harness.model import Judgement, Parallelism, Precision, Technique
+from harness.model import CauseClass, Judgement, Parallelism, Precision, Technique
 
 CONTROL = run()
 SPEC = spec()
@@ -144,12 +144,13 @@ def test_without_a_probe_a_scaled_loss_beside_a_right_norm_is_probably_the_metri
     assert "the forward pass or the objective differs" in judge(bent, control).cause
 
 
-def test_a_run_that_contradicts_itself_but_stays_inside_is_unknown():
+def test_a_run_that_contradicts_itself_alone_has_a_wrong_metric():
     control = run()
     test = with_signals(run("t"), loss=lambda step, x: x * (1 + 1.5e-5))
     verdict = judge(test, control, spec=SPEC, control_spec=SPEC, tolerances={"loss": 1e-3})
     assert verdict.judgement is Judgement.FAIL
-    assert verdict.cause.startswith("unknown: reported-loss-is-recomputed failed")
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert "while all that was compared with the control agrees" in verdict.cause
 
 
 # ------------------------------------------------- C3, C6: state and data

@@ -1,0 +1,103 @@
+"""The likely cause of a failure: its signature against the known classes of silent bugs.
+
+Classes and their signatures were collected from public issues of torchtitan, Megatron-LM,
+DeepSpeed and PyTorch. A signature is a function of a :class:`Scene`; the first that recognises it
+says so in one sentence with the numbers behind it. What nothing recognises is called unknown: no
+cause is better than a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from harness.judge.case import Case
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.first_steps import gradient_direction, gradients_scaled, objective
+from harness.judge.causes.gradients import (
+    no_gradient,
+    sampled_gradients,
+    sampled_gradients_later,
+)
+from harness.judge.causes.inputs import blown_up_at, not_finite, other_input
+from harness.judge.causes.later import (
+    gradients_from,
+    later,
+    lost_at_resume,
+    one_step,
+    rounding_growth,
+)
+from harness.judge.causes.metrics import (
+    contradiction,
+    loss_of_right_gradients,
+    loss_scaled_alone,
+    metric_only,
+)
+from harness.judge.causes.replicas import replicas
+from harness.judge.causes.updates import frozen, initial, updated
+from harness.judge.scene import Scene
+from harness.model import CauseClass, Check, Outcome
+
+_DOUBTS = (
+    "same-data",
+    "same-tokens",
+    "same-lr",
+    "named-in-force",
+    "nothing-unnamed",
+    "config-differs-as-declared",
+    "control-in-force",
+)
+"""Integrity checks that, when INVALID, may explain a difference by themselves."""
+
+Signature = Callable[[Scene], Cause | None]
+
+SIGNATURES: tuple[Signature, ...] = (
+    not_finite,
+    other_input,
+    no_gradient,
+    replicas,
+    initial,
+    metric_only,
+    loss_of_right_gradients,
+    loss_scaled_alone,
+    sampled_gradients,
+    gradients_scaled,
+    gradient_direction,
+    objective,
+    lost_at_resume,
+    one_step,
+    rounding_growth,
+    gradients_from,
+    sampled_gradients_later,
+    frozen,
+    updated,
+    later,
+    contradiction,
+)
+"""Most certain first: later ones only see what earlier ones did not recognise."""
+
+
+def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
+    """Why a test set failed. ``checks`` hold at least one FAIL."""
+    scene = Scene(case, {check.name: check for check in checks})
+    found = next((cause for signature in SIGNATURES if (cause := signature(scene))), None)
+    cause = found or _unknown(scene)
+    sentence = cause.sentence
+    step = blown_up_at(scene)
+    if step is not None and cause.kind is not CauseClass.NOT_FINITE:
+        sentence += f"; training then blew up at step {step}"
+    doubts = [
+        scene.detail(name)
+        for name in _DOUBTS
+        if scene.outcome(name) is Outcome.INVALID and scene.detail(name) not in sentence
+    ]
+    sentence += f"; mind that {doubts[0]}" if doubts else ""
+    return cause._replace(sentence=sentence)
+
+
+def _unknown(scene: Scene) -> Cause:
+    """No class fits: say what failed and nothing more."""
+    failed = next(check for check in scene.checks.values() if check.outcome is Outcome.FAIL)
+    return Cause(f"unknown: {failed.name} failed ({failed.detail})", CauseClass.UNKNOWN)
+
+
+__all__ = ["Cause", "Signature", "likely_cause"]

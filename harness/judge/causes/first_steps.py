@@ -1,0 +1,148 @@
+"""C1, C2 and C4 from the curves' first step, where there are no sketches to look into."""
+
+from __future__ import annotations
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.families import differences
+from harness.judge.causes.gradients import worst_words, wrong_gradients
+from harness.judge.causes.groups import joined
+from harness.judge.envelope import Envelope
+from harness.judge.factors import FIRST_STEP_MATCH
+from harness.judge.scene import (
+    Scene,
+    is_constant,
+    loss_agrees,
+    off_at_first_step,
+    ratio_words,
+    words_of,
+)
+from harness.model import CauseClass, Outcome
+
+_SCALING = (
+    "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP, "
+    "DDP's averaging"
+)
+
+
+def gradients_scaled(scene: Scene) -> Cause | None:
+    """C1: right forward pass, gradients off by a factor."""
+    norm = _gradient_alone_off(scene)
+    if norm is None:
+        return None
+    named = scene.named(norm)
+    if not named.words and not is_constant(scene.ratio(norm)[0]):
+        return None
+    known = (
+        f", which equals {named.words}"
+        if named.words
+        else ", the same at every step, which equals no degree or count of this run"
+    )
+    sentence = (
+        f"gradients are scaled by {ratio_words(norm, 0)}{known}: {words_of(norm)} "
+        f"{norm.test[0]:.4g} for {norm.control[0]:.4g} at step {norm.steps[0]}"
+        f"{loss_agrees(scene, int(norm.steps[0]))}"
+    )
+    look_at = f"{named.where}; {_SCALING}" if named.where else _SCALING
+    return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
+
+
+def gradient_direction(scene: Scene) -> Cause | None:
+    """C2: right forward pass, gradients wrong by no single factor."""
+    norm = _gradient_alone_off(scene)
+    if norm is None:
+        return None
+    step = int(norm.steps[0])
+    sample = scene.sample(step)
+    alone = ""
+    if sample is not None and sample.gradients is not None:
+        worst = sample.gradients.worst
+        alone = (
+            "; though each by itself is inside its limit (nearest "
+            f"{sample.names[worst]}, {sample.gradients.difference[worst]:.2g})"
+        )
+    sentence = (
+        f"the backward pass differs: {words_of(norm)} is off by {norm.difference[0]:.2g} at step "
+        f"{step} by no single factor{loss_agrees(scene, step)}: some gradients are "
+        f"wrong, partly reduced, or scaled for a group of parameters only{alone}"
+    )
+    look_at = (
+        "gradients per parameter, which this evidence does not have: reductions over each mesh "
+        "dimension, and the backward of what the test set adds"
+    )
+    return Cause(sentence, CauseClass.GRADIENT_DIRECTION, look_at)
+
+
+def objective(scene: Scene) -> Cause | None:
+    """C4: the loss of the first step differs, before any update."""
+    loss = scene.curve("loss")
+    if loss is None or not off_at_first_step(loss):
+        return None
+    proven = scene.outcome("same-data") is Outcome.PASS
+    on = "on the same samples and weights" if proven else "before any update"
+    named = scene.named(loss)
+    equals = f", which equals {named.words}" if named.words else ""
+    sentence = (
+        f"the forward pass or the objective differs: {words_of(loss)} {loss.test[0]:.6g} for "
+        f"{loss.control[0]:.6g} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
+        f"{equals}){_gradients_with_it(scene, loss)}"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, _forward(scene, scaled=bool(named.words)))
+
+
+def _gradient_alone_off(scene: Scene) -> Envelope | None:
+    """The grad norm, if at the first step it is off while the loss agrees."""
+    loss, norm = scene.curve("loss"), scene.curve("grad_norm")
+    if loss is None or norm is None or not off_at_first_step(norm) or off_at_first_step(loss):
+        return None
+    return norm
+
+
+def _gradients_with_it(scene: Scene, loss: Envelope) -> str:
+    """What the gradients of the first step say about a loss that differs."""
+    sample = scene.sample(int(loss.steps[0]))
+    wrong = wrong_gradients(sample)
+    if wrong is None:
+        known = sample is not None and sample.gradients is not None
+        return "; every gradient is inside its limit" if known else ""
+    sorting = wrong.sorting
+    if sorting.factor_of_all is not None:
+        factor = sorting.factor_of_all.factor
+        ratio = float(loss.test[0] / loss.control[0]) if loss.control[0] else 0.0
+        alike = "too" if abs(factor - ratio) < FIRST_STEP_MATCH * abs(ratio) else "not by as much"
+        return f"; all gradients are {factor:.4g} times the control's, {alike}"
+    worst = f", worst {worst_words(wrong)}" if sorting.turned else ""
+    return f"; {len(sorting.off)} of {len(sorting.judged)} gradients are off{worst}"
+
+
+def _forward(scene: Scene, *, scaled: bool) -> str:
+    """What a person should open first, by what the test set adds to its control."""
+    if scaled:
+        return (
+            "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"
+        )
+    news = differences(scene)
+    kinds = {word.split(" ")[0] for word in news}
+    places = [
+        words
+        for name, words in (
+            ("cp", "positions, masks and the dimension on which keys and values are gathered"),
+            ("tp", "what is sharded: heads, vocabulary (loss parallel, label smoothing), sequence"),
+            ("pp", "the order of stages and how batches are split into microbatches"),
+            ("ep", "routing, dispatch and combine of tokens"),
+            ("compile", "casts that the compiler removes or fuses"),
+            ("float8", "which layers are converted, and their scaling"),
+            ("gradient", "averages of averages over microbatches with uneven valid tokens"),
+            ("dp_replicate", "averages of averages over ranks with uneven valid tokens"),
+            ("dp_shard", "averages of averages over ranks with uneven valid tokens"),
+        )
+        if name in kinds
+    ]
+    first = (
+        f"what {joined(news)} adds to the forward pass: {'; '.join(places)}; then "
+        if places
+        else ""
+    )
+    return (
+        f"{first}how the loss is averaged over valid tokens of ranks and microbatches, positions "
+        "and masks, casts"
+    )

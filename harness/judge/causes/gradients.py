@@ -1,0 +1,268 @@
+"""C1 and C2 from sketches: right forward pass, wrong gradients, tensor by tensor.
+
+Scaled in all tensors, scaled in some, or wrong in direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.families import family, stage_words
+from harness.judge.causes.groups import describe, joined
+from harness.judge.causes.sorting import MOST_FACTORS, Scaled, Sorting, rounding_of, sort
+from harness.judge.factors import Match, Named, named_factor
+from harness.judge.scene import ABRUPT, Scene, loss_agrees
+from harness.judge.tensor_checks import FIRST_STEPS
+from harness.judge.tensors import TensorComparison, TensorDifferences
+from harness.model import CauseClass, Integers, Precision, TensorRows
+
+NAMED = 3
+_LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2
+_BF16_ROUNDING = (5e-4, 2e-2)
+"""Relative differences that a cast or a sum in bfloat16 leaves of a tensor in float32."""
+_HOLES = 0.1
+"""Share of a tensor's entries that are zero in the test set alone, and then worth a word."""
+_WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
+
+
+class Wrong(NamedTuple):
+    """A sample with gradients outside their limits."""
+
+    step: int
+    names: tuple[str, ...]
+    sizes: Integers
+    test: TensorRows
+    control: TensorRows
+    found: TensorDifferences
+    sorting: Sorting
+
+    def named(self, indices: Iterable[int]) -> list[str]:
+        return [self.names[index] for index in indices]
+
+    @property
+    def among(self) -> list[str]:
+        """All parameters with a gradient on either side."""
+        return self.named(self.sorting.judged)
+
+    @property
+    def off(self) -> list[str]:
+        return self.named(self.sorting.off)
+
+
+def wrong_gradients(sample: TensorComparison | None) -> Wrong | None:
+    """None when the sample has none, or they are all inside."""
+    if sample is None or sample.gradients is None or not sample.gradients.outside.size:
+        return None
+    ours, theirs = sample.test.gradients, sample.control.gradients
+    if ours is None or theirs is None:
+        return None
+    sorting = sort(ours.sketch, theirs.sketch, sample.gradients)
+    sizes = sample.control.sizes
+    return Wrong(sample.step, sample.names, sizes, ours, theirs, sample.gradients, sorting)
+
+
+def no_gradient(scene: Scene) -> Cause | None:
+    """C2: a parameter is not trained."""
+    look_at = (
+        "what cuts these parameters off from the loss: detach and no_grad, requires_grad lost in "
+        "a wrapper or by the compiler, a pipeline stage that sends no gradient back"
+    )
+    onset, first = scene.checks["gradients-present"].onset, scene.first_failure()
+    if scene.failed("gradients-present") and (onset is None or onset == first):
+        sentence = f"{scene.detail('gradients-present')}: these parameters are not trained"
+        return Cause(sentence, CauseClass.NO_GRADIENT, look_at)
+    wrong = _first_wrong(scene)
+    if wrong is None or not wrong.sorting.gone or wrong.sorting.off != wrong.sorting.gone:
+        return None
+    sentence = (
+        f"the gradient of {describe(wrong.off, wrong.among)} is all zeros at step {wrong.step}, "
+        "and is not in the control: these parameters are not trained"
+    )
+    return Cause(sentence, CauseClass.NO_GRADIENT, look_at)
+
+
+def sampled_gradients(scene: Scene) -> Cause | None:
+    """C1, C2: gradients of the first steps differ, and nothing else did so before."""
+    wrong = _first_wrong(scene)
+    if wrong is None:
+        return None
+    return _kept(wrong, scene.sample(wrong.step - 1)) or _said(wrong, scene)
+
+
+def sampled_gradients_later(scene: Scene) -> Cause | None:
+    """C1, C2, beginning later: a later sample is the first thing to differ, and by much."""
+    for sample in scene.case.tensors:
+        if sample.updates is not None and sample.updates.outside.size:
+            return None
+        wrong = wrong_gradients(sample)
+        if wrong is None:
+            continue
+        first, loss = scene.first_failure(), scene.agrees("loss", sample.step)
+        far = wrong.found.difference[wrong.found.worst] / wrong.found.limit[wrong.found.worst]
+        if first != sample.step or loss is False or not far > ABRUPT:
+            return None
+        cause = _said(wrong, scene)
+        return cause._replace(sentence=f"{cause.sentence}; the samples before agree")
+    return None
+
+
+def _said(wrong: Wrong, scene: Scene) -> Cause:
+    if wrong.sorting.factor_of_all is not None:
+        return _scaled(wrong, wrong.sorting.factor_of_all, scene)
+    if wrong.sorting.scaled and not wrong.sorting.turned and not wrong.sorting.gone:
+        return _group_scaled(wrong, scene)
+    return _direction(wrong, scene)
+
+
+def _first_wrong(scene: Scene) -> Wrong | None:
+    """The first wrong sample, if it is of the first steps, and no loss or update is to blame.
+
+    Later samples compare runs that have long parted for whatever reason.
+    """
+    for sample in scene.case.tensors:
+        if sample.step > FIRST_STEPS or scene.agrees("loss", sample.step) is False:
+            return None
+        if sample.initial is not None and sample.initial.outside.size:
+            return None
+        wrong = wrong_gradients(sample)
+        if wrong is not None:
+            return wrong
+        if sample.updates is not None and sample.updates.outside.size:
+            return None
+    return None
+
+
+def name_of(scaled: Scaled, step: int, scene: Scene) -> Named:
+    """What the factor of tensors equals: sharper than for curves, as far as rounding allows."""
+    near = float(np.clip(3 * scaled.residual, _LEAST_MATCH, _MOST_MATCH))
+    return named_factor(
+        np.array([scaled.factor]),
+        np.array([step], dtype=np.int64),
+        scene.case.test,
+        scene.case.control,
+        Match(near, near),
+    )
+
+
+def _scaled(wrong: Wrong, scaled: Scaled, scene: Scene) -> Cause:
+    named = name_of(scaled, wrong.step, scene)
+    known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
+    sentence = (
+        f"gradients are scaled by {scaled.factor:.4g}{known}: all {len(scaled.members)} parameters "
+        f"alike at step {wrong.step} ({_rounding(scaled)}){loss_agrees(scene, wrong.step)}"
+    )
+    look_at = f"{named.where}; {_WHERE}" if named.where else f"{_WHERE}, DDP's averaging"
+    return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
+
+
+def _equals_nothing(scaled: Scaled) -> str:
+    if scaled.factor < 0:
+        return " (they have the opposite sign)"
+    return ", which equals no degree or count of this run"
+
+
+def _rounding(scaled: Scaled) -> str:
+    return f"what the factor leaves of any is at most {scaled.residual:.1g}, which is rounding"
+
+
+def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
+    sorting, among = wrong.sorting, wrong.among
+    hint = family(wrong.off, among, scene)
+    where = ""
+    if len(sorting.scaled) <= MOST_FACTORS:
+        parts = []
+        for scaled in sorting.scaled:
+            named = name_of(scaled, wrong.step, scene)
+            where = where or named.where
+            known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
+            group = wrong.named(scaled.members)
+            stage = stage_words(group, among, scene)
+            parts.append(f"{describe(group, among)}{stage} by {scaled.factor:.4g}{known}")
+        said = "; ".join(parts)
+    else:
+        factors = sorted(scaled.factor for scaled in sorting.scaled)
+        said = (
+            f"{describe(wrong.off, among)}, each by another factor from {factors[0]:.4g} to "
+            f"{factors[-1]:.4g}"
+        )
+    rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
+    clue = f"; {hint.words}" if hint.words and len(sorting.scaled) == 1 else ""
+    worst = max(sorting.scaled, key=lambda scaled: scaled.residual)
+    sentence = (
+        f"gradients are scaled in {len(wrong.off)} of {len(among)} parameters at step "
+        f"{wrong.step}: {said}{rest}{clue} ({_rounding(worst)}){loss_agrees(scene, wrong.step)}"
+    )
+    look_at = "; ".join(words for words in (where, hint.look_at) if words)
+    return Cause(sentence, CauseClass.GROUP_SCALE, look_at)
+
+
+def _direction(wrong: Wrong, scene: Scene) -> Cause:
+    sorting, among, names = wrong.sorting, wrong.among, wrong.off
+    rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
+    scaled = sum(len(each.members) for each in sorting.scaled)
+    more = f", {scaled} more only in scale" if scaled else ""
+    gone = f", {len(sorting.gone)} more are all zeros" if sorting.gone else ""
+    hint = family(names, among, scene)
+    clue = f"; {hint.words}" if hint.words else ""
+    sentence = (
+        f"the backward pass differs: {len(sorting.turned)} of {len(among)} gradients are wrong in "
+        f"direction at step {wrong.step}{more}{gone}{loss_agrees(scene, wrong.step)}: worst "
+        f"{worst_words(wrong)}; off: {describe(names, among)}"
+        f"{stage_words(names, among, scene)}{rest}{clue}{_holes(wrong)}{_precision(wrong, scene)}"
+    )
+    return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)
+
+
+def worst_words(wrong: Wrong) -> str:
+    """The furthest tensors with relative difference, best factor and what it leaves."""
+    sorting = wrong.sorting
+    words = [
+        f"{wrong.names[index]} by {wrong.found.difference[index]:.2g} (best factor "
+        f"{sorting.factors[index]:.3g}, which leaves {sorting.residuals[index]:.2g})"
+        for index in sorting.turned[:NAMED]
+    ]
+    return joined(words)
+
+
+def _kept(wrong: Wrong, before: TensorComparison | None) -> Cause | None:
+    """Gradients of the step before that were added, because nothing set them to zero."""
+    if before is None or before.test.gradients is None:
+        return None
+    sums = wrong.control.sketch + before.test.gradients.sketch
+    left = np.linalg.norm(wrong.test.sketch - sums, axis=1)
+    length = np.linalg.norm(wrong.test.sketch, axis=1)
+    off = wrong.found.outside
+    if not np.all(left[off] <= rounding_of(wrong.found)[off] * length[off]):
+        return None
+    sentence = (
+        f"gradients of step {before.step} are still there at step {wrong.step}: those of "
+        f"{describe(wrong.named(off), wrong.among)} are the sum of both steps'"
+    )
+    return Cause(sentence, CauseClass.STATE, "where gradients are set to zero: zero_grad")
+
+
+def _holes(wrong: Wrong) -> str:
+    """Tensors of which a part gets no gradient."""
+    more = (wrong.test.zeros - wrong.control.zeros) / np.maximum(wrong.sizes, 1)
+    holes = [index for index in wrong.sorting.turned if more[index] > _HOLES]
+    if not holes:
+        return ""
+    name, share = wrong.names[holes[0]], more[holes[0]]
+    others = f" and parts of {len(holes) - 1} more" if len(holes) > 1 else ""
+    return f"; {share:.0%} of {name}{others} get no gradient at all"
+
+
+def _precision(wrong: Wrong, scene: Scene) -> str:
+    """Whether all that is off is so by what bfloat16 rounds away."""
+    difference = wrong.found.difference[list(wrong.sorting.off)]
+    low, high = _BF16_ROUNDING
+    fp32 = scene.precision is Precision.FP32
+    if not fp32 or np.median(difference) < low or not np.all(difference < high):
+        return ""
+    return (
+        "; all by little, as rounding to bfloat16 leaves: a cast or a reduction in lower precision"
+    )

@@ -1,0 +1,143 @@
+"""The most certain causes: numbers that are none, and runs that were fed other inputs."""
+
+from __future__ import annotations
+
+import math
+
+from harness.judge.causes.cause import Cause
+from harness.judge.curves import series
+from harness.judge.scene import Scene, words_of
+from harness.judge.tensor_checks import FIRST_STEPS
+from harness.model import CauseClass, Outcome
+
+
+def not_finite(scene: Scene) -> Cause | None:
+    """Training ended in NaN or infinity, and nothing was wrong at the first steps."""
+    step = blown_up_at(scene)
+    if step is None:
+        return None
+    before = scene.first_failure("finite", "gradients-finite")
+    if before is not None and before < step and before <= FIRST_STEPS:
+        return None  # what was wrong at the first steps is the cause, and this its consequence
+    look_at = (
+        "what overflows or divides by zero first: the loss of the step, a kernel's mask, the "
+        "optimizer's epsilon, the range of the lower precision"
+    )
+    if scene.outcome("finite") is not Outcome.FAIL:
+        sentence = (
+            f"gradients are not finite: {scene.detail('gradients-finite')}, while the loss is; a "
+            "gate or a loss scaler may hide such a step"
+        )
+        return Cause(sentence, CauseClass.NOT_FINITE, look_at)
+    detail = scene.detail("finite")
+    contradiction = _half_finite(scene, step)
+    if contradiction:
+        sentence = (
+            f"{detail}, but {contradiction}: training may be right, and the metric or the probe is "
+            "not"
+        )
+        return Cause(sentence, CauseClass.NOT_FINITE, "the code that computes and logs the metric")
+    sentence = f"training blew up: {detail}"
+    if scene.failed("gradients-finite"):
+        sentence += f"; {scene.detail('gradients-finite')}"
+    earlier = [curve for curve in scene.off() if (curve.onset or 0) < step]
+    if earlier:
+        sentence += f"; {words_of(earlier[0])} was already off at step {earlier[0].onset}"
+    return Cause(sentence, CauseClass.NOT_FINITE, look_at)
+
+
+def blown_up_at(scene: Scene) -> int | None:
+    """The first step with a number that is not finite; None when all are."""
+    checks = (scene.checks[name] for name in ("finite", "gradients-finite"))
+    steps = [check.onset or 0 for check in checks if check.outcome is Outcome.FAIL]
+    return min(steps, default=None)
+
+
+_INPUTS = (
+    (
+        "same-data",
+        "data order",
+        CauseClass.DATA,
+        (
+            "the data loader: which data-parallel rank reads which samples, the shuffling seed, "
+            "and its state after a resume"
+        ),
+    ),
+    (
+        "ranks-see-same-batch",
+        "data order",
+        CauseClass.DATA,
+        (
+            "the data-parallel rank that the loader is given: ranks that differ in tp, cp or pp "
+            "alone must get the same"
+        ),
+    ),
+    (
+        "same-tokens",
+        "token budget",
+        CauseClass.DATA,
+        (
+            "batch size, sequence length, gradient accumulation, and how padding and ignored "
+            "labels are counted"
+        ),
+    ),
+    (
+        "same-lr",
+        "learning-rate schedule",
+        CauseClass.LEARNING_RATE,
+        (
+            "the lr scheduler: its configuration (it also depends on training.steps), where it is "
+            "stepped, and its state after a resume"
+        ),
+    ),
+)
+
+
+def other_input(scene: Scene) -> Cause | None:
+    """C6: different samples, token counts or learning rates, before the runs parted."""
+    parted = scene.first_failure("loss-equivalent")
+    for name, words, kind, look_at in _INPUTS:
+        onset = scene.checks[name].onset
+        invalid = scene.outcome(name) is Outcome.INVALID
+        if invalid and onset is not None and (parted is None or onset <= parted):
+            again = _started_over(scene, name, onset)
+            sentence = f"{words}: {scene.detail(name)}, so the curves cannot agree{again}"
+            return Cause(sentence, kind, look_at)
+    return None
+
+
+def _started_over(scene: Scene, name: str, step: int) -> str:
+    """Whether the run does at a step what the control did at an earlier one."""
+    test, control = scene.case.test, scene.case.control
+    if name == "same-data":
+        ours = dict(zip(test.steps.tolist(), test.batch_digests, strict=False)).get(step)
+        theirs = zip(control.steps.tolist(), control.batch_digests, strict=False)
+        seen = [at for at, digest in theirs if digest is not None and digest == ours]
+        known = seen[0] if seen else None
+    elif name == "same-lr":
+        rate, schedule = series(test, "lr").at(step), series(control, "lr")
+        first = float(schedule.values[0]) if schedule.values.size else math.nan
+        at_first = rate is not None and math.isclose(rate, first, rel_tol=1e-6)
+        known = int(schedule.steps[0]) if at_first else None
+    else:
+        known = None
+    if known is None or known >= step:
+        return ""
+    what = "these samples are" if name == "same-data" else "this rate is"
+    over = ": it seems to have started over" if known <= int(control.steps[0]) else ""
+    return f"; {what} the control's of step {known}{over}"
+
+
+def _half_finite(scene: Scene, step: int) -> str:
+    """Which signal is finite as reported or as recomputed but not both, in words; else empty."""
+    test, words = scene.case.test, ""
+    for signal in ("loss", "grad_norm"):
+        said = series(test, signal).at(step)
+        found = series(test, f"{signal}_recomputed").at(step)
+        reported = math.nan if said is None else said
+        recomputed = reported if found is None else found
+        if math.isfinite(reported) != math.isfinite(recomputed):
+            words = words or f"reported {reported:.6g}, recomputed {recomputed:.6g}"
+        elif not math.isfinite(reported):
+            return ""  # non-finite either way: it is
+    return words

@@ -1,0 +1,140 @@
+"""C5: the number is wrong, and training is not."""
+
+from __future__ import annotations
+
+from harness.judge.causes.cause import Cause
+from harness.judge.scene import (
+    Scene,
+    is_constant,
+    off_at_first_step,
+    ratio_words,
+    words_of,
+)
+from harness.model import CauseClass, Outcome
+
+_LOGGED = {
+    "loss": "where the loss is reduced for logging: dist_sum or dist_mean, over which mesh, and "
+    "whether its placement is Partial",
+    "grad_norm": "where the norm is computed for logging and clipping: over which mesh and "
+    "pipeline stages it is summed",
+}
+_TRAINED = (
+    "same-initial-parameters",
+    "gradients-first-steps",
+    "updates-first-steps",
+    "gradients-envelope",
+    "updates-envelope",
+)
+"""Checks of what training really does, beside the recomputed curves."""
+_CLEARLY = 0.3
+"""Gradients agree in spite of a loss that differs when they do so by this share of it: another
+objective has other gradients, whatever a coarse limit says."""
+
+
+def metric_only(scene: Scene) -> Cause | None:
+    """The reported number is wrong, the recomputed one right."""
+    recomputed = [
+        envelope
+        for signal, envelope in scene.case.envelopes.items()
+        if signal.endswith("_recomputed")
+    ]
+    if not recomputed:
+        return None
+    trained = not any(each.onset is not None for each in recomputed) and not scene.failed(*_TRAINED)
+    for signal in ("loss", "grad_norm"):
+        reported = scene.case.envelopes.get(signal)
+        if reported is None or reported.onset is None:
+            continue
+        first = reported.index_of(reported.onset)
+        said = (
+            f"only the metric is wrong: the reported {words_of(reported)} is "
+            f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
+            f"{scene.factor(reported)}, while the recomputed values agree"
+        )
+        if trained:
+            unless = ", unless clipping uses that norm" if signal == "grad_norm" else ""
+            sentence = f"{said}: training itself is right{unless}"
+            return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED[signal])
+        parted = _clipped(scene, reported.onset) if signal == "grad_norm" else None
+        if parted is not None:
+            sentence = (
+                f"{said} there: a wrong norm, and clipping uses it, so training follows "
+                f"(off from step {parted} on)"
+            )
+            return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED[signal])
+    return None
+
+
+def _clipped(scene: Scene, onset: int) -> int | None:
+    """When training parted, if it did so only after a first step whose norm was misreported."""
+    norm, sample = scene.case.envelopes.get("grad_norm_recomputed"), scene.sample(onset)
+    if norm is None or not scene.agrees("grad_norm", onset) or scene.agrees("loss", onset) is False:
+        return None
+    if sample is not None and sample.gradients is not None and sample.gradients.outside.size:
+        return None
+    if not scene.failed("reported-grad-norm-is-recomputed"):
+        return None
+    parted = scene.first_failure(
+        "grad-norm-first-step", "grad-norm-envelope", "reported-grad-norm-is-recomputed"
+    )
+    return parted if parted is not None and parted >= onset else None
+
+
+def loss_of_right_gradients(scene: Scene) -> Cause | None:
+    """A loss that differs although every gradient of it agrees."""
+    loss, sample = scene.curve("loss"), scene.sample(1)
+    if loss is None or not off_at_first_step(loss) or int(loss.steps[0]) != 1:
+        return None
+    if sample is None or sample.gradients is None or sample.gradients.outside.size:
+        return None
+    if scene.agrees("grad_norm", 1) is False or scene.failed("same-initial-parameters"):
+        return None
+    worst = sample.gradients.worst
+    if not sample.gradients.difference[worst] <= _CLEARLY * loss.difference[0]:
+        return None
+    sentence = (
+        f"only the loss as a number is wrong: {words_of(loss)} is {ratio_words(loss, 0)} times the "
+        f"control's at step 1{scene.factor(loss)}, while the gradients of all "
+        f"{len(sample.names)} parameters agree (the furthest to "
+        f"{sample.gradients.difference[worst]:.1g})"
+    )
+    return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED["loss"])
+
+
+def loss_scaled_alone(scene: Scene) -> Cause | None:
+    """C5 without a probe: a scaled objective would scale the gradients too."""
+    loss, norm = scene.case.envelopes.get("loss"), scene.curve("grad_norm")
+    if (
+        "loss_recomputed" in scene.case.envelopes
+        or loss is None
+        or norm is None
+        or norm.onset is not None
+    ):
+        return None
+    factor = scene.factor(loss) if loss.onset is not None else ""
+    constant = loss.onset is not None and is_constant(scene.ratio(loss)[0])
+    if not (factor or constant):
+        return None
+    sentence = (
+        f"probably only the metric is wrong: the loss is {ratio_words(loss, 0)} times the control's"
+        f"{factor}, while the grad norm agrees at every step"
+    )
+    return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED["loss"])
+
+
+def contradiction(scene: Scene) -> Cause | None:
+    """All agrees with the control but what the run says of itself."""
+    for signal in ("loss", "grad_norm"):
+        name = f"reported-{signal.replace('_', '-')}-is-recomputed"
+        others = [
+            check.name
+            for check in scene.checks.values()
+            if check.name != name and check.outcome is Outcome.FAIL
+        ]
+        if scene.failed(name) and not others:
+            sentence = (
+                f"only the metric is wrong: {scene.detail(name)}, while all that was compared with "
+                "the control agrees"
+            )
+            return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED[signal])
+    return None

@@ -1,0 +1,93 @@
+"""C3: ranks that hold the same shard hold other bits. Which copies differ first tells why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.groups import fold, joined
+from harness.judge.scene import Scene
+from harness.model import CauseClass, Disagreement, ReplicaSample
+
+_NAMED = 3
+
+
+def replicas(scene: Scene) -> Cause | None:
+    """Copies disagree, and may have done so when the first other thing went wrong."""
+    if not scene.failed("replicas-agree"):
+        return None
+    agreed, first = -1, None
+    for sample in scene.case.test.replicas:
+        if sample.count:
+            first = sample
+            break
+        agreed = sample.step
+    parted = scene.first_failure("replicas-agree")
+    # Copies are compared at some steps only: they began to differ after the last that agreed.
+    if first is None or (parted is not None and agreed + 1 > parted):
+        return None
+    kinds = {each.kind for each in first.disagreements}
+    why, look_at = _why(first, kinds, agreed)
+    seen = _seen(first, kinds)
+    sentence = f"replicas differ: at step {first.step} {seen}: {why}"
+    return Cause(sentence, CauseClass.REPLICAS, look_at)
+
+
+def _why(first: ReplicaSample, kinds: set[str], agreed: int) -> tuple[str, str]:
+    dims = sorted({dim for each in first.disagreements for dim in each.mesh_dims})
+    mesh = f" over {joined(dims)}" if dims else ""
+    if first.step == 0:
+        return (
+            "these ranks began with other values, which were never synchronised",
+            (
+                f"initialisation and loading{mesh}: the seed of each rank, and what broadcasts the "
+                "parameters or loads the checkpoint"
+            ),
+        )
+    if "gradient" in kinds:
+        when = "from the first step on " if first.step == 1 else ""
+        return (
+            f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all",
+            (
+                f"the gradient reduction{mesh} of these tensors: gradient placements of to_local, "
+                "no_sync and last-microbatch flags, hooks that some ranks skip"
+            ),
+        )
+    if kinds == {"buffer"}:
+        return (
+            "a buffer is updated by each rank from its own numbers",
+            f"where these buffers are updated and reduced{mesh}",
+        )
+    began = f", after step {agreed}" if agreed >= 0 else ""
+    return (
+        f"their gradients were the same before clipping, so the update differs by rank{began}",
+        (
+            f"what each rank does between reduction and step{mesh}: clipping by its own norm, "
+            "skipped steps, optimizer settings or state"
+        ),
+    )
+
+
+def _seen(first: ReplicaSample, kinds: set[str]) -> str:
+    """Which tensors, of which kinds, along which dimensions."""
+    if not first.disagreements:
+        return f"{first.count} tensors are not the same on all ranks that hold them"
+    words = []
+    for kind in sorted(kinds):
+        some = [each for each in first.disagreements if each.kind == kind]
+        words.append(f"the {kind} of {_tensors(some)}{_along(some)}")
+    more = first.count - len(first.disagreements)
+    groups = first.disagreements[0].groups
+    ranks = f" (ranks {' against '.join(str(list(group)) for group in groups)})" if groups else ""
+    others = f", and {more} more tensors" if more > 0 else ""
+    return f"{joined(words)}{others} differ between copies{ranks}"
+
+
+def _tensors(some: Sequence[Disagreement]) -> str:
+    names = fold({each.tensor for each in some}, {each.tensor for each in some})
+    return ", ".join(names[:_NAMED]) + (" …" if len(names) > _NAMED else "")
+
+
+def _along(some: Sequence[Disagreement]) -> str:
+    dims = sorted({dim for each in some for dim in each.mesh_dims})
+    return f" along {joined(dims)}" if dims else ""

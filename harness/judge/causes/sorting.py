@@ -1,0 +1,123 @@
+"""A model's tensors sorted by how they differ: scaled, turned into another direction, or gone.
+
+From two sketches follow the best ``test = factor x control`` of a tensor and what that leaves
+(:func:`harness.judge.sketches.fit`). What is left is *rounding* when it would be inside the
+tensor's own limit, or nearly: limits are those of the precision, or learnt from repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.sketches import fit
+from harness.judge.tensors import TensorDifferences
+from harness.model import Floats
+
+LEAST_ROUNDING, MOST_ROUNDING = 1e-5, 0.25
+"""What a factor may leave of a tensor, whatever the limit: a limit of 0.9 would excuse anything."""
+DOMINATES = 3.0
+"""A tensor is scaled when the factor explains this many times what it leaves."""
+NOISY = 0.1
+"""What the factor of most other tensors may leave of one for which rounding matters more."""
+SAME_FACTOR = 1e-4
+"""Factors nearer than this are one, whatever the rounding."""
+MOST_FACTORS = 3
+"""With more factors than these every tensor has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Tensors that are one multiple of the control's."""
+
+    factor: float
+    members: tuple[int, ...]
+    residual: float
+    """The most that the factor leaves of any, relative to its norm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sorting:
+    """Indices into the names of a comparison; each is in one group at most."""
+
+    judged: tuple[int, ...]
+    """Those that are not zero on both sides."""
+    right: tuple[int, ...]
+    scaled: tuple[Scaled, ...]
+    """Largest group first."""
+    gone: tuple[int, ...]
+    """Zero in the test set alone."""
+    turned: tuple[int, ...]
+    """Off in direction; furthest outside its limit first."""
+    factors: Floats
+    residuals: Floats
+    """Shape (parameters,), of every tensor."""
+
+    @property
+    def off(self) -> tuple[int, ...]:
+        return (*self.gone, *(i for each in self.scaled for i in each.members), *self.turned)
+
+    @property
+    def factor_of_all(self) -> Scaled | None:
+        """The factor that all judged tensors share; None when there is no such."""
+        alone = len(self.scaled) == 1 and len(self.scaled[0].members) == len(self.judged)
+        return self.scaled[0] if alone else None
+
+
+def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
+    """Sort tensors by their sketches, shape (parameters, k); the limits say what rounding is."""
+    fits = [fit(ours, theirs) for ours, theirs in zip(test, control, strict=True)]
+    factors = np.array([each.factor for each in fits])
+    residuals = np.array([each.residual for each in fits])
+    ours, theirs = (np.linalg.norm(sketches, axis=1) for sketches in (test, control))
+    judged = [int(index) for index in np.flatnonzero((ours != 0) | (theirs != 0))]
+    outside = [int(index) for index in found.outside]
+    gone = [index for index in outside if ours[index] == 0]
+    left = [index for index in outside if index not in set(gone)]
+
+    rounding = rounding_of(found)
+    with np.errstate(invalid="ignore"):
+        explained = np.abs(factors - 1) > DOMINATES * residuals
+    pure = [index for index in left if explained[index] and residuals[index] <= rounding[index]]
+    groups = _groups(pure, factors, residuals)
+    if groups and 2 * len(groups[0]) >= len(judged):
+        for index in left:
+            near = abs(factors[index] / np.median(factors[groups[0]]) - 1)
+            noisy = explained[index] and rounding[index] < residuals[index] <= NOISY
+            if noisy and near <= DOMINATES * residuals[index]:
+                groups[0].append(index)
+    scaled = tuple(
+        Scaled(float(np.median(factors[group])), tuple(group), float(residuals[group].max()))
+        for group in groups
+    )
+    known = {index for group in groups for index in group}
+    return Sorting(
+        judged=tuple(judged),
+        right=tuple(index for index in judged if index not in set(outside)),
+        scaled=scaled,
+        gone=tuple(gone),
+        turned=tuple(index for index in left if index not in known),
+        factors=factors,
+        residuals=residuals,
+    )
+
+
+def rounding_of(found: TensorDifferences) -> Floats:
+    """Shape (parameters,): what may be left of a tensor that is otherwise explained."""
+    return np.clip(2 * found.limit, LEAST_ROUNDING, MOST_ROUNDING)
+
+
+def _groups(members: Sequence[int], factors: Floats, residuals: Floats) -> list[list[int]]:
+    """Tensors with the same factor, the largest group first."""
+    groups: list[list[int]] = []
+    for index in sorted(members, key=lambda index: float(factors[index])):
+        last = groups[-1][-1] if groups else None
+        if last is not None:
+            allowed = max(SAME_FACTOR, DOMINATES * float(max(residuals[last], residuals[index])))
+            if abs(factors[index] / factors[last] - 1) <= allowed:
+                groups[-1].append(index)
+                continue
+        groups.append([index])
+    return sorted(groups, key=len, reverse=True)

@@ -1,0 +1,250 @@
+"""C6 from sketches: other weights to begin with, and right gradients that move them otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.gradients import NAMED, wrong_gradients
+from harness.judge.causes.groups import describe, joined, place_of
+from harness.judge.causes.sorting import MOST_FACTORS, Sorting, sort
+from harness.judge.curves import series
+from harness.judge.scene import Scene, loss_agrees
+from harness.judge.sketches import update
+from harness.judge.tensor_checks import FIRST_STEPS
+from harness.judge.tensors import TensorComparison, TensorDifferences
+from harness.model import CauseClass, Floats, Precision
+
+SAME_NORM = 1e-9
+"""Norms in float64 of the same bits differ by no more: any order of the sum."""
+STILL = 1e-6
+"""A tensor whose update has less than this of the control's length does not move."""
+DECAYED = 0.1
+"""What a multiple of the weights may leave of the difference of two updates, and how far those
+multiples may be apart, when it is weight decay."""
+
+
+def initial(scene: Scene) -> Cause | None:
+    """Training begins with other weights: nothing else can then be compared."""
+    sample = scene.sample(0)
+    if not scene.failed("same-initial-parameters") or sample is None or sample.initial is None:
+        return None
+    ours, theirs = sample.test.parameters, sample.control.parameters
+    sorting = sort(ours.sketch, theirs.sketch, sample.initial)
+    off = sample.initial.outside.tolist()
+    names = [sample.names[index] for index in off]
+    swapped = _swapped(sample, off)
+    look_at = (
+        "what loads the initial weights: checkpoint.initial_load_path, the names that each "
+        "pipeline stage asks for, and whether anything initialises again after loading"
+    )
+    if swapped:
+        look_at = "which layers each pipeline stage loads: the names in its state dict; " + look_at
+    elif sorting.factor_of_all is not None or (sorting.scaled and not sorting.turned):
+        swapped = f"; scaled by {sorting.scaled[0].factor:.4g}"
+    elif len(off) == len(sorting.judged):
+        swapped = "; no checkpoint was loaded, or another one"
+    worst = [f"{names[i]} by {sample.initial.difference[off[i]]:.2g}" for i in range(len(off))]
+    sentence = (
+        f"training does not begin with the control's weights: {describe(names, sample.names)} "
+        f"differ{'s' * (len(off) == 1)} before the first step (worst {joined(worst[:NAMED])})"
+        f"{swapped}"
+    )
+    return Cause(sentence, CauseClass.STATE, look_at)
+
+
+def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
+    """Whether tensors have the sizes and norms of others of the control: sketches cannot tell.
+
+    A sketch depends on the tensor's name, so only norms of different names can be compared.
+    """
+    ours, theirs = sample.test.parameters.norm, sample.control.parameters.norm
+    sizes = sample.control.sizes
+    found = {}
+    for index in off:
+        same = (sizes == sizes[index]) & (np.abs(theirs - ours[index]) <= SAME_NORM * ours[index])
+        same[index] = False
+        if np.count_nonzero(same) == 1:
+            found[sample.names[index]] = sample.names[int(np.flatnonzero(same)[0])]
+    if not found:
+        return ""
+    layers = {(place_of(name).layer, place_of(other).layer) for name, other in found.items()}
+    moved = sorted((a, b) for a, b in layers if a is not None and b is not None and a != b)
+    if len(moved) == len(layers) and len(found) > 1:
+        words = joined(
+            [f"layer {here} looks like the control's layer {there}" for here, there in moved]
+        )
+    else:
+        words = joined(
+            [f"{name} looks like the control's {other}" for name, other in found.items()][:NAMED]
+        )
+    return f"; by its norms {words}"
+
+
+def frozen(scene: Scene) -> Cause | None:
+    """Parameters stay where they are although they have a gradient."""
+    for before, sample in pairwise(scene.case.tensors):
+        found = sample.updates
+        if found is None or not found.outside.size:
+            continue
+        moved, should = (np.linalg.norm(each, axis=1) for each in _moves(before, sample))
+        gradients = sample.test.gradients
+        driven = gradients.norm > 0 if gradients is not None else np.ones_like(moved, np.bool_)
+        still = np.flatnonzero((moved <= STILL * should) & (should > 0) & driven)
+        if not set(still.tolist()) & set(found.outside.tolist()):
+            continue
+        names = [sample.names[index] for index in still]
+        others = len(set(found.outside.tolist()) - set(still.tolist()))
+        more = f"; {others} more move otherwise" if others else ""
+        lost = (
+            "; in bfloat16, updates below half a unit in the last place of a weight are lost"
+            if scene.case.test.precision is Precision.BF16
+            else ""
+        )
+        stay = "stays as it was" if len(names) == 1 else "stay as they were"
+        sentence = (
+            f"parameters do not move: {describe(names, sample.names)} {stay} from step "
+            f"{before.step} to step {sample.step}, in spite of a gradient{more}{lost}"
+        )
+        every = still.size == np.count_nonzero(should > 0)
+        return Cause(sentence, CauseClass.FROZEN, _NO_STEP if every else _LEFT_OUT)
+    return None
+
+
+_NO_STEP = "whether the optimizer steps at all: skipped steps, the loss scaler, its learning rate"
+_LEFT_OUT = (
+    "the optimizer's parameter list: parameters left out, replaced after it was built (wrapping, "
+    "sharding, tying), or in a group without learning rate"
+)
+
+
+def updated(scene: Scene) -> Cause | None:
+    """Gradients agree, and parameters move otherwise."""
+    for before, sample in pairwise(scene.case.tensors):
+        if sample.gradients is not None and sample.gradients.outside.size:
+            return _unseen(before, sample, scene)
+        if sample.updates is not None and sample.updates.outside.size:
+            return _other_update(before, sample, sample.updates, scene)
+    return None
+
+
+def _unseen(before: TensorComparison, sample: TensorComparison, scene: Scene) -> Cause | None:
+    """The first thing off is what the first update led to: it is within its own, wider limit."""
+    if before.updates is None or sample.step > FIRST_STEPS:
+        return None
+    worst = int(np.argmax(before.updates.difference))
+    start = scene.sample(before.step - 1)
+    decay = _decay(start, before, range(len(before.names)), scene) if start else ""
+    sentence = (
+        f"the first update differs: the gradients of step {before.step} agree, those of step "
+        f"{sample.step} and the loss do not; the update of {sample.names[worst]} is off by "
+        f"{before.updates.difference[worst]:.2g}, within its limit of "
+        f"{before.updates.limit[worst]:.2g}{decay}"
+    )
+    return Cause(sentence, CauseClass.UPDATE, _OPTIMIZER)
+
+
+_OPTIMIZER = (
+    "between gradient and weight: clipping (max_norm, by which norm, how often), the optimizer's "
+    "class, betas, epsilon and weight decay, its state, and parameter groups with settings of "
+    "their own"
+)
+
+
+def _other_update(
+    before: TensorComparison, sample: TensorComparison, found: TensorDifferences, scene: Scene
+) -> Cause:
+    sorting = sort(*_moves(before, sample), found)
+    among = [sample.names[index] for index in sorting.judged]
+    names = [sample.names[index] for index in found.outside]
+    since = "" if before.step == sample.step - 1 else f" since step {before.step}"
+    head = f"gradients agree and the update differs at step {sample.step}{since}"
+    tail = loss_agrees(scene, sample.step)
+    decay = _decay(before, sample, found.outside.tolist(), scene)
+    if decay:
+        said, look_at = f"{describe(names, among)}{decay}", _DECAY
+    elif sorting.scaled and not sorting.turned and len(sorting.scaled) <= MOST_FACTORS:
+        said, look_at = _factors(sample, sorting, among), f"{_RATE}; {_OPTIMIZER}"
+    else:
+        worst = [
+            f"{name} by {found.difference[index]:.2g}"
+            for name, index in zip(names[:NAMED], found.outside, strict=False)
+        ]
+        which = describe(names, among)
+        said = f"in {len(names)} of {len(among)} parameters ({which}), worst {joined(worst)}"
+        look_at = _OPTIMIZER
+    if sample.step > FIRST_STEPS:
+        look_at = f"what changes after step {before.step}: {look_at}"
+    return Cause(f"{head}: {said}{tail}", CauseClass.UPDATE, look_at)
+
+
+_DECAY = "the optimizer's weight decay, and which parameter groups it applies to"
+_RATE = (
+    "the learning rate that the optimizer really uses: its parameter groups, the scheduler's place"
+)
+
+
+def _moves(before: TensorComparison, sample: TensorComparison) -> tuple[Floats, Floats]:
+    """Sketches of what every parameter moved by: in the test set and in the control."""
+    return update(before.test, sample.test), update(before.control, sample.control)
+
+
+def _factors(sample: TensorComparison, sorting: Sorting, among: Sequence[str]) -> str:
+    parts = []
+    for scaled in sorting.scaled:
+        group = [sample.names[index] for index in scaled.members]
+        parts.append(f"{describe(group, among)} move {scaled.factor:.4g} times as far")
+    rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
+    return joined(parts) + rest
+
+
+def _decay(
+    before: TensorComparison, sample: TensorComparison, off: Iterable[int], scene: Scene
+) -> str:
+    """Whether the updates differ by a multiple of the weights: that is weight decay.
+
+    The decoupled decay of AdamW moves a weight by ``- lr x decay x weight`` (Loshchilov and
+    Hutter, "Decoupled weight decay regularization", 2019), whatever its gradient.
+    """
+    if before.step != sample.step - 1:
+        return ""
+    ours, theirs = _moves(before, sample)
+    multiples = []
+    for index in off:
+        apart, weights = ours[index] - theirs[index], before.control.parameters.sketch[index]
+        square = float(weights @ weights)
+        multiple = float(apart @ weights) / square if square else math.nan
+        left = float(np.linalg.norm(apart - multiple * weights))
+        if not left <= DECAYED * float(np.linalg.norm(apart)):
+            return ""
+        multiples.append(multiple)
+    middle = float(np.median(multiples)) if multiples else 0.0
+    if not middle or any(abs(each / middle - 1) > DECAYED for each in multiples):
+        return ""
+    rate = series(scene.case.test, "lr").at(sample.step)
+    known = f", so weight decay differs by {-middle / rate:.3g}" if rate else ""
+    return f"; the updates differ by {middle:.3g} times the weights themselves{known}"
+
+
+def first_part(scene: Scene) -> str:
+    """Which tensors parted first, at a later sample, for the words of other causes."""
+    for sample in scene.case.tensors:
+        wrong = wrong_gradients(sample)
+        if wrong is not None:
+            names, what = wrong.off, "gradients"
+            if wrong.sorting.factor_of_all is not None:
+                factor = wrong.sorting.factor_of_all.factor
+                return f"; at step {sample.step} all gradients are {factor:.4g} times the control's"
+        elif sample.updates is not None and sample.updates.outside.size:
+            names, what = [sample.names[index] for index in sample.updates.outside], "updates"
+        else:
+            continue
+        return (
+            f"; of the sampled tensors the {what} of {describe(names, sample.names)} part first, "
+            f"at step {sample.step} (worst {names[0]})"
+        )
+    return ""
