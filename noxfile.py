@@ -138,3 +138,10 @@ def bench(session: nox.Session) -> None:
     for name in [chosen] if chosen else BENCHMARKS:
         env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
         session.run("python", BENCHMARKS[name], *options, env=env)
+
+
+@nox.session
+def characteristics(session: nox.Session) -> None:
+    """Measure how often the judge is wrong; rewrites docs/operating-characteristics.md."""
+    install_light(session)
+    session.run("python", "benchmarks/operating_characteristics.py", *session.posargs)
