@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from harness.readers.lines import (
     read_text,
     step_numbers,
 )
-from harness.readers.names import STEP, Columns, find_signals, find_step
+from harness.readers.names import STEP, Columns, candidates, find_signals, find_step
 from harness.readers.points import Points, settle
 
 SEPARATORS = ",;\t"
@@ -56,6 +57,13 @@ class _Table:
 
     steps: Integers
     signals: dict[str, Column]
+
+
+def is_csv(text: str, columns: Columns) -> bool:
+    """Whether the first line names columns that may matter, one of them or several."""
+    cells = re.split(f"[{SEPARATORS}]", text.lstrip().split("\n", 1)[0])
+    names = {cell.strip().strip('"') for cell in cells}
+    return len(cells) > 1 and bool(names & candidates(columns))
 
 
 def read_csv(path: Path, columns: Columns) -> Evidence:

@@ -10,7 +10,7 @@ from typing import Any
 from harness.errors import EvidenceError
 from harness.model import Evidence
 from harness.readers.console import is_console, read_console
-from harness.readers.csv_table import SEPARATORS, read_csv
+from harness.readers.csv_table import is_csv, read_csv
 from harness.readers.golden_values import is_golden_values, read_golden_values
 from harness.readers.jsonl import read_jsonl
 from harness.readers.lines import READABLE, decode_json, read_text
@@ -68,7 +68,7 @@ def _read_text(path: Path, columns: Columns) -> Evidence:
         return read_console(path, text)
     if is_loss_text(text):
         return read_loss_text(path, text, columns)
-    if any(mark in text.lstrip().split("\n", 1)[0] for mark in SEPARATORS):
+    if is_csv(text, columns):
         return read_csv(path, columns)
     raise EvidenceError(f"{path}: is no curve; {READABLE}")
 

@@ -52,10 +52,11 @@ def read_tensorboard(path: Path, columns: Columns) -> Evidence:
         for event in _events(path, file):
             read += 1
             for value in event.summary.value:
-                if value.HasField("simple_value"):
+                scalar = _scalar(value)
+                if scalar is not None:
                     scalars = tags.setdefault(value.tag, _Scalars())
                     scalars.steps.append(event.step)
-                    scalars.values.append(value.simple_value)
+                    scalars.values.append(scalar)
                     scalars.wall_times.append(event.wall_time)
         if read < written:
             # TensorBoard's loader takes a damaged record for the end of the file.
@@ -100,6 +101,18 @@ def _events(path: Path, file: Path) -> Iterator[Any]:
             "pip install 'converge[tensorboard]'"
         ) from error
     yield from LegacyEventFileLoader(str(file)).Load()
+
+
+def _scalar(value: Any) -> float | None:
+    """A summary's number, None for what is none: newer writers keep numbers as tensors."""
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    if not value.HasField("tensor") or value.tensor.tensor_shape.dim:
+        return None
+    from tensorboard.util.tensor_util import make_ndarray  # noqa: PLC0415 # imported on use
+
+    number = make_ndarray(value.tensor)
+    return float(number) if np.issubdtype(number.dtype, np.number) else None
 
 
 def _records(file: Path) -> tuple[int, bool]:

@@ -95,11 +95,19 @@ def test_a_name_that_no_file_system_takes(tmp_path):
         (b" \n\n", "is empty"),
         (b"\x00\xff\xfe binary \x80", "is not text in UTF-8"),
         ("Lorem ipsum dolor\nsit amet\n", "is no curve; readable are run folders"),
+        (f"{PREFIX}Training starts, at step 1\n", "is no curve; readable are run folders"),
     ],
 )
 def test_what_is_no_curve_is_refused(tmp_path, content, words):
     with pytest.raises(EvidenceError, match=words):
         read_curves(file(tmp_path, "thing", content))
+
+
+def test_a_table_is_recognised_by_the_names_in_its_first_line(tmp_path):
+    path = file(tmp_path, "curve", 'it;"loss"\n1;8.0\n')
+    with pytest.raises(EvidenceError, match="no step among 'it', 'loss'; known names of it are"):
+        read_curves(path)
+    assert read_curves(path, {"step": "it"}).signals["loss"] == (8.0,)
 
 
 def test_a_folder_without_evidence_is_refused(tmp_path):

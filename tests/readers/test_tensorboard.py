@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 from reader_files import file
 
@@ -11,7 +12,7 @@ from harness.readers import read_curves
 pytest.importorskip("tensorboard")
 
 
-def write_events(folder, scalars, suffix=""):
+def write_events(folder, scalars, suffix="", summary_of=None):
     """Write scalars as TensorBoard stores them: tag to pairs of step and value."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -20,7 +21,8 @@ def write_events(folder, scalars, suffix=""):
     writer = EventFileWriter(str(folder), filename_suffix=suffix)
     for tag, points in scalars.items():
         for step, value in points:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            content = summary_of(value) if summary_of else {"simple_value": value}
+            summary = Summary(value=[Summary.Value(tag=tag, **content)])
             writer.add_event(Event(wall_time=100.0 + step, step=step, summary=summary))
     writer.close()
     return folder
@@ -59,6 +61,23 @@ def test_a_restart_that_replays_into_a_second_file(tmp_path):
     assert evidence.signals["loss"] == (8.0, 7.0, 6.5, 5.0)
     assert evidence.replayed == (2, 3)
     assert evidence.replay_conflicts == ("step 3: loss 6.0, then 6.5",)
+
+
+def test_numbers_that_are_kept_as_tensors(tmp_path):
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    def tensor(value):
+        return {"tensor": make_tensor_proto(value)}
+
+    tags = {
+        "loss": [(1, np.float32(8.5)), (2, np.float64(7.1))],
+        "image": [(1, np.ones((2, 2), np.float32))],
+        "note": [(1, "words")],
+    }
+    write_events(tmp_path, tags, summary_of=tensor)
+    assert read_curves(tmp_path).signals["loss"] == (8.5, 7.1)
+    with pytest.raises(EvidenceError, match=r"no 'note' to take as grad_norm; there is 'loss'$"):
+        read_curves(tmp_path, {"grad_norm": "note"})
 
 
 def test_several_tensorboard_runs_are_ambiguous(tmp_path):
