@@ -36,7 +36,7 @@ def shares(count: int) -> Floats:
     endless run, and a late look is not much blinder than an early one.
     """
     epoch = np.floor(np.log2(np.arange(1, count + 1))).astype(np.int64)
-    return 1.0 / ((epoch + 1.0) * (epoch + 2.0) * 2.0**epoch)
+    return np.asarray(1.0 / ((epoch + 1.0) * (epoch + 2.0) * 2.0**epoch), dtype=np.float64)
 
 
 def multiples(looks: Integers, alarms: float, repeats: int) -> Floats:
@@ -69,6 +69,6 @@ def tensor_multiple(tensors: int, sample: int, repeats: int) -> float:
 
 
 def _student(tail: Floats, repeats: int) -> Floats:
-    """What Student's t exceeds with these probabilities (:mod:`scipy.stats` takes 50 times as long
-    for the same number, and a model has many tensors)."""
+    """What Student's t exceeds with these probabilities."""
+    # scipy.stats takes 50 times as long for the same number, and a model has many tensors.
     return np.asarray(-special.stdtrit(max(repeats, FEWEST_REPEATS), tail), dtype=np.float64)
