@@ -191,11 +191,12 @@ class _World:
         return self.chance.standard_normal((PARAMETERS, PROJECTIONS)) / np.sqrt(PROJECTIONS)
 
     def _noise(self, scale: float, step: int) -> Floats:
-        """Sketch of what rounding adds to tensors of norm one; it varies by run and parameter."""
+        """Sketch of what rounding adds to tensors of norm one: Student-t, more in some runs."""
         grown = scale * self.scale[step - 1] / self.scale[0]
-        of_run = 0.3 * self.chance.standard_normal()
-        of_parameter = 0.2 * self.chance.standard_t(self.law.freedom, (PARAMETERS, 1))
-        size = np.minimum(grown * np.exp(of_run + of_parameter), MOST_TENSOR)
+        of_run = np.exp(0.3 * self.chance.standard_normal())
+        freedom = self.law.freedom
+        of_parameter = np.sqrt(freedom / self.chance.chisquare(freedom, (PARAMETERS, 1)))
+        size = np.minimum(grown * of_run * of_parameter, MOST_TENSOR)
         return np.asarray(size * self._sketch(), dtype=np.float64)
 
     def _samples(self, factor: float) -> tuple[TensorSample, ...]:

@@ -1,0 +1,81 @@
+"""The judge on a few simulated experiments: right runs pass, gross bias fails, at every law.
+
+The rates themselves, from hundreds of experiments, are in docs/operating-characteristics.md.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from characteristics import simulation  # noqa: E402
+from characteristics.rates import Rate, Situation, judged  # noqa: E402
+from characteristics.rates import _right_runs as right_runs  # noqa: E402
+from characteristics.real_runs import real_runs  # noqa: E402
+from operating_characteristics import with_table  # noqa: E402
+
+from harness.judge import calibrate  # noqa: E402
+from harness.model import Judgement, Tier  # noqa: E402
+
+LAWS = pytest.mark.parametrize("law", simulation.LAWS, ids=lambda law: law.name)
+GROSS = 0.1
+
+
+@LAWS
+def test_right_runs_raise_no_alarm(law):
+    verdicts = right_runs((Situation(law, 50, 1.0), 3, 11))
+    assert sum(len(of_experiment) for of_experiment in verdicts) == 3 * simulation.TESTS
+    assert [one.failed for of_experiment in verdicts for one in of_experiment if one.failed] == []
+
+
+@LAWS
+@pytest.mark.parametrize("start", [1, 26])
+def test_a_gross_bias_is_found_at_the_step_where_it_begins(law, start):
+    for drawn in simulation.experiments(law, 50, 3, tests=1, seed=12):
+        test = simulation.biased(drawn.tests[0], GROSS, start)
+        found = judged(test, drawn.control, calibrate(drawn.control, drawn.repeats))
+        assert found.judgement is Judgement.FAIL
+        assert found.onset == start
+        assert found.tier is (Tier.FIRST_STEP if start == 1 else Tier.ENVELOPE)
+
+
+def test_simulated_runs_follow_their_law():
+    """Scale, rounding and the bit-identical rerun are what the laws say."""
+    law, steps = simulation.FP32, 200
+    drawn = simulation.experiment(law, steps, np.random.SeedSequence(1))
+    rerun, other = drawn.repeats[0], drawn.repeats[1]
+    assert rerun.signals["loss"] == drawn.control.signals["loss"]
+    ratio = (
+        other.signals["loss_recomputed"].values / drawn.control.signals["loss_recomputed"].values
+    )
+    late = np.std(ratio[100:] - 1) / np.sqrt(2)  # of two runs that both deviate
+    assert late == pytest.approx(np.sqrt(np.mean(law.scale(steps)[100:] ** 2)), rel=0.5)
+    reported = drawn.control.signals["loss"].values
+    assert np.array_equal(reported, reported.astype(np.float32))
+
+
+def test_rates_have_exact_intervals():
+    assert Rate(0, 400).interval == (0.0, pytest.approx(0.0092, abs=1e-4))
+    assert Rate(5, 100).interval == (
+        pytest.approx(0.0164, abs=1e-4),
+        pytest.approx(0.1128, abs=1e-4),
+    )
+    assert Rate(10, 10).interval[1] == 1.0
+
+
+def test_too_few_real_runs_are_refused():
+    with pytest.raises(ValueError, match="a control, 6 repeats and a test set make 8"):
+        real_runs([])
+
+
+def test_a_table_takes_its_place_in_the_page_and_nothing_else():
+    page = "before <!-- power: measured -->old<!-- power: end --> after"
+    assert with_table(page, "power", "new") == (
+        "before <!-- power: measured -->\nnew\n<!-- power: end --> after"
+    )
+    with pytest.raises(ValueError, match="0 places"):
+        with_table(page, "speed", "new")
