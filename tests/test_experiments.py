@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from harness.experiment import load_experiment
-from harness.model import Job, Role, Surroundings, Technique, Toolchain
+from harness.model import (
+    Job,
+    Precision,
+    RepeatKind,
+    Role,
+    Surroundings,
+    Technique,
+    Toolchain,
+)
 from harness.plan import describe, make_plan
 
 FOLDER = Path(__file__).parent.parent / "experiments"
@@ -70,6 +78,26 @@ def test_smoke_waives_one_rule_and_says_why():
     (waived,) = plan_of("smoke").waived
     assert waived.startswith("hsdp2x2 waives same-dp-degree")
     assert "does not depend on the data-parallel degree" in waived
+
+
+def test_smoke_challenges_its_control_with_one_device():
+    anchor = next(job for job in plan_of("smoke").jobs if job.role is Role.ANCHOR)
+    assert (anchor.world_size, anchor.tokens_per_step) == (1, 8 * 256)
+    assert anchor.precision is Precision.FP32
+    assert anchor.needs == plan_of("smoke").job("fsdp2").needs
+
+
+@pytest.mark.parametrize("name", ["smoke", "known_bugs", "async_tp"])
+def test_envelopes_are_learnt_from_all_kinds_of_repeats(name):
+    plan = plan_of(name)
+    for control in plan.experiment.controls:
+        repeats = [
+            job.repeat
+            for job in plan.jobs
+            if job.role is Role.REPEAT and job.spec.name == control.name
+        ]
+        assert {repeat.kind for repeat in repeats} == set(RepeatKind)
+        assert sum(repeat.kind is RepeatKind.ULP for repeat in repeats) >= 2
 
 
 def test_four_d_has_sixteen_ranks_and_every_technique():

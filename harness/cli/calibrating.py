@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.calibrations import Learnt, write_calibrations
+from harness.calibrations import Learnt, read_calibrations, write_calibrations
 from harness.cli import matrix
 from harness.cli.learnt import keep, learn
 from harness.cli.running import gpu_ids, run_jobs
 from harness.cli.shared import make_console, names, store_of
-from harness.errors import ConfigError, Problem
+from harness.errors import ConfigError, Problem, StoreError
 from harness.experiment import load_experiment
 from harness.gate import ExitCode
 from harness.model import Plan, Role, SignalScale
@@ -31,13 +32,16 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
     """
     console = make_console()
     on_gpu = bool(gpu_ids())
-    experiment = select_controls(load_experiment(arguments.experiment), names(arguments.only))
+    whole = load_experiment(arguments.experiment)
+    experiment = select_controls(whole, names(arguments.only))
+    out = arguments.out or whole.calibration
+    _require_file(out)
     plan = matrix.plan_experiment(experiment, on_gpu=on_gpu, slots=arguments.slots)
     _require_repeats(plan)
     store = store_of(arguments)
     store.require_writable()
-    if arguments.out is not None:
-        require_writable(arguments.out.parent)
+    if out is not None:
+        require_writable(out.parent)
     ran = run_jobs(plan, store, arguments, console)
     evidences = matrix.read_evidence(plan, ran.records)
     learnt = tuple(
@@ -45,9 +49,11 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
     )
     paths = keep(store, learnt)
     problems = [problem for each in learnt for problem in each.calibration.problems]
-    if arguments.out is not None and not problems:
-        write_calibrations(arguments.out, learnt)
-        paths = [arguments.out]
+    if out is not None and not problems:
+        fresh = [each.calibration.control for each in learnt]
+        others = _others(out, fresh) if arguments.only and out.is_file() else []
+        write_calibrations(out, [*others, *learnt])
+        paths = [out]
     _show(console, learnt)
     for problem in problems:
         console.print(f"\nproblem: {problem}", style="bold red", markup=False, soft_wrap=True)
@@ -58,6 +64,26 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.UNDECIDED
     console.print(f"next: {_next(arguments)}", markup=False, soft_wrap=True)
     return ExitCode.PASS
+
+
+def _require_file(out: Path | None) -> None:
+    """Refuse a folder now, not after an hour of training."""
+    if out is not None and out.is_dir():
+        raise ConfigError(
+            Problem(f"--out {out}", "is a folder", f"name a file, as {out / 'calibration.json'}")
+        )
+
+
+def _others(out: Path, controls: Collection[str]) -> list[Learnt]:
+    """What a file holds of other controls, for a part that is calibrated alone.
+
+    Whether that still fits its control is asked when it is used. A damaged file is made anew.
+    """
+    try:
+        known = read_calibrations(out)
+    except StoreError:
+        return []
+    return [each for each in known if each.calibration.control not in controls]
 
 
 def _require_repeats(plan: Plan) -> None:

@@ -85,7 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="FILE",
-        help="one file for all controls (default: STORE/calibrations/IDENTITY.json for each)",
+        help="one file for all controls (default: the experiment's `calibration`, else "
+        "STORE/calibrations/IDENTITY.json for each)",
     )
     _running_arguments(calibrate)
 
