@@ -47,23 +47,16 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
     learnt = tuple(
         learn(plan, evidences, matrix.surroundings_of(experiment, on_gpu=on_gpu)).values()
     )
-    paths = keep(store, learnt)
     problems = [problem for each in learnt for problem in each.calibration.problems]
+    paths = keep(store, learnt)
     if out is not None and not problems:
         fresh = [each.calibration.control for each in learnt]
         others = _others(out, fresh) if arguments.only and out.is_file() else []
         write_calibrations(out, [*others, *learnt])
         paths = [out]
     _show(console, learnt)
-    for problem in problems:
-        console.print(f"\nproblem: {problem}", style="bold red", markup=False, soft_wrap=True)
-    for path in paths:
-        console.print(f"calibration: {path}", markup=False, soft_wrap=True)
-    if problems:
-        console.print("nothing may pass by such repeats; after a repair, run this again")
-        return ExitCode.UNDECIDED
-    console.print(f"next: {_next(arguments)}", markup=False, soft_wrap=True)
-    return ExitCode.PASS
+    _conclude(console, paths, problems, _next(arguments))
+    return ExitCode.UNDECIDED if problems else ExitCode.PASS
 
 
 def _require_file(out: Path | None) -> None:
@@ -137,6 +130,19 @@ def _show(console: Console, learnt: Sequence[Learnt]) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _conclude(
+    console: Console, paths: Sequence[Path], problems: Sequence[str], command: str
+) -> None:
+    for problem in problems:
+        console.print(f"\nproblem: {problem}", style="bold red", markup=False, soft_wrap=True)
+    for path in paths:
+        console.print(f"calibration: {path}", markup=False, soft_wrap=True)
+    if problems:
+        console.print("nothing may pass by such repeats: repair the control, then calibrate again")
+    else:
+        console.print(f"next: {command}", markup=False, soft_wrap=True)
 
 
 def _cells(scale: SignalScale) -> Iterator[str]:
