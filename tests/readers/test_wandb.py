@@ -80,7 +80,9 @@ def test_several_runs_are_ambiguous(written, tmp_path):
 
 def test_a_cut_run_file_is_refused_wherever_it_was_cut(run_file):
     content = run_file.read_bytes()
-    for size in (len(content) - 3, HEADER.size + 3, BLOCK, BLOCK + 3, len(content) // 2):
+    note = content.index(b"x" * 1000)  # longer than a block, so that a block ends within it
+    block = (note // BLOCK + 1) * BLOCK
+    for size in (HEADER.size + 3, note + 500, block, block + 3, block + 500, len(content) - 3):
         run_file.write_bytes(content[:size])
         with pytest.raises(EvidenceError, match=r"record \d+: the file ends within it"):
             read_curves(run_file)
