@@ -8,6 +8,7 @@ pipeline schedule.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +18,9 @@ from torch.distributed.tensor import DTensor, Shard
 IGNORE_INDEX = -100
 """The label that both torchtitan and this project's loader give to positions without a target."""
 
-_BLOCK_ELEMENTS = 1 << 24
-"""Logits converted to float64 at a time: 128 MiB, whatever the vocabulary."""
+_BLOCK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
+"""Logits converted to float64 at a time: 1 MiB on a CPU, where a block should fit a cache, 128 MiB
+on a GPU, where a launch should pay."""
 
 
 @dataclass(slots=True)
@@ -27,7 +29,8 @@ class CrossEntropySum:
 
     vocab_size: int
     tp_group: dist.ProcessGroup | None = None
-    _whole: float = 0.0
+    _whole: list[torch.Tensor] = field(default_factory=list)
+    """One float64 per call, left on the device: to fetch it there would stop the device."""
     _shards: list[torch.Tensor] = field(default_factory=list)
     """(tokens, 2) float64 each: log-sum-exp of this rank's shard, target logit or -inf."""
     _shard_group: dist.ProcessGroup | None = None
@@ -49,17 +52,18 @@ class CrossEntropySum:
         scores = local_part(logits).detach().flatten(0, -2)
         targets = local_part(labels).detach().flatten()
         kept = targets != IGNORE_INDEX
-        per_token = _lse_and_target(scores, torch.where(kept, targets, -1) - first)[kept]
+        lse, target = _lse_and_target(scores, targets - first)
         if group is None:
-            self._whole += float((per_token[:, 0] - per_token[:, 1]).sum())
+            self._whole.append(torch.where(kept, lse - target, 0).sum())
         else:
             self._shard_group = group
-            self._shards.append(per_token)
+            self._shards.append(torch.stack([lse[kept], target[kept]], dim=1))
 
     @torch.no_grad()
     def take(self) -> float:
         """The step's sum in nats; starts the next step. Collective over the vocabulary's ranks."""
-        total, self._whole = self._whole, 0.0
+        total = math.fsum(torch.stack(self._whole).tolist()) if self._whole else 0.0
+        self._whole.clear()
         if self._shards:
             total += _combine(torch.cat(self._shards), self._shard_group)
             self._shards.clear()
@@ -84,23 +88,28 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _lse_and_target(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(tokens, 2) float64: log-sum-exp over the columns, and the target's logit.
+def _lse_and_target(
+    scores: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two float64 per token: log-sum-exp over the columns, and the target's logit.
 
     A target outside the columns gives -inf.
     """
     width = scores.shape[-1]
-    rows = max(1, _BLOCK_ELEMENTS // max(1, width))
-    inside = (targets >= 0) & (targets < width)
-    columns = torch.where(inside, targets, 0).unsqueeze(-1)
-    result = torch.empty(len(scores), 2, dtype=torch.float64, device=scores.device)
+    column = targets.clamp(0, width - 1)
+    target = scores.gather(-1, column.unsqueeze(-1)).squeeze(-1).to(torch.float64)
+    target.masked_fill_(column != targets, -torch.inf)
+    # The largest logit is subtracted before exp, so that nothing overflows; infinities stay.
+    largest = scores.amax(dim=-1).to(torch.float64)
+    largest.masked_fill_(~largest.isfinite(), 0)
+    rows = max(1, _BLOCK_ELEMENTS.get(scores.device.type, _BLOCK_ELEMENTS["cuda"]) // width)
+    memory = largest.new_empty(min(rows, len(scores)), width)
+    lse = torch.empty_like(largest)
     for start in range(0, len(scores), rows):
         block = slice(start, start + rows)
-        wide = scores[block].to(torch.float64)
-        result[block, 0] = torch.logsumexp(wide, dim=-1)
-        result[block, 1] = wide.gather(-1, columns[block]).squeeze(-1)
-    result[:, 1].masked_fill_(~inside, -torch.inf)
-    return result
+        wide = memory[: len(lse[block])].copy_(scores[block])
+        torch.sum(wide.sub_(largest[block, None]).exp_(), dim=-1, out=lse[block])
+    return lse.log_().add_(largest), target
 
 
 def _combine(mine: torch.Tensor, group: dist.ProcessGroup | None) -> float:

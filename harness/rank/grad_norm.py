@@ -20,6 +20,9 @@ from torch.distributed.tensor.placement_types import Placement
 from harness.rank.cross_entropy import local_part
 from harness.rank.names import canonical
 
+_BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Entries converted to float64 at a time."""
+
 ShardKey = tuple[str, tuple[tuple[str, int], ...]]
 """Canonical name; (mesh dimension, coordinate) for every dimension that shards it."""
 
@@ -40,8 +43,8 @@ class GradNorm:
     @torch.no_grad()
     def squares(self) -> list[float]:
         """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
-        sums = [0.0] * len(self.names)
         self.problems.clear()
+        norms: list[tuple[int, torch.Tensor]] = []
         for index, parameter in self.owned:
             gradient = parameter.grad
             if gradient is None:
@@ -50,8 +53,17 @@ class GradNorm:
             if problem:
                 self.problems.append(f"{self.names[index]}: {problem}")
                 continue
-            norm = torch.linalg.vector_norm(local_part(gradient), dtype=torch.float64)
-            sums[index] += float(norm) ** 2
+            shard = local_part(gradient)
+            # In blocks: a float64 norm makes a float64 copy.
+            norms.extend(
+                (index, torch.linalg.vector_norm(block, dtype=torch.float64))
+                for block in shard.reshape(-1).split(_entries_at_a_time(shard))
+            )
+        sums = [0.0] * len(self.names)
+        if norms:  # one transfer from the device for all
+            values = torch.stack([norm for _, norm in norms]).tolist()
+            for (index, _), norm in zip(norms, values, strict=True):
+                sums[index] += norm**2
         return sums
 
 
@@ -99,6 +111,10 @@ def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
         if not isinstance(placement, Replicate) and mesh.size(dim) > 1
     )
     return name, sharded
+
+
+def _entries_at_a_time(shard: torch.Tensor) -> int:
+    return _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
 
 
 def global_norm(rows: Sequence[Sequence[float]]) -> float:

@@ -1,5 +1,7 @@
 """The float64 loss: whole vocabularies and shards of them, ignored labels, many calls."""
 
+import math
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -45,10 +47,23 @@ def test_calls_add_up_and_a_new_step_begins_at_zero():
 
 
 def test_blocks_do_not_change_the_sum(monkeypatch):
-    monkeypatch.setattr(cross_entropy, "_BLOCK_ELEMENTS", 3 * VOCABULARY)
+    monkeypatch.setattr(cross_entropy, "_BLOCK_ELEMENTS", {"cpu": 3 * VOCABULARY, "cuda": 0})
     total = CrossEntropySum(VOCABULARY)
     total.add(*batch())
     assert total.take() == pytest.approx(expected(*batch()), rel=1e-14)
+
+
+def test_large_and_infinite_logits_are_as_torch_has_them():
+    logits, labels = batch()
+    total = CrossEntropySum(VOCABULARY)
+    for changed in (logits * 1e4, logits - 1e5):
+        total.add(changed, labels)
+        assert total.take() == pytest.approx(expected(changed, labels), rel=1e-12)
+    for value in (torch.inf, torch.nan):
+        broken = logits.clone()
+        broken[0, 0, 0] = value
+        total.add(broken, labels)
+        assert not math.isfinite(total.take())
 
 
 def test_a_target_outside_the_vocabulary_is_infinitely_unlikely():
