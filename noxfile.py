@@ -25,7 +25,11 @@ TOOLCHAINS = (DEFAULT_TOOLCHAIN, "torchtitan-0.2.2")
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
-BENCHMARKS = {"overhead": "benchmarks/overhead.py", "probe": "benchmarks/probe_cost.py"}
+BENCHMARKS = {
+    "overhead": "benchmarks/overhead.py",
+    "probe": "benchmarks/probe_cost.py",
+    "judge": "benchmarks/judge_speed.py",
+}
 
 
 def train_requirements() -> list[str]:
@@ -129,7 +133,7 @@ def toolchain(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure what the harness costs and saves: ``nox -s bench [-- overhead|probe [OPTIONS]]``."""
+    """Measure what the harness costs and saves: ``nox -s bench [-- NAME [OPTIONS]]``."""
     install_light(session)
     build_toolchain(session, DEFAULT_TOOLCHAIN)
     chosen, *options = session.posargs or [None]
