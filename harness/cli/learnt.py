@@ -158,6 +158,8 @@ def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
             )
         )
     calibration = found.calibration
+    if control.identity:
+        return calibration, ""
     if calibration.precision is not control.precision:
         raise ConfigError(
             Problem(
@@ -166,13 +168,8 @@ def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
                 f"{control.precision}: limits of one are no limits of another",
             )
         )
-    note = (
-        ""
-        if control.identity
-        else f"{path} was learnt from repeats of {calibration.control!r}; that {control.name!r} "
-        "is such a run cannot be checked"
-    )
-    return calibration, note
+    note = f"{path} was learnt from repeats of {calibration.control!r}"
+    return calibration, f"{note}; that {control.name!r} is such a run cannot be checked"
 
 
 def _described(learnt: Learnt) -> str:

@@ -121,8 +121,7 @@ def _evidence(job: Job, record: RunRecord) -> Evidence:
             precision=job.precision,
         )
     # A reused run may have been made under another name: only its identity counts.
-    evidence = replace(read_run(record.folder), name=job.name, precision=job.precision)
-    return replace(evidence, identity=record.identity)
+    return replace(read_run(record.folder), name=job.name, precision=job.precision)
 
 
 def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
