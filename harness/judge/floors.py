@@ -154,6 +154,13 @@ INITIAL_FLOORS: Mapping[Precision, float] = {
 }
 """A parameter before the first step, relative to its norm."""
 
+SPACING: Mapping[Precision, float] = {
+    # Distance of neighbouring numbers, relative. Float8 layers keep their weights in float32.
+    Precision.FP32: 2.0**-23,
+    Precision.BF16: 2.0**-7,
+    Precision.FLOAT8: 2.0**-23,
+}
+
 METRIC_AGREEMENT: Mapping[Precision, Mapping[str, float]] = {
     # Within one run: what the trainer reports against what the probe recomputes. The loss is a
     # float32 mean in every regime (1.5e-7 measured); the norm accumulates in the gradients' own

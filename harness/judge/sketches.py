@@ -37,12 +37,14 @@ def gradient_difference(test: TensorRows, control: TensorRows) -> Floats:
 
 
 def update_difference(test: Sequence[TensorSample], control: Sequence[TensorSample]) -> Floats:
-    """Shape (parameters,): relative difference of what every parameter moved by.
+    """Shape (parameters,): difference of what every parameter moved by, over the control's.
 
-    Both are (sample before, sample); norms of updates are estimated from sketches, too.
+    Both are (sample before, sample); norms of updates are estimated from sketches, too. 1.0 for a
+    parameter that does not move at all.
     """
-    ours, theirs = update(*test), update(*control)
-    return relative(ours - theirs, _length(ours), _length(theirs))
+    theirs = update(*control)
+    moved = _length(theirs)
+    return relative(update(*test) - theirs, moved, moved)
 
 
 def update(before: TensorSample, after: TensorSample) -> Floats:

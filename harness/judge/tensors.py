@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,20 +10,29 @@ from harness.judge.chance import tensor_multiple
 from harness.judge.floors import (
     GRADIENT_FLOORS,
     INITIAL_FLOORS,
+    SPACING,
     TENSOR_CEILING,
     TENSOR_ROUNDING,
     UPDATE_FLOORS,
     Floor,
     coarser,
 )
-from harness.judge.sketches import gradient_difference, relative, shared_samples, update_difference
+from harness.judge.sketches import (
+    gradient_difference,
+    relative,
+    shared_samples,
+    update,
+    update_difference,
+)
 from harness.model import (
     Calibration,
     Deviation,
     Evidence,
+    Flags,
     Floats,
     Integers,
     Limit,
+    Precision,
     TensorSample,
 )
 
@@ -36,9 +45,10 @@ class TensorDifferences:
 
     difference: Floats
     limit: Floats
-    learnt: bool
-    """Whether repeats of the control were there to learn the limits from."""
-    origin: str
+    learnt: Flags
+    """Where repeats of the control decide the limit, and not a floor."""
+    floor_origin: str
+    learnt_origin: str = ""
 
     @property
     def outside(self) -> Integers:
@@ -52,8 +62,16 @@ class TensorDifferences:
         """Index of the tensor nearest to its limit, or furthest beyond it."""
         return int(np.argmax(self._excess()))
 
+    @property
+    def origin(self) -> str:
+        """Where the limits come from, in words: one place or both."""
+        learnt = [self.learnt_origin] if self.learnt.any() else []
+        floor = [self.floor_origin] if not self.learnt.all() else []
+        return ", or ".join([*learnt, *floor])
+
     def limit_at(self, index: int) -> Limit:
-        return Limit(float(self.limit[index]), self.origin)
+        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
+        return Limit(float(self.limit[index]), origin)
 
     def _excess(self) -> Floats:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -102,12 +120,27 @@ def compare_tensors(
         if before is not None:
             difference = update_difference((before[0], ours), (before[1], theirs))
             updates = limits.of(difference, "update", theirs, number)
+            updates = _beyond_spacing(updates, update(before[1], theirs), theirs, limits.precision)
         initial = limits.initial(ours, theirs) if theirs.step == 0 else None
         found.append(
             TensorComparison(theirs.step, theirs.names, ours, theirs, initial, gradients, updates)
         )
         before = ours, theirs
     return tuple(found)
+
+
+def _beyond_spacing(
+    updates: TensorDifferences, moved: Floats, theirs: TensorSample, precision: Precision
+) -> TensorDifferences:
+    """Widen limits by what storing the parameters in their precision rounds off an update.
+
+    An update smaller than the spacing of the numbers around a parameter is lost, or taken as a
+    whole space: in bf16 that is most of what norm weights, which are near one, ever move by.
+    """
+    spacing = SPACING[precision] * theirs.parameters.norm
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lost = np.nan_to_num(spacing / np.linalg.norm(moved, axis=-1), nan=0.0, posinf=0.0)
+    return replace(updates, limit=updates.limit + lost)
 
 
 class _Limits:
@@ -126,23 +159,26 @@ class _Limits:
         )
         limit = np.full(difference.shape, INITIAL_FLOORS[self.precision])
         origin = f"the same weights in {self.precision.value}"
-        return TensorDifferences(difference, limit, learnt=False, origin=origin)
+        return TensorDifferences(difference, limit, np.zeros_like(limit, dtype=np.bool_), origin)
 
     def of(
         self, difference: Floats, kind: str, theirs: TensorSample, number: int
     ) -> TensorDifferences:
         scale = self._scale(kind, theirs)
+        floor_origin = f"floor of {self.precision.value} arithmetic"
         floors = GRADIENT_FLOORS if kind == "gradient" else UPDATE_FLOORS
         floor = self._floor(floors[self.precision], theirs.step, learnt=scale is not None)
         if scale is None or self.calibration is None:
-            origin = f"floor of {self.precision.value} arithmetic"
             limit = np.full(difference.shape, floor)
-            return TensorDifferences(difference, limit, learnt=False, origin=origin)
+            return TensorDifferences(
+                difference, limit, np.zeros_like(limit, dtype=np.bool_), floor_origin
+            )
         repeats = self.calibration.taught_by
         multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats)
         origin = f"{multiple:.0f} x the spread of {repeats} repeats"
-        limit = np.minimum(np.maximum(multiple * scale, floor), TENSOR_CEILING)
-        return TensorDifferences(difference, limit, learnt=True, origin=origin)
+        spread = np.minimum(multiple * scale, TENSOR_CEILING)
+        limit = np.maximum(spread, floor)
+        return TensorDifferences(difference, limit, spread > floor, floor_origin, origin)
 
     def _scale(self, kind: str, theirs: TensorSample) -> Floats | None:
         """The calibrated scale in the order of the control's names; None when there is none."""
