@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from launch_jobs import ROOT
 
@@ -47,6 +48,15 @@ def numbers_of(record):
     ]
 
 
+def tensors_of(record):
+    """Every array of every sampled step, as bytes."""
+    found = {}
+    for path in sorted((record.folder / "tensors").glob("*.npz")):
+        with np.load(path) as arrays:
+            found[path.name] = {name: arrays[name].tobytes() for name in arrays.files}
+    return found
+
+
 def test_warm_and_cold_runs_agree_bit_for_bit(toolchain, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(toolchain.python.parents[2]))
@@ -62,9 +72,11 @@ def test_warm_and_cold_runs_agree_bit_for_bit(toolchain, tmp_path, monkeypatch):
         kept = [json.loads((record.folder / "record.json").read_text()) for record in records]
         assert {each["warm"] for each in kept} == {warm}
         found[warm] = [
-            numbers_of(record)
+            (numbers_of(record), tensors_of(record))
             for job, record in zip(plan.jobs, records, strict=True)
             if job.role != "seed checkpoint"
         ]
-    assert len(found[True][0]) == 5  # header, three steps, end
+    lines, tensors = found[True][0]
+    assert len(lines) == 8  # header, three steps, replicas at steps 0, 1 and 2, end
+    assert len(tensors) == 3
     assert found[True] == found[False]
