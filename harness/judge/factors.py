@@ -18,6 +18,10 @@ LATER_MATCH = 3e-2
 MOST_NAMED = 3
 """How many quantities that fit are named."""
 
+PLAIN, PRODUCT, MIXED, SQUARE = 1, 2, 3, 4
+"""A number of the run itself; one made of two that the control has otherwise; one made of two of
+which the control shares one; and one squared (something divided twice)."""
+
 _AVERAGING = "an average where a sum belongs, or the reverse"
 _PLACES = {
     "dp_replicate": (
@@ -57,8 +61,8 @@ class Quantity(NamedTuple):
     """One per step: most are constant, valid tokens are not."""
     where: str
     """What a person should look at when gradients are off by this."""
-    factors: int = 1
-    """Of how many of the run's own numbers it is made."""
+    cost: int = PLAIN
+    """How far-fetched it is: of things that fit, the dearer ones are not named."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.values[0]:g})"
@@ -90,13 +94,13 @@ def named_factor(
     """In words, which quantities (or one over them) a ratio equals.
 
     ``ratio`` has one entry per step. Quantities that are the same in the control explain a
-    difference to it less well, so they are named only when no other fits; among the others those
-    made of the fewest numbers come first.
+    difference to it less well, so they are named only when no other fits. Products are named only
+    beside plain numbers or alone, mixed ones and squares only alone.
     """
     theirs = {quantity.name: quantity for quantity in _quantities(control, steps)}
     special: list[tuple[Quantity, str]] = []
     common: list[tuple[Quantity, str]] = []
-    for quantity in _quantities(test, steps):
+    for quantity in _quantities(test, steps, control):
         for fits, words in (
             (_equal(ratio, quantity.values, match), str(quantity)),
             (_equal(ratio, 1 / quantity.values, match), f"1 / {quantity}"),
@@ -105,64 +109,69 @@ def named_factor(
                 other = theirs.get(quantity.name)
                 shared = other is not None and _equal(quantity.values, other.values, match)
                 (common if shared else special).append((quantity, words))
-    found = sorted(special or common, key=lambda pair: pair[0].factors)
+    found = sorted(special or common, key=lambda pair: pair[0].cost)
     if not found:
         return Named()
-    plain = [pair for pair in found if pair[0].factors < _SQUARE] or found
-    return Named(" and ".join(words for _, words in plain[:MOST_NAMED]), plain[0][0].where)
+    dearest = max(PRODUCT, found[0][0].cost)
+    said = ", or ".join([words for each, words in found if each.cost <= dearest][:MOST_NAMED])
+    where = found[0][0].where
+    # Tokens are the control's by design; a degree that is should have spoiled the control, too.
+    return Named(said if special or where == _TOKENS else f"{said}, as in the control", where)
 
 
-_SQUARE = 3
-"""Squares (something divided twice) are named only when nothing simpler fits."""
-
-
-def _quantities(evidence: Evidence, steps: Integers) -> list[Quantity]:
+def _quantities(
+    evidence: Evidence, steps: Integers, control: Evidence | None = None
+) -> list[Quantity]:
     """What the run is made of, without ones: a factor of one changes nothing."""
+    base = dict(((control.in_force if control else None) or {}).get("degrees") or {})
     ran = evidence.in_force or {}
     degrees: dict[str, Any] = dict(ran.get("degrees") or {})
     dp = _product(degrees, "dp_replicate", "dp_shard")
-    numbers = [*_degrees(degrees, dp, ran.get("world_size")), *_counts(ran)]
+    numbers = [*_degrees(degrees, base, dp, ran.get("world_size")), *_counts(ran)]
     constant = [
-        Quantity(name, np.full(steps.size, float(value)), where, factors)
-        for name, value, where, factors in numbers
+        Quantity(name, np.full(steps.size, float(value)), where, cost)
+        for name, value, where, cost in numbers
         if isinstance(value, int) and value > 1
     ]
     return constant + _token_quantities(evidence, steps, dp)
 
 
 _Number = tuple[str, object, str, int]
-"""Name, value, where to look, and of how many numbers of the run it is made."""
+"""Name, value, where to look, and cost."""
 
 
-def _degrees(degrees: dict[str, Any], dp: int | None, world: object) -> Iterator[_Number]:
+def _degrees(
+    degrees: dict[str, Any], base: dict[str, Any], dp: int | None, world: object
+) -> Iterator[_Number]:
     """Degrees, their products and squares, each number under one name."""
     for key, (name, where) in _PLACES.items():
-        yield name, degrees.get(key), where, 1
-        yield f"{name} squared", _product(degrees, key, key), where, _SQUARE
+        yield name, degrees.get(key), where, PLAIN
+        yield f"{name} squared", _product(degrees, key, key), where, SQUARE
     if dp not in (degrees.get("dp_replicate"), degrees.get("dp_shard")):
-        yield "the data-parallel degree", dp, _PLACES["dp_replicate"][1], 1
+        yield "the data-parallel degree", dp, _PLACES["dp_replicate"][1], PLAIN
     loss_mesh = _product(degrees, "dp_replicate", "dp_shard", "cp")
     if loss_mesh not in (dp, degrees.get("cp")):
         where = _PLACES["cp"][1]
-        yield "the number of ranks that share the loss (dp x cp)", loss_mesh, where, 1
+        yield "the number of ranks that share the loss (dp x cp)", loss_mesh, where, PLAIN
     if world not in (*degrees.values(), dp, loss_mesh):
-        yield "the world size", world, f"reductions over all ranks: {_AVERAGING}", 1
+        yield "the world size", world, f"reductions over all ranks: {_AVERAGING}", PLAIN
     for one, other in combinations(_PLACES, 2):
         pair = _product(degrees, one, other)
         trivial = 1 in (degrees.get(one), degrees.get(other))
         named = {one, other} <= {"dp_replicate", "dp_shard", "cp"} and pair in (dp, loss_mesh)
         if not trivial and not named and pair != world:
-            yield f"{one} x {other}", pair, _PLACES[other][1], 2
+            mixed = any(degrees.get(key) == base.get(key) for key in (one, other))
+            yield f"{one} x {other}", pair, _PLACES[other][1], MIXED if mixed else PRODUCT
 
 
 def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
     """How many parts a step is made of."""
     accumulation = ran.get("gradient_accumulation_steps")
     microbatches = ran.get("pipeline_microbatches")
-    yield "gradient accumulation steps", accumulation, _PARTS, 1
-    yield "pipeline microbatches", microbatches, _PARTS, 1
+    yield "gradient accumulation steps", accumulation, _PARTS, PLAIN
+    yield "pipeline microbatches", microbatches, _PARTS, PLAIN
     if isinstance(accumulation, int) and isinstance(microbatches, int) and accumulation > 1:
-        yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, 2
+        yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, PRODUCT
 
 
 def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> list[Quantity]:
@@ -181,12 +190,12 @@ def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> li
         ):
             if isinstance(parts, int) and parts > 1:
                 each = counts / parts
-                found.append(Quantity(f"the valid tokens of {name}", each, _TOKENS, 2))
+                found.append(Quantity(f"the valid tokens of {name}", each, _TOKENS, PRODUCT))
     batch, length = ran.get("global_batch_size"), ran.get("seq_len")
     if isinstance(batch, int) and isinstance(length, int) and batch * length > 1:
         places = np.full(steps.size, float(batch * length))
         if not np.array_equal(places, counts):
-            found.append(Quantity("the token budget of the step", places, _TOKENS, 2))
+            found.append(Quantity("the token budget of the step", places, _TOKENS, PRODUCT))
     return found
 
 

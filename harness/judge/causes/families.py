@@ -164,7 +164,8 @@ def _modules(names: Sequence[str]) -> str:
 def _with(scene: Scene) -> str:
     """What the test set has and the control has not, to narrow a search."""
     news = differences(scene)
-    return f"; first what {joined(news)} adds to the control" if news else ""
+    adds = "adds" if len(news) == 1 else "add"
+    return f"; first what {joined(news)} {adds} to the control" if news else ""
 
 
 def differences(scene: Scene) -> list[str]:

@@ -138,7 +138,7 @@ def _forward(scene: Scene, *, scaled: bool) -> str:
         if name in kinds
     ]
     first = (
-        f"what {joined(news)} adds to the forward pass: {'; '.join(places)}; then "
+        f"what {joined(news)} changes in the forward pass: {'; '.join(places)}; then "
         if places
         else ""
     )

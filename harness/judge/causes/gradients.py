@@ -24,6 +24,7 @@ NAMED = 3
 _LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2
 _BF16_ROUNDING = (5e-4, 2e-2)
 """Relative differences that a cast or a sum in bfloat16 leaves of a tensor in float32."""
+_NOTHING = 1e-12
 _HOLES = 0.1
 """Share of a tensor's entries that are zero in the test set alone, and then worth a word."""
 _WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
@@ -166,7 +167,10 @@ def _equals_nothing(scaled: Scaled) -> str:
 
 
 def _rounding(scaled: Scaled) -> str:
-    return f"what the factor leaves of any is at most {scaled.residual:.1g}, which is rounding"
+    if scaled.residual < _NOTHING:
+        return "the factor leaves nothing"
+    size = "rounding" if scaled.clean else "more than rounding, so something else is wrong, too"
+    return f"what the factor leaves of any is at most {scaled.residual:.1g}, {size}"
 
 
 def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
@@ -196,7 +200,7 @@ def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
         f"gradients are scaled in {len(wrong.off)} of {len(among)} parameters at step "
         f"{wrong.step}: {said}{rest}{clue} ({_rounding(worst)}){loss_agrees(scene, wrong.step)}"
     )
-    look_at = "; ".join(words for words in (where, hint.look_at) if words)
+    look_at = "; ".join(words for words in (hint.look_at, where) if words)
     return Cause(sentence, CauseClass.GROUP_SCALE, look_at)
 
 
@@ -206,12 +210,13 @@ def _direction(wrong: Wrong, scene: Scene) -> Cause:
     scaled = sum(len(each.members) for each in sorting.scaled)
     more = f", {scaled} more only in scale" if scaled else ""
     gone = f", {len(sorting.gone)} more are all zeros" if sorting.gone else ""
+    which = f"; off: {describe(names, among)}" if len(names) < len(among) else ""
     hint = family(names, among, scene)
     clue = f"; {hint.words}" if hint.words else ""
     sentence = (
         f"the backward pass differs: {len(sorting.turned)} of {len(among)} gradients are wrong in "
         f"direction at step {wrong.step}{more}{gone}{loss_agrees(scene, wrong.step)}: worst "
-        f"{worst_words(wrong)}; off: {describe(names, among)}"
+        f"{worst_words(wrong)}{which}"
         f"{stage_words(names, among, scene)}{rest}{clue}{_holes(wrong)}{_precision(wrong, scene)}"
     )
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)

@@ -171,9 +171,12 @@ def _rate(curve: Envelope) -> float | None:
     grown = rate * float(steps[-1] - steps[0])
     if scatter > _MOST_SCATTER or grown < max(_LEAST_GROWTH, 2 * scatter):
         return None
-    if curve.learnt[known].mean() > 0.5:  # noqa: PLR2004 (at most of the steps)
-        tilt, off = _line(steps, logarithm - np.log(curve.limit[known]))
-        lawful = abs(tilt) * float(steps[-1] - steps[0]) < _SAME_LAW and off < _MOST_SCATTER
+    taught = curve.learnt[known]
+    if np.count_nonzero(taught) >= _FEWEST_POINTS:
+        limit = np.log(curve.limit[known][taught])
+        tilt, off = _line(steps[taught], logarithm[taught] - limit)
+        away = abs(tilt) * float(steps[taught][-1] - steps[taught][0])
+        lawful = away < _SAME_LAW and off < _MOST_SCATTER
     else:
         lawful = scatter < _line(np.log1p(steps - curve.steps[0]), logarithm)[1]
     return rate if lawful else None

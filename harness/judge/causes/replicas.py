@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import fold, joined
+from harness.judge.causes.updates import first_part
 from harness.judge.scene import Scene
 from harness.model import CauseClass, Disagreement, ReplicaSample
 
@@ -29,7 +30,7 @@ def replicas(scene: Scene) -> Cause | None:
     kinds = {each.kind for each in first.disagreements}
     why, look_at = _why(first, kinds, agreed)
     seen = _seen(first, kinds)
-    sentence = f"replicas differ: at step {first.step} {seen}: {why}"
+    sentence = f"replicas differ: at step {first.step} {seen}: {why}{first_part(scene)}"
     return Cause(sentence, CauseClass.REPLICAS, look_at)
 
 

@@ -19,9 +19,10 @@ from harness.model import Floats
 LEAST_ROUNDING, MOST_ROUNDING = 1e-5, 0.25
 """What a factor may leave of a tensor, whatever the limit: a limit of 0.9 would excuse anything."""
 DOMINATES = 3.0
-"""A tensor is scaled when the factor explains this many times what it leaves."""
-NOISY = 0.1
-"""What the factor of most other tensors may leave of one for which rounding matters more."""
+"""A tensor is scaled when the factor explains this many times what it leaves, if that is rounding,
+…"""
+OUTWEIGHS = 30.0
+"""… and this many times if it is not: something else is wrong as well, and matters less."""
 SAME_FACTOR = 1e-4
 """Factors nearer than this are one, whatever the rounding."""
 MOST_FACTORS = 3
@@ -36,6 +37,8 @@ class Scaled:
     members: tuple[int, ...]
     residual: float
     """The most that the factor leaves of any, relative to its norm."""
+    clean: bool
+    """Whether that is rounding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,18 +81,18 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
     left = [index for index in outside if index not in set(gone)]
 
     rounding = rounding_of(found)
-    with np.errstate(invalid="ignore"):
-        explained = np.abs(factors - 1) > DOMINATES * residuals
-    pure = [index for index in left if explained[index] and residuals[index] <= rounding[index]]
-    groups = _groups(pure, factors, residuals)
-    if groups and 2 * len(groups[0]) >= len(judged):
-        for index in left:
-            near = abs(factors[index] / np.median(factors[groups[0]]) - 1)
-            noisy = explained[index] and rounding[index] < residuals[index] <= NOISY
-            if noisy and near <= DOMINATES * residuals[index]:
-                groups[0].append(index)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        explained = np.abs(1 - 1 / factors) / residuals
+    clean = residuals <= rounding
+    pure = np.where(clean, explained > DOMINATES, explained > OUTWEIGHS)
+    groups = _groups([index for index in left if pure[index]], factors, residuals)
     scaled = tuple(
-        Scaled(float(np.median(factors[group])), tuple(group), float(residuals[group].max()))
+        Scaled(
+            float(np.median(factors[group])),
+            tuple(group),
+            float(residuals[group].max()),
+            bool(clean[group].all()),
+        )
         for group in groups
     )
     known = {index for group in groups for index in group}

@@ -174,8 +174,7 @@ def _other_update(
             f"{name} by {found.difference[index]:.2g}"
             for name, index in zip(names[:NAMED], found.outside, strict=False)
         ]
-        which = describe(names, among)
-        said = f"in {len(names)} of {len(among)} parameters ({which}), worst {joined(worst)}"
+        said = f"that of {describe(names, among)}, worst {joined(worst)}"
         look_at = _OPTIMIZER
     if sample.step > FIRST_STEPS:
         look_at = f"what changes after step {before.step}: {look_at}"
