@@ -9,7 +9,8 @@ tensors that differ have the same digest by chance only, once in 2**64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -19,8 +20,28 @@ from harness.rank.cross_entropy import local_part
 
 _WORD_BYTES = 8
 _BLOCK_WORDS = {"cpu": 1 << 15, "cuda": 1 << 20}
-"""Words mixed at a time. Two temporary tensors of this size are all the memory that it takes: 512
-KiB on a CPU, where a block should fit a cache, 16 MiB on a GPU, where a launch should pay."""
+"""Words mixed at a time. Five temporary tensors of at most twice this size are all the memory that
+it takes: few MiB on a CPU, where a batch should fit a cache, and 80 MiB on a GPU, where a launch
+should pay."""
+
+
+class _Part(NamedTuple):
+    """One of the plain tensors that a tensor is made of."""
+
+    owner: int
+    place: int
+    """Among those of its owner."""
+    content: torch.Tensor
+    """Flat, uint8."""
+
+
+class _Piece(NamedTuple):
+    """Consecutive words of a part."""
+
+    part: int
+    first: int
+    """Position of the first word in the part."""
+    words: torch.Tensor
 
 
 def _signed(value: int) -> int:
@@ -34,18 +55,30 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 
 @torch.no_grad()
-def bit_digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Digest of a tensor's bits: int64, no dimensions, on the tensor's device.
+def bit_digests(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Digests of the bits of some tensors: shape (tensors,), int64, on ``device``.
 
     Of a DTensor it is this rank's shard that counts, of other wrappers the tensors inside. Any
-    dtype and layout of strides; a tensor that is not contiguous is copied first. No collective
-    happens, and the device is not waited for.
+    dtype, device and layout of strides; a tensor that is not contiguous is copied first. Small
+    tensors are mixed together, for a launch takes longer than they do. No collective happens.
     """
-    parts = [_plain_digest(part) for part in _plain_tensors(tensor)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = mix_(total) + part.to(total.device)
-    return total
+    parts = [
+        _Part(owner, place, _content(plain))
+        for owner, tensor in enumerate(tensors)
+        for place, plain in enumerate(_plain_tensors(tensor))
+    ]
+    result = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    for there in {part.content.device for part in parts}:
+        mine = [part for part in parts if part.content.device == there]
+        # The lengths, so that trailing zeros count.
+        totals = torch.tensor([part.content.numel() + 1 for part in mine], device=there)
+        for pieces in _batches(mine, _BLOCK_WORDS.get(there.type, _BLOCK_WORDS["cuda"])):
+            of_part = torch.tensor([piece.part for piece in pieces], device=there)
+            totals.index_add_(0, of_part, _sums(pieces))
+        totals += torch.tensor([part.place for part in mine], device=there) * _GOLDEN
+        owners = torch.tensor([part.owner for part in mine], device=device)
+        result.index_add_(0, owners, mix_(totals).to(device))
+    return result
 
 
 def mix_(words: torch.Tensor) -> torch.Tensor:
@@ -72,18 +105,42 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from _plain_tensors(getattr(tensor, name))
 
 
-def _plain_digest(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    content = flat.view(torch.uint8)
-    # The length, so that trailing zeros count; the golden ratio, so that no digest is plain zero.
-    total = torch.full((), _GOLDEN ^ content.numel(), dtype=torch.int64, device=content.device)
-    block = _BLOCK_WORDS.get(content.device.type, _BLOCK_WORDS["cuda"]) * _WORD_BYTES
-    for start in range(0, content.numel(), block):
-        words = _as_words(content[start : start + block])
-        first = start // _WORD_BYTES
-        mixed = torch.arange(first, first + len(words), device=words.device).mul_(_GOLDEN)
-        total += mix_(mixed.add_(words)).sum()
-    return total
+def _content(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor as flat bytes, in the logical order of its entries."""
+    return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def _batches(parts: Sequence[_Part], words: int) -> Iterator[list[_Piece]]:
+    """All bytes of the parts in order, about ``words`` words at a time."""
+    batch: list[_Piece] = []
+    room = words
+    for number, part in enumerate(parts):
+        for start in range(0, part.content.numel(), words * _WORD_BYTES):
+            piece = _as_words(part.content[start : start + words * _WORD_BYTES])
+            batch.append(_Piece(number, start // _WORD_BYTES, piece))
+            room -= len(piece)
+            if room <= 0:
+                yield batch
+                batch, room = [], words
+    if batch:
+        yield batch
+
+
+def _sums(pieces: Sequence[_Piece]) -> torch.Tensor:
+    """Shape (pieces,): the sum of each piece's words, mixed with their positions."""
+    if len(pieces) == 1:
+        _, first, words = pieces[0]
+        position = torch.arange(first, first + len(words), device=words.device)
+        return mix_(position.mul_(_GOLDEN).add_(words)).sum().reshape(1)
+    words = torch.cat([piece.words for piece in pieces])
+    lengths = torch.tensor([len(piece.words) for piece in pieces], device=words.device)
+    firsts = torch.tensor([piece.first for piece in pieces], device=words.device)
+    ends = lengths.cumsum(0)
+    # Position in its tensor: that in the batch, less where the piece begins, plus where it lies.
+    position = (firsts - ends + lengths).repeat_interleave(lengths, output_size=len(words))
+    position += torch.arange(len(words), device=words.device)
+    total = mix_(position.mul_(_GOLDEN).add_(words)).cumsum_(0)
+    return total[ends - 1].diff(prepend=ends.new_zeros(1))
 
 
 def _as_words(content: torch.Tensor) -> torch.Tensor:

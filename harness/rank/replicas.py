@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from harness.rank.bits import bit_digest, mix_
+from harness.rank.bits import bit_digests, mix_
 from harness.rank.disagreement import (
     HeldShard,
     Holder,
@@ -56,6 +56,20 @@ class _Copy(NamedTuple):
     tensor: torch.Tensor
 
 
+class _Digests(NamedTuple):
+    """Digests of tensors of one kind on this rank."""
+
+    copies: Sequence[int]
+    """Which copy each is of."""
+    labels: Sequence[str]
+    """Name of the optimizer state; empty for other kinds."""
+    values: torch.Tensor
+    """int64."""
+
+
+_NOTHING = _Digests((), (), torch.zeros(0, dtype=torch.int64))
+
+
 class _Table(NamedTuple):
     """All shards with copies of parameters, or of buffers."""
 
@@ -85,34 +99,41 @@ class ReplicaCheck:
         tensors = [tensor for _, tensor in (*parameters, *buffers)]
         self._coordinates = rank_coordinates(view, tensors)
         self._parameters, self._buffers = _tables(parameters, buffers)
-        self._gradients: list[torch.Tensor | None] = []
         count = len(self._parameters.names)
-        # One slot per shard and kind, in the order of KINDS.
+        # One slot per shard and kind, in the order of KINDS; the same on all ranks.
         self._first = (0, count, 2 * count, 3 * count, 3 * count + len(self._buffers.names))
+        of_kind = (*[self._parameters.mine] * 3, self._buffers.mine)
+        self._copies = [
+            (first + copy.shard, copy)
+            for first, copies in zip(self._first[:-1], of_kind, strict=True)
+            for copy in copies
+        ]
+        """Slot and tensor of every copy on this rank, once per kind, in the order of KINDS."""
+        self._gradients = _NOTHING
 
     def gradients(self) -> None:
         """Digest the gradients of shards that have copies. No collective happens here."""
-        self._gradients = [
-            None if copy.tensor.grad is None else bit_digest(copy.tensor.grad)
-            for copy in self._parameters.mine
-        ]
+        self._gradients = self._digests(
+            "gradient",
+            [
+                (place, "", copy.tensor.grad)
+                for place, copy in enumerate(self._parameters.mine)
+                if copy.tensor.grad is not None
+            ],
+        )
 
     def finish(self, step: int) -> dict[str, Any]:
         """Compare all copies; the ``replicas`` line of ``metrics.jsonl`` on every rank.
 
         Gradients are those of the latest call of ``gradients`` since the last ``finish``.
         """
-        states = self._states() if step > 0 else [{} for _ in self._parameters.mine]
-        gradients = self._gradients or [None] * len(self._parameters.mine)
-        self._gradients = []
-        seen = _Digests(self._view.device)
-        for copy, gradient, state in zip(self._parameters.mine, gradients, states, strict=True):
-            seen.add(copy.shard, {"": bit_digest(copy.tensor)})
-            seen.add(self._first[1] + copy.shard, {} if gradient is None else {"": gradient})
-            seen.add(self._first[2] + copy.shard, state)
-        for copy in self._buffers.mine:
-            seen.add(self._first[3] + copy.shard, {"": bit_digest(copy.tensor)})
-
+        seen = [
+            self._digests("parameter", _tensors(self._parameters)),
+            self._gradients,
+            self._digests("optimizer state", list(self._states())) if step > 0 else _NOTHING,
+            self._digests("buffer", _tensors(self._buffers)),
+        ]
+        self._gradients = _NOTHING
         compared, differing = self._compare(seen)
         tensors: dict[tuple[int, str], list[int]] = defaultdict(list)
         for slot in differing:
@@ -125,29 +146,35 @@ class ReplicaCheck:
             "disagreements": self._explain(listed, seen) if listed else [],
         }
 
-    def _states(self) -> list[dict[str, torch.Tensor]]:
-        """Per parameter with copies, the digest of each entry of its optimizer state."""
+    def _states(self) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """Place of the parameter with copies, name and tensor of what its optimizer keeps."""
         state_of = {
             id(parameter): state
             for optimizer in self._view.optimizers
             for parameter, state in optimizer.state.items()
         }
-        return [
-            {
-                str(name): bit_digest(value if isinstance(value, torch.Tensor) else _scalar(value))
-                for name, value in state_of.get(id(copy.tensor), {}).items()
-                if isinstance(value, torch.Tensor | int | float)
-            }
-            for copy in self._parameters.mine
-        ]
+        for place, copy in enumerate(self._parameters.mine):
+            for name, value in state_of.get(id(copy.tensor), {}).items():
+                if isinstance(value, torch.Tensor):
+                    yield place, str(name), value
+                elif isinstance(value, int | float):
+                    yield place, str(name), torch.tensor(value, dtype=torch.float64)
 
-    def _compare(self, seen: _Digests) -> tuple[list[int], list[int]]:
+    def _digests(self, kind: str, tensors: Sequence[tuple[int, str, torch.Tensor]]) -> _Digests:
+        """Of tensors of one kind: (place in the kind's table, state's name or empty, tensor)."""
+        places, labels, values = zip(*tensors, strict=True) if tensors else ((), (), ())
+        first = KINDS.index(kind) * len(self._parameters.mine)
+        return _Digests(
+            [first + place for place in places], labels, bit_digests(values, self._view.device)
+        )
+
+    def _compare(self, seen: Sequence[_Digests]) -> tuple[list[int], list[int]]:
         """Compared shards per kind, and the slots whose digests are not all the same."""
         slots = self._first[-1]
         if slots == 0:
             return [0] * len(KINDS), []
         # ~ turns the order around, so one minimum over the ranks finds the largest digest too.
-        extremes = seen.extremes(slots)
+        extremes = self._extremes(seen)
         dist.all_reduce(extremes, op=dist.ReduceOp.MIN)
         smallest, largest = extremes[:slots], ~extremes[slots:]
         differs = smallest != largest
@@ -158,6 +185,20 @@ class ReplicaCheck:
         ]
         return compared, differs.nonzero().flatten().tolist()
 
+    def _extremes(self, seen: Sequence[_Digests]) -> torch.Tensor:
+        """int64: per slot the smallest digest, then per slot the smallest bitwise inverse."""
+        slots, device = self._first[-1], self._view.device
+        result = torch.full((2 * slots,), _NOT_HELD, dtype=torch.int64, device=device)
+        digests = torch.full((len(self._copies),), _ABSENT, dtype=torch.int64, device=device)
+        for copies, labels, values in seen:
+            if copies:
+                salt = torch.tensor([_salt(label) for label in labels], device=device)
+                digests.index_add_(0, torch.tensor(copies, device=device), mix_(values + salt))
+        where = torch.tensor([slot for slot, _ in self._copies], dtype=torch.int64, device=device)
+        result[:slots].scatter_reduce_(0, where, digests, "amin")
+        result[slots:].scatter_reduce_(0, where, ~digests, "amin")
+        return result
+
     def _tensor_of(self, slot: int) -> tuple[int, str]:
         """Number of the kind, and name, of the tensor whose shard a slot is."""
         kind = max(number for number in range(len(KINDS)) if self._first[number] <= slot)
@@ -165,26 +206,20 @@ class ReplicaCheck:
         return kind, table.names[slot - self._first[kind]]
 
     def _explain(
-        self, listed: Mapping[tuple[int, str], Sequence[int]], seen: _Digests
+        self, listed: Mapping[tuple[int, str], Sequence[int]], seen: Sequence[_Digests]
     ) -> list[dict[str, Any]]:
         """Where copies differ. Collective over the world."""
-        tensor_at = {
-            first + copy.shard: copy.tensor
-            for first, table in (
-                (self._first[0], self._parameters),
-                (self._first[1], self._parameters),
-                (self._first[2], self._parameters),
-                (self._first[3], self._buffers),
-            )
-            for copy in table.mine
-        }
+        wanted = {slot for slots in listed.values() for slot in slots}
+        there: dict[int, set[tuple[str, int]]] = defaultdict(set)
+        for copies, labels, values in seen:
+            for copy, label, digest in zip(copies, labels, values.tolist(), strict=True):
+                there[self._copies[copy][0]].add((label, digest))
         mine = Holder(
             self._coordinates,
             {
-                slot: HeldShard(mesh_coordinates(tensor_at[slot]), seen.of(slot))
-                for slots in listed.values()
-                for slot in slots
-                if slot in tensor_at
+                slot: HeldShard(mesh_coordinates(copy.tensor), frozenset(there[slot]))
+                for slot, copy in self._copies
+                if slot in wanted
             },
         )
         everyone: list[Holder] = [mine] * dist.get_world_size()
@@ -195,43 +230,9 @@ class ReplicaCheck:
         ]
 
 
-class _Digests:
-    """The digests of one rank, by slot; a slot without digests holds nothing."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._labelled: list[tuple[int, str, torch.Tensor]] = []
-        """(entry, name of the optimizer state or empty, digest)"""
-        self._slots: list[int] = []
-        """Slot of each entry; several when this rank has several copies."""
-
-    def add(self, slot: int, digests: Mapping[str, torch.Tensor]) -> None:
-        entry = len(self._slots)
-        self._slots.append(slot)
-        self._labelled += [(entry, label, digest) for label, digest in sorted(digests.items())]
-
-    def extremes(self, slots: int) -> torch.Tensor:
-        """int64: per slot the smallest digest, then per slot the smallest bitwise inverse."""
-        result = torch.full((2 * slots,), _NOT_HELD, dtype=torch.int64, device=self._device)
-        if not self._slots:
-            return result
-        digests = torch.zeros(len(self._slots), dtype=torch.int64, device=self._device)
-        if self._labelled:
-            entries, labels, values = zip(*self._labelled, strict=True)
-            salt = torch.tensor([_salt(label) for label in labels], device=self._device)
-            mixed = mix_(torch.stack([value.to(self._device) for value in values]) + salt)
-            digests.index_add_(0, torch.tensor(entries, device=self._device), mixed)
-        where = torch.tensor(self._slots, device=self._device)
-        result[:slots].scatter_reduce_(0, where, digests, "amin")
-        result[slots:].scatter_reduce_(0, where, ~digests, "amin")
-        return result
-
-    def of(self, slot: int) -> frozenset[tuple[str, int]]:
-        return frozenset(
-            (label, int(digest))
-            for entry, label, digest in self._labelled
-            if self._slots[entry] == slot
-        )
+def _tensors(table: _Table) -> list[tuple[int, str, torch.Tensor]]:
+    """Place, no state's name, and tensor of this rank's copies."""
+    return [(place, "", copy.tensor) for place, copy in enumerate(table.mine)]
 
 
 def _tables(
@@ -274,10 +275,6 @@ def _copy_key(name: str, tensor: torch.Tensor) -> CopyKey:
     """
     shape = () if isinstance(tensor, DTensor) else tuple(tensor.shape)
     return shard_key(name, tensor), shape
-
-
-def _scalar(value: float) -> torch.Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def _salt(label: str) -> int:

@@ -7,7 +7,7 @@ from torchao.float8.float8_linear import LinearMMConfig
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
 from harness.rank import bits
-from harness.rank.bits import bit_digest
+from harness.rank.bits import bit_digests
 
 DTYPES = (
     torch.float32,
@@ -22,9 +22,9 @@ DTYPES = (
 
 
 def digest(tensor):
-    value = bit_digest(tensor)
-    assert (value.dtype, value.shape) == (torch.int64, ())
-    return int(value)
+    values = bit_digests([tensor], torch.device("cpu"))
+    assert (values.dtype, values.shape) == (torch.int64, (1,))
+    return int(values)
 
 
 def some(dtype=torch.float32, size=13):
@@ -82,3 +82,12 @@ def test_what_is_inside_a_wrapper_counts():
     wrapped = WeightWithDynamicFloat8CastTensor(weight, LinearMMConfig(), torch.float8_e4m3fn)
     assert digest(wrapped) == digest(weight)
     assert digest(AsyncCollectiveTensor(weight)) == digest(weight)
+
+
+def test_tensors_digested_together_have_the_digests_they_have_alone(monkeypatch):
+    tensors = [some(dtype, size) for dtype in DTYPES for size in (0, 1, 4, 100, 1000)]
+    alone = [digest(tensor) for tensor in tensors]
+    assert bit_digests(tensors, torch.device("cpu")).tolist() == alone
+    monkeypatch.setitem(bits._BLOCK_WORDS, "cpu", 50)
+    assert bit_digests(tensors, torch.device("cpu")).tolist() == alone
+    assert bit_digests([], torch.device("cpu")).shape == (0,)
