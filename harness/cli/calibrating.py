@@ -37,6 +37,8 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
     out = arguments.out or whole.calibration
     _require_file(out)
     plan = matrix.plan_experiment(experiment, on_gpu=on_gpu, slots=arguments.slots)
+    # Now: the plan's identities are made of them, and code may be edited while jobs run.
+    surroundings = matrix.surroundings_of(experiment, on_gpu=on_gpu)
     _require_repeats(plan)
     store = store_of(arguments)
     store.require_writable()
@@ -44,9 +46,7 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
         require_writable(out.parent)
     ran = run_jobs(plan, store, arguments, console)
     evidences = matrix.read_evidence(plan, ran.records)
-    learnt = tuple(
-        learn(plan, evidences, matrix.surroundings_of(experiment, on_gpu=on_gpu)).values()
-    )
+    learnt = tuple(learn(plan, evidences, surroundings).values())
     problems = [problem for each in learnt for problem in each.calibration.problems]
     paths = keep(store, learnt)
     if out is not None and not problems:
