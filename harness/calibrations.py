@@ -9,7 +9,7 @@ identity is a hash of, so that a stale one can say what has changed since::
        "repeats": [{"name": "fsdp2.rerun", "identity": "…"}], "taught_by": 5,
        "facts": {"versions": {"torch": "2.13.0"}, "hardware": "gpu NVIDIA H200", "…": "…"},
        "signals": {"loss": {"steps": [1, 2], "scale": [1e-7, 2e-7], "growth": 0.5,
-                            "doubling_steps": null}},
+                            "doubling_steps": null, "lasting": 3e-8}},
        "tensors": [{"step": 1, "names": ["norm.weight"], "gradient": [1e-6], "update": [1e-6]}],
        "problems": []}]}
 
@@ -66,6 +66,7 @@ class _Signal(_Table):
     scale: list[float]
     growth: float
     doubling_steps: float | None
+    lasting: float | None = None
 
 
 class _Tensors(_Table):
@@ -123,6 +124,7 @@ def _entry(learnt: Learnt) -> dict[str, Any]:
                 "scale": scale.scale.tolist(),
                 "growth": scale.growth,
                 "doubling_steps": scale.doubling_steps,
+                "lasting": scale.lasting,
             }
             for name, scale in calibration.signals.items()
         },
@@ -176,7 +178,7 @@ def _inconsistencies(entry: _Entry) -> Iterator[str]:
             later <= step for step, later in zip(signal.steps, signal.steps[1:], strict=False)
         ):
             yield f"the steps of {name} do not increase"
-        elif not all(scale >= 0 for scale in signal.scale):  # NaN is not, either
+        elif not all(scale >= 0 for scale in (*signal.scale, signal.lasting or 0.0)):  # nor is NaN
             yield f"a scale of {name} is negative or no number"
     for tensors in entry.tensors:
         for kind, scales in (("gradient", tensors.gradient), ("update", tensors.update)):
@@ -200,6 +202,7 @@ def _learnt(entry: _Entry) -> Learnt:
                     scale=np.array(signal.scale, dtype=np.float64),
                     growth=signal.growth,
                     doubling_steps=signal.doubling_steps,
+                    lasting=signal.lasting,
                 )
                 for name, signal in entry.signals.items()
             },

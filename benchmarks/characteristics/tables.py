@@ -100,7 +100,7 @@ def real_run_table(found: RealRuns) -> str:
                 )
             ],
         )
-        + f"\n\nNeither PASS nor FAIL: {found.undecided.hits} of {found.undecided.trials} pairs."
+        + f"\n\nINCONCLUSIVE or INVALID: {found.undecided.hits} of {found.undecided.trials} pairs."
     )
 
 

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.judge.curves import common_steps, pair, relative_difference
+from harness.judge.curves import (
+    Pair,
+    common_steps,
+    pair,
+    relative_difference,
+    second_half,
+    signed_difference,
+)
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
 from harness.judge.sketches import gradient_difference, shared_samples, update_difference
 from harness.judge.soundness import disordered, non_finite, other_data, other_steps, unfinished
@@ -93,7 +100,14 @@ def _signal_scale(
     ]
     scale = _smooth(np.mean(squares, axis=0), steps)
     growth, doubling = _growth(steps, scale)
-    return SignalScale(steps, scale, growth, doubling)
+    return SignalScale(steps, scale, growth, doubling, _lasting(curves))
+
+
+def _lasting(curves: Sequence[Pair]) -> float | None:
+    """Root mean square of the repeats' mean differences over the second half of the run."""
+    means = [float(np.mean(signed_difference(second_half(curve)))) for curve in curves]
+    size = float(np.sqrt(np.mean(np.square(means))))
+    return size if np.isfinite(size) else None
 
 
 def _smooth(mean_square: Floats, steps: Integers) -> Floats:

@@ -20,6 +20,8 @@ SIGNAL_ALARMS = 5e-5
 """False-alarm probability of one signal of one test set over all of its steps."""
 TENSOR_ALARMS = 2e-4
 """The same of all gradients and updates of all parameters of one test set, over all samples."""
+MEAN_ALARMS = 2e-4
+"""The same of the mean difference of one test set."""
 FEWEST_REPEATS = 3
 """With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
 :mod:`harness.judge.floors` then have to do."""
@@ -66,6 +68,11 @@ def tensor_multiple(tensors: int, sample: int, repeats: int) -> float:
     share = float(shares(sample)[-1])
     alarms = TENSOR_ALARMS * share / (2 * max(tensors, 1))  # gradients and updates
     return IMPLEMENTATION_FACTOR * float(_student(np.array(alarms / 2), repeats))
+
+
+def mean_multiple(repeats: int) -> float:
+    """How many times what repeats' mean differences reach a right run's mean may be: one look."""
+    return IMPLEMENTATION_FACTOR * float(_student(np.array(MEAN_ALARMS / 2), repeats))
 
 
 def _student(tail: Floats, repeats: int) -> Floats:

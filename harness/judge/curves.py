@@ -79,6 +79,21 @@ def pair(test: Evidence, control: Evidence, signal: str) -> Pair:
     return Pair(steps, ours.values[mine], theirs.values[other])
 
 
+def second_half(curves: Pair) -> Pair:
+    """What a mean over a run is taken of: past the warm-up, where every run starts alike."""
+    half = slice(curves.steps.size // 2, None)
+    return Pair(curves.steps[half], curves.test[half], curves.control[half])
+
+
+def signed_difference(curves: Pair) -> Floats:
+    """Test minus control over the smaller magnitude; not finite where it is not comparable."""
+    smaller = np.minimum(np.abs(curves.test), np.abs(curves.control))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        difference = (curves.test - curves.control) / smaller
+    both_zero = (curves.test == 0) & (curves.control == 0)
+    return np.where(both_zero, 0.0, difference)
+
+
 def relative_difference(first: Floats, second: Floats) -> Floats:
     """``|first - second|`` over the smaller magnitude: symmetric, 1.0 for a factor of 2 or 1/2.
 

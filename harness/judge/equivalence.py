@@ -1,136 +1,42 @@
 """Tier 3: whether the loss of a whole run is near enough to the control's not to matter.
 
-The earlier tiers ask whether a difference is more than rounding. This one asks whether it is small
-against a margin that somebody cares about, and only data can say yes: two one-sided tests
-(Schuirmann 1987, "A comparison of the two one-sided tests procedure and the power approach for
-assessing the equivalence of average bioavailability") of the paired relative difference.
+The earlier tiers ask whether a difference is more than rounding. This one asks by two one-sided
+tests (:mod:`harness.judge.tost`) whether it is small against a margin that somebody cares about.
 
 * **Window**: the second half of the run. The first half holds warm-up, where the loss falls so
   fast that a run a fraction of a step behind looks far off, and where every run starts alike.
-* **Standard error**: differences of neighbouring steps resemble each other, so a plain standard
-  error would be too small. Lazarus, Lewis, Stock and Watson (2018, "HAR inference:
-  recommendations for practice", J. Bus. Econ. Stat. 36) recommend the equal-weighted cosine
-  estimator with ``0.4 T^(2/3)`` cosines and Student's t with as many degrees of freedom: no
-  bandwidth to choose and nearly the stated error rate.
-* **Drift**: where the difference grows, the mean over the window understates what training ends
-  with. So the level at the window's end, on the least-squares line, is tested as well, and only
-  both within the margin are equivalent. A test of two conditions that both must hold needs no
-  correction (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling"); the
-  answer *different*, for which one of them is enough, halves its level (Bonferroni). A drift also
-  raises the estimated variance, on the side of caution.
-
-What the error rates really are is measured in ``docs/operating-characteristics.md``.
+* **Repeats**: in chaotic training, or in coarse arithmetic, right runs stay apart for longer than
+  any window, and no standard error from within one window can know that. So a difference that is
+  no more than chance among the repeats of the control is no failure: how far *their* means are
+  from the control's, times what :mod:`harness.judge.chance` allows.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
-from scipy import fft, special
 
+from harness.judge.chance import mean_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
-from harness.judge.curves import Pair, pair
+from harness.judge.curves import Pair, pair, second_half, signed_difference
 from harness.judge.envelope import tolerance_for
-from harness.model import Evidence, Floats, Limit, Outcome, Tier
-
-FEWEST = 8
-"""Shortest window that can be tested, in steps."""
-
-ALPHA = 0.05
-"""Level of each one-sided test, as in bioequivalence."""
-
-CHANCE = 0.8
-"""Further steps are planned to settle the question with this probability, the usual power."""
+from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
+from harness.model import Calibration, Evidence, Limit, Outcome, Tier
 
 SAME_REGIME, COARSER_REGIME = 1e-3, 1e-2
 """Margins where none is set: of two runs of the same precision, and where one is coarser (bf16 or
 Float8 against fp32: 1e-3 to 2e-3 by step 20 of the smoke matrix, and no bug)."""
 
-_FEWEST_COSINES = 2
-"""One alone would give Student's t a single degree of freedom, hence intervals beyond use."""
-
-
-class Answer(StrEnum):
-    """What a test of equivalence can say."""
-
-    EQUIVALENT = "equivalent"
-    DIFFERENT = "different"
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True, slots=True)
-class Equivalence:
-    """Outcome of a test of equivalence; differences in the unit of the input."""
-
-    outcome: Answer
-    mean: float
-    """Mean difference over the window."""
-    half_width: float
-    """Of the interval around the mean at confidence ``1 - 2 alpha``; infinite for few steps."""
-    end: float
-    """Level of the least-squares line at the last step."""
-    end_half_width: float
-    steps: int
-    """Length of the window."""
-    further_steps: int | None = None
-    """How many more steps the window needs to settle the question with a probability of about
-    :data:`CHANCE`, if the difference goes on as it is; None when settled or not foreseeable."""
-
-    @property
-    def bound(self) -> float:
-        """What the difference may be at most, at the mean and at the end: equivalent within it."""
-        return max(abs(self.mean) + self.half_width, abs(self.end) + self.end_half_width)
-
-
-def equivalence(
-    difference: Floats, margin: float, alpha: float = ALPHA, *, rounding: float = 0.0
-) -> Equivalence:
-    """Test whether the mean of a series, and its level at the end, lie within ``± margin``.
-
-    ``difference`` has shape (steps,): paired differences of consecutive steps. ``rounding`` is what
-    the source may have rounded off each of them: it widens the intervals, since a rounding that is
-    the same at every step does not average out. A series without any variance (two bit-identical
-    runs, say) has an interval of no width. Fewer than :data:`FEWEST` steps are inconclusive.
-
-    Raises ValueError for differences that are not finite, a margin or a level that is no use.
-    """
-    _refuse_unusable(difference, margin, alpha)
-    steps = int(difference.size)
-    if steps < FEWEST:
-        mean = float(difference.mean()) if steps else 0.0
-        return Equivalence(
-            Answer.INCONCLUSIVE, mean, math.inf, mean, math.inf, steps, FEWEST - steps
-        )
-    levels = _levels(difference)
-    quantile, stricter = (_student(steps, 1 - level) for level in (alpha, alpha / 2))
-    widths = [quantile * error + rounding for _, error in levels]
-    pairs = list(zip(levels, widths, strict=True))
-    if all(abs(level) + width <= margin for (level, _), width in pairs):
-        outcome = Answer.EQUIVALENT
-    elif any(abs(level) - stricter * error - rounding > margin for level, error in levels):
-        outcome = Answer.DIFFERENT
-    else:
-        outcome = Answer.INCONCLUSIVE
-    undecided = outcome is Answer.INCONCLUSIVE
-    return Equivalence(
-        outcome=outcome,
-        mean=levels[0][0],
-        half_width=widths[0],
-        end=levels[1][0],
-        end_half_width=widths[1],
-        steps=steps,
-        further_steps=_further(levels, steps, margin, alpha, rounding) if undecided else None,
-    )
-
 
 @check(Tier.EQUIVALENCE)
 def loss_equivalent(
-    test: Evidence, control: Evidence, margin: float | None, tolerances: Mapping[str, float]
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+    margin: float | None,
+    tolerances: Mapping[str, float],
 ) -> Finding:
     """The loss is equivalent to the control's over the second half of the run.
 
@@ -146,21 +52,21 @@ def loss_equivalent(
         return skipped(
             f"too short for a test of equivalence: {count} steps in common, at least {2 * FEWEST}"
         )
-    half = slice(count // 2, None)
-    window = Pair(curves.steps[half], curves.test[half], curves.control[half])
-    difference, magnitude = _signed(window)
+    window = second_half(curves)
+    difference = signed_difference(window)
     finite = np.isfinite(difference)
     if not finite.all():
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
     printed = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
-    found = equivalence(difference, limit.value, rounding=_rounded(printed, magnitude))
+    found = equivalence(difference, limit.value, rounding=_rounded(printed, window))
+    ordinary = _ordinary(found, signal, test, control, calibration)
     first, last = int(window.steps[0]), int(window.steps[-1])
     return Finding(
-        _OUTCOMES[found.outcome],
+        Outcome.INCONCLUSIVE if ordinary else _OUTCOMES[found.outcome],
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
-        f"{found.end_half_width:.1g} at their end" + _outlook(found, window),
+        f"{found.end_half_width:.1g} at their end" + (ordinary or _outlook(found, window)),
         measured=found.bound,
         limit=limit,
         unit="relative",
@@ -176,9 +82,6 @@ _OUTCOMES: Mapping[Answer, Outcome] = {
     Answer.DIFFERENT: Outcome.FAIL,
     Answer.INCONCLUSIVE: Outcome.INCONCLUSIVE,
 }
-
-
-# ------------------------------------------------------------------ the check
 
 
 def _margin(
@@ -203,19 +106,32 @@ def _loss(test: Evidence, control: Evidence) -> tuple[str, Pair]:
     return "loss", pair(test, control, "loss")
 
 
-def _signed(curves: Pair) -> tuple[Floats, Floats]:
-    """Signed relative differences (see ``curves.relative_difference``) and what they relate to."""
-    smaller = np.minimum(np.abs(curves.test), np.abs(curves.control))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        difference = (curves.test - curves.control) / smaller
-    both_zero = (curves.test == 0) & (curves.control == 0)
-    return np.where(both_zero, 0.0, difference), smaller
+def _ordinary(
+    found: Equivalence,
+    signal: str,
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+) -> str:
+    """Why a run that is different may be right all the same, in a clause; empty if not."""
+    known = calibration.signals.get(signal) if calibration else None
+    alike = test.precision is control.precision
+    if calibration is None or known is None or known.lasting is None or not alike:
+        return ""
+    most = mean_multiple(calibration.taught_by) * known.lasting
+    if found.outcome is not Answer.DIFFERENT or abs(found.mean) > most:
+        return ""
+    return (
+        f": different, but means of the control's own repeats are off by {known.lasting:.1g}, so "
+        f"up to {most:.1g} may be chance"
+    )
 
 
-def _rounded(printed: float, magnitude: Floats) -> float:
+def _rounded(printed: float, window: Pair) -> float:
     """Rounding of a log as a relative difference, on average over the window."""
     if not printed:
         return 0.0
+    magnitude = np.minimum(np.abs(window.test), np.abs(window.control))
     with np.errstate(divide="ignore"):
         return float(np.mean(printed / magnitude))
 
@@ -229,92 +145,3 @@ def _outlook(found: Equivalence, window: Pair) -> str:
     spacing = float(np.median(np.diff(window.steps)))
     further = math.ceil(2 * found.further_steps * spacing)
     return f": about {further:,} further steps would settle it"
-
-
-# ------------------------------------------------------------- the statistics
-
-
-def _refuse_unusable(difference: Floats, margin: float, alpha: float) -> None:
-    finite = np.isfinite(difference)
-    if not finite.all():
-        index = int(np.argmin(finite))
-        raise ValueError(f"difference {index} is {difference[index]}: all must be finite")
-    if not (math.isfinite(margin) and margin > 0):
-        raise ValueError(f"margin is {margin}: it must be finite and above 0")
-    if not 0 < alpha < 0.5:  # noqa: PLR2004 (the sentence says it)
-        raise ValueError(f"alpha is {alpha}: it must lie between 0 and 0.5")
-
-
-def _cosines(steps: int) -> int:
-    """Cosines of the variance estimate, hence degrees of freedom (Lazarus et al. 2018)."""
-    return max(_FEWEST_COSINES, round(0.4 * math.pow(steps, 2 / 3)))
-
-
-def _student(steps: int, probability: float) -> float:
-    """Quantile of Student's t for a window of so many steps."""
-    return float(special.stdtrit(_cosines(steps), probability))
-
-
-def _levels(difference: Floats) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Mean and level at the end, each with its standard error.
-
-    The long-run variance is the mean square of the first cosine coefficients (orthonormal type-II
-    DCT). The line's slope is orthogonal to the mean, so the end level's variance is their sum.
-    """
-    steps = difference.size
-    mean = float(difference.mean())
-    centred = difference - mean
-    if not np.any(difference != difference[0]):
-        return (float(difference[0]), 0.0), (float(difference[0]), 0.0)
-    coefficients = fft.dct(centred, norm="ortho")[1 : _cosines(steps) + 1]
-    error = math.sqrt(float(np.mean(coefficients**2)) / steps)
-    time = np.linspace(-1.0, 1.0, steps)
-    spread = float(np.mean(time**2))
-    slope = float(np.mean(centred * time)) / spread
-    return (mean, error), (mean + slope, error * math.sqrt(1 + 1 / spread))
-
-
-def _further(
-    levels: tuple[tuple[float, float], tuple[float, float]],
-    steps: int,
-    margin: float,
-    alpha: float,
-    rounding: float,
-) -> int | None:
-    """Further steps of the window until the question is settled, if nothing changes.
-
-    A level within the margin must get there with both conditions; outside, one is enough.
-    """
-    outside = [(level, error) for level, error in levels if abs(level) > margin]
-    needed = [
-        _enough(level, error, steps, margin, alpha / 2 if outside else alpha, rounding)
-        for level, error in outside or levels
-    ]
-    known = [count for count in needed if count is not None]
-    if not known or (len(known) < len(needed) and not outside):
-        return None
-    return max((min if outside else max)(known) - steps, 1)
-
-
-def _enough(
-    level: float, error: float, steps: int, margin: float, alpha: float, rounding: float
-) -> int | None:
-    """Length of the window at which one level is settled with a probability of :data:`CHANCE`.
-
-    The standard error shrinks as ``1 / sqrt(T)``. What must shrink below is the level's distance
-    from the margin, unless noise exceeds the margin: then the level says nothing yet, and the plan
-    is for no difference. None where the level lies within its noise of the margin.
-    """
-    drowned = error >= margin
-    room = (margin if drowned else abs(margin - abs(level))) - rounding
-    if room <= 0 or (room < error and not drowned):
-        return None
-
-    def settled(count: int) -> bool:
-        quantiles = _student(count, 1 - alpha) + _student(count, (1 + CHANCE) / 2)
-        return count >= steps * (error * quantiles / room) ** 2
-
-    most = steps
-    while not settled(most):
-        most *= 2
-    return bisect_left(range(most), 1, lo=steps, key=settled)

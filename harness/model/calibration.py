@@ -21,6 +21,9 @@ class SignalScale:
     """Exponent of the best power law ``scale ~ step ** growth``."""
     doubling_steps: float | None = None
     """Steps in which the scale doubles, where an exponential fits better; else None."""
+    lasting: float | None = None
+    """Root mean square over the repeats of their mean signed difference over the second half of
+    the run: how far right runs stay apart for good. None when unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.judge.calibrate import calibrate
 from harness.judge.case import Case
-from harness.judge.equivalence import FEWEST, Answer, equivalence, loss_equivalent
+from harness.judge.equivalence import loss_equivalent
+from harness.judge.tost import FEWEST, Answer, equivalence
 from harness.model import Evidence, Outcome, Precision, Tier
 
 MARGIN = 1e-3
@@ -162,8 +164,10 @@ def curve(difference=0.0, *, steps=STEPS, signal="loss", spacing=1, **more):
     return Evidence("run", "run.csv", at, {signal: losses}, **more)
 
 
-def asked(test, control=None, *, margin=None):
-    return loss_equivalent(Case(test=test, control=control or curve(), margin=margin))
+def asked(test, control=None, *, margin=None, repeats=()):
+    control = control or curve()
+    calibration = calibrate(control, repeats) if repeats else None
+    return loss_equivalent(Case(test=test, control=control, calibration=calibration, margin=margin))
 
 
 def test_the_check_judges_the_second_half_against_its_margin():
@@ -215,6 +219,20 @@ def test_the_recomputed_loss_is_judged_where_both_runs_have_it():
     control = Evidence("c", "c", both.steps, {"loss": right, "loss_recomputed": right})
     assert asked(test, control).outcome is Outcome.PASS
     assert asked(test).outcome is Outcome.FAIL
+
+
+def test_what_right_runs_do_for_good_is_no_failure_and_more_than_that_is():
+    """Chaotic training: repeats of the control stay apart, each on its own side."""
+    lasting = (1e-3, -2e-3, 1.5e-3, -5e-4, 2e-3)
+    repeats = [curve(bias + noise(STEPS, 1e-4, seed=i)) for i, bias in enumerate(lasting)]
+    test = curve(4e-3 + noise(STEPS, 1e-4))
+    check = asked(test, repeats=repeats)
+    assert check.outcome is Outcome.INCONCLUSIVE
+    assert "repeats are off by 0.002" in check.detail
+    assert asked(test).outcome is Outcome.FAIL
+    quiet = [curve(bias / 100) for bias in lasting]
+    assert asked(test, repeats=quiet).outcome is Outcome.FAIL
+    assert asked(curve(5e-2 + noise(STEPS, 1e-4)), repeats=repeats).outcome is Outcome.FAIL
 
 
 def test_what_a_console_log_rounds_off_is_no_evidence_of_equivalence():

@@ -1,0 +1,202 @@
+"""Two one-sided tests: whether the mean of a difference is small against a margin.
+
+Only data can say yes: Schuirmann 1987, "A comparison of the two one-sided tests procedure and the
+power approach for assessing the equivalence of average bioavailability".
+
+* **Standard error**: differences of neighbouring steps resemble each other, so a plain standard
+  error would be too small. Lazarus, Lewis, Stock and Watson (2018, "HAR inference:
+  recommendations for practice", J. Bus. Econ. Stat. 36) recommend the equal-weighted cosine
+  estimator with ``0.4 T^(2/3)`` cosines and Student's t with as many degrees of freedom: no
+  bandwidth to choose and nearly the stated error rate.
+* **Drift**: where the difference grows, the mean over the window understates what training ends
+  with. So the level at the window's end, on the least-squares line, is tested as well, and only
+  both within the margin are equivalent. A test of two conditions that both must hold needs no
+  correction (Berger 1982, "Multiparameter hypothesis testing and acceptance sampling"); the
+  answer *different*, for which one of them is enough, halves its level (Bonferroni). A drift also
+  raises the estimated variance, on the side of caution.
+
+What the error rates really are is measured in ``docs/operating-characteristics.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy import fft, special
+
+from harness.model import Floats
+
+FEWEST = 8
+"""Shortest window that can be tested, in steps."""
+
+ALPHA = 0.05
+"""Level of each one-sided test, as in bioequivalence."""
+
+CHANCE = 0.8
+"""Further steps are planned to settle the question with this probability, the usual power."""
+
+_FEWEST_COSINES = 2
+"""One alone would give Student's t a single degree of freedom, hence intervals beyond use."""
+
+
+class Answer(StrEnum):
+    """What a test of equivalence can say."""
+
+    EQUIVALENT = "equivalent"
+    DIFFERENT = "different"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """Outcome of a test of equivalence; differences in the unit of the input."""
+
+    outcome: Answer
+    mean: float
+    """Mean difference over the window."""
+    half_width: float
+    """Of the interval around the mean at confidence ``1 - 2 alpha``; infinite for few steps."""
+    end: float
+    """Level of the least-squares line at the last step."""
+    end_half_width: float
+    steps: int
+    """Length of the window."""
+    further_steps: int | None = None
+    """How many more steps the window needs to settle the question with a probability of about
+    :data:`CHANCE`, if the difference goes on as it is; None when settled or not foreseeable."""
+
+    @property
+    def bound(self) -> float:
+        """What the difference may be at most, at the mean and at the end: equivalent within it."""
+        return max(abs(self.mean) + self.half_width, abs(self.end) + self.end_half_width)
+
+
+def equivalence(
+    difference: Floats, margin: float, alpha: float = ALPHA, *, rounding: float = 0.0
+) -> Equivalence:
+    """Test whether the mean of a series, and its level at the end, lie within ``± margin``.
+
+    ``difference`` has shape (steps,): paired differences of consecutive steps. ``rounding`` is what
+    the source may have rounded off each of them: it widens the intervals, since a rounding that is
+    the same at every step does not average out. A series without any variance (two bit-identical
+    runs, say) has an interval of no width. Fewer than :data:`FEWEST` steps are inconclusive.
+
+    Raises ValueError for differences that are not finite, a margin or a level that is no use.
+    """
+    _refuse_unusable(difference, margin, alpha)
+    steps = int(difference.size)
+    if steps < FEWEST:
+        mean = float(difference.mean()) if steps else 0.0
+        return Equivalence(
+            Answer.INCONCLUSIVE, mean, math.inf, mean, math.inf, steps, FEWEST - steps
+        )
+    levels = _levels(difference)
+    quantile, stricter = (_student(steps, 1 - level) for level in (alpha, alpha / 2))
+    widths = [quantile * error + rounding for _, error in levels]
+    pairs = list(zip(levels, widths, strict=True))
+    if all(abs(level) + width <= margin for (level, _), width in pairs):
+        outcome = Answer.EQUIVALENT
+    elif any(abs(level) - stricter * error - rounding > margin for level, error in levels):
+        outcome = Answer.DIFFERENT
+    else:
+        outcome = Answer.INCONCLUSIVE
+    undecided = outcome is Answer.INCONCLUSIVE
+    return Equivalence(
+        outcome=outcome,
+        mean=levels[0][0],
+        half_width=widths[0],
+        end=levels[1][0],
+        end_half_width=widths[1],
+        steps=steps,
+        further_steps=_further(levels, steps, margin, alpha, rounding) if undecided else None,
+    )
+
+
+def _refuse_unusable(difference: Floats, margin: float, alpha: float) -> None:
+    finite = np.isfinite(difference)
+    if not finite.all():
+        index = int(np.argmin(finite))
+        raise ValueError(f"difference {index} is {difference[index]}: all must be finite")
+    if not (math.isfinite(margin) and margin > 0):
+        raise ValueError(f"margin is {margin}: it must be finite and above 0")
+    if not 0 < alpha < 0.5:  # noqa: PLR2004 (the sentence says it)
+        raise ValueError(f"alpha is {alpha}: it must lie between 0 and 0.5")
+
+
+def _cosines(steps: int) -> int:
+    """Cosines of the variance estimate, hence degrees of freedom (Lazarus et al. 2018)."""
+    return max(_FEWEST_COSINES, round(0.4 * math.pow(steps, 2 / 3)))
+
+
+def _student(steps: int, probability: float) -> float:
+    """Quantile of Student's t for a window of so many steps."""
+    return float(special.stdtrit(_cosines(steps), probability))
+
+
+def _levels(difference: Floats) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Mean and level at the end, each with its standard error.
+
+    The long-run variance is the mean square of the first cosine coefficients (orthonormal type-II
+    DCT). The line's slope is orthogonal to the mean, so the end level's variance is their sum.
+    """
+    steps = difference.size
+    mean = float(difference.mean())
+    centred = difference - mean
+    if not np.any(difference != difference[0]):
+        return (float(difference[0]), 0.0), (float(difference[0]), 0.0)
+    coefficients = fft.dct(centred, norm="ortho")[1 : _cosines(steps) + 1]
+    error = math.sqrt(float(np.mean(coefficients**2)) / steps)
+    time = np.linspace(-1.0, 1.0, steps)
+    spread = float(np.mean(time**2))
+    slope = float(np.mean(centred * time)) / spread
+    return (mean, error), (mean + slope, error * math.sqrt(1 + 1 / spread))
+
+
+def _further(
+    levels: tuple[tuple[float, float], tuple[float, float]],
+    steps: int,
+    margin: float,
+    alpha: float,
+    rounding: float,
+) -> int | None:
+    """Further steps of the window until the question is settled, if nothing changes.
+
+    A level within the margin must get there with both conditions; outside, one is enough.
+    """
+    outside = [(level, error) for level, error in levels if abs(level) > margin]
+    needed = [
+        _enough(level, error, steps, margin, alpha / 2 if outside else alpha, rounding)
+        for level, error in outside or levels
+    ]
+    known = [count for count in needed if count is not None]
+    if not known or (len(known) < len(needed) and not outside):
+        return None
+    return max((min if outside else max)(known) - steps, 1)
+
+
+def _enough(
+    level: float, error: float, steps: int, margin: float, alpha: float, rounding: float
+) -> int | None:
+    """Length of the window at which one level is settled with a probability of :data:`CHANCE`.
+
+    The standard error shrinks as ``1 / sqrt(T)``. What must shrink below is the level's distance
+    from the margin, unless noise exceeds the margin: then the level says nothing yet, and the plan
+    is for no difference. None where the level lies within its noise of the margin.
+    """
+    drowned = error >= margin
+    room = (margin if drowned else abs(margin - abs(level))) - rounding
+    if room <= 0 or (room < error and not drowned):
+        return None
+
+    def settled(count: int) -> bool:
+        quantiles = _student(count, 1 - alpha) + _student(count, (1 + CHANCE) / 2)
+        return count >= steps * (error * quantiles / room) ** 2
+
+    most = steps
+    while not settled(most):
+        most *= 2
+    return bisect_left(range(most), 1, lo=steps, key=settled)
