@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-_INCREMENT = 0x9E3779B97F4A7C15
-_FIRST = 0xBF58476D1CE4E5B9
-_SECOND = 0x94D049BB133111EB
+from harness.rank.bits import mix_
+
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 def mixed(counter: torch.Tensor, key: int) -> torch.Tensor:
@@ -15,18 +15,7 @@ def mixed(counter: torch.Tensor, key: int) -> torch.Tensor:
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). The 64 bits
     come as signed numbers, for int64 arithmetic wraps as unsigned arithmetic does.
     """
-    bits = counter * _signed(_INCREMENT)
-    bits += _signed(key)
-    for shift, factor in ((30, _FIRST), (27, _SECOND)):
-        bits ^= _shifted(bits, shift)
-        bits *= _signed(factor)
-    bits ^= _shifted(bits, 31)
-    return bits
-
-
-def _shifted(bits: torch.Tensor, by: int) -> torch.Tensor:
-    """A logical shift to the right: int64 tensors only have the arithmetic one."""
-    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
+    return mix_((counter * _signed(_GOLDEN)).add_(_signed(key)))
 
 
 def _signed(value: int) -> int:
