@@ -85,8 +85,8 @@ def real_run_table(found: RealRuns) -> str:
                 "runs",
                 "steps",
                 "pairs",
-                "FAIL (95% interval)",
-                "controls with a FAIL",
+                "alarms (95% interval)",
+                "controls with one",
                 "checks that failed",
             ),
             [
