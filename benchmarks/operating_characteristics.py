@@ -3,7 +3,8 @@
 ``nox -s characteristics`` simulates experiments (``characteristics/simulation.py``), judges them
 with the harness's own ``calibrate`` and ``judge``, and puts tables and figures in their places in
 the page; ``--quick`` only prints smaller tables. With ``--runs FOLDER…`` it judges real runs of one
-control, as ``converge calibrate benchmarks/aa.toml`` leaves them, against each other instead.
+control, as ``converge calibrate benchmarks/aa.toml`` leaves them, against each other instead; with
+``--matrix FOLDER…`` it compares a matrix that passes with what its repeats teach.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from characteristics.deviations import deviations
 from characteristics.figures import draw_false_alarms, draw_power
 from characteristics.long_runs import long_runs
 from characteristics.rates import LENGTHS, SITUATIONS, false_alarms, power
 from characteristics.real_runs import real_runs
 from characteristics.simulation import LAWS
 from characteristics.tables import (
+    deviation_table,
     false_alarm_table,
     long_run_table,
     power_table,
@@ -38,6 +41,8 @@ def main() -> int:
     began = time.monotonic()
     if arguments.runs:
         measured = real_tables(arguments.runs)
+    elif arguments.matrix:
+        measured = iter([("deviations", deviation_table(deviations(arguments.matrix)))])
     else:
         measured = simulated_tables(quick=arguments.quick, workers=arguments.workers)
     for name, table in measured:
@@ -79,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measure how often the judge is wrong.")
     parser.add_argument("--quick", action="store_true", help="small samples, tables printed only")
     parser.add_argument("--runs", type=Path, nargs="+", help="run folders of repeats of a control")
+    parser.add_argument(
+        "--matrix", type=Path, nargs="+", help="run folders of a matrix that passes"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     return parser
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from characteristics.rates import Judged, Rate, judged
 from harness.judge import calibrate
+from harness.judge.curves import pair, signed_difference
 from harness.model import Evidence, Judgement
 from harness.readers import read_run
 
@@ -39,6 +42,10 @@ class RealRuns:
     """Pairs without a false alarm that do not pass, either."""
     checks: Counter[str]
     """How often each check failed."""
+    correlation: float
+    """Of the recomputed loss's differences at neighbouring steps, over all pairs."""
+    kurtosis: float
+    """Excess kurtosis of the same differences, each step by its own scale: 0 for normal noise."""
 
 
 def real_runs(folders: Sequence[Path], seed: int = 4) -> RealRuns:
@@ -67,12 +74,26 @@ def real_runs(folders: Sequence[Path], seed: int = 4) -> RealRuns:
         Rate(len(every) - len(quiet), len(every)),
         Rate(undecided, len(every)),
         Counter(name for verdict in every for name in _alarms(verdict)),
+        *_shape(runs),
     )
 
 
 def _alarms(verdict: Judged) -> list[str]:
     """Names of the checks that failed wrongly."""
     return [name for name in verdict.failed if name != RIGHTLY_FAILED]
+
+
+def _shape(runs: Sequence[Evidence]) -> tuple[float, float]:
+    """Autocorrelation at one step, and excess kurtosis, of the recomputed loss's differences."""
+    differences = np.array(
+        [
+            signed_difference(pair(test, control, "loss_recomputed"))
+            for test, control in combinations(runs, 2)
+        ]
+    )
+    scaled = differences / np.sqrt(np.mean(differences**2, axis=0))
+    neighbours = float(np.mean(scaled[:, 1:] * scaled[:, :-1]))
+    return neighbours, float(stats.kurtosis(scaled, axis=None))
 
 
 def _refuse_others(runs: Sequence[Evidence]) -> None:

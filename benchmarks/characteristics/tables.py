@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from characteristics.deviations import Deviation
 from characteristics.long_runs import CORRELATIONS, LongRuns
 from characteristics.rates import FalseAlarms, Power
 from characteristics.real_runs import RealRuns
@@ -87,6 +88,8 @@ def real_run_table(found: RealRuns) -> str:
                 "pairs",
                 "alarms (95% interval)",
                 "controls with one",
+                "rho",
+                "excess kurtosis",
                 "checks that failed",
             ),
             [
@@ -96,11 +99,24 @@ def real_run_table(found: RealRuns) -> str:
                     found.pairs.trials,
                     f"{found.pairs.hits}: {found.pairs}",
                     f"{found.controls.hits} of {found.controls.trials}",
+                    f"{found.correlation:.2f}",
+                    f"{found.kurtosis:.2f}",
                     _counted(found.checks.elements()) or "none",
                 )
             ],
         )
         + f"\n\nINCONCLUSIVE or INVALID: {found.undecided.hits} of {found.undecided.trials} pairs."
+    )
+
+
+def deviation_table(found: Sequence[Deviation]) -> str:
+    return _table(
+        ("test set", "loss", "grad norm", "gradients"),
+        [
+            (one.name, *(f"{rms:.2f}, {most:.1f}" for rms, most in one_of))
+            for one in found
+            for one_of in [(one.loss, one.grad_norm, one.gradients)]
+        ],
     )
 
 

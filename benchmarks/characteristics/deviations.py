@@ -1,0 +1,89 @@
+"""How far right test sets of a real matrix lie from the control, in units of what repeats teach.
+
+The judge allows a test set ``IMPLEMENTATION_FACTOR`` times the scale of the repeats, and the
+simulated laws try such factors: this is where both can be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from harness.judge import calibrate
+from harness.judge.curves import pair, relative_difference
+from harness.judge.sketches import gradient_difference, shared_samples
+from harness.model import Calibration, Evidence, Floats
+from harness.readers import read_run
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """One test set: root mean square and largest multiple of the repeats' scale."""
+
+    name: str
+    loss: tuple[float, float]
+    """Recomputed, over all steps."""
+    grad_norm: tuple[float, float]
+    """Recomputed, over all steps."""
+    gradients: tuple[float, float]
+    """Of all parameters, over all samples."""
+
+
+def deviations(folders: Sequence[Path]) -> list[Deviation]:
+    """Compare the test sets of a matrix with its control, the run whose name others prolong.
+
+    ``fsdp2.ulp`` is a repeat of ``fsdp2``. Runs of another precision than the control's really
+    compute something else, and are left out. Raises ValueError without repeats or test sets.
+    """
+    runs = [read_run(folder) for folder in folders]
+    control = _control(runs)
+    repeats = [run for run in runs if run.name.startswith(f"{control.name}.")]
+    calibration = calibrate(control, repeats)
+    tests = [
+        run
+        for run in runs
+        if run is not control and run not in repeats and run.precision is control.precision
+    ]
+    if not tests:
+        raise ValueError(f"no test set of {control.name} in its precision among the folders")
+    return [
+        Deviation(
+            test.name,
+            _signal("loss_recomputed", test, control, calibration),
+            _signal("grad_norm_recomputed", test, control, calibration),
+            _gradients(test, control, calibration),
+        )
+        for test in tests
+    ]
+
+
+def _control(runs: Sequence[Evidence]) -> Evidence:
+    for run in runs:
+        if any(other.name.startswith(f"{run.name}.") for other in runs):
+            return run
+    raise ValueError("no run among the folders has repeats beside it")
+
+
+def _signal(
+    name: str, test: Evidence, control: Evidence, calibration: Calibration
+) -> tuple[float, float]:
+    curves = pair(test, control, name)
+    difference = relative_difference(curves.test, curves.control)
+    return _size(difference / calibration.signals[name].scale)
+
+
+def _gradients(test: Evidence, control: Evidence, calibration: Calibration) -> tuple[float, float]:
+    multiples = []
+    for ours, theirs in shared_samples(test, control):
+        known = calibration.tensors.get(theirs.step)
+        if known is None or known.gradient is None or not ours.gradients or not theirs.gradients:
+            continue
+        multiples.append(gradient_difference(ours.gradients, theirs.gradients) / known.gradient)
+    return _size(np.concatenate(multiples))
+
+
+def _size(multiples: Floats) -> tuple[float, float]:
+    return float(np.sqrt(np.mean(multiples**2))), float(multiples.max())
