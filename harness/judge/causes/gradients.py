@@ -224,12 +224,15 @@ def _direction(wrong: Wrong, scene: Scene) -> Cause:
 
 def worst_words(wrong: Wrong) -> str:
     """The furthest tensors with relative difference, best factor and what it leaves."""
-    sorting = wrong.sorting
-    words = [
-        f"{wrong.names[index]} by {wrong.found.difference[index]:.2g} (best factor "
-        f"{sorting.factors[index]:.3g}, which leaves {sorting.residuals[index]:.2g})"
-        for index in sorting.turned[:NAMED]
-    ]
+    sorting, difference = wrong.sorting, wrong.found.difference
+    words = []
+    for index in sorting.turned[:NAMED]:
+        if np.isfinite(sorting.factors[index]):
+            best = f"best factor {sorting.factors[index]:.3g}, which leaves "
+            left = f"{best}{sorting.residuals[index]:.2g}"
+            words.append(f"{wrong.names[index]} by {difference[index]:.2g} ({left})")
+        else:
+            words.append(f"{wrong.names[index]} (no multiple of the control's)")
     return joined(words)
 
 

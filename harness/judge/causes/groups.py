@@ -10,7 +10,7 @@ from typing import NamedTuple
 MOST_PATTERNS = 5
 """How many folded names are written out."""
 
-_LAYER = re.compile(r"^(?:(.*)\.)??([0-9]+)\.(.*)$")
+_LAYER = re.compile(r"^(?:(.*?)\.)?([0-9]+)\.(.*)$")
 _ATTENTION = re.compile(r"attn|attention")
 _OUTPUT = re.compile(r"^(.*\.)?(output|lm_head|output_layer|unembed\w*|head)\.")
 _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
