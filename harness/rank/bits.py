@@ -31,8 +31,7 @@ class _Part(NamedTuple):
     owner: int
     place: int
     """Among those of its owner."""
-    content: torch.Tensor
-    """Flat, uint8."""
+    tensor: torch.Tensor
 
 
 class _Piece(NamedTuple):
@@ -63,15 +62,15 @@ def bit_digests(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.
     tensors are mixed together, for a launch takes longer than they do. No collective happens.
     """
     parts = [
-        _Part(owner, place, _content(plain))
+        _Part(owner, place, plain)
         for owner, tensor in enumerate(tensors)
         for place, plain in enumerate(_plain_tensors(tensor))
     ]
     result = torch.zeros(len(tensors), dtype=torch.int64, device=device)
-    for there in {part.content.device for part in parts}:
-        mine = [part for part in parts if part.content.device == there]
+    for there in {part.tensor.device for part in parts}:
+        mine = [part for part in parts if part.tensor.device == there]
         # The lengths, so that trailing zeros count.
-        totals = torch.tensor([part.content.numel() + 1 for part in mine], device=there)
+        totals = torch.tensor([part.tensor.nbytes + 1 for part in mine], device=there)
         for pieces in _batches(mine, _BLOCK_WORDS.get(there.type, _BLOCK_WORDS["cuda"])):
             of_part = torch.tensor([piece.part for piece in pieces], device=there)
             totals.index_add_(0, of_part, _sums(pieces))
@@ -115,8 +114,9 @@ def _batches(parts: Sequence[_Part], words: int) -> Iterator[list[_Piece]]:
     batch: list[_Piece] = []
     room = words
     for number, part in enumerate(parts):
-        for start in range(0, part.content.numel(), words * _WORD_BYTES):
-            piece = _as_words(part.content[start : start + words * _WORD_BYTES])
+        content = _content(part.tensor)
+        for start in range(0, len(content), words * _WORD_BYTES):
+            piece = _as_words(content[start : start + words * _WORD_BYTES])
             batch.append(_Piece(number, start // _WORD_BYTES, piece))
             room -= len(piece)
             if room <= 0:
