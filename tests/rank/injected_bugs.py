@@ -37,6 +37,16 @@ def lose_embedding_gradient(trainer):
     _before_clipping(lose)
 
 
+def negate_one_gradient(trainer):
+    """No norm shows it, and no loss of the same step."""
+
+    def negate(_parameters):
+        for part in trainer.model_parts:
+            part.layers["2"].feed_forward.w2.weight.grad.neg_()
+
+    _before_clipping(negate)
+
+
 def double_reported_loss(trainer):
     """As torchtitan's full_dtensor back end: only the metric is wrong."""
     log = trainer.metrics_processor.log

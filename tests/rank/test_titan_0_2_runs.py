@@ -31,6 +31,21 @@ def test_the_control_is_complete_and_its_metrics_are_true(control):
         assert line["grads_missing"] == 0
 
 
+def assert_every_gradient_is_scaled(runs, name, factor):
+    """Against the control, at step 1, and nothing else: divided by the factor they are the same."""
+    control, test = runs.sample("fsdp2", 1), runs.sample(name, 1)
+    test["gradients_sketch"] /= factor
+    assert max(jobs.tensor_differences(control, test, "gradients").values()) < 1e-5
+
+
+def assert_same_samples(runs, name):
+    for step, kind in ((0, "parameters"), (1, "gradients"), (1, "parameters")):
+        differences = jobs.tensor_differences(
+            runs.sample("fsdp2", step), runs.sample(name, step), kind
+        )
+        assert max(differences.values()) < (1e-14 if step == 0 else 1e-5)
+
+
 def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):
     steps, _ = runs.run("ulp", repeat="ulp")
     assert 0 < jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
@@ -42,6 +57,7 @@ def test_gradient_accumulation_reads_the_same_batches(runs, control):
     assert in_force["global_batch_size"] == 8
     assert [a["batch_digest"] for a in steps] == [b["batch_digest"] for b in control]
     assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+    assert_same_samples(runs, "accumulation")
 
 
 def test_context_parallel_rotates_as_configured_only_with_its_fix(runs, control):
@@ -55,6 +71,11 @@ def test_context_parallel_rotates_as_configured_only_with_its_fix(runs, control)
         assert in_force["degrees"] == {**jobs.DEGREES, "cp": 2}
         assert jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
         assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+
+
+def test_tensor_parallelism_leaves_the_same_samples(runs, control):
+    runs.run("tp2", tp=2)
+    assert_same_samples(runs, "tp2")
 
 
 def test_float8_tp_styles_are_in_force_only_with_their_fix(runs, control):
@@ -84,6 +105,7 @@ def test_pipeline_gradients_are_too_large_by_the_tokens_of_a_batch(runs, control
     assert jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
     ratio = steps[0]["grad_norm_recomputed"] / control[0]["grad_norm_recomputed"]
     assert ratio == pytest.approx(control[0]["tokens"], rel=1e-6)
+    assert_every_gradient_is_scaled(runs, "pp2", control[0]["tokens"])
 
 
 def test_ddp_gradients_are_too_small_by_the_replicate_degree(runs, control):
@@ -92,6 +114,7 @@ def test_ddp_gradients_are_too_small_by_the_replicate_degree(runs, control):
     assert in_force["degrees"] == {**jobs.DEGREES, "dp_replicate": 2, "dp_shard": 1}
     ratio = steps[0]["grad_norm_recomputed"] / control[0]["grad_norm_recomputed"]
     assert ratio == pytest.approx(0.5, rel=1e-6)
+    assert_every_gradient_is_scaled(runs, "ddp2", 0.5)
 
 
 def test_compiled_async_tp_fuses_and_trains_the_embedding_only_with_its_fixes(runs, control):
@@ -102,6 +125,7 @@ def test_compiled_async_tp_fuses_and_trains_the_embedding_only_with_its_fixes(ru
     fused = in_force["async_tp"]["fused_nodes"]
     assert set(fused) == {"fused_all_gather_matmul", "fused_matmul_reduce_scatter"}
     assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+    assert_same_samples(runs, "async-tp")
     steps, in_force = runs.run(
         "async-tp-unfixed", tp=2, techniques=techniques, without_fixes=["symm-mem", "act-grad"]
     )

@@ -6,6 +6,7 @@ A job takes about 10 seconds on two idle cores, compile half a minute.
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import titan_0_3_jobs as jobs
 
@@ -49,6 +50,22 @@ def test_the_control_is_complete_and_its_metrics_are_true(control):
 def test_a_rerun_is_bit_identical(runs, control):
     steps, _ = runs.run("rerun", repeat="rerun")
     assert without_measurements(steps) == without_measurements(control)
+    first, again = runs.sample("fsdp2", 1), runs.sample("rerun", 1)
+    assert first.keys() == again.keys()
+    for name, array in first.items():
+        assert np.array_equal(array, again[name])
+
+
+def test_samples_are_those_of_the_whole_model(runs, control):
+    """Step 0 is the seed checkpoint; the norms of step 1 make the gradient norm."""
+    loaded, first = runs.sample("fsdp2", 0), runs.sample("fsdp2", 1)
+    assert loaded["parameters_norm"].sum() > 0
+    assert "gradients_norm" not in loaded
+    row = loaded["names"].tolist().index("layers.0.attention_norm.weight")
+    assert (loaded["sizes"][row], loaded["parameters_norm"][row]) == (64, 8)
+    total = np.linalg.norm(first["gradients_norm"])
+    assert total == pytest.approx(control[0]["grad_norm_recomputed"], rel=1e-12)
+    assert first["gradients_not_finite"].sum() == 0
 
 
 def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):
@@ -77,6 +94,11 @@ def test_a_parallelism_differs_from_fsdp_by_rounding_only(runs, control, name, c
     for signal in ("loss", "grad_norm"):
         assert jobs.largest_difference(control, steps, signal) < 1e-6
         assert jobs.largest_difference(control, steps, f"{signal}_recomputed") < 1e-7
+    for step, kind in ((0, "parameters"), (1, "gradients"), (1, "parameters")):
+        differences = jobs.tensor_differences(
+            runs.sample("fsdp2", step), runs.sample(name, step), kind
+        )
+        assert max(differences.values()) < (1e-14 if step == 0 else 1e-5)
     assert in_force["global_batch_size"] == 8
     assert in_force["cp_rotation"] == ("allgather" if "cp" in changes else None)
     if "pp" in changes:
@@ -135,18 +157,43 @@ def test_a_parameter_without_gradient_is_named(runs):
     (first, *_), _ = runs.run("lost", inject=f"{BUGS}:lose_embedding_gradient")
     assert first["grads_missing"] == 1
     assert first["grads_missing_names"] == ["tok_embeddings.weight"]
+    sample = runs.sample("lost", 1)
+    row = sample["names"].tolist().index("tok_embeddings.weight")
+    assert not sample["gradients_sketch"][row].any()
+    assert sample["gradients_zeros"][row] == sample["sizes"][row]
+
+
+def test_a_gradient_of_wrong_direction_shows_in_its_sketch_and_nowhere_else(runs, control):
+    (first, *_), _ = runs.run("negated", tp=2, inject=f"{BUGS}:negate_one_gradient")
+    for signal in ("loss_recomputed", "grad_norm_recomputed"):
+        assert first[signal] == pytest.approx(control[0][signal], rel=1e-7)
+    differences = jobs.tensor_differences(
+        runs.sample("fsdp2", 1), runs.sample("negated", 1), "gradients"
+    )
+    wrong = differences.pop("layers.2.feed_forward.w2.weight")
+    assert 1 < wrong < 3  # truly 2, by an estimate
+    assert max(differences.values()) < 1e-5
 
 
 def test_a_run_that_becomes_nan_leaves_that_step(runs):
     done = runs.torchrun(
-        "nan", pp=2, pipeline_schedule="1F1B", inject=f"{BUGS}:become_nan_at_step_2"
+        "nan",
+        pp=2,
+        pipeline_schedule="1F1B",
+        inject=f"{BUGS}:become_nan_at_step_2",
+        sample_steps=[2],
     )
     assert done.returncode != 0
     assert "Loss is not finite" in done.stderr
     part = (runs.folder / "nan" / "metrics.jsonl.part").read_text().splitlines()
-    last = json.loads(part[-1])
+    last, replicas = map(json.loads, part[-2:])
+    assert (replicas["kind"], replicas["step"]) == ("replicas", 2)
     assert (last["step"], last["loss"], last["loss_recomputed"]) == (2, "nan", "nan")
     assert last["grad_norm"] is None
+    sample = runs.sample("nan", 2)
+    assert sample["parameters_not_finite"].sum() > 0
+    row = sample["names"].tolist().index("layers.3.attention.wq.weight")
+    assert np.isnan(sample["gradients_norm"][row])
 
 
 def test_an_error_names_itself(runs):

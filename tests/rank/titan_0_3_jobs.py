@@ -9,6 +9,7 @@ import tomllib
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from harness.corpus import prepare
@@ -62,6 +63,7 @@ def write_job(folder, *, data=None, model=None, **changes):
             "settings": settings,
         },
         "data": {"folder": str(data), "digest": "0"} if data else None,
+        "sample_steps": [0, 1],
         "device": "cpu",
         **changes,
     }
@@ -115,6 +117,18 @@ class Runs:
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return steps, json.loads((self.folder / name / "in_force.json").read_text())
+
+    def sample(self, name, step):
+        """The arrays of a run's per-tensor evidence of a step."""
+        with np.load(self.folder / name / "tensors" / f"step-{step:08d}.npz") as arrays:
+            return dict(arrays)
+
+
+def tensor_differences(control, test, kind):
+    """Per parameter, the estimated norm of the difference relative to the control's norm."""
+    assert control["names"].tolist() == test["names"].tolist()
+    apart = np.linalg.norm(test[f"{kind}_sketch"] - control[f"{kind}_sketch"], axis=1)
+    return dict(zip(control["names"].tolist(), apart / control[f"{kind}_norm"], strict=True))
 
 
 def largest_difference(control, test, signal):
