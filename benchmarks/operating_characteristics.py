@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from characteristics.deviations import deviations
 from characteristics.figures import draw_false_alarms, draw_power
@@ -30,6 +31,8 @@ from characteristics.tables import (
     real_run_table,
 )
 
+from harness.readers import read_run
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"
 IMAGES = ROOT / "docs" / "images"
@@ -39,10 +42,8 @@ QUICK_STEPS = 100
 def main() -> int:
     arguments = _parser().parse_args()
     began = time.monotonic()
-    if arguments.runs:
-        measured = real_tables(arguments.runs)
-    elif arguments.matrix:
-        measured = iter([("deviations", deviation_table(deviations(arguments.matrix)))])
+    if arguments.runs or arguments.matrix:
+        measured = real_tables(arguments.runs, arguments.matrix)
     else:
         measured = simulated_tables(quick=arguments.quick, workers=arguments.workers)
     for name, table in measured:
@@ -52,9 +53,12 @@ def main() -> int:
     return 0
 
 
-def real_tables(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
-    """Name and Markdown of the table that needs real runs."""
-    yield "real runs", real_run_table(real_runs(folders))
+def real_tables(repeats: Sequence[Path], matrix: Sequence[Path]) -> Iterator[tuple[str, str]]:
+    """Name and Markdown of the tables that need real runs."""
+    if repeats:
+        yield "real runs", real_run_table(real_runs([read_run(folder) for folder in repeats]))
+    if matrix:
+        yield "deviations", deviation_table(deviations([read_run(folder) for folder in matrix]))
 
 
 def simulated_tables(*, quick: bool, workers: int) -> Iterator[tuple[str, str]]:
@@ -83,10 +87,9 @@ def with_table(page: str, name: str, table: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measure how often the judge is wrong.")
     parser.add_argument("--quick", action="store_true", help="small samples, tables printed only")
-    parser.add_argument("--runs", type=Path, nargs="+", help="run folders of repeats of a control")
-    parser.add_argument(
-        "--matrix", type=Path, nargs="+", help="run folders of a matrix that passes"
-    )
+    folders: dict[str, Any] = {"type": Path, "nargs": "+", "default": (), "metavar": "FOLDER"}
+    parser.add_argument("--runs", **folders, help="run folders of repeats of a control")
+    parser.add_argument("--matrix", **folders, help="run folders of a matrix that passes")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     return parser
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +15,6 @@ from harness.judge import calibrate
 from harness.judge.curves import pair, relative_difference
 from harness.judge.sketches import gradient_difference, shared_samples
 from harness.model import Calibration, Evidence, Floats
-from harness.readers import read_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +30,12 @@ class Deviation:
     """Of all parameters, over all samples."""
 
 
-def deviations(folders: Sequence[Path]) -> list[Deviation]:
+def deviations(runs: Sequence[Evidence]) -> list[Deviation]:
     """Compare the test sets of a matrix with its control, the run whose name others prolong.
 
     ``fsdp2.ulp`` is a repeat of ``fsdp2``. Runs of another precision than the control's really
     compute something else, and are left out. Raises ValueError without repeats or test sets.
     """
-    runs = [read_run(folder) for folder in folders]
     control = _control(runs)
     repeats = [run for run in runs if run.name.startswith(f"{control.name}.")]
     calibration = calibrate(control, repeats)
@@ -48,7 +45,7 @@ def deviations(folders: Sequence[Path]) -> list[Deviation]:
         if run is not control and run not in repeats and run.precision is control.precision
     ]
     if not tests:
-        raise ValueError(f"no test set of {control.name} in its precision among the folders")
+        raise ValueError(f"no test set of {control.name} in its precision among the runs")
     return [
         Deviation(
             test.name,
@@ -64,7 +61,7 @@ def _control(runs: Sequence[Evidence]) -> Evidence:
     for run in runs:
         if any(other.name.startswith(f"{run.name}.") for other in runs):
             return run
-    raise ValueError("no run among the folders has repeats beside it")
+    raise ValueError("none of the runs has repeats beside it")
 
 
 def _signal(

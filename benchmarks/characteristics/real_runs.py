@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 from scipy import stats
@@ -20,7 +19,6 @@ from characteristics.rates import Judged, Rate, judged
 from harness.judge import calibrate
 from harness.judge.curves import pair, signed_difference
 from harness.model import Evidence, Judgement
-from harness.readers import read_run
 
 REPEATS = 6
 """As many as the harness makes by default."""
@@ -48,12 +46,11 @@ class RealRuns:
     """Excess kurtosis of the same differences, each step by its own scale: 0 for normal noise."""
 
 
-def real_runs(folders: Sequence[Path], seed: int = 4) -> RealRuns:
+def real_runs(runs: Sequence[Evidence], seed: int = 4) -> RealRuns:
     """Judge every run against every other as its control, by :data:`REPEATS` of the rest.
 
     Raises ValueError for too few runs, or for runs that are not repeats of one control.
     """
-    runs = [read_run(folder) for folder in folders]
     _refuse_others(runs)
     chance = np.random.default_rng(seed)
     verdicts: dict[str, list[Judged]] = {}

@@ -4,6 +4,7 @@ The rates themselves, from hundreds of experiments, are in docs/operating-charac
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from characteristics import simulation  # noqa: E402
+from characteristics.deviations import deviations  # noqa: E402
 from characteristics.rates import Rate, Situation, judged  # noqa: E402
 from characteristics.rates import _right_runs as right_runs  # noqa: E402
 from characteristics.real_runs import real_runs  # noqa: E402
@@ -67,9 +69,35 @@ def test_rates_have_exact_intervals():
     assert Rate(10, 10).interval[1] == 1.0
 
 
-def test_too_few_real_runs_are_refused():
+def test_repeats_of_one_control_raise_no_alarm_and_a_wrong_one_among_them_does():
+    drawn = simulation.experiment(simulation.FP32, 50, np.random.SeedSequence(2))
+    right = [drawn.control, *drawn.repeats[1:], *drawn.tests[:4]]
+    found = real_runs(right)
+    assert (found.runs, found.pairs.trials, found.pairs.hits) == (10, 30, 0)
+    wrong = simulation.biased(right[-1], 1e-3, 20)
+    assert real_runs([*right[:-1], wrong]).controls.hits > 0
+
+
+def test_real_runs_that_cannot_be_counted_are_refused():
     with pytest.raises(ValueError, match="a control, 6 repeats and a test set make 8"):
         real_runs([])
+    shorter = simulation.experiment(simulation.FP32, 20, np.random.SeedSequence(2))
+    longer = simulation.experiment(simulation.FP32, 50, np.random.SeedSequence(2))
+    with pytest.raises(ValueError, match="no repeats of one control"):
+        real_runs([*longer.tests, *shorter.tests])
+
+
+def test_deviations_of_test_sets_are_in_units_of_what_repeats_do():
+    drawn = simulation.experiment(simulation.FP32, 200, np.random.SeedSequence(3), factor=4.0)
+    repeats = [replace(run, name=f"control.{run.name}") for run in drawn.repeats]
+    found = deviations([drawn.control, *repeats, *drawn.tests])
+    assert [one.name for one in found] == [run.name for run in drawn.tests]
+    typical = np.median([one.loss[0] for one in found])
+    assert 1.5 < typical < 4.0  # sqrt((1 + 4 ** 2) / 2) is 2.9: the control deviates, too
+    with pytest.raises(ValueError, match="no test set of control"):
+        deviations([drawn.control, *repeats])
+    with pytest.raises(ValueError, match="none of the runs has repeats"):
+        deviations(drawn.tests)
 
 
 def test_a_table_takes_its_place_in_the_page_and_nothing_else():
