@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from cause_examples import (
     BOTH_LOSSES,
@@ -18,6 +19,8 @@ from cause_examples import (
 )
 
 from harness.judge import judge
+from harness.judge.causes.sorting import sort
+from harness.judge.tensors import TensorDifferences
 from harness.model import CauseClass, Judgement, Parallelism, Precision
 
 PP2, TP2 = Parallelism(dp_shard=2, pp=2), Parallelism(dp_shard=2, tp=2)
@@ -289,6 +292,25 @@ def test_gradients_that_are_not_set_to_zero():
     doubled = verdict_of(broken(gradient=since(2, scaled(2))))
     assert doubled.cause_class is CauseClass.GRADIENT_SCALE
     assert "at step 2" in doubled.cause
+
+
+def test_gradients_that_are_not_set_to_zero_after_clipping():
+    def kept(step, name, values):
+        return values + 0.3 * other(name, 1, "gradient") if step == 2 else values
+
+    verdict = verdict_of(broken(gradient=kept, noise=1e-7))
+    assert verdict.cause_class is CauseClass.STATE
+    assert "(0.3 of them: as clipping left them)" in verdict.cause
+    taken = broken(gradient=lambda step, name, x: x - other(name, 1, "gradient") * (step == 2))
+    assert verdict_of(taken).cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+def test_a_gradient_that_has_nearly_nothing_of_the_controls_is_turned_and_not_scaled():
+    control = np.eye(3, 64)
+    test = 0.01 * control + np.eye(3, 64, 3)
+    found = TensorDifferences(np.full(3, 1e2), np.full(3, 1e-5), np.zeros(3, np.bool_), "floor")
+    assert sort(test, control, found).turned == (0, 1, 2)
+    assert sort(0.01 * control, control, found).factor_of_all.factor == pytest.approx(0.01)
 
 
 def test_a_scale_that_begins_later_is_a_scale_from_then_on():

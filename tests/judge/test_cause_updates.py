@@ -18,7 +18,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import CauseClass, Parallelism, Precision
+from harness.model import CauseClass, Parallelism
 
 
 def has(*parts):
@@ -102,11 +102,6 @@ def test_parameters_that_stop_later_are_frozen_from_then_on():
     assert "layers.*.attention.wq.weight stay as they were from step 4 to step 8" in verdict.cause
 
 
-def test_bfloat16_weights_lose_small_updates():
-    test = broken(update=scaled(0, has("norm")), precision=Precision.BF16)
-    assert "in bfloat16, updates below half a unit in the last place" in verdict_of(test).cause
-
-
 # ---------------------------------------------------------------------- updates
 
 
@@ -163,3 +158,8 @@ def test_a_first_update_within_its_wide_limit_is_known_by_what_follows():
     assert "the first update differs: the gradients of step 1 agree" in verdict.cause
     same_loss = replace(test, signals=broken().signals)
     assert verdict_of(same_loss).cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+def test_a_gradient_off_by_no_more_than_the_update_before_it_is_its_consequence():
+    test = broken(update=turned(has(""), 5e-3), gradient=since(2, turned(has(""), 1e-3)))
+    assert verdict_of(test).cause_class is CauseClass.UPDATE

@@ -13,7 +13,14 @@ import numpy as np
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.families import family, stage_words
 from harness.judge.causes.groups import describe, joined
-from harness.judge.causes.sorting import MOST_FACTORS, Scaled, Sorting, rounding_of, sort
+from harness.judge.causes.sorting import (
+    MOST_FACTORS,
+    PART_LEAVES,
+    Scaled,
+    Sorting,
+    common_multiple,
+    sort,
+)
 from harness.judge.factors import Match, Named, named_factor
 from harness.judge.scene import ABRUPT, Scene, loss_agrees
 from harness.judge.tensor_checks import FIRST_STEPS
@@ -102,6 +109,8 @@ def sampled_gradients_later(scene: Scene) -> Cause | None:
         wrong = wrong_gradients(sample)
         if wrong is None:
             continue
+        if sample.step <= FIRST_STEPS:
+            return None
         first, loss = scene.first_failure(), scene.agrees("loss", sample.step)
         far = wrong.found.difference[wrong.found.worst] / wrong.found.limit[wrong.found.worst]
         if first != sample.step or loss is False or not far > ABRUPT:
@@ -124,6 +133,7 @@ def _first_wrong(scene: Scene) -> Wrong | None:
 
     Later samples compare runs that have long parted for whatever reason.
     """
+    moved = 0.0
     for sample in scene.case.tensors:
         if sample.step > FIRST_STEPS or scene.agrees("loss", sample.step) is False:
             return None
@@ -131,9 +141,13 @@ def _first_wrong(scene: Scene) -> Wrong | None:
             return None
         wrong = wrong_gradients(sample)
         if wrong is not None:
-            return wrong
+            # An update that was off by as much, inside its wider limit, would explain it.
+            explained = float(wrong.found.difference.max()) <= moved
+            return wrong if not explained else None
         if sample.updates is not None and sample.updates.outside.size:
             return None
+        if sample.updates is not None:
+            moved = float(sample.updates.difference.max())
     return None
 
 
@@ -240,15 +254,15 @@ def _kept(wrong: Wrong, before: TensorComparison | None) -> Cause | None:
     """Gradients of the step before that were added, because nothing set them to zero."""
     if before is None or before.test.gradients is None:
         return None
-    sums = wrong.control.sketch + before.test.gradients.sketch
-    left = np.linalg.norm(wrong.test.sketch - sums, axis=1)
-    length = np.linalg.norm(wrong.test.sketch, axis=1)
     off = wrong.found.outside
-    if not np.all(left[off] <= rounding_of(wrong.found)[off] * length[off]):
+    added = (wrong.test.sketch - wrong.control.sketch)[off]
+    share = common_multiple(added, before.test.gradients.sketch[off])
+    if share is None or not 0 < share < 1 + PART_LEAVES:
         return None
+    clipped = f" ({share:.2g} of them: as clipping left them)" if share < 1 - PART_LEAVES else ""
     sentence = (
         f"gradients of step {before.step} are still there at step {wrong.step}: those of "
-        f"{describe(wrong.named(off), wrong.among)} are the sum of both steps'"
+        f"{describe(wrong.named(off), wrong.among)} are the sum of both steps'{clipped}"
     )
     return Cause(sentence, CauseClass.STATE, "where gradients are set to zero: zero_grad")
 

@@ -25,6 +25,9 @@ OUTWEIGHS = 30.0
 """… and this many times if it is not: something else is wrong as well, and matters less."""
 SAME_FACTOR = 1e-4
 """Factors nearer than this are one, whatever the rounding."""
+PART_LEAVES = 0.1
+"""What a part that explains a difference may leave of it, and how far its multiples may be apart:
+the difference is itself only little more than rounding."""
 MOST_FACTORS = 3
 """With more factors than these every tensor has its own."""
 
@@ -82,7 +85,7 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
 
     rounding = rounding_of(found)
     with np.errstate(invalid="ignore", divide="ignore"):
-        explained = np.abs(1 - 1 / factors) / residuals
+        explained = np.minimum(np.abs(factors - 1), np.abs(1 - 1 / factors)) / residuals
     clean = residuals <= rounding
     pure = np.where(clean, explained > DOMINATES, explained > OUTWEIGHS)
     groups = _groups([index for index in left if pure[index]], factors, residuals)
@@ -124,3 +127,17 @@ def _groups(members: Sequence[int], factors: Floats, residuals: Floats) -> list[
                 continue
         groups.append([index])
     return sorted(groups, key=len, reverse=True)
+
+
+def common_multiple(test: Floats, basis: Floats) -> float | None:
+    """The one multiple of a basis that sketches are, shape (tensors, k); None if they are none.
+
+    Sketches are linear, so sums of tensors are recognised by them: what is left of a difference
+    once one of its possible parts is taken away, for every tensor alike.
+    """
+    fits = [fit(ours, theirs) for ours, theirs in zip(test, basis, strict=True)]
+    if not fits or not all(each.residual <= PART_LEAVES for each in fits):
+        return None
+    middle = float(np.median([each.factor for each in fits]))
+    alike = all(abs(each.factor - middle) <= PART_LEAVES * abs(middle) for each in fits)
+    return middle if middle and alike else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -11,21 +10,18 @@ import numpy as np
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.gradients import NAMED, wrong_gradients
 from harness.judge.causes.groups import describe, joined, place_of
-from harness.judge.causes.sorting import MOST_FACTORS, Sorting, sort
+from harness.judge.causes.sorting import MOST_FACTORS, Sorting, common_multiple, sort
 from harness.judge.curves import series
 from harness.judge.scene import Scene, loss_agrees
 from harness.judge.sketches import update
 from harness.judge.tensor_checks import FIRST_STEPS
 from harness.judge.tensors import TensorComparison, TensorDifferences
-from harness.model import CauseClass, Floats, Precision
+from harness.model import CauseClass, Floats
 
 SAME_NORM = 1e-9
 """Norms in float64 of the same bits differ by no more: any order of the sum."""
 STILL = 1e-6
 """A tensor whose update has less than this of the control's length does not move."""
-DECAYED = 0.1
-"""What a multiple of the weights may leave of the difference of two updates, and how far those
-multiples may be apart, when it is weight decay."""
 
 
 def initial(scene: Scene) -> Cause | None:
@@ -100,15 +96,10 @@ def frozen(scene: Scene) -> Cause | None:
         names = [sample.names[index] for index in still]
         others = len(set(found.outside.tolist()) - set(still.tolist()))
         more = f"; {others} more move otherwise" if others else ""
-        lost = (
-            "; in bfloat16, updates below half a unit in the last place of a weight are lost"
-            if scene.case.test.precision is Precision.BF16
-            else ""
-        )
         stay = "stays as it was" if len(names) == 1 else "stay as they were"
         sentence = (
             f"parameters do not move: {describe(names, sample.names)} {stay} from step "
-            f"{before.step} to step {sample.step}, in spite of a gradient{more}{lost}"
+            f"{before.step} to step {sample.step}, in spite of a gradient{more}"
         )
         every = still.size == np.count_nonzero(should > 0)
         return Cause(sentence, CauseClass.FROZEN, _NO_STEP if every else _LEFT_OUT)
@@ -141,7 +132,7 @@ def _unseen(before: TensorComparison, sample: TensorComparison, scene: Scene) ->
     decay = _decay(start, before, range(len(before.names)), scene) if start else ""
     sentence = (
         f"the first update differs: the gradients of step {before.step} agree, those of step "
-        f"{sample.step} and the loss do not; the update of {sample.names[worst]} is off by "
+        f"{sample.step} do not; the update of {sample.names[worst]} is off by "
         f"{before.updates.difference[worst]:.2g}, within its limit of "
         f"{before.updates.limit[worst]:.2g}{decay}"
     )
@@ -212,21 +203,13 @@ def _decay(
     if before.step != sample.step - 1:
         return ""
     ours, theirs = _moves(before, sample)
-    multiples = []
-    for index in off:
-        apart, weights = ours[index] - theirs[index], before.control.parameters.sketch[index]
-        square = float(weights @ weights)
-        multiple = float(apart @ weights) / square if square else math.nan
-        left = float(np.linalg.norm(apart - multiple * weights))
-        if not left <= DECAYED * float(np.linalg.norm(apart)):
-            return ""
-        multiples.append(multiple)
-    middle = float(np.median(multiples)) if multiples else 0.0
-    if not middle or any(abs(each / middle - 1) > DECAYED for each in multiples):
+    chosen = list(off)
+    multiple = common_multiple((ours - theirs)[chosen], before.control.parameters.sketch[chosen])
+    if multiple is None:
         return ""
     rate = series(scene.case.test, "lr").at(sample.step)
-    known = f", so weight decay differs by {-middle / rate:.3g}" if rate else ""
-    return f"; the updates differ by {middle:.3g} times the weights themselves{known}"
+    known = f", so weight decay differs by {-multiple / rate:.3g}" if rate else ""
+    return f"; the updates differ by {multiple:.3g} times the weights themselves{known}"
 
 
 def first_part(scene: Scene) -> str:
