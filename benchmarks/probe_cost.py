@@ -166,20 +166,20 @@ def timed(case: Case, rounds: int, scratch: Path) -> tuple[Times, Times]:
     result = _train(case, "seconds", modes, scratch)
     seconds = by_mode(modes, result["steps"])
     cpu, hooks = by_mode(modes, result["cpu"]), by_mode(modes, result["hooks_cpu"])
-    step_0_s = _step_0(result)
-    return Times(seconds, step_0_s, "wall"), in_hooks(cpu, hooks, step_0_s)
+    first_step_s = result["hooks_cpu"][0]
+    return Times(seconds, _step_0(result), "wall"), in_hooks(cpu, hooks, first_step_s)
 
 
 def in_hooks(
-    cpu: npt.NDArray[np.float64], hooks: npt.NDArray[np.float64], step_0_s: float
+    cpu: npt.NDArray[np.float64], hooks: npt.NDArray[np.float64], first_step_s: float
 ) -> Times:
     """Processor time of both ranks: of a step without the probe, and with what its hooks take.
 
-    Both arguments have shape (rounds, 3): of whole steps, and within the hooks.
+    ``cpu`` and ``hooks`` have shape (rounds, 3): of whole steps, and within the hooks. The first
+    step samples step 0 besides itself.
     """
-    without = cpu[:, :1]
-    # Both ranks sample step 0, for about as long.
-    return Times(without + hooks, 2 * step_0_s, "hooks")
+    step_0_s = max(0.0, first_step_s - float(np.median(hooks[:, MODES.index("sampled")])))
+    return Times(cpu[:, :1] + hooks, step_0_s, "hooks")
 
 
 def by_mode(modes: Sequence[str], seconds: Sequence[float]) -> npt.NDArray[np.float64]:

@@ -50,7 +50,9 @@ def test_the_default_cadence_weighs_steps_as_they_occur(
 
 def test_the_time_in_hooks_comes_on_top_of_a_step_without_the_probe(probe_cost):
     cpu, hooks = np.array([[2.0, 9.0, 9.0]] * 2), np.array([[0.0, 0.1, 0.5]] * 2)
-    ratios = [ratio.value for ratio in probe_cost.in_hooks(cpu, hooks, 0.0).ratios().values()]
+    measured = probe_cost.in_hooks(cpu, hooks, first_step_s=0.8)
+    assert measured.step_0_s == pytest.approx(0.3)
+    ratios = [ratio.value for ratio in measured.ratios().values()]
     assert ratios[:2] == pytest.approx([1.05, 1.25])
 
 
