@@ -192,7 +192,7 @@ def test_a_run_that_becomes_nan_leaves_that_step(runs):
     assert last["grad_norm"] is None
     sample = runs.sample("nan", 2)
     assert sample["parameters_not_finite"].sum() > 0
-    row = sample["names"].tolist().index("layers.3.attention.wq.weight")
+    row = sample["names"].tolist().index("layers.3.feed_forward.w2.weight")
     assert np.isnan(sample["gradients_norm"][row])
 
 
