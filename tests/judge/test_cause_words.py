@@ -76,7 +76,8 @@ def test_a_fail_has_a_cause_with_a_class_and_nothing_else_has_one(
         failed = verdict.judgement is Judgement.FAIL
         assert bool(verdict.cause_class) == failed
         assert bool(verdict.cause) == (verdict.judgement is not Judgement.PASS)
-        assert failed or not verdict.look_at
+        known = failed and verdict.cause_class is not CauseClass.UNKNOWN
+        assert bool(verdict.look_at) == known
         assert "nan" not in verdict.cause.lower() or change == "not finite"
 
 
@@ -134,6 +135,16 @@ def test_the_order_of_the_names_changes_nothing():
     order = np.random.default_rng(1).permutation(len(NAMES))
     shuffled = tuple(reordered(sample, order) for sample in test.samples)
     assert judge(replace(test, samples=shuffled), CONTROL).cause == judge(test, CONTROL).cause
+
+
+def test_what_no_signature_recognises_is_unknown_and_shows_what_failed():
+    test = changed(broken(), lambda _, x: 1.01 * x, *BOTH_LOSSES)
+    test = replace(test, samples=())
+    verdict = judge(test, CONTROL, tolerances={"loss": 0.1}, margin=1e-3)
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause_class is CauseClass.UNKNOWN
+    assert verdict.cause.startswith("unknown: loss-equivalent failed (")
+    assert verdict.look_at == ""
 
 
 def test_a_right_run_has_neither_cause_nor_class():
