@@ -36,6 +36,9 @@ class LongRuns:
     """The difference grows from nothing to the margin, and the answer is equivalent."""
     equivalent: Rate
     """There is no true difference, and the answer is equivalent."""
+    noisy_different: Rate
+    """There is no true difference, noise is three times the margin, and the answer is different:
+    what the check asks the repeats of the control for."""
     settled: Rate
     """Inconclusive answers that foresaw further steps, and had an answer after them."""
 
@@ -76,6 +79,7 @@ def _measure(
         _rate(at_margin, Answer.DIFFERENT),
         _rate(drifting, Answer.EQUIVALENT),
         _rate(alike, Answer.EQUIVALENT),
+        _rate([equivalence(one, SPREAD / 3) for one in noises], Answer.DIFFERENT),
         _foresight(window, correlation, max(repetitions // 10, 20), chance),
     )
 

@@ -64,6 +64,7 @@ def long_run_table(found: Sequence[LongRuns]) -> str:
         ("at the margin: different (5%)", "wrongly_different"),
         ("drift to the margin: equivalent (5%)", "drift_equivalent"),
         ("no difference: equivalent", "equivalent"),
+        ("no difference, noise 3 margins: different", "noisy_different"),
         ("settled by the further steps (80%)", "settled"),
     )
     cells = {(one.window, one.correlation): one for one in found}
@@ -121,9 +122,9 @@ def deviation_table(found: Sequence[Deviation]) -> str:
 
 
 def _power(one: Power) -> str:
-    if one.tier is None:
-        return f"{one.detected.value:.0%}"
-    return f"{one.detected.value:.0%} ({one.tier.value}, +{one.delay:g})"
+    found = "" if one.tier is None else f" ({one.tier.value}, +{one.delay:g})"
+    also = "" if one.doubted == one.detected else f"; {one.doubted.value:.0%} not PASS"
+    return f"{one.detected.value:.0%}{found}{also}"
 
 
 def _percent(rate: object) -> str:
