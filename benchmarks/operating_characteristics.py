@@ -13,14 +13,15 @@ import argparse
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from characteristics.deviations import deviations
 from characteristics.figures import draw_false_alarms, draw_power
 from characteristics.long_runs import long_runs
-from characteristics.rates import LENGTHS, SITUATIONS, false_alarms, power
+from characteristics.rates import LENGTHS, SITUATIONS, Situation, false_alarms, power
 from characteristics.real_runs import real_runs
 from characteristics.simulation import LAWS
 from characteristics.tables import (
@@ -36,7 +37,31 @@ from harness.readers import read_run
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"
 IMAGES = ROOT / "docs" / "images"
-QUICK_STEPS = 100
+SIMULATED = ("equivalence", "power", "false alarms")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is simulated."""
+
+    workers: int
+    quick: bool = False
+    series: int = 2000
+    """For each window and autocorrelation of tier 3."""
+    biased: int = 60
+    """Experiments for each law and length."""
+    lengths: tuple[int, ...] = LENGTHS
+    right: int = 400
+    """Experiments for each situation: without an alarm, their rate is surely below 1%."""
+    situations: tuple[Situation, ...] = SITUATIONS
+
+
+def quick_size(workers: int) -> Size:
+    """Enough to see that it works, in half a minute."""
+    short = tuple(one for one in SITUATIONS if one.steps <= LENGTHS[2])
+    return Size(
+        workers, quick=True, series=50, biased=10, lengths=LENGTHS[:3], right=25, situations=short
+    )
 
 
 def main() -> int:
@@ -45,7 +70,8 @@ def main() -> int:
     if arguments.runs or arguments.matrix:
         measured = real_tables(arguments.runs, arguments.matrix)
     else:
-        measured = simulated_tables(quick=arguments.quick, workers=arguments.workers)
+        size = quick_size(arguments.workers) if arguments.quick else Size(arguments.workers)
+        measured = simulated_tables(arguments.only or SIMULATED, size)
     for name, table in measured:
         print(f"{name} ({time.monotonic() - began:.0f} s)\n\n{table}\n", flush=True)
         if not arguments.quick:
@@ -61,17 +87,20 @@ def real_tables(repeats: Sequence[Path], matrix: Sequence[Path]) -> Iterator[tup
         yield "deviations", deviation_table(deviations([read_run(folder) for folder in matrix]))
 
 
-def simulated_tables(*, quick: bool, workers: int) -> Iterator[tuple[str, str]]:
+def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, str]]:
     """Name and Markdown of every other table; draws the figures unless quick."""
-    yield "equivalence", long_run_table(long_runs(50 if quick else 2000))
-    powers = power(LAWS, LENGTHS[:3] if quick else LENGTHS, 10 if quick else 60, workers)
-    yield "power", power_table(powers)
-    situations = [one for one in SITUATIONS if one.steps <= QUICK_STEPS or not quick]
-    alarms = false_alarms(situations, 25 if quick else 400, workers)
-    yield "false alarms", false_alarm_table(alarms)
-    if not quick:
-        draw_power(powers, IMAGES / "characteristics_power.png")
-        draw_false_alarms(alarms, IMAGES / "characteristics_false_alarms.png")
+    if "equivalence" in only:
+        yield "equivalence", long_run_table(long_runs(size.series))
+    if "power" in only:
+        powers = power(LAWS, size.lengths, size.biased, size.workers)
+        yield "power", power_table(powers)
+        if not size.quick:
+            draw_power(powers, IMAGES / "characteristics_power.png")
+    if "false alarms" in only:
+        alarms = false_alarms(size.situations, size.right, size.workers)
+        yield "false alarms", false_alarm_table(alarms)
+        if not size.quick:
+            draw_false_alarms(alarms, IMAGES / "characteristics_false_alarms.png")
 
 
 def with_table(page: str, name: str, table: str) -> str:
@@ -87,6 +116,7 @@ def with_table(page: str, name: str, table: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Measure how often the judge is wrong.")
     parser.add_argument("--quick", action="store_true", help="small samples, tables printed only")
+    parser.add_argument("--only", choices=SIMULATED, nargs="+", help="of the simulated tables")
     folders: dict[str, Any] = {"type": Path, "nargs": "+", "default": (), "metavar": "FOLDER"}
     parser.add_argument("--runs", **folders, help="run folders of repeats of a control")
     parser.add_argument("--matrix", **folders, help="run folders of a matrix that passes")
