@@ -222,6 +222,38 @@ def test_attention_projections_alone_are_not_the_ring():
     assert "ring" not in verdict.look_at
 
 
+def test_a_feed_forward_that_breaks_in_the_backward_is_not_the_attention():
+    core = has("2.feed_forward.w1", "2.attention", "2.ffn_norm")
+    wrong = turned(lambda name: starts("layers.0.", "layers.1.", "tok")(name) or core(name))
+    verdict = verdict_of(broken(TP2, gradient=wrong))
+    assert "in layer 2, where the backward pass first goes wrong" in verdict.cause
+    assert "feed_forward.w2 are right" in verdict.cause
+    assert verdict.look_at.startswith("the backward of layer 2 at attention.wk")
+
+
+def test_embeddings_and_output_together_are_the_vocabulary():
+    verdict = verdict_of(broken(TP2, gradient=turned(has("tok", "output"))))
+    assert "tied weights" in verdict.look_at
+    with_norm = verdict_of(broken(TP2, gradient=turned(has("tok", "output", "3.ffn_norm"))))
+    assert "tied weights" not in with_norm.look_at
+
+
+def test_what_the_test_set_adds_comes_first():
+    test = with_tokens(
+        broken(TP2, gradient=turned(has(""), 0.1)),
+        float8={"modules": 4},
+        gradient_accumulation_steps=2,
+    )
+    adds = "first what tp 2, float8 and gradient accumulation add to the control"
+    assert adds in verdict_of(test).look_at
+
+
+def test_stages_of_an_interleaved_schedule_are_recognised():
+    both = scaled(2, starts("layers.0.", "layers.2."))
+    cause = verdict_of(broken(PP2, gradient=both)).cause
+    assert "layers 0, 2 (as the stages of one pipeline rank may hold, if its" in cause
+
+
 def test_a_pipeline_boundary_spoils_all_upstream():
     verdict = verdict_of(broken(PP2, gradient=turned(starts("layers.0.", "layers.1.", "tok"))))
     assert "everything from layer 1 down to the embeddings is off" in verdict.cause

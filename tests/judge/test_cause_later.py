@@ -121,6 +121,21 @@ def test_loss_and_norm_that_jump_together_are_state():
     assert "optimizer moments" in verdict.look_at
 
 
+# ------------------------------------------------------------------- clipping
+
+
+def test_a_wrong_norm_that_clips_is_a_metric_that_training_follows():
+    test = changed(broken(), lambda _, x: 0.7 * x, "grad_norm")
+    test = changed(test, jumping(2, 0, 1e-3), *BOTH_LOSSES, "grad_norm_recomputed")
+    verdict = verdict_of(test)
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert "a wrong norm, and clipping uses it, so training follows (off from step 2 on)" in (
+        verdict.cause
+    )
+    both = changed(test, lambda _, x: 0.7 * x, "grad_norm_recomputed")
+    assert verdict_of(both).cause_class is CauseClass.GRADIENT_SCALE
+
+
 # -------------------------------------------------------------------- restarts
 
 
