@@ -34,10 +34,12 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         table.add_row(*(cells[title] for title in shown))
     console.print()
     console.print(table)
-    for row in rows(view):
+    for test, row in zip(view.by_severity, rows(view), strict=True):
         if row.cause:
             console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
             console.print(row.cause, markup=False, soft_wrap=True)
+        if test.verdict.look_at:
+            console.print(f"look at: {test.verdict.look_at}", markup=False, soft_wrap=True)
     console.print(f"\n{escape(view.headline)}", style="bold")
     if paths:
         console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)

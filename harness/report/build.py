@@ -15,6 +15,7 @@ from harness.model import (
     Floats,
     Job,
     Limit,
+    Parallelism,
     Plan,
     RankError,
     Role,
@@ -153,6 +154,8 @@ class _Runs:
                 folder=plain(str(record.folder)),
                 error=_plain_error(record.error),
             )
+        if evidence and not job and evidence.in_force:
+            view = replace(view, degrees=str(Parallelism(**evidence.in_force.get("degrees", {}))))
         if evidence:
             view = replace(
                 view,

@@ -19,6 +19,52 @@ def double_gradients(_trainer: Any) -> None:
     utils.clip_grad_norm_ = scaled
 
 
+def scale_one_matrix(trainer: Any) -> None:
+    """One matrix' gradient half as large again: the global norm hardly moves."""
+    from torchtitan.distributed import utils
+
+    clip = utils.clip_grad_norm_
+    names = dict(trainer.model_parts[0].named_parameters())
+    (matrix,) = (
+        parameter for name, parameter in names.items() if name.endswith("1.feed_forward.w2.weight")
+    )
+
+    def scaled(*arguments: Any, **options: Any) -> Any:
+        matrix.grad.mul_(1.5)
+        return clip(*arguments, **options)
+
+    utils.clip_grad_norm_ = scaled
+
+
+def clip_on_one_rank(_trainer: Any) -> None:
+    """Rank 1 clips to another norm than rank 0 (BLOOM's bug, DeepSpeed issue 1801)."""
+    import os
+
+    from torchtitan.distributed import utils
+
+    clip = utils.clip_grad_norm_
+
+    def clipped(parameters: Any, max_norm: float, *arguments: Any, **options: Any) -> Any:
+        if os.environ["RANK"] == "1":
+            max_norm = 0.9 * max_norm
+        return clip(parameters, max_norm, *arguments, **options)
+
+    utils.clip_grad_norm_ = clipped
+
+
+def freeze_one_matrix(trainer: Any) -> None:
+    """The optimizer never reaches one matrix, which gets its gradient as it should."""
+    names = dict(trainer.model_parts[0].named_parameters())
+    (matrix,) = (
+        parameter for name, parameter in names.items() if name.endswith("2.feed_forward.w1.weight")
+    )
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [
+                parameter for parameter in group["params"] if parameter is not matrix
+            ]
+
+
 def crash_at_step_2(trainer: Any) -> None:
     """An exception in one rank only: the others must not be blamed for it."""
     import os

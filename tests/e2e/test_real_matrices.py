@@ -19,10 +19,15 @@ pytestmark = pytest.mark.slow
 TITAN_03 = f"""
 schema = 1
 name = "e2e 0.3 <b>"
+repeats = ["rerun", "ulp", "ulp.2", "permute"]
 [trainer]
 train_config = "train_configs/llama3_debug.toml"
 [trainer.set]
 "training.steps" = 4
+[anchor]
+name = "one device"
+parallelism.dp_shard = 1
+set = {{ "training.local_batch_size" = 8 }}
 [control]
 name = "fsdp2"
 parallelism.dp_shard = 2
@@ -33,6 +38,18 @@ parallelism = {{ dp_shard = 2, tp = 2 }}
 name = "doubled"
 parallelism.dp_shard = 2
 inject = "{INJECTIONS}:double_gradients"
+[[test]]
+name = "one matrix scaled"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:scale_one_matrix"
+[[test]]
+name = "one matrix frozen"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:freeze_one_matrix"
+[[test]]
+name = "one rank clips"
+parallelism.dp_replicate = 2
+inject = "{INJECTIONS}:clip_on_one_rank"
 [[test]]
 name = "crashing"
 parallelism.dp_shard = 2
@@ -85,6 +102,7 @@ class Matrix(NamedTuple):
         where = {
             "run": (str(self.experiment), "--store", str(self.store), "--out", str(self.out)),
             "report": (str(self.out),),
+            "calibrate": (str(self.experiment), "--store", str(self.store)),
         }.get(command, ())
         return subprocess.run(
             [sys.executable, "-m", "harness", command, *where, *more],
@@ -127,8 +145,12 @@ def test_verdicts_of_0_3(titan_03):
     assert result.returncode == 1, result.stdout + result.stderr
     verdicts = {name: test["verdict"] for name, test in matrix.tests().items()}
     assert verdicts == {
+        "fsdp2": "PASS",  # against its anchor
         "tp/2 ünd 'more' <script>alert(1)</script>": "PASS",
         "doubled": "FAIL",
+        "one matrix scaled": "FAIL",
+        "one matrix frozen": "FAIL",
+        "one rank clips": "FAIL",
         "crashing": "ERROR",
         "full_dtensor": "FAIL",
     }
@@ -136,10 +158,36 @@ def test_verdicts_of_0_3(titan_03):
 
 def test_causes_of_0_3_are_named(titan_03):
     tests = titan_03[0].tests()
-    assert "gradients" in tests["doubled"]["cause"]
-    assert tests["doubled"]["onset_step"] == 1
+    classes = {name: test["cause_class"] for name, test in tests.items() if test["cause_class"]}
+    assert classes == {
+        "doubled": "gradient scale",
+        "one matrix scaled": "gradient scale of a group",
+        "one matrix frozen": "parameters do not move",
+        "one rank clips": "replicas differ",
+        "full_dtensor": "metric only",
+    }
+    assert {tests[name]["onset_step"] for name in classes} == {1}
+    assert "layers.1.feed_forward.w2" in tests["one matrix scaled"]["cause"]
+    assert "1.5" in tests["one matrix scaled"]["cause"]
+    assert "layers.2.feed_forward.w1" in tests["one matrix frozen"]["cause"]
     assert "the disk of rank 1 is on fire" in tests["crashing"]["cause"]
-    assert "metric" in tests["full_dtensor"]["cause"]
+
+
+def test_a_calibration_in_a_file_gives_the_same_verdicts_and_is_refused_elsewhere(titan_03):
+    matrix, _ = titan_03
+    file = matrix.out / "kept.json"
+    calibrated = matrix.converge("calibrate", "--out", str(file))
+    assert calibrated.returncode == 0, calibrated.stdout + calibrated.stderr
+    assert "started on" not in calibrated.stdout
+    before = {name: test["verdict"] for name, test in matrix.tests().items()}
+    matrix.converge("run", "--calibration", str(file))
+    assert {name: test["verdict"] for name, test in matrix.tests().items()} == before
+    longer = matrix.experiment.with_name("longer.toml")
+    longer.write_text(TITAN_03.replace('"training.steps" = 4', '"training.steps" = 5'))
+    refused = matrix._replace(experiment=longer).converge("run", "--calibration", str(file))
+    assert refused.returncode == 2, refused.stdout
+    assert f"converge calibrate {longer}" in refused.stderr.replace("\n", " ")
+    matrix.converge("run")
 
 
 def test_loss_alone_would_have_passed_doubled_gradients(titan_03):
@@ -206,6 +254,10 @@ def test_known_bugs_of_0_2_2_do_not_pass(titan_02):
         "cp2_rotation_ignored": "INVALID",
         "async_tp": "PASS",
     }
+    classes = {tests[name]["cause_class"] for name in ("pp2", "ddp2")}
+    assert classes == {"gradient scale"}
+    assert "valid tokens" in tests["pp2"]["cause"]
+    assert "replicate degree" in tests["ddp2"]["cause"]
     assert tests["pp2"]["onset_step"] == 1
     assert tests["ddp2"]["onset_step"] == 1
     assert "rotation" in tests["cp2_rotation_ignored"]["cause"]
