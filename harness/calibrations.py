@@ -10,8 +10,12 @@ identity is a hash of, so that a stale one can say what has changed since::
        "facts": {"versions": {"torch": "2.13.0"}, "hardware": "gpu NVIDIA H200", "…": "…"},
        "signals": {"loss": {"steps": [1, 2], "scale": [1e-7, 2e-7], "growth": 0.5,
                             "doubling_steps": null, "lasting": 3e-8}},
-       "tensors": [{"step": 1, "names": ["norm.weight"], "gradient": [1e-6], "update": [1e-6]}],
-       "problems": []}]}
+       "tensors": [{"step": 1, "names": ["norm.weight"], "gradient": [1e-6], "update": [1e-6],
+                    "gradient_spread": 0.3, "update_spread": 0.4}],
+       "problems": [], "alike": {"repeats": ["fsdp2.rerun"], "taught_by": 3, "signals": {"…": 0},
+                                 "tensors": ["…"], "problems": []}}]}
+
+``alike`` (or null) is what the repeats taught that deal samples out as the control does.
 
 Numbers are in full precision: what is read is what was written, bit for bit.
 """
@@ -20,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,19 +78,29 @@ class _Tensors(_Table):
     names: list[str]
     gradient: list[float] | None
     update: list[float] | None
+    gradient_spread: float | None = None
+    update_spread: float | None = None
 
 
-class _Entry(_Table):
+class _Scales(_Table):
+    taught_by: int
+    signals: dict[str, _Signal]
+    tensors: list[_Tensors]
+    problems: list[str]
+
+
+class _Alike(_Scales):
+    repeats: list[str]
+
+
+class _Entry(_Scales):
     control: str
     identity: str | None
     precision: Precision
     learnt: str
     repeats: list[_Repeat]
-    taught_by: int
     facts: dict[str, Any]
-    signals: dict[str, _Signal]
-    tensors: list[_Tensors]
-    problems: list[str]
+    alike: _Alike | None = None
 
 
 class _File(BaseModel):
@@ -108,6 +122,7 @@ def write_calibrations(path: Path, learnt: Sequence[Learnt]) -> None:
 
 def _entry(learnt: Learnt) -> dict[str, Any]:
     calibration = learnt.calibration
+    alike = calibration.alike
     return {
         "control": calibration.control,
         "identity": calibration.identity,
@@ -116,8 +131,15 @@ def _entry(learnt: Learnt) -> dict[str, Any]:
         "repeats": [
             {"name": name, "identity": learnt.repeats.get(name)} for name in calibration.repeats
         ],
-        "taught_by": calibration.taught_by,
         "facts": learnt.facts,
+        **_scales(calibration),
+        "alike": alike and {"repeats": list(alike.repeats), **_scales(alike)},
+    }
+
+
+def _scales(calibration: Calibration) -> dict[str, Any]:
+    return {
+        "taught_by": calibration.taught_by,
         "signals": {
             name: {
                 "steps": scale.steps.tolist(),
@@ -134,6 +156,8 @@ def _entry(learnt: Learnt) -> dict[str, Any]:
                 "names": list(scale.names),
                 "gradient": None if scale.gradient is None else scale.gradient.tolist(),
                 "update": None if scale.update is None else scale.update.tolist(),
+                "gradient_spread": scale.gradient_spread,
+                "update_spread": scale.update_spread,
             }
             for step, scale in sorted(calibration.tensors.items())
         ],
@@ -155,7 +179,10 @@ def read_calibrations(path: Path) -> tuple[Learnt, ...]:
         first = error.errors()[0]
         _damaged(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
     for entry in file.calibrations:
-        for problem in _inconsistencies(entry):
+        problems = list(_inconsistencies(entry, len(entry.repeats)))
+        if entry.alike is not None:
+            problems += _inconsistencies(entry.alike, len(entry.alike.repeats))
+        for problem in problems:
             _damaged(path, f"control {entry.control!r}: {problem}")
     if not file.calibrations:
         _damaged(path, "holds no calibration")
@@ -169,7 +196,7 @@ def _damaged(path: Path, what: str) -> NoReturn:
     )
 
 
-def _inconsistencies(entry: _Entry) -> Iterator[str]:
+def _inconsistencies(entry: _Scales, repeats: int) -> Iterator[str]:
     """What no calibration of ours says: half of one must not judge anything."""
     for name, signal in entry.signals.items():
         if len(signal.steps) != len(signal.scale) or not signal.steps:
@@ -184,41 +211,51 @@ def _inconsistencies(entry: _Entry) -> Iterator[str]:
         for kind, scales in (("gradient", tensors.gradient), ("update", tensors.update)):
             if scales is not None and len(scales) != len(tensors.names):
                 yield f"step {tensors.step} has {len(scales)} {kind} scales"
-    if entry.taught_by > len(entry.repeats):
-        yield f"taught by {entry.taught_by} of {len(entry.repeats)} repeats"
+    if entry.taught_by > repeats:
+        yield f"taught by {entry.taught_by} of {repeats} repeats"
 
 
 def _learnt(entry: _Entry) -> Learnt:
+    learnt = _calibration(entry, entry, [repeat.name for repeat in entry.repeats])
+    if entry.alike is not None:
+        alike = _calibration(entry, entry.alike, entry.alike.repeats)
+        learnt = replace(learnt, alike=alike)
     return Learnt(
-        calibration=Calibration(
-            control=entry.control,
-            identity=entry.identity,
-            precision=entry.precision,
-            repeats=tuple(repeat.name for repeat in entry.repeats),
-            taught_by=entry.taught_by,
-            signals={
-                name: SignalScale(
-                    steps=np.array(signal.steps, dtype=np.int64),
-                    scale=np.array(signal.scale, dtype=np.float64),
-                    growth=signal.growth,
-                    doubling_steps=signal.doubling_steps,
-                    lasting=signal.lasting,
-                )
-                for name, signal in entry.signals.items()
-            },
-            tensors={
-                tensors.step: TensorScale(
-                    names=tuple(tensors.names),
-                    gradient=_floats(tensors.gradient),
-                    update=_floats(tensors.update),
-                )
-                for tensors in entry.tensors
-            },
-            problems=tuple(entry.problems),
-        ),
+        calibration=learnt,
         repeats={repeat.name: repeat.identity for repeat in entry.repeats},
         facts=entry.facts,
         learnt=entry.learnt,
+    )
+
+
+def _calibration(entry: _Entry, scales: _Scales, repeats: Sequence[str]) -> Calibration:
+    return Calibration(
+        control=entry.control,
+        identity=entry.identity,
+        precision=entry.precision,
+        repeats=tuple(repeats),
+        taught_by=scales.taught_by,
+        signals={
+            name: SignalScale(
+                steps=np.array(signal.steps, dtype=np.int64),
+                scale=np.array(signal.scale, dtype=np.float64),
+                growth=signal.growth,
+                doubling_steps=signal.doubling_steps,
+                lasting=signal.lasting,
+            )
+            for name, signal in scales.signals.items()
+        },
+        tensors={
+            tensors.step: TensorScale(
+                names=tuple(tensors.names),
+                gradient=_floats(tensors.gradient),
+                update=_floats(tensors.update),
+                gradient_spread=tensors.gradient_spread,
+                update_spread=tensors.update_spread,
+            )
+            for tensors in scales.tensors
+        },
+        problems=tuple(scales.problems),
     )
 
 

@@ -8,6 +8,7 @@ falling: what rounding did once, it may do again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,11 +28,14 @@ from harness.model import (
     Evidence,
     Floats,
     Integers,
+    RepeatKind,
     SignalScale,
     TensorSample,
     TensorScale,
 )
 
+QUIET = 0.1
+"""The least scale of a tensor, in medians of all: a handful of repeats may leave it alone."""
 NEARBY = 0.25
 """Steps within a quarter of t before and after t are near t."""
 
@@ -42,6 +46,15 @@ def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
     A repeat that is bit-identical to the control (a plain rerun of a deterministic set-up) proves
     that the set-up is deterministic and teaches no scale: it is not counted.
     """
+    learnt = _learn(control, repeats)
+    as_dealt = [repeat for repeat in repeats if repeat.repeat != RepeatKind.PERMUTE]
+    if len(as_dealt) == len(repeats):
+        return learnt
+    alike = _learn(control, as_dealt)
+    return replace(learnt, alike=alike) if alike.taught_by else learnt
+
+
+def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
     problems = [problem for repeat in repeats if (problem := _unusable(repeat, control))]
     usable = [repeat for repeat in repeats if not _unusable(repeat, control)]
     teaching = [repeat for repeat in usable if _differs(repeat, control)]
@@ -159,13 +172,32 @@ def _tensor_scales(control: Evidence, teaching: Sequence[Evidence]) -> dict[int,
             before = ours, theirs
     return {
         step: TensorScale(
-            known, _root_mean_square(gradients.get(step)), _root_mean_square(updates.get(step))
+            known,
+            _root_mean_square(gradients.get(step)),
+            _root_mean_square(updates.get(step)),
+            _spread(gradients.get(step)),
+            _spread(updates.get(step)),
         )
         for step, known in names.items()
     }
 
 
 def _root_mean_square(differences: Sequence[Floats] | None) -> Floats | None:
+    """Over the repeats; a tensor that stayed quiet by chance counts as a tenth of the median."""
     if not differences:
         return None
-    return np.asarray(np.sqrt(np.mean(np.square(differences), axis=0)), dtype=np.float64)
+    size = np.sqrt(np.mean(np.square(differences), axis=0))
+    return np.asarray(np.maximum(size, QUIET * np.median(size)), dtype=np.float64)
+
+
+def _spread(differences: Sequence[Floats] | None) -> float | None:
+    """Each repeat against the root mean square of the others; see ``TensorScale``."""
+    if differences is None or len(differences) < 2:  # noqa: PLR2004 (one has no others)
+        return None
+    squares = np.square(differences)
+    others = (squares.sum(axis=0) - squares) / (len(squares) - 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        above = np.log(squares / others) / 2
+    above = above[(squares > others) & (squares > 0)]
+    # Only what lies above counts: a quiet repeat is no reason to allow more.
+    return float(np.sqrt(np.mean(above**2))) if above.size else 0.0

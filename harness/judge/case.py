@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.judge.dealing import fitting
 from harness.judge.envelope import Envelope, compare
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.soundness import disordered
@@ -19,7 +20,8 @@ class Case:
     test: Evidence
     control: Evidence
     calibration: Calibration | None = None
-    """What repeats of the control taught; None: limits are floors alone."""
+    """What those repeats of the control taught that speak for this test set; None: limits are
+    floors alone."""
     spec: SetSpec | None = None
     """What the test set names; None for curves that are not ours: then nothing is audited."""
     control_spec: SetSpec | None = None
@@ -48,6 +50,7 @@ def make_case(
     A run whose steps are out of order has no envelope: which of its values is which is not known.
     Raises ValueError for an unusable tolerance.
     """
+    calibration = fitting(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
     compared = [compare(signal, test, control, calibration, tolerances) for signal in signals]

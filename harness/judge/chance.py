@@ -25,6 +25,10 @@ MEAN_ALARMS = 2e-4
 FEWEST_REPEATS = 3
 """With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
 :mod:`harness.judge.floors` then have to do."""
+WIDER_SPREAD = 1.5
+"""Times the spread of tensors between repeats: a few entries near zero that AdamW turns over make
+its tail heavier than a lognormal's (of 70,000 looks at real repeats 70 were above 4 scales, and one
+at 39: benchmarks/aa.toml)."""
 IMPLEMENTATION_FACTOR = 2.0
 """A test set sums in an order that no repeat of the control tries (other shards, other kernels):
 its rounding is allowed this many times theirs. Measured on the smoke matrix: see
@@ -63,11 +67,21 @@ def multiples(looks: Integers, alarms: float, repeats: int) -> Floats:
     return np.asarray(IMPLEMENTATION_FACTOR * quantile[epoch], dtype=np.float64)
 
 
-def tensor_multiple(tensors: int, sample: int, repeats: int) -> float:
-    """The same for one tensor of ``tensors``, at sample number ``sample`` (from 1)."""
+def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | None = None) -> float:
+    """The same for one tensor of ``tensors``, at sample number ``sample`` (from 1).
+
+    A tensor's relative difference is a norm over many entries and varies much less from repeat to
+    repeat than one number does; how much less, all tensors together tell: ``spread`` is the scale
+    of the logarithm of one repeat over the others (``TensorScale.gradient_spread``), and the
+    multiple is what a lognormal of that scale exceeds. Never more than Student's t allows.
+    """
     share = float(shares(sample)[-1])
     alarms = TENSOR_ALARMS * share / (2 * max(tensors, 1))  # gradients and updates
-    return IMPLEMENTATION_FACTOR * float(_student(np.array(alarms / 2), repeats))
+    student = float(_student(np.array(alarms / 2), repeats))
+    if spread is None or not np.isfinite(spread):
+        return IMPLEMENTATION_FACTOR * student
+    lognormal = float(np.exp(min(-special.ndtri(alarms) * WIDER_SPREAD * spread, 700.0)))
+    return IMPLEMENTATION_FACTOR * min(student, lognormal)
 
 
 def mean_multiple(repeats: int) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 
 from harness.judge.chance import SIGNAL_ALARMS, multiples
 from harness.judge.curves import Pair, common_steps, pair, relative_difference
+from harness.judge.dealing import fitting
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, SPREAD_CEILING, coarser
 from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
 
@@ -74,6 +75,7 @@ def compare(
     takes that of the reported signal. Raises ValueError for a tolerance that is negative or not
     finite: it would pass everything or nothing.
     """
+    calibration = fitting(calibration, test, control)
     curves = pair(test, control, signal)
     if not curves.steps.size:
         return None

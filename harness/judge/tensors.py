@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.judge.chance import tensor_multiple
+from harness.judge.dealing import fitting
 from harness.judge.floors import (
     GRADIENT_FLOORS,
     INITIAL_FLOORS,
@@ -109,7 +110,7 @@ def compare_tensors(
     test: Evidence, control: Evidence, calibration: Calibration | None
 ) -> tuple[TensorComparison, ...]:
     """Compare the runs at every step that both sampled, in order."""
-    limits = _Limits(test, control, calibration)
+    limits = _Limits(test, control, fitting(calibration, test, control))
     found: list[TensorComparison] = []
     before: tuple[TensorSample, TensorSample] | None = None
     for number, (ours, theirs) in enumerate(shared_samples(test, control)):
@@ -174,11 +175,12 @@ class _Limits:
                 difference, limit, np.zeros_like(limit, dtype=np.bool_), floor_origin
             )
         repeats = self.calibration.taught_by
-        multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats)
+        spread = self._spread(kind, theirs.step)
+        multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats, spread)
         origin = f"{multiple:.0f} x the spread of {repeats} repeats"
-        spread = np.minimum(multiple * scale, TENSOR_CEILING)
-        limit = np.maximum(spread, floor)
-        return TensorDifferences(difference, limit, spread > floor, floor_origin, origin)
+        learnt = np.minimum(multiple * scale, TENSOR_CEILING)
+        limit = np.maximum(learnt, floor)
+        return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin)
 
     def _scale(self, kind: str, theirs: TensorSample) -> Floats | None:
         """The calibrated scale in the order of the control's names; None when there is none."""
@@ -187,6 +189,10 @@ class _Limits:
         if known is None or values is None or known.names != theirs.names:
             return None
         return np.where(np.isfinite(values), values, 0.0)
+
+    def _spread(self, kind: str, step: int) -> float | None:
+        known = self.calibration.tensors.get(step) if self.calibration else None
+        return getattr(known, f"{kind}_spread") if known else None
 
     def _floor(self, floor: Floor, step: int, *, learnt: bool) -> float:
         if learnt and self.same_regime:

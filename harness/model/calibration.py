@@ -35,6 +35,10 @@ class TensorScale:
     """Shape (parameters,): RMS over the repeats of the relative difference; None at step 0."""
     update: Floats | None
     """Shape (parameters,): the same for the update since the sample before; None at step 0."""
+    gradient_spread: float | None = None
+    """How far one repeat lies above the others: root mean square, over repeats and parameters, of
+    the logarithm of its difference over theirs, where it is larger. None for a single repeat."""
+    update_spread: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,5 +60,8 @@ class Calibration:
     """By step."""
     sources: tuple[str, ...] = ()
     """Where the repeats were read from; empty for a calibration from a file."""
+    alike: Calibration | None = None
+    """The same, learnt without repeats that deal samples out to other ranks: for test sets that
+    deal them out as the control does. None when that would be all or none of the repeats."""
     problems: tuple[str, ...] = ()
     """Why repeats cannot teach an envelope; with one of them, nothing may PASS."""

@@ -169,6 +169,8 @@ class Evidence:
     """Replayed steps whose values differ, in clauses: ``step 12: loss 5.1, then 5.2``."""
     identity: str | None = None
     """Identity of the job, for runs of ours."""
+    repeat: str | None = None
+    """Kind of A/A repeat that the run is; None for other runs, and where nothing says so."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))

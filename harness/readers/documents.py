@@ -81,6 +81,7 @@ _JOB: Mapping[str, Shape] = {
     "without_fixes": _TEXTS,
     "pipeline_schedule": _TEXT,
     "cp_rotation": _TEXT,
+    "repeat": _TEXT,
     "sample_steps": _STEPS,
 }
 

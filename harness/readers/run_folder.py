@@ -80,6 +80,7 @@ def read_run(folder: Path) -> Evidence:
         sample_steps=None if sample_steps is None else tuple(sample_steps),
         replicas=metrics.replicas,
         identity=job.get("identity"),
+        repeat=job.get("repeat"),
     )
 
 

@@ -10,6 +10,7 @@ from scipy import stats
 
 from harness.judge import calibrate
 from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
+from harness.judge.dealing import fitting
 from harness.judge.envelope import compare
 from harness.model import Precision
 
@@ -74,6 +75,63 @@ def test_tensors_have_scales_of_their_own_at_every_sampled_step():
     assert tensors[1].gradient == pytest.approx([0, 1e-6, 0], rel=0.3)  # 64 projections
     assert tensors[1].update == pytest.approx([0, 0, 0], abs=1e-12)
     assert tensors[1].names == SAMPLES[1].names
+
+
+def loud_permutation():
+    """Repeats of which the one that deals samples otherwise differs a thousand times more."""
+    quiet = [repeat(f"ulp.{n}", lambda step: 1e-9) for n in range(3)]
+    return [*quiet, replace(repeat("permute", lambda step: 1e-6), repeat="permute")]
+
+
+def test_another_dealing_of_samples_excuses_only_test_sets_that_deal_otherwise():
+    calibration = calibrate(CONTROL, loud_permutation())
+    assert (calibration.taught_by, calibration.alike.taught_by) == (4, 3)
+    accumulating = {**CONTROL.in_force, "local_batch_size": 2, "gradient_accumulation_steps": 2}
+    off = repeat("t", lambda step: 3e-7)
+    alike = compare("loss_recomputed", off, CONTROL, calibration)
+    other = compare("loss_recomputed", replace(off, in_force=accumulating), CONTROL, calibration)
+    assert alike.onset == 1
+    assert other.onset is None
+
+
+def test_without_a_record_of_what_ran_all_repeats_speak():
+    calibration = calibrate(CONTROL, loud_permutation())
+    assert fitting(calibration, replace(CONTROL, in_force=None), CONTROL) is calibration
+    assert fitting(calibration, CONTROL, CONTROL) is calibration.alike
+    assert calibrate(CONTROL, loud_permutation()[:3]).alike is None
+
+
+def jittering(seed, size):
+    """A repeat whose gradients differ by about ``size``, each tensor by its own luck."""
+    draw = np.random.default_rng(seed)
+
+    def jitter(step, name, values):
+        return values * (1 + size * draw.standard_normal(values.shape))
+
+    return replace(repeat(f"ulp.{seed}", lambda step: 1e-9), samples=samples(gradient=jitter))
+
+
+def test_repeats_that_hardly_vary_make_a_tensor_s_limit_sharper_than_one_number_would_have():
+    calibration = calibrate(CONTROL, [jittering(seed, 1e-6) for seed in range(5)])
+    spread = calibration.tensors[1].gradient_spread
+    assert 0 < spread < 0.6
+    assert tensor_multiple(3, 1, 5, spread / 2) < tensor_multiple(3, 1, 5) / 2
+    wild = calibrate(CONTROL, [jittering(seed, 10.0 ** -(9 - seed)) for seed in range(5)])
+    assert wild.tensors[1].gradient_spread > 3 * spread
+    assert tensor_multiple(3, 1, 5, 50.0) == tensor_multiple(3, 1, 5)
+    assert tensor_multiple(3, 1, 5, math.inf) == tensor_multiple(3, 1, 5)
+
+
+def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_median():
+    only = calibrate(CONTROL, [jittering(0, 1e-6)]).tensors[1]
+    assert only.gradient_spread is None
+
+    def but_one(step, name, values):
+        return values if name == "norm.weight" else values * (1 + 1e-6)
+
+    partly = replace(repeat("a", lambda step: 1e-9), samples=samples(gradient=but_one))
+    quiet = calibrate(CONTROL, [partly]).tensors[1].gradient[1]
+    assert quiet == pytest.approx(1e-7, rel=0.3)
 
 
 @pytest.mark.parametrize(

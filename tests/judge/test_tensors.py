@@ -144,7 +144,7 @@ def test_repeats_decide_how_near_a_gradient_has_to_be():
 
     verdict = judged(off, learnt(1e-9))
     assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, 1)
-    verdict = judged(off, learnt(1e-6))
+    verdict = judged(off, learnt(5e-6))
     assert verdict.judgement is Judgement.PASS
     assert "spread of 5 repeats" in answer(verdict, "gradients-first-steps").limit.origin
 

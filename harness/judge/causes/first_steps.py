@@ -103,7 +103,8 @@ def _gradients_with_it(scene: Scene, loss: Envelope) -> str:
     wrong = wrong_gradients(sample)
     if wrong is None:
         known = sample is not None and sample.gradients is not None
-        return "; every gradient is inside its limit" if known else ""
+        inside = "; every gradient is inside its limit at that step" if known else ""
+        return inside + _directions_later(scene, already=0)
     sorting = wrong.sorting
     if sorting.factor_of_all is not None:
         factor = sorting.factor_of_all.factor
@@ -111,7 +112,22 @@ def _gradients_with_it(scene: Scene, loss: Envelope) -> str:
         alike = "too" if abs(factor - ratio) < FIRST_STEP_MATCH * abs(ratio) else "not by as much"
         return f"; all gradients are {factor:.4g} times the control's, {alike}"
     worst = f", worst {worst_words(wrong)}" if sorting.turned else ""
-    return f"; {len(sorting.off)} of {len(sorting.judged)} gradients are off{worst}"
+    off = f"; {len(sorting.off)} of {len(sorting.judged)} gradients are off{worst}"
+    return off + _directions_later(scene, already=len(sorting.turned))
+
+
+def _directions_later(scene: Scene, already: int) -> str:
+    """The sample at which most gradients point elsewhere, if it is not the first."""
+    later = [
+        found
+        for sample in scene.case.tensors
+        if (found := wrong_gradients(sample)) and len(found.sorting.turned) > already
+    ]
+    if not later:
+        return ""
+    most = max(later, key=lambda found: len(found.sorting.turned))
+    count = f"{len(most.sorting.turned)} of {len(most.sorting.judged)} gradients"
+    return f"; by step {most.step} the direction of {count} is wrong, worst {worst_words(most)}"
 
 
 def _forward(scene: Scene, *, scaled: bool) -> str:
