@@ -25,6 +25,8 @@ MEAN_ALARMS = 2e-4
 FEWEST_REPEATS = 3
 """With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
 :mod:`harness.judge.floors` then have to do."""
+LEAST_SPREAD = 0.4
+"""A handful of repeats may vary less than repeats do: all tensors of a run deviate together."""
 WIDER_SPREAD = 1.5
 """Times the spread of tensors between repeats: a few entries near zero that AdamW turns over make
 its tail heavier than a lognormal's (of 70,000 looks at real repeats 70 were above 4 scales, and one
@@ -80,7 +82,8 @@ def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | Non
     student = float(_student(np.array(alarms / 2), repeats))
     if spread is None or not np.isfinite(spread):
         return IMPLEMENTATION_FACTOR * student
-    lognormal = float(np.exp(min(-special.ndtri(alarms) * WIDER_SPREAD * spread, 700.0)))
+    wide = WIDER_SPREAD * max(spread, LEAST_SPREAD)
+    lognormal = float(np.exp(min(-special.ndtri(alarms) * wide, 700.0)))
     return IMPLEMENTATION_FACTOR * min(student, lognormal)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from harness.judge.chance import SIGNAL_ALARMS, multiples
 from harness.judge.curves import Pair, common_steps, pair, relative_difference
 from harness.judge.dealing import fitting
-from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, SPREAD_CEILING, coarser
+from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, WIDEST, coarser
 from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
 
 
@@ -136,7 +136,7 @@ def _learnt(
     learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""
     if calibration is not None and known is not None:
         spread = _multiples(curves.steps, calibration) * _scale_at(known, curves.steps)
-        spread = np.minimum(spread, SPREAD_CEILING[signal])
+        spread = np.minimum(spread, WIDEST[signal])
         learnt = spread > limit
         limit = np.maximum(limit, spread)
         count = calibration.taught_by

@@ -29,9 +29,12 @@ SPREAD_CEILING: Mapping[str, float] = {
     "loss_recomputed": 1e-2,
     "grad_norm_recomputed": 1e-1,
 }
-"""Largest spread of repeats from which an envelope may be learnt, and the widest that a learnt
-limit may be. A control that differs more from itself would excuse nearly anything (+4.9% on the
-loss, say), so it judges nothing."""
+"""Largest spread of repeats from which an envelope may be learnt. A control that differs more
+from itself would excuse nearly anything, so it judges nothing."""
+
+WIDEST: Mapping[str, float] = {signal: 3 * spread for signal, spread in SPREAD_CEILING.items()}
+"""The widest that a learnt limit may be: +4.9% on the loss is never excused. A lower one would
+call right runs wrong whose arithmetic is noisy (docs/operating-characteristics.md)."""
 
 TENSOR_CEILING = 0.9
 """The widest limit of a gradient or an update: 1.0 is a tensor that is not there at all."""

@@ -240,6 +240,16 @@ def test_what_a_console_log_rounds_off_is_no_evidence_of_equivalence():
     assert asked(rounded).outcome is Outcome.INCONCLUSIVE
 
 
+def test_a_short_noisy_run_is_not_asked_unless_it_looks_off_or_somebody_set_a_margin():
+    wobble = 1e-3 * np.where(np.arange(200) % 4 < 2, 1.0, -1.0)
+    short, long = (curve(wobble[:steps], steps=steps) for steps in (20, 100))
+    assert asked(short, curve(steps=20)).outcome is Outcome.SKIPPED
+    assert asked(short, curve(steps=20), margin=1e-4).outcome is Outcome.INCONCLUSIVE
+    off = curve(1.5e-3 + wobble[:20], steps=20)
+    assert asked(off, curve(steps=20)).outcome is Outcome.INCONCLUSIVE
+    assert asked(long, curve(steps=100)).outcome is Outcome.PASS
+
+
 def test_short_or_absent_curves_are_skipped_and_broken_ones_are_invalid():
     assert asked(curve(steps=15)).outcome is Outcome.SKIPPED
     assert asked(curve(steps=16)).outcome is Outcome.PASS

@@ -154,7 +154,7 @@ def test_repeats_widen_the_envelope_from_their_step_on():
     verdict = judged(test, repeats=repeats)
     assert verdict.judgement is Judgement.PASS
     limit = answer(verdict, "loss-envelope").limit
-    assert 2e-4 < limit.value <= 1e-2
+    assert 2e-4 < limit.value <= 3e-2
     assert "spread of 3 repeats" in limit.origin
     early = scaled(1 + 2e-4, "loss", "loss_recomputed", start=4)
     assert judged(early, repeats=repeats).onset_step == 4
@@ -170,7 +170,7 @@ def test_limits_learnt_from_quiet_repeats_are_sharper_than_the_floor_without():
 
 def test_no_spread_of_repeats_excuses_more_than_the_ceiling():
     repeats = tuple(noisy(f"ulp.{n}", 8e-3) for n in range(2))
-    test = scaled(1.02, "loss", "loss_recomputed")
+    test = scaled(1.031, "loss", "loss_recomputed")
     assert judged(test, repeats=repeats).judgement is Judgement.FAIL
 
 
