@@ -14,6 +14,8 @@ from harness.rank import cross_entropy
 from harness.rank.cross_entropy import CrossEntropySum
 
 VOCABULARY = 37
+NEAR = 1e-9
+"""Of the sum: each exponential is a float32, off by at most one part in ten million."""
 
 
 def batch(seed=0, dtype=torch.float32):
@@ -31,18 +33,18 @@ def expected(logits, labels):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_sum_is_torchs_in_float64(dtype):
+def test_the_sum_is_torchs_in_float64_but_for_the_exponentials(dtype):
     logits, labels = batch(dtype=dtype)
     total = CrossEntropySum(VOCABULARY)
     total.add(logits, labels)
-    assert total.take() == pytest.approx(expected(logits, labels), rel=1e-14)
+    assert total.take() == pytest.approx(expected(logits, labels), rel=NEAR)
 
 
 def test_calls_add_up_and_a_new_step_begins_at_zero():
     total = CrossEntropySum(VOCABULARY)
     for seed in (0, 1):
         total.add(*batch(seed))
-    assert total.take() == pytest.approx(expected(*batch(0)) + expected(*batch(1)), rel=1e-14)
+    assert total.take() == pytest.approx(expected(*batch(0)) + expected(*batch(1)), rel=NEAR)
     assert total.take() == 0
 
 
@@ -50,7 +52,7 @@ def test_blocks_do_not_change_the_sum(monkeypatch):
     monkeypatch.setattr(cross_entropy, "_BLOCK_ELEMENTS", {"cpu": 3 * VOCABULARY, "cuda": 0})
     total = CrossEntropySum(VOCABULARY)
     total.add(*batch())
-    assert total.take() == pytest.approx(expected(*batch()), rel=1e-14)
+    assert total.take() == pytest.approx(expected(*batch()), rel=NEAR)
 
 
 def test_large_and_infinite_logits_are_as_torch_has_them():
@@ -58,7 +60,7 @@ def test_large_and_infinite_logits_are_as_torch_has_them():
     total = CrossEntropySum(VOCABULARY)
     for changed in (logits * 1e4, logits - 1e5):
         total.add(changed, labels)
-        assert total.take() == pytest.approx(expected(changed, labels), rel=1e-12)
+        assert total.take() == pytest.approx(expected(changed, labels), rel=NEAR)
     for value in (torch.inf, torch.nan):
         broken = logits.clone()
         broken[0, 0, 0] = value
@@ -93,7 +95,7 @@ def sharded_vocabulary(as_dtensor):
             total.add(placed, DTensor.from_local(labels, mesh, (Replicate(),)))
         else:
             total.add(placed.to_local(), labels)
-    assert total.take() == pytest.approx(2 * expected(logits, labels), rel=1e-14)
+    assert total.take() == pytest.approx(2 * expected(logits, labels), rel=NEAR)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
