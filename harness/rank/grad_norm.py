@@ -2,13 +2,15 @@
 
 Which ranks hold the same shard is decided once, before the first step, from the placements: a
 shard's key is its parameter's canonical name and its coordinates on the mesh dimensions that
-shard it. Replicated dimensions are left out of the key, so of all ranks that hold a copy the
-lowest one counts it, whatever mixture of FSDP, HSDP, DDP, TP, CP and PP made the copies.
+shard it. Replicated dimensions are left out of the key, so of all ranks that hold a copy just one
+counts it, whatever mixture of FSDP, HSDP, DDP, TP, CP and PP made the copies. Shards with copies
+are shared out, so that no rank waits for another that counts them all.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -44,7 +46,8 @@ class GradNorm:
     def squares(self) -> list[float]:
         """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
         self.problems.clear()
-        norms: list[tuple[int, torch.Tensor]] = []
+        indices: list[int] = []
+        blocks: list[torch.Tensor] = []
         for index, parameter in self.owned:
             gradient = parameter.grad
             if gradient is None:
@@ -54,15 +57,15 @@ class GradNorm:
                 self.problems.append(f"{self.names[index]}: {problem}")
                 continue
             shard = local_part(gradient)
-            # In blocks: a float64 norm makes a float64 copy.
-            norms.extend(
-                (index, torch.linalg.vector_norm(block, dtype=torch.float64))
-                for block in shard.reshape(-1).split(_entries_at_a_time(shard))
-            )
+            limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
+            # In blocks: a float64 norm may make a float64 copy.
+            parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
+            indices.extend([index] * len(parts))
+            blocks.extend(parts)
         sums = [0.0] * len(self.names)
-        if norms:  # one transfer from the device for all
-            values = torch.stack([norm for _, norm in norms]).tolist()
-            for (index, _), norm in zip(norms, values, strict=True):
+        if blocks:  # one call, and one transfer from the device, for all
+            norms = torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)).tolist()
+            for index, norm in zip(indices, norms, strict=True):
                 sums[index] += norm**2
         return sums
 
@@ -79,20 +82,19 @@ def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.n
 
 def assign_shards(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> GradNorm:
     """Decide which rank counts which shard. Collective over the world, once."""
-    mine = [(shard_key(name, parameter), parameter.numel()) for name, parameter in parameters]
-    everyone: list[list[tuple[ShardKey, int]]] = [[] for _ in range(dist.get_world_size())]
+    mine = [
+        (shard_key(name, parameter), parameter.numel(), local_part(parameter).numel())
+        for name, parameter in parameters
+    ]
+    everyone: list[list[tuple[ShardKey, int, int]]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, mine)
-    owner: dict[ShardKey, int] = {}
-    sizes: dict[str, int] = {}
-    for rank, shards in enumerate(everyone):
-        for key, size in shards:
-            owner.setdefault(key, rank)
-            sizes[key[0]] = size
+    sizes = {key[0]: size for shards in everyone for key, size, _ in shards}
+    owner = _owners([[(key, entries) for key, _, entries in shards] for shards in everyone])
     names = tuple(sorted(sizes))
     index = {name: position for position, name in enumerate(names)}
     owned = [
         (index[name], parameter)
-        for (key, _), (name, parameter) in zip(mine, parameters, strict=True)
+        for (key, *_), (name, parameter) in zip(mine, parameters, strict=True)
         if owner[key] == dist.get_rank()
     ]
     return GradNorm(names, tuple(sizes[name] for name in names), owned)
@@ -113,8 +115,25 @@ def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
     return name, sharded
 
 
-def _entries_at_a_time(shard: torch.Tensor) -> int:
-    return _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
+def _owners(everyone: Sequence[Sequence[tuple[ShardKey, int]]]) -> dict[ShardKey, int]:
+    """Which rank counts each shard; every rank finds the same.
+
+    ``everyone`` has each rank's shards and their entries. What one rank alone holds is its own;
+    the rest goes, largest shards first, to the holder with the fewest entries so far.
+    """
+    entries: dict[ShardKey, int] = {}
+    holders: dict[ShardKey, list[int]] = defaultdict(list)
+    for rank, shards in enumerate(everyone):
+        for key, count in shards:
+            entries.setdefault(key, count)
+            holders[key].append(rank)
+    load = [0] * len(everyone)
+    owner: dict[ShardKey, int] = {}
+    for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -entries[key], key)):
+        rank = min(holders[key], key=lambda holder: (load[holder], holder))
+        owner[key] = rank
+        load[rank] += entries[key]
+    return owner
 
 
 def global_norm(rows: Sequence[Sequence[float]]) -> float:

@@ -9,6 +9,7 @@ from gloo_ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from harness.rank.cross_entropy import local_part
 from harness.rank.grad_norm import assign_shards, global_norm, shard_key
 
 PLACEMENTS = {
@@ -126,3 +127,21 @@ def missing_gradient():
 
 def test_a_plain_tensor_has_one_key_everywhere():
     assert shard_key("norm.weight", torch.zeros(3)) == ("norm.weight", ())
+
+
+def entries_counted_by_each_rank(sizes, dims, placements):
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=dims)
+    named = [
+        (f"layers.{layer}.weight", parameter_with_grad(mesh, placements, (8, 3), layer))
+        for layer in range(4)
+    ]
+    norm = assign_shards(named)
+    mine = sum(local_part(parameter).numel() for _, parameter in norm.owned)
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    assert everyone == [24, 24, 24, 24]
+
+
+@pytest.mark.parametrize("name", ["ddp", "hsdp"])
+def test_ranks_with_copies_share_the_counting(name):
+    run_on_ranks(entries_counted_by_each_rank, 4, *PLACEMENTS[name])
