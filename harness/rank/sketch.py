@@ -13,17 +13,18 @@ of this estimate, and the hash).
 The hash of entry (row, column) of a matrix is ``A[row] ^ B[column] ^ C[row + column]``, with tables
 A, B and C of random bits: Thorup and Zhang prove that it is 4-universal. The tables hold seven bits
 an entry and are as long as a row and a column, so a block of entries is hashed by two XORs of
-bytes. Any tensor is taken for the matrix that its dimensions make when they are divided in two, so
-that rows and columns are fewest.
+short integers. Any tensor is taken for the matrix that its dimensions make when they are divided in
+two, so that rows and columns are fewest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -40,6 +41,10 @@ SQUARES = _CODES
 NOT_ZERO = _CODES + 1
 _TABLE_BLOCK = 1 << 15
 """Entries of a table made at a time: temporaries of less than 1 MiB."""
+_ALL = slice(None)
+"""Of rows or columns that are not cut: to cut a small shard takes longer than to hash it."""
+_TOGETHER = 1 << 8
+"""Pieces taken at once, at most: as many as int16 has room for beside a code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +54,103 @@ class ShardHash:
     shape: tuple[int, int]
     """The shard as a matrix."""
     _rows: torch.Tensor
-    """Shape (rows, 1), uint8: A."""
+    """Shape (rows, 1), int16: A."""
     _columns: torch.Tensor
-    """Shape (columns,), uint8: B."""
+    """Shape (columns,), int16: B."""
     _sums: torch.Tensor
-    """Shape (span of rows, span of columns), uint8: C as a view that overlaps itself."""
+    """Shape (span of rows, span of columns), int16: C as a view that overlaps itself."""
     _row_places: torch.Tensor | None
     """Where the rows are in ``_sums``; None when they follow each other."""
     _column_places: torch.Tensor | None
 
-    def write(self, down: slice, across: slice, codes: torch.Tensor) -> None:
-        """Write the codes of a block of the matrix into a uint8 tensor of its shape."""
-        sums = self._sums[down] if self._row_places is None else self._sums[self._row_places[down]]
-        if self._column_places is None:
-            sums = sums[:, across]
-        else:
+    def write(self, down: slice, across: slice, base: int, codes: torch.Tensor) -> None:
+        """Write the codes of a block of the matrix, plus a multiple of the number of codes.
+
+        ``codes`` is an int16 tensor of the block's shape.
+        """
+        rows, columns, sums = self._rows, self._columns, self._sums
+        if down != _ALL:
+            rows = rows[down]
+        if across != _ALL:
+            columns = columns[across]
+        if self._row_places is not None:
+            sums = sums[self._row_places[down]]
+        elif down != _ALL:
+            sums = sums[down]
+        if self._column_places is not None:
             sums = sums[:, self._column_places[across]]
-        torch.bitwise_xor(sums, self._columns[across], out=codes)
-        codes.bitwise_xor_(self._rows[down])
+        elif across != _ALL:
+            sums = sums[:, across]
+        torch.bitwise_xor(sums, columns, out=codes)
+        codes.bitwise_xor_(rows + base if base else rows)
+
+
+class _Piece(NamedTuple):
+    """A block of a shard."""
+
+    row: int
+    """To which its sums are added."""
+    hash: ShardHash
+    down: slice
+    across: slice
+    values: torch.Tensor
+    """Shape (rows, columns) of the block."""
 
 
 class Sketcher:
-    """Adds up shards, a block at a time, in working memory that all of them share."""
+    """Adds up shards in working memory that all of them share.
+
+    Small shards are taken together: an operation takes longer than their entries do.
+    """
 
     def __init__(self, block: int, device: torch.device) -> None:
-        """``block`` is how many entries are taken at a time: nine bytes of memory for each."""
+        """``block`` is how many entries are taken at a time: ten bytes of memory for each."""
         self._wide = torch.empty(block, dtype=torch.float64, device=device)
-        self._codes = torch.empty(block, dtype=torch.uint8, device=device)
+        self._codes = torch.empty(block, dtype=torch.int16, device=device)
 
     @torch.no_grad()
-    def add(self, shard: ShardHash, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Add a shard's values, a plain tensor of any float dtype, to a float64 row of WIDTH.
+    def add(
+        self, shards: Iterable[tuple[int, ShardHash, torch.Tensor]], into: torch.Tensor
+    ) -> None:
+        """Add shards to rows of ``into``, float64 of shape (rows, WIDTH).
 
-        On CUDA the order of additions, and so the last bit of a sum, is not fixed.
+        Of each shard: its row, its hash, its values, a plain tensor of any float dtype. On CUDA the
+        order of additions, and so the last bit of a sum, is not fixed.
         """
         with _in_any_order():
-            for down, across, block in _blocks(shard.shape, values, len(self._wide)):
-                wide, codes = self._wide[: block.numel()], self._codes[: block.numel()]
-                wide.view(block.shape).copy_(block)
-                shard.write(down, across, codes.view(block.shape))
-                into[:_CODES] += torch.bincount(codes, weights=wide, minlength=_CODES)
-                into[SQUARES] += torch.dot(wide, wide)
-                into[NOT_ZERO] += torch.count_nonzero(wide)
+            for pieces in self._batches(shards):
+                self._add(pieces, into)
+
+    def _batches(
+        self, shards: Iterable[tuple[int, ShardHash, torch.Tensor]]
+    ) -> Iterator[list[_Piece]]:
+        """All blocks of all shards in order, as many together as there is room for."""
+        batch: list[_Piece] = []
+        room = len(self._wide)
+        for row, hashed, values in shards:
+            for down, across, block in _blocks(hashed.shape, values, len(self._wide)):
+                if block.numel() > room or len(batch) == _TOGETHER:
+                    yield batch
+                    batch, room = [], len(self._wide)
+                batch.append(_Piece(row, hashed, down, across, block))
+                room -= block.numel()
+        if batch:
+            yield batch
+
+    def _add(self, pieces: Sequence[_Piece], into: torch.Tensor) -> None:
+        lengths = [piece.values.numel() for piece in pieces]
+        wide, codes = self._wide[: sum(lengths)], self._codes[: sum(lengths)]
+        parts = wide.split(lengths)
+        torch.cat([piece.values.reshape(-1) for piece in pieces], out=wide)
+        for number, (piece, code) in enumerate(zip(pieces, codes.split(lengths), strict=True)):
+            block = code.view(piece.values.shape)
+            piece.hash.write(piece.down, piece.across, number * _CODES, block)
+        sums = torch.bincount(codes, weights=wide, minlength=len(pieces) * _CODES)
+        squares = torch.stack([torch.dot(part, part) for part in parts])
+        not_zero = torch.stack([torch.count_nonzero(part) for part in parts])
+        rows = torch.tensor([piece.row for piece in pieces], device=into.device)
+        columns = (sums.view(-1, _CODES), squares[:, None], not_zero[:, None])
+        into.index_add_(0, rows, torch.cat(columns, dim=1))
 
     @torch.no_grad()
     def not_finite(self, shard: ShardHash, values: torch.Tensor) -> int:
@@ -104,7 +164,7 @@ def shard_hash(name: str, held: Held, device: torch.device) -> ShardHash:
     leading, trailing = held.divided(_division(held.whole))
     shape = leading.numel, trailing.numel
     if not held.numel:
-        empty = torch.empty(shape, dtype=torch.uint8, device=device)
+        empty = torch.empty(shape, dtype=torch.int16, device=device)
         return ShardHash(shape, empty, empty, empty, None, None)
     digest = hashlib.blake2b(name.encode(), digest_size=24).digest()
     keys = [int.from_bytes(digest[start : start + 8], "little") for start in (0, 8, 16)]
@@ -123,6 +183,9 @@ def _blocks(
     if not rows * columns:
         return
     matrix = values.reshape(shape)
+    if rows * columns <= entries:
+        yield _ALL, _ALL, matrix
+        return
     width = min(columns, entries)
     height = entries // width
     for top in range(0, rows, height):
@@ -163,7 +226,7 @@ def _places(
 ) -> tuple[torch.Tensor, int, int, torch.Tensor | None]:
     """Of the rows (or columns) held: their codes, the first, the last, and where they are."""
     count = side.numel
-    codes = torch.empty(count, dtype=torch.uint8, device=device)
+    codes = torch.empty(count, dtype=torch.int16, device=device)
     for block, index in side.blocks(_TABLE_BLOCK, device):
         codes[block] = _codes(index, key)
     first = int(side.flat_index(0, 1, device))
@@ -174,7 +237,7 @@ def _places(
 
 def _table(start: int, stop: int, key: int, device: torch.device) -> torch.Tensor:
     """Codes of start, start + 1, …, stop - 1."""
-    codes = torch.empty(stop - start, dtype=torch.uint8, device=device)
+    codes = torch.empty(stop - start, dtype=torch.int16, device=device)
     for begin in range(start, stop, _TABLE_BLOCK):
         end = min(begin + _TABLE_BLOCK, stop)
         codes[begin - start : end - start] = _codes(torch.arange(begin, end, device=device), key)
@@ -183,4 +246,4 @@ def _table(start: int, stop: int, key: int, device: torch.device) -> torch.Tenso
 
 def _codes(index: torch.Tensor, key: int) -> torch.Tensor:
     """Seven random bits for each index."""
-    return (mixed(index, key) >> 57).bitwise_and_(_CODES - 1).to(torch.uint8)
+    return (mixed(index, key) >> 57).bitwise_and_(_CODES - 1).to(torch.int16)

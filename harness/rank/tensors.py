@@ -30,7 +30,7 @@ from harness.rank.sketch import (
 from harness.rank.writer import SCHEMA, write_arrays
 
 _SMALLEST_BLOCK = 1 << 16
-"""Entries sketched at a time, at least: working memory of 0.6 MiB."""
+"""Entries sketched at a time, at least: working memory of 0.7 MiB."""
 _LARGEST_BLOCK = 1 << 22
 _COLUMNS = SUMS + 3
 """Of a parameter's row when it is summed over ranks: sketch, square, zeros, not finite."""
@@ -118,8 +118,8 @@ class TensorSamples:
         for shard, value in values:
             entries[shard.row] += shard.held.numel
             if value is not None:
-                self._sketcher.add(shard.hash, value, added[shard.row])
                 present.append((shard, value))
+        self._sketcher.add(((shard.row, shard.hash, value) for shard, value in present), added)
         finite = added[:, SQUARES].isfinite().tolist()
         for shard, value in present:
             if not finite[shard.row]:

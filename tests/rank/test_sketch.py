@@ -20,9 +20,10 @@ LIMIT = math.sqrt(2 / SUMS)
 
 def added(name, tensor, block=11):
     """What a rank adds up for its shard; small blocks, so that there are many."""
-    row = torch.zeros(WIDTH, dtype=torch.float64)
-    Sketcher(block, CPU).add(shard_hash(name, held(tensor), CPU), local_shard(tensor), row)
-    return row
+    row = torch.zeros(1, WIDTH, dtype=torch.float64)
+    shard = 0, shard_hash(name, held(tensor), CPU), local_shard(tensor)
+    Sketcher(block, CPU).add([shard], row)
+    return row[0]
 
 
 def sketch(name, tensor):
@@ -59,6 +60,18 @@ def check_distributed():
 
 def test_the_sketches_of_shards_add_up_to_that_of_the_whole():
     run_on_ranks(check_distributed, 4)
+
+
+@pytest.mark.parametrize("block", [5, 64, 1 << 16])
+def test_shards_added_together_do_not_mix(block):
+    """More shards than are counted at once, some cut into blocks, two of them in one row."""
+    tensors = {f"w{number}": values((number % 7 + 1, 3)) for number in range(300)}
+    table = torch.zeros(len(tensors), WIDTH, dtype=torch.float64)
+    hashes = {name: shard_hash(name, held(tensor), CPU) for name, tensor in tensors.items()}
+    shards = [(row, hashes[name], tensors[name]) for row, name in enumerate(tensors)]
+    Sketcher(block, CPU).add([*shards, shards[7]], table)
+    for row, (name, tensor) in enumerate(tensors.items()):
+        assert_same(table[row], added(name, tensor) * (2 if row == 7 else 1), name)
 
 
 def check_fully_sharded(rows, columns, fsdp, tp, replicate):
