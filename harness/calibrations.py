@@ -23,8 +23,10 @@ Numbers are in full precision: what is read is what was written, bit for bit.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -199,20 +201,33 @@ def _damaged(path: Path, what: str) -> NoReturn:
 def _inconsistencies(entry: _Scales, repeats: int) -> Iterator[str]:
     """What no calibration of ours says: half of one must not judge anything."""
     for name, signal in entry.signals.items():
-        if len(signal.steps) != len(signal.scale) or not signal.steps:
-            yield f"{name} has {len(signal.scale)} scales for {len(signal.steps)} steps"
-        elif any(
-            later <= step for step, later in zip(signal.steps, signal.steps[1:], strict=False)
-        ):
-            yield f"the steps of {name} do not increase"
-        elif not all(scale >= 0 for scale in (*signal.scale, signal.lasting or 0.0)):  # nor is NaN
-            yield f"a scale of {name} is negative or no number"
+        yield from _signal_problems(name, signal)
     for tensors in entry.tensors:
         for kind, scales in (("gradient", tensors.gradient), ("update", tensors.update)):
             if scales is not None and len(scales) != len(tensors.names):
                 yield f"step {tensors.step} has {len(scales)} {kind} scales"
-    if entry.taught_by > repeats:
+            elif not all(map(_is_size, scales or ())):
+                yield f"a {kind} scale at step {tensors.step} is negative or not finite"
+    if not 0 <= entry.taught_by <= repeats:
         yield f"taught by {entry.taught_by} of {repeats} repeats"
+    if not entry.taught_by and entry.signals:
+        yield "has scales, and no repeat that taught them"
+
+
+def _signal_problems(name: str, signal: _Signal) -> Iterator[str]:
+    steps = signal.steps
+    if len(steps) != len(signal.scale) or not steps:
+        yield f"{name} has {len(signal.scale)} scales for {len(steps)} steps"
+    elif any(later <= step for step, later in pairwise(steps)):
+        yield f"the steps of {name} do not increase"
+    elif not all(map(_is_size, (*signal.scale, signal.lasting or 0.0))):
+        yield f"a scale of {name} is negative or not finite"
+    elif not math.isfinite(signal.growth) or not (signal.doubling_steps or 1.0) > 0:
+        yield f"{name} grows by no law"
+
+
+def _is_size(scale: float) -> bool:
+    return math.isfinite(scale) and scale >= 0
 
 
 def _learnt(entry: _Entry) -> Learnt:

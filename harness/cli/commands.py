@@ -64,7 +64,9 @@ def report(arguments: argparse.Namespace) -> ExitCode:
     if finished.plan.experiment.calibration is None:
         calibrations = matrix.calibrate_controls(finished.plan, evidences)
     else:
-        calibrations = read_judged_by(finished.plan, arguments.folder / FILE)
+        jobs = zip(finished.plan.jobs, finished.records, strict=True)
+        identities = {job.name: record.identity for job, record in jobs}
+        calibrations = read_judged_by(finished.plan, arguments.folder / FILE, identities)
     judged = _judge(finished, evidences, calibrations)
     show_verdicts(make_console(), judged.view, arguments.folder)
     return exit_code(judged.verdicts)

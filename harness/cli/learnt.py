@@ -91,19 +91,22 @@ def read_given(plan: Plan, surroundings: Surroundings) -> dict[str, Learnt] | No
     return given
 
 
-def read_judged_by(plan: Plan, path: Path) -> dict[str, Calibration]:
+def read_judged_by(plan: Plan, path: Path, identities: Mapping[str, str]) -> dict[str, Calibration]:
     """The calibrations that a report folder was judged by, by the name of the control.
+
+    ``identities`` are those of the runs that it judges, by job name.
 
     Raises StoreError when the file is missing, damaged, or lacks a control.
     """
-    known = {each.calibration.control: each.calibration for each in read_calibrations(path)}
-    controls = [job.name for job in plan.jobs if job.role is Role.CONTROL]
-    if missing := [name for name in controls if name not in known]:
+    learnt = read_calibrations(path)
+    controls = [job for job in plan.jobs if job.role is Role.CONTROL]
+    found = {job.name: find_calibration(learnt, identities[job.name]) for job in controls}
+    if missing := [name for name, each in found.items() if each is None]:
         raise StoreError(
-            f"{path} has no calibration of {', '.join(map(repr, missing))}; "
+            f"{path} has no calibration of {', '.join(map(repr, missing))} as it was run; "
             f"run it again with: converge run {shlex.quote(str(plan.experiment.path))}"
         )
-    return {name: known[name] for name in controls}
+    return {name: each.calibration for name, each in found.items() if each is not None}
 
 
 def renewing(experiment: Path, path: Path) -> str:

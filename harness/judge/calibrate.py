@@ -22,7 +22,16 @@ from harness.judge.curves import (
 )
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
 from harness.judge.sketches import gradient_difference, shared_samples, update_difference
-from harness.judge.soundness import disordered, non_finite, other_data, other_steps, unfinished
+from harness.judge.soundness import (
+    disordered,
+    missing_values,
+    non_finite,
+    other_data,
+    other_steps,
+    ranks_disagree,
+    replicas_differ,
+    unfinished,
+)
 from harness.model import (
     Calibration,
     Evidence,
@@ -85,7 +94,10 @@ def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
 
 
 def _unusable(repeat: Evidence, control: Evidence) -> str:
+    if repeat.identity is not None and repeat.repeat is None:
+        return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
     flaw = unfinished(repeat) or disordered(repeat) or non_finite(repeat)
+    flaw = flaw or missing_values(repeat, ()) or ranks_disagree(repeat) or replicas_differ(repeat)
     flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
     return f"the repeat {repeat.name} {flaw.what}" if flaw else ""
 
@@ -106,6 +118,8 @@ def _signal_scale(
     steps = curves[0].steps
     for curve in curves[1:]:
         steps = common_steps(steps, curve.steps).steps
+    if not steps.size:
+        return None
     squares = [
         relative_difference(curve.test[there], curve.control[there]) ** 2
         for curve in curves

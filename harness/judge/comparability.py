@@ -15,10 +15,12 @@ from harness.judge.curves import common_steps, has, pair, relative_difference
 from harness.judge.floors import SAME_LR
 from harness.judge.in_force import not_in_force, not_named, undeclared_differences
 from harness.judge.soundness import other_data, other_steps, ranks_disagree
-from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
+from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
 LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""
+LARGEST_HOLE = 0.6
+"""Share of the compared range that may lie between two common steps: powers of two reach a half."""
 
 
 @check(Tier.INTEGRITY)
@@ -155,13 +157,22 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
             unit="of the steps",
         )
     first, last = int(common[0]), int(common[-1])
+    gaps = np.diff(common)
+    if gaps.size and int(gaps.max()) > LARGEST_HOLE * (last - first):
+        hole = int(np.argmax(gaps))
+        return invalid(
+            f"no common step between {common[hole]} and {common[hole + 1]}: {words}",
+            int(common[hole + 1]),
+        )
     for evidence in (test, control):
-        # A curve may end up to one interval of the coarser grid after the last common step.
-        stride = int(np.diff(coarser.steps).max(initial=1))
-        if int(evidence.steps[-1]) - last >= stride or first - int(evidence.steps[0]) >= stride:
-            here = f"steps {first} to {last}"
-            whole = f"{evidence.steps[0]} to {evidence.steps[-1]}"
-            return invalid(f"only {here} are in both; {evidence.name} has {whole}", last)
+        starts, ends = int(evidence.steps[0]), int(evidence.steps[-1])
+        if first - starts >= _next_gap(coarser.steps[::-1]) or ends - last >= _next_gap(
+            coarser.steps
+        ):
+            return invalid(
+                f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}",
+                last,
+            )
     return Finding(
         Outcome.PASS,
         f"judged at {words}",
@@ -170,6 +181,19 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
         unit="of the steps",
         steps=(first, last),
     )
+
+
+def _next_gap(steps: Integers) -> int:
+    """How far the next point of a grid would lie from its last: a curve may end just before it.
+
+    As far as the one before, and further by as much as gaps grow at that end (a log at powers of
+    two, say).
+    """
+    gaps = np.abs(np.diff(steps))
+    if not gaps.size:
+        return 1
+    growth = max(gaps[-1] / gaps[-2], 1.0) if gaps.size > 1 else 1.0
+    return int(np.ceil(gaps[-1] * growth))
 
 
 CHECKS: tuple[Question, ...] = (

@@ -128,7 +128,8 @@ def _learnt(
 ) -> Envelope:
     """Limits from floor, calibration and the rounding of the sources."""
     precision = coarser(test.precision, control.precision)
-    known = calibration.signals.get(signal) if calibration else None
+    taught = calibration is not None and calibration.taught_by > 0
+    known = calibration.signals.get(signal) if calibration and taught else None
     same_regime = test.precision is control.precision
     table = ROUNDING if known is not None and same_regime else FLOORS
     limit = table[precision][signal].at(curves.steps)

@@ -22,6 +22,7 @@ from harness.judge.chance import mean_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
 from harness.judge.curves import Pair, pair, second_half, signed_difference
 from harness.judge.envelope import tolerance_for
+from harness.judge.floors import WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
 from harness.model import Calibration, Evidence, Limit, Outcome, Tier
 
@@ -130,8 +131,8 @@ def _ordinary(
     alike = test.precision is control.precision
     if calibration is None or known is None or known.lasting is None or not alike:
         return ""
-    most = mean_multiple(calibration.taught_by) * known.lasting
-    if found.outcome is not Answer.DIFFERENT or abs(found.mean) > most:
+    most = min(mean_multiple(calibration.taught_by) * known.lasting, WIDEST[signal])
+    if found.outcome is not Answer.DIFFERENT or max(abs(found.mean), abs(found.end)) > most:
         return ""
     return (
         f": different, but means of the control's own repeats are off by {known.lasting:.1g}, so "

@@ -133,8 +133,8 @@ FLOORS: Mapping[Precision, Mapping[str, Floor]] = {
 
 GRADIENT_FLOORS: Mapping[Precision, Floor] = {
     Precision.FP32: Floor(1e-5, 1.0, 1e-1),
-    Precision.BF16: Floor(6e-2, 1.0, 1.0),
-    Precision.FLOAT8: Floor(3e-1, 0.5, 1.0),
+    Precision.BF16: Floor(6e-2, 1.0, 9e-1),
+    Precision.FLOAT8: Floor(3e-1, 0.5, 9e-1),
 }
 """A parameter's gradient, relative to its norm."""
 
@@ -148,21 +148,14 @@ UPDATE_FLOORS: Mapping[Precision, Floor] = {
 """A parameter's update since the sample before, relative to its norm. Not above 0.9: 1.0 is a
 parameter that does not move at all."""
 
-INITIAL_FLOORS: Mapping[Precision, float] = {
-    # The same seed checkpoint, so the same bits: a sketch adds them up in float64.
-    Precision.FP32: 1e-9,
-    # Rounded to bfloat16 after loading: half of 2**-8 at most, and for a tensor less.
-    Precision.BF16: 4e-3,
-    Precision.FLOAT8: 1e-9,
-}
-"""A parameter before the first step, relative to its norm."""
+SAME_WEIGHTS = 1e-9
+"""A parameter before the first step, relative to its norm: the same seed checkpoint, so the same
+bits, which a sketch adds up in float64. Half a spacing more where it is stored more coarsely."""
 
-SPACING: Mapping[Precision, float] = {
-    # Distance of neighbouring numbers, relative. Float8 layers keep their weights in float32.
-    Precision.FP32: 2.0**-23,
-    Precision.BF16: 2.0**-7,
-    Precision.FLOAT8: 2.0**-23,
-}
+SPACING = {"bfloat16": 2.0**-7}
+"""Relative distance of neighbouring numbers, by the data type that parameters are stored in."""
+SPACING_FLOAT32 = 2.0**-23
+"""The same for all others: mixed precision and Float8 layers keep their weights in float32."""
 
 METRIC_AGREEMENT: Mapping[Precision, Mapping[str, float]] = {
     # Within one run: what the trainer reports against what the probe recomputes. The loss is a

@@ -86,7 +86,8 @@ def steps_increase(test: Evidence) -> Finding:
         first, more = test.replay_conflicts[0], len(test.replay_conflicts) - 1
         others = f" (and {more} more)" if more else ""
         return invalid(f"{test.name} replayed steps with other values: {first}{others}")
-    return passed(f"{len(test.replayed)} steps were replayed alike" if test.replayed else "")
+    notes = [f"{len(test.replayed)} steps were replayed alike"] if test.replayed else []
+    return passed("; ".join([*notes, *test.problems]))
 
 
 @check(Tier.INTEGRITY)

@@ -21,13 +21,14 @@ from harness.model import Evidence, Floats, TensorRows, TensorSample
 def shared_samples(test: Evidence, control: Evidence) -> list[tuple[TensorSample, TensorSample]]:
     """Samples of both runs at the steps that both sampled, in order; rows are aligned by name.
 
-    A sample whose parameters are not the control's is left out: a check of its own says so.
+    A sample whose parameters are not the control's is left out: the check ``same-parameters`` says
+    so of any.
     """
     theirs = {sample.step: sample for sample in control.samples}
     return [
         (_in_order_of(sample, theirs[sample.step].names), theirs[sample.step])
         for sample in test.samples
-        if sample.step in theirs and set(sample.names) == set(theirs[sample.step].names)
+        if sample.step in theirs and _alike(sample, theirs[sample.step])
     ]
 
 
@@ -81,6 +82,11 @@ def fit(test: Floats, control: Floats) -> Fit:
     length = float(np.linalg.norm(test))
     left = float(np.linalg.norm(test - factor * control))
     return Fit(factor, left / length if length else 0.0)
+
+
+def _alike(first: TensorSample, second: TensorSample) -> bool:
+    same_names = set(first.names) == set(second.names)
+    return same_names and first.parameters.sketch.shape == second.parameters.sketch.shape
 
 
 def _length(sketches: Floats) -> Floats:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
-from harness.judge.soundness import replicas_differ, unsampled
+from harness.judge.soundness import Flaw, replicas_differ, unsampled
 from harness.judge.tensors import TensorComparison, TensorDifferences
 from harness.model import Deviation, Evidence, Outcome, SetSpec, Tier
 
@@ -32,15 +32,13 @@ def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Fi
     if spec is None:
         return skipped("nothing asked for per-tensor evidence")
     for evidence in (test, control):
-        flaw = unsampled(evidence)
+        flaw = _half_sampled(evidence)
         if flaw:
             return invalid(f"{evidence.name} {flaw.what}", flaw.step)
-        if evidence.problems:
-            return invalid(f"{evidence.name}: {evidence.problems[0]}")
-    if not test.sample_steps and not control.sample_steps:
-        return skipped("per-tensor evidence is switched off")
     if test.sample_steps != control.sample_steps:
         return invalid("the two runs sampled their tensors at different steps")
+    if not test.sample_steps:
+        return skipped("per-tensor evidence is switched off")
     return passed(f"{len(test.samples)} samples")
 
 
@@ -52,14 +50,23 @@ def same_parameters(test: Evidence, control: Evidence) -> Finding:
     """
     if not test.samples or not control.samples:
         return skipped("no per-tensor evidence on one side")
-    ours = dict(zip(test.samples[0].names, test.samples[0].sizes.tolist(), strict=True))
-    theirs = dict(zip(control.samples[0].names, control.samples[0].sizes.tolist(), strict=True))
-    other = sorted(set(ours.items()) ^ set(theirs.items()))
-    if other:
-        name = other[0][0]
-        sides = f"{_size(ours.get(name))} in {test.name}, {_size(theirs.get(name))} in the control"
-        return invalid(f"{name} has {sides}")
-    return passed(f"{len(ours)} parameters")
+    reference = control.samples[0]
+    theirs = dict(zip(reference.names, reference.sizes.tolist(), strict=True))
+    for evidence in (control, test):
+        for sample in evidence.samples:
+            ours = dict(zip(sample.names, sample.sizes.tolist(), strict=True))
+            other = sorted(set(ours.items()) ^ set(theirs.items()))
+            if other:
+                name = other[0][0]
+                here, there = _size(ours.get(name)), _size(theirs.get(name))
+                return invalid(
+                    f"{name} has {here} in {evidence.name} at step {sample.step}, {there} in the "
+                    f"control at step {reference.step}",
+                    sample.step,
+                )
+            if sample.parameters.sketch.shape != reference.parameters.sketch.shape:
+                return invalid(f"the sketches of {evidence.name} are no match for the control's")
+    return passed(f"{len(theirs)} parameters")
 
 
 @check(Tier.FIRST_STEP)
@@ -128,6 +135,9 @@ def replicas_agree(test: Evidence, spec: SetSpec | None) -> Finding:
         asked = spec is not None and test.sample_steps
         return invalid(detail) if asked else skipped(detail)
     compared = sum(sum(sample.compared.values()) for sample in test.replicas)
+    unseen = _uncompared(test) if spec is not None else None
+    if unseen is not None:
+        return invalid(f"{test.name} has replicas, and none was compared at step {unseen}", unseen)
     steps = (test.replicas[0].step, test.replicas[-1].step)
     flaw = replicas_differ(test)
     if flaw:
@@ -181,6 +191,30 @@ CHECKS: tuple[Question, ...] = (
 )
 
 
+def _half_sampled(evidence: Evidence) -> Flaw | None:
+    """Why a run of ours has not left the per-tensor evidence that it should have."""
+    if evidence.sample_steps is None:
+        return Flaw("does not tell at which steps it should have sampled its tensors")
+    without = [each.step for each in evidence.samples if each.step and each.gradients is None]
+    if without:
+        return Flaw(f"has no gradients in its sample of step {without[0]}", without[0])
+    if evidence.problems:
+        return Flaw(f"could not be measured in full: {evidence.problems[0]}")
+    return unsampled(evidence)
+
+
+def _uncompared(test: Evidence) -> int | None:
+    """The first sample in which copies that must be there (DDP, HSDP) were not compared."""
+    degrees = (test.in_force or {}).get("degrees") or {}
+    if (degrees.get("dp_replicate") or 1) == 1:
+        return None
+    for sample in test.replicas:
+        kinds = ("parameter", "gradient") if sample.step else ("parameter",)
+        if not all(sample.compared.get(kind) for kind in kinds):
+            return sample.step
+    return None
+
+
 def _size(entries: int | None) -> str:
     return f"{entries:,} entries" if entries is not None else "no trained entries"
 
@@ -199,18 +233,23 @@ def _all_inside(
     noun: str,
 ) -> Finding:
     """FAIL at the first sample with a tensor outside; else PASS with the one nearest its limit."""
-    looked = [(comparison, found) for comparison in tensors if (found := kind(comparison))]
-    if not looked:
+    both = [(comparison, found) for comparison in tensors if (found := kind(comparison))]
+    if not both:
         return skipped("no per-tensor evidence on one side")
+    looked = [(comparison, found) for comparison, found in both if np.isfinite(found.limit).any()]
+    if not looked:
+        return skipped(f"every {noun} may be lost in the spacing of the stored parameters")
     steps = (looked[0][0].step, looked[-1][0].step)
     for comparison, found in looked:
         if found.outside.size:
             return _outside(comparison, found, noun, steps)
     comparison, found = max(looked, key=lambda pair: _nearness(pair[1]))
     index = found.worst
+    untold = max(int(np.count_nonzero(~np.isfinite(each.limit))) for _, each in looked)
+    lost = f"; {untold} may be lost in the spacing of the stored parameters" if untold else ""
     return Finding(
         Outcome.PASS,
-        f"nearest to its limit is {comparison.names[index]} at step {comparison.step}",
+        f"nearest to its limit is {comparison.names[index]} at step {comparison.step}{lost}",
         measured=float(found.difference[index]),
         limit=found.limit_at(index),
         unit="relative",

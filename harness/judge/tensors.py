@@ -10,8 +10,9 @@ from harness.judge.chance import tensor_multiple
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
     GRADIENT_FLOORS,
-    INITIAL_FLOORS,
+    SAME_WEIGHTS,
     SPACING,
+    SPACING_FLOAT32,
     TENSOR_CEILING,
     TENSOR_ROUNDING,
     UPDATE_FLOORS,
@@ -33,7 +34,6 @@ from harness.model import (
     Floats,
     Integers,
     Limit,
-    Precision,
     TensorSample,
 )
 
@@ -121,7 +121,13 @@ def compare_tensors(
         if before is not None:
             difference = update_difference((before[0], ours), (before[1], theirs))
             updates = limits.of(difference, "update", theirs, number)
-            updates = _beyond_spacing(updates, update(before[1], theirs), theirs, limits.precision)
+            updates = _beyond_spacing(
+                updates,
+                update(before[1], theirs),
+                theirs,
+                theirs.step - before[1].step,
+                limits.spacing,
+            )
         initial = limits.initial(ours, theirs) if theirs.step == 0 else None
         found.append(
             TensorComparison(theirs.step, theirs.names, ours, theirs, initial, gradients, updates)
@@ -131,17 +137,26 @@ def compare_tensors(
 
 
 def _beyond_spacing(
-    updates: TensorDifferences, moved: Floats, theirs: TensorSample, precision: Precision
+    updates: TensorDifferences, moved: Floats, theirs: TensorSample, steps: int, spacing: float
 ) -> TensorDifferences:
-    """Widen limits by what storing the parameters in their precision rounds off an update.
+    """Widen limits by what storing the parameters rounds off their updates.
 
     An update smaller than the spacing of the numbers around a parameter is lost, or taken as a
-    whole space: in bf16 that is most of what norm weights, which are near one, ever move by.
+    whole space: in bf16 that is most of what norm weights, which are near one, ever move by. Where
+    that may be all of an update, nothing can be told from it, and its limit is infinite.
     """
-    spacing = SPACING[precision] * theirs.parameters.norm
+    step = np.linalg.norm(moved, axis=-1) / max(steps, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        lost = np.nan_to_num(spacing / np.linalg.norm(moved, axis=-1), nan=0.0, posinf=0.0)
-    return replace(updates, limit=updates.limit + lost)
+        lost = spacing * theirs.parameters.norm / step
+    lost = np.where(step > 0, lost, 0.0)
+    limit = np.minimum(updates.limit + lost, TENSOR_CEILING)
+    return replace(updates, limit=np.where(lost >= TENSOR_CEILING, np.inf, limit))
+
+
+def _spacing(test: Evidence, control: Evidence) -> float:
+    """The coarser of what the two runs store their parameters in."""
+    stored = [str((run.in_force or {}).get("param_dtype")).split("+") for run in (test, control)]
+    return max(SPACING.get(name, SPACING_FLOAT32) for names in stored for name in names)
 
 
 class _Limits:
@@ -149,6 +164,7 @@ class _Limits:
 
     def __init__(self, test: Evidence, control: Evidence, calibration: Calibration | None) -> None:
         self.precision = coarser(test.precision, control.precision)
+        self.spacing = _spacing(test, control)
         self.same_regime = test.precision is control.precision
         self.calibration = calibration if calibration and calibration.taught_by else None
 
@@ -158,8 +174,9 @@ class _Limits:
             ours.parameters.norm,
             theirs.parameters.norm,
         )
-        limit = np.full(difference.shape, INITIAL_FLOORS[self.precision])
-        origin = f"the same weights in {self.precision.value}"
+        rounded = self.spacing / 2 if self.spacing > SPACING_FLOAT32 else 0.0
+        limit = np.full(difference.shape, SAME_WEIGHTS + rounded)
+        origin = "the same weights"
         return TensorDifferences(difference, limit, np.zeros_like(limit, dtype=np.bool_), origin)
 
     def of(

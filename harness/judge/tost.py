@@ -33,6 +33,9 @@ from harness.model import Floats
 FEWEST = 8
 """Shortest window that can be tested, in steps."""
 
+LONGEST = 2**40
+"""Nobody trains for more steps: what would need them is not foreseeable."""
+
 ALPHA = 0.05
 """Level of each one-sided test, as in bioequivalence."""
 
@@ -199,4 +202,6 @@ def _enough(
     most = steps
     while not settled(most):
         most *= 2
+        if most > LONGEST:
+            return None
     return bisect_left(range(most), 1, lo=steps, key=settled)

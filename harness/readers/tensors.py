@@ -19,6 +19,8 @@ from harness.store import check_schema
 FOLDER = "tensors"
 _NAME = re.compile(r"step-(\d{8,})\.npz")
 
+PROJECTIONS = 64
+"""Of every sketch (docs/architecture.md)."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -48,12 +50,6 @@ def read_sample(path: Path) -> TensorSample:
         fail(str(path), "sizes: a negative number of entries")
     parameters = _rows(path, arrays, "parameters", sizes)
     gradients = _rows(path, arrays, "gradients", sizes) if step else None
-    if gradients and gradients.sketch.shape != parameters.sketch.shape:
-        fail(
-            str(path),
-            f"gradients_sketch: has {gradients.sketch.shape[1]} projections, parameters_sketch "
-            f"{parameters.sketch.shape[1]}",
-        )
     return TensorSample(step, tuple(names.tolist()), sizes, parameters, gradients)
 
 
@@ -102,8 +98,13 @@ def _scalar(path: Path, arrays: Arrays, key: str) -> int:
 def _rows(path: Path, arrays: Arrays, kind: str, sizes: npt.NDArray[Any]) -> TensorRows:
     count = len(sizes)
     sketch = _array(path, arrays, f"{kind}_sketch", np.float64, 2, rows=count)
-    if not sketch.shape[1]:
-        fail(str(path), f"{kind}_sketch: has no projections")
+    if sketch.shape[1] != PROJECTIONS:
+        fail(str(path), f"{kind}_sketch: has {sketch.shape[1]} projections, must be {PROJECTIONS}")
+    norm = _array(path, arrays, f"{kind}_norm", np.float64, 1, rows=count)
+    if (norm < 0).any():
+        fail(str(path), f"{kind}_norm: a norm below 0")
+    if ((norm > 0) & ~sketch.any(axis=1)).any():
+        fail(str(path), f"{kind}_sketch: is empty for a tensor whose norm is not 0")
     counts = {}
     for what in ("zeros", "not_finite"):
         key = f"{kind}_{what}"
@@ -112,6 +113,6 @@ def _rows(path: Path, arrays: Arrays, kind: str, sizes: npt.NDArray[Any]) -> Ten
             fail(str(path), f"{key}: a count below 0 or above the entries of its tensor")
     return TensorRows(
         sketch=sketch,
-        norm=_array(path, arrays, f"{kind}_norm", np.float64, 1, rows=count),
+        norm=norm,
         **counts,
     )

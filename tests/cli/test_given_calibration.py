@@ -184,10 +184,13 @@ def test_only_sound_calibrations_are_kept_in_the_store(tmp_path):
 
 def test_a_report_folder_remembers_what_judged(experiment, calibrated, tmp_path):
     plan = plan_of(experiment, calibrated)
-    assert cli.read_judged_by(plan, calibrated).keys() == {"fsdp2", "float8"}
+    identities = {job.name: job.identity for job in plan.jobs}
+    assert cli.read_judged_by(plan, calibrated, identities).keys() == {"fsdp2", "float8"}
+    with pytest.raises(StoreError, match="no calibration of 'float8' as it was run"):
+        cli.read_judged_by(plan, calibrated, identities | {"float8": "0" * 64})
     write_calibrations(calibrated, read_calibrations(calibrated)[:1])
     with pytest.raises(StoreError, match="no calibration of 'float8'"):
-        cli.read_judged_by(plan, calibrated)
+        cli.read_judged_by(plan, calibrated, identities)
 
 
 def test_the_first_control_is_judged_against_the_anchor_by_its_own_repeats(experiment):

@@ -203,6 +203,49 @@ def test_samples_that_were_asked_for_and_are_not_there_are_invalid(changes, word
     assert words in check.detail
 
 
+def test_a_sample_that_lacks_a_tensor_later_on_is_invalid():
+    def cut(sample):
+        def rows(old):
+            return old and type(old)(*(getattr(old, field)[1:] for field in old.__slots__))
+
+        names, sizes = sample.names[1:], sample.sizes[1:]
+        kept = {"parameters": rows(sample.parameters), "gradients": rows(sample.gradients)}
+        return replace(sample, names=names, sizes=sizes, **kept)
+
+    test = replace(run("t"), samples=(*SAMPLES[:3], *map(cut, SAMPLES[3:])))
+    verdict = judged(test)
+    assert verdict.judgement is Judgement.INVALID
+    assert answer(verdict, "same-parameters").onset == 4
+
+
+@pytest.mark.parametrize("side", ["test", "control"])
+def test_a_run_that_does_not_tell_when_it_sampled_is_invalid(side):
+    silent = replace(run("t"), sample_steps=None)
+    test, control = (silent, CONTROL) if side == "test" else (CONTROL, silent)
+    verdict = judge(test, control, spec=SPEC, control_spec=SPEC)
+    assert answer(verdict, "samples-whole").outcome is Outcome.INVALID
+
+
+def test_samples_without_gradients_are_invalid():
+    test = replace(run("t"), samples=tuple(replace(each, gradients=None) for each in SAMPLES))
+    assert answer(judged(test), "samples-whole").outcome is Outcome.INVALID
+
+
+BF16_STORED = {**CONTROL.in_force, "param_dtype": "bfloat16"}
+
+
+def test_an_update_is_judged_by_what_parameters_are_stored_in_not_computed_in():
+    still = with_samples(update=only(WQ, np.zeros_like))
+    mixed = replace(still, precision=Precision.BF16)
+    assert answer(judged(mixed), "updates-first-steps").outcome is Outcome.FAIL
+    stored = replace(mixed, in_force=BF16_STORED)
+    small = replace(CONTROL, samples=samples(update=lambda step, name, values: values / 4))
+    verdict = judge(stored, small, spec=SPEC, control_spec=SPEC)
+    check = answer(verdict, "updates-first-steps")
+    assert check.outcome is Outcome.SKIPPED  # a quarter of a space between two numbers
+    assert "lost in the spacing" in check.detail
+
+
 def test_another_model_is_invalid():
     def renamed(sample):
         return replace(sample, names=("layers.0.attention.wk.weight", *sample.names[1:]))
@@ -233,6 +276,16 @@ def test_replicas_that_differ_fail_with_tensor_and_mesh_dimension():
     check = answer(verdict, "replicas-agree")
     assert (verdict.judgement, verdict.onset_step) == (Judgement.FAIL, 1)
     assert check.detail == f"t has replicas that differ at step 1: parameter {NORM} along tp"
+
+
+def test_replicas_that_must_be_there_and_were_not_compared_are_invalid():
+    ddp = {**CONTROL.in_force, "degrees": {"dp_replicate": 2, "dp_shard": 1}}
+    empty = tuple(ReplicaSample(sample.step, {}) for sample in REPLICAS)
+    check = answer(judged(replace(run("t"), in_force=ddp, replicas=empty)), "replicas-agree")
+    assert (check.outcome, check.onset) == (Outcome.INVALID, 0)
+    assert answer(judged(replace(run("t"), replicas=empty)), "replicas-agree").outcome is (
+        Outcome.PASS
+    )
 
 
 def test_a_control_whose_replicas_differ_judges_nothing():

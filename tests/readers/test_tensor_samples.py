@@ -76,8 +76,14 @@ def test_the_samples_of_a_run_in_the_order_of_its_steps(tmp_path):
             {"parameters_sketch": np.ones(3)},
             r"parameters_sketch: has shape \(3,\), must have 2",
         ),
-        ({"parameters_sketch": np.ones((3, 0))}, "parameters_sketch: has no projections"),
-        ({"gradients_sketch": np.ones((3, 16))}, "gradients_sketch: has 16 projections, para"),
+        (
+            {"parameters_sketch": np.ones((3, 0))},
+            "parameters_sketch: has 0 projections, must be 64",
+        ),
+        (
+            {"gradients_sketch": np.ones((3, 16))},
+            "gradients_sketch: has 16 projections, must be 64",
+        ),
         ({"gradients_norm": np.ones(2)}, r"gradients_norm: has shape \(2,\), must have .* 3 rows"),
         ({"gradients_norm": None}, "gradients_norm: is missing"),
         ({"gradients_zeros": np.array([0, 65, 0])}, "gradients_zeros: a count below 0 or above"),
