@@ -9,6 +9,7 @@ tensors that differ have the same digest by chance only, once in 2**64.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from harness.rank.cross_entropy import local_part
 _WORD_BYTES = 8
 _BLOCK_WORDS = {"cpu": 1 << 15, "cuda": 1 << 20}
 """Words mixed at a time. Five temporary tensors of at most twice this size are all the memory that
-it takes: few MiB on a CPU, where a batch should fit a cache, and 80 MiB on a GPU, where a launch
-should pay."""
+it takes, and one that is kept: few MiB on a CPU, where a batch should fit a cache, and 88 MiB on a
+GPU, where a launch should pay."""
 
 
 class _Part(NamedTuple):
@@ -71,9 +72,10 @@ def bit_digests(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.
         mine = [part for part in parts if part.tensor.device == there]
         # The lengths, so that trailing zeros count.
         totals = torch.tensor([part.tensor.nbytes + 1 for part in mine], device=there)
-        for pieces in _batches(mine, _BLOCK_WORDS.get(there.type, _BLOCK_WORDS["cuda"])):
+        block = _BLOCK_WORDS.get(there.type, _BLOCK_WORDS["cuda"])
+        for pieces in _batches(mine, block):
             of_part = torch.tensor([piece.part for piece in pieces], device=there)
-            totals.index_add_(0, of_part, _sums(pieces))
+            totals.index_add_(0, of_part, _sums(pieces, block))
         totals += torch.tensor([part.place for part in mine], device=there) * _GOLDEN
         owners = torch.tensor([part.owner for part in mine], device=device)
         result.index_add_(0, owners, mix_(totals).to(device))
@@ -106,6 +108,8 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _content(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor as flat bytes, in the logical order of its entries."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach().view(-1).view(torch.uint8)
     return tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
@@ -126,21 +130,28 @@ def _batches(parts: Sequence[_Part], words: int) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _sums(pieces: Sequence[_Piece]) -> torch.Tensor:
+def _sums(pieces: Sequence[_Piece], block: int) -> torch.Tensor:
     """Shape (pieces,): the sum of each piece's words, mixed with their positions."""
-    if len(pieces) == 1:
-        _, first, words = pieces[0]
-        position = torch.arange(first, first + len(words), device=words.device)
-        return mix_(position.mul_(_GOLDEN).add_(words)).sum().reshape(1)
-    words = torch.cat([piece.words for piece in pieces])
-    lengths = torch.tensor([len(piece.words) for piece in pieces], device=words.device)
-    firsts = torch.tensor([piece.first for piece in pieces], device=words.device)
-    ends = lengths.cumsum(0)
-    # Position in its tensor: that in the batch, less where the piece begins, plus where it lies.
-    position = (firsts - ends + lengths).repeat_interleave(lengths, output_size=len(words))
-    position += torch.arange(len(words), device=words.device)
-    total = mix_(position.mul_(_GOLDEN).add_(words)).cumsum_(0)
+    device = pieces[0].words.device
+    lengths = [piece.words.numel() for piece in pieces]
+    steps = _steps(block, device)
+    marked = torch._foreach_add(
+        [piece.words for piece in pieces], [steps[:length] for length in lengths]
+    )
+    for piece, words in zip(pieces, marked, strict=True):
+        if piece.first:
+            words.add_(_signed(piece.first * _GOLDEN % (1 << 64)))
+    if len(marked) == 1:
+        return mix_(marked[0]).sum().reshape(1)
+    total = mix_(torch.cat(marked)).cumsum_(0)
+    ends = torch.tensor(lengths, device=device).cumsum_(0)
     return total[ends - 1].diff(prepend=ends.new_zeros(1))
+
+
+@functools.cache
+def _steps(count: int, device: torch.device) -> torch.Tensor:
+    """What the positions 0, 1, …, count - 1 add to their words; kept, for every batch needs it."""
+    return torch.arange(count, device=device).mul_(_GOLDEN)
 
 
 def _as_words(content: torch.Tensor) -> torch.Tensor:
