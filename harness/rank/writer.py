@@ -6,6 +6,7 @@ null means that there is no value.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -62,8 +63,9 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write a whole ``.npz`` file atomically, in a folder that it makes."""
     path.parent.mkdir(exist_ok=True)
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **arrays)
+    content = io.BytesIO()  # a zip is written in many small pieces, slowly to a file
+    np.savez(content, allow_pickle=False, **arrays)
+    part.write_bytes(content.getbuffer())
     part.replace(path)
 
 
