@@ -188,6 +188,19 @@ def _tensors(tensors: TensorTable) -> Iterator[str]:
         ),
     )
     yield ""
+    if tensors.groups:
+        yield from _table(
+            ["Gradient norm by kind of parameter", "Parameters", "Norm", "Control", "Ratio"],
+            (
+                [
+                    escape(group.name),
+                    str(group.parameters),
+                    *map(number, (group.norm, group.control, group.ratio)),
+                ]
+                for group in tensors.groups
+            ),
+        )
+        yield ""
 
 
 def _replicas(replicas: ReplicaView) -> Iterator[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.judge.tensors import TensorDifferences, compare_tensors
+from harness.judge.tensors import TensorComparison, TensorDifferences, compare_tensors
 from harness.model import Calibration, Disagreement, Evidence, Floats, ReplicaSample
 from harness.report.text import count, plain
 
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHOWN = 10
 """Rows of a table of tensors: the rest adds length and no insight."""
 
@@ -28,6 +30,22 @@ class TensorRow:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupRow:
+    """Gradient norm of all parameters of one kind, over the layers."""
+
+    name: str
+    """Canonical names with their numbers folded: ``layers.*.attention.wq.weight``."""
+    parameters: int
+    norm: float
+    control: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Test over control; None where the control's is zero."""
+        return self.norm / self.control if self.control else None
+
+
+@dataclass(frozen=True, slots=True)
 class TensorTable:
     """Gradients and updates of one step, furthest from (or nearest to) their limits first."""
 
@@ -41,6 +59,8 @@ class TensorTable:
     gradient_origin: str
     """Where the limits come from; empty when there are none."""
     update_origin: str
+    groups: tuple[GroupRow, ...] = ()
+    """In the order of their names."""
 
     @property
     def summary(self) -> str:
@@ -123,6 +143,27 @@ def first_step_tensors(
         ),
         gradient_origin=plain(found.gradients.origin) if found.gradients else "",
         update_origin=plain(found.updates.origin) if found.updates else "",
+        groups=_groups(found),
+    )
+
+
+def _groups(found: TensorComparison) -> tuple[GroupRow, ...]:
+    """Gradient norms by kind of parameter: the root of the sum of their squares."""
+    ours, theirs = found.test.gradients, found.control.gradients
+    if ours is None or theirs is None:
+        return ()
+    folded = [_NUMBER.sub("*", name) for name in found.names]
+    members = {
+        name: [index for index, each in enumerate(folded) if each == name] for name in folded
+    }
+    return tuple(
+        GroupRow(
+            plain(name),
+            len(indices),
+            float(np.linalg.norm(ours.norm[indices])),
+            float(np.linalg.norm(theirs.norm[indices])),
+        )
+        for name, indices in sorted(members.items())
     )
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from report_samples import sample_view
 from tensor_samples import NAMES, replicas, tensor_samples
@@ -33,6 +34,17 @@ def test_limits_are_those_that_the_calibration_taught():
     assert table.outside == 0
     assert "repeats" in table.gradient_origin
     assert table.rows[0].gradient_limit > 1e-3
+
+
+def test_gradient_norms_are_given_by_kind_of_parameter_over_the_layers():
+    table = first_step_tensors(run("test"), CONTROL, None)
+    groups = {group.name: group for group in table.groups}
+    queries = groups["layers.*.attention.wq.weight"]
+    assert (queries.parameters, groups["norm.weight"].parameters) == (4, 1)
+    assert queries.ratio == pytest.approx(1.0, rel=0.5)
+    gradients = CONTROL.samples[1].gradients.norm
+    whole = np.sqrt(sum(group.control**2 for group in table.groups))
+    assert whole == pytest.approx(np.linalg.norm(gradients))
 
 
 @pytest.mark.parametrize("other", [None, Evidence("a", "a", (1,), {})])
