@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -18,7 +18,7 @@ from scipy import stats
 from characteristics.rates import Judged, Rate, judged
 from harness.judge import calibrate
 from harness.judge.curves import pair, signed_difference
-from harness.model import Evidence, Judgement
+from harness.model import Evidence, Judgement, RepeatKind
 
 REPEATS = 6
 """As many as the harness makes by default."""
@@ -55,7 +55,7 @@ def real_runs(runs: Sequence[Evidence], seed: int = 4) -> RealRuns:
     chance = np.random.default_rng(seed)
     verdicts: dict[str, list[Judged]] = {}
     for place, control in enumerate(runs):
-        others = [runs[i] for i in chance.permutation(len(runs)) if i != place]
+        others = [_as_repeat(runs[i]) for i in chance.permutation(len(runs)) if i != place]
         calibration = calibrate(control, others[:REPEATS])
         if calibration.problems:
             raise ValueError(f"{control.source} as control: {calibration.problems[0]}")
@@ -73,6 +73,11 @@ def real_runs(runs: Sequence[Evidence], seed: int = 4) -> RealRuns:
         Counter(name for verdict in every for name in _alarms(verdict)),
         *_shape(runs),
     )
+
+
+def _as_repeat(run: Evidence) -> Evidence:
+    """The control itself is a rerun of any of its repeats, but for what makes them repeats."""
+    return replace(run, repeat=run.repeat or RepeatKind.RERUN)
 
 
 def _alarms(verdict: Judged) -> list[str]:

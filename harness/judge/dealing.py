@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.model import Calibration, Evidence
+from harness.model import Calibration, Evidence, RepeatKind
 
 _DEALING = (
     "local_batch_size",
@@ -36,6 +36,8 @@ def fitting(
 def deals_alike(test: Evidence, control: Evidence) -> bool:
     """Whether the ranks of both runs meet the same tokens together, by what was in force."""
     if test.in_force is None or control.in_force is None:
+        return False
+    if RepeatKind.PERMUTE in (test.repeat, control.repeat):
         return False
     return _dealt(test.in_force) == _dealt(control.in_force)
 
