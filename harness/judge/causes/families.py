@@ -177,7 +177,11 @@ def differences(scene: Scene) -> list[str]:
         for name, degree in ours.items()
         if isinstance(degree, int) and degree > 1 and degree != theirs.get(name)
     ]
-    for name, key in (("compile", "regions"), ("float8", "modules")):
+    for name, key in (
+        ("compile", "regions"),
+        ("float8", "modules"),
+        ("async_tp", "fused_nodes"),
+    ):
         ran, base = (dict(each.get(name) or {}).get(key) for each in (test, control))
         if ran and not base:
             news.append(name)

@@ -146,6 +146,7 @@ def _forward(scene: Scene, *, scaled: bool) -> str:
             ("pp", "the order of stages and how batches are split into microbatches"),
             ("ep", "routing, dispatch and combine of tokens"),
             ("compile", "casts that the compiler removes or fuses"),
+            ("async_tp", "the dimension that fused matmuls gather and scatter"),
             ("float8", "which layers are converted, and their scaling"),
             ("gradient", "averages of averages over microbatches with uneven valid tokens"),
             ("dp_replicate", "averages of averages over ranks with uneven valid tokens"),
