@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -186,7 +187,7 @@ def test_a_calibration_in_a_file_gives_the_same_verdicts_and_is_refused_elsewher
     longer.write_text(TITAN_03.replace('"training.steps" = 4', '"training.steps" = 5'))
     refused = matrix._replace(experiment=longer).converge("run", "--calibration", str(file))
     assert refused.returncode == 2, refused.stdout
-    assert f"converge calibrate {longer}" in refused.stderr.replace("\n", " ")
+    assert f"converge calibrate {shlex.quote(str(longer))}" in refused.stderr
     matrix.converge("run")
 
 
