@@ -168,7 +168,7 @@ class Store:
         )
 
     def calibration_file(self, identity: str) -> Path:
-        """Where what repeats of that control taught is kept (``harness/calibrations.py``)."""
+        """Where what repeats of that control taught is kept (``harness/calibrations/``)."""
         return self.root / "calibrations" / f"{identity}.json"
 
     def checked_file(self, identity: str) -> Path:
