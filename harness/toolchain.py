@@ -45,7 +45,10 @@ def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
     build = f"build it with: nox -s toolchain -- {name}"
     if not os.access(python, os.X_OK):
         there = ", ".join(available_toolchains(root)) or "none"
-        raise ToolchainError(f"no toolchain {name!r} in {folder.parent} (there: {there}); {build}")
+        raise ToolchainError(
+            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build}, or say with "
+            "CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
+        )
     versions = _versions(folder)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
     if missing:

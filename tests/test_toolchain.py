@@ -55,7 +55,7 @@ def test_a_missing_toolchain_names_those_there_and_the_command(tmp_path):
         find_toolchain("torchtitan-0.3.0", tmp_path)
     message = str(caught.value)
     assert "(there: other, torchtitan-0.2.2)" in message
-    assert message.endswith("nox -s toolchain -- torchtitan-0.3.0")
+    assert "nox -s toolchain -- torchtitan-0.3.0" in message
 
 
 def test_an_environment_without_torchtitan_is_refused(tmp_path):

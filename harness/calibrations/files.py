@@ -172,6 +172,10 @@ def read_calibrations(path: Path) -> tuple[Learnt, ...]:
     """
     try:
         file = _File.model_validate(read_json(path))
+    except StoreError as error:
+        if not path.is_file() or "newer converge" in str(error):
+            raise
+        _damaged(path, "it is no JSON file of ours")
     except ValidationError as error:
         first = error.errors()[0]
         _damaged(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")

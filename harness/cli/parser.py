@@ -173,12 +173,19 @@ def _compare_arguments(compare: argparse.ArgumentParser) -> None:
     )
     compare.add_argument(
         "--margin",
-        type=float,
+        type=_fraction,
         metavar="RELATIVE",
         help="largest relative difference of the mean loss that still counts as equivalent, as "
         "0.005 for 0.5%% (default: by the precision of the runs)",
     )
     compare.add_argument("--out", type=Path, metavar="DIR", help="write reports here as well")
+
+
+def _fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number: write 0.01 for 1%") from None
 
 
 def _calibration_argument(parser: argparse.ArgumentParser) -> None:
@@ -187,7 +194,7 @@ def _calibration_argument(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="judge by this file of `converge calibrate --out` instead of repeating the controls; "
-        "refused when it was learnt from anything else than these very controls",
+        "`converge run` refuses one that was learnt from anything else than these very controls",
     )
 
 

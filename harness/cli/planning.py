@@ -54,6 +54,11 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         soft_wrap=True,
     )
     if made.experiment.calibration is not None:
+        if not made.experiment.calibration.is_file():
+            again = f"make it with: converge calibrate {arguments.experiment}"
+            raise ConfigError(
+                Problem(f"calibration {made.experiment.calibration}", f"is not there; {again}")
+            )
         console.print(
             f"tolerances learnt before: {made.experiment.calibration}", markup=False, soft_wrap=True
         )

@@ -41,6 +41,11 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         if test.verdict.look_at:
             console.print(f"look at: {test.verdict.look_at}", markup=False, soft_wrap=True)
     console.print(f"\n{escape(view.headline)}", style="bold")
+    if view.without_evidence:
+        names = ", ".join(view.without_evidence)
+        console.print(f"no evidence for: {names}", style="dim", markup=False, soft_wrap=True)
+    for note in view.notes:
+        console.print(note, style="dim", markup=False, soft_wrap=True)
     if paths:
         console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
 

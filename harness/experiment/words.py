@@ -44,7 +44,7 @@ def cadence_of(written: object) -> Cadence:
         return written
     if isinstance(written, int) and not isinstance(written, bool):
         if written < 1:
-            raise PydanticKnownError("greater_than_equal", {"ge": 1})
+            raise PydanticCustomError("cadence", 'must be 1 or more ("off" for none)')
         return written
     if isinstance(written, list) and written:
         return _listed(written)

@@ -101,6 +101,24 @@ def undeclared_differences(
     )
 
 
+def differences_but_paths(ours: InForce, theirs: InForce) -> tuple[str, ...]:
+    """Keys of the trainer's config that differ, declared or not; paths are another run's own."""
+    config, other = _table(ours, "config"), _table(theirs, "config")
+    absent = object()
+
+    def is_path(value: object) -> bool:
+        return isinstance(value, str) and "/" in value
+
+    return tuple(
+        sorted(
+            key
+            for key in config.keys() | other.keys()
+            if config.get(key, absent) != other.get(key, absent)
+            and not (is_path(config.get(key)) and is_path(other.get(key)))
+        )
+    )
+
+
 def _batches(ran: InForce) -> Iterator[str]:
     """Accumulation and pipeline microbatches follow from the batch sizes in force."""
     local, whole = ran.get("local_batch_size"), ran.get("global_batch_size")

@@ -18,7 +18,8 @@ def sample_steps(cadence: Cadence, steps: int) -> tuple[int, ...]:
         ValueError: the cadence is a word that is none.
     """
     if isinstance(cadence, tuple):
-        return tuple(step for step in sorted(set(cadence)) if step <= steps)
+        # Without the initial weights there is no first update to compare.
+        return tuple(step for step in sorted({0, *cadence}) if step <= steps)
     if cadence == CADENCE_OFF:
         return ()
     if cadence == POWERS_OF_TWO:

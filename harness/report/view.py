@@ -184,15 +184,26 @@ class ReportView:
         return f"Of {total}: {', '.join(parts)}{self._unseen}."
 
     @property
+    def without_evidence(self) -> tuple[str, ...]:
+        """Checks that some test set has no evidence for. A run too short for a test is none."""
+        skipped = {
+            check.name
+            for test in self.tests
+            for check in test.verdict.checks
+            if check.outcome is Outcome.SKIPPED and check.tier is not Tier.EQUIVALENCE
+        }
+        return tuple(sorted(skipped))
+
+    @property
     def _unseen(self) -> str:
         """What no verdict speaks about, in brackets; empty when every check had its evidence."""
-        checks = [check for test in self.tests for check in test.verdict.checks]
-        skipped = {check.name for check in checks if check.outcome is Outcome.SKIPPED}
+        skipped = self.without_evidence
         if not skipped:
             return ""
         compared = {
             check.name
-            for check in checks
+            for test in self.tests
+            for check in test.verdict.checks
             if check.tier is Tier.ENVELOPE and check.outcome is not Outcome.SKIPPED
         }
         loss_only = "loss only; " if compared == {"loss-envelope"} else ""

@@ -289,7 +289,7 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         (
             "[control]",
             "[probe]\ncadence = 0\n[control]",
-            "must be greater than or equal to 1, not 0",
+            'must be 1 or more ("off" for none), not 0',
         ),
         (
             "[control]",

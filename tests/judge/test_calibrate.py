@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, run, samples, with_signals
+from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples, with_signals
 from scipy import stats
 
 from harness.judge import calibrate
@@ -141,6 +141,7 @@ def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_
         (lambda: with_signals(run("r"), loss=lambda *_: math.nan), "loss is nan"),
         (lambda: with_signals(run("r"), loss=lambda step, x: x if step > 3 else None), "no loss"),
         (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is none"),
+        (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is no repeat of fsdp2: "),
         (lambda: replace(run("r"), batch_digests=("0" * 16,) * STEPS), "other samples"),
         (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "does not reproduce itself"),
     ],

@@ -36,3 +36,7 @@ def test_the_first_steps_are_always_sampled_in_order_and_within_the_run(cadence,
     assert sampled[: min(3, steps + 1)] == tuple(range(min(3, steps + 1)))
     assert list(sampled) == sorted(set(sampled))
     assert sampled[-1] <= steps
+
+
+def test_a_list_always_has_the_initial_weights_too():
+    assert sample_steps((5, 1), 4) == (0, 1)
