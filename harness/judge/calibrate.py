@@ -21,7 +21,7 @@ from harness.judge.curves import (
     signed_difference,
 )
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
-from harness.judge.in_force import differences_but_paths
+from harness.judge.in_force import unlike_a_repeat
 from harness.judge.sketches import gradient_difference, shared_samples, update_difference
 from harness.judge.soundness import (
     disordered,
@@ -98,7 +98,7 @@ def _unusable(repeat: Evidence, control: Evidence) -> str:
     if repeat.identity is not None and repeat.repeat is None:
         return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
     if repeat.in_force is not None and control.in_force is not None:
-        keys = differences_but_paths(repeat.in_force, control.in_force)
+        keys = unlike_a_repeat(repeat.in_force, control.in_force)
         if keys:
             return f"{repeat.name} is no repeat of {control.name}: {', '.join(keys[:3])} differ"
     flaw = unfinished(repeat) or disordered(repeat) or non_finite(repeat)

@@ -101,8 +101,15 @@ def undeclared_differences(
     )
 
 
-def differences_but_paths(ours: InForce, theirs: InForce) -> tuple[str, ...]:
-    """Keys of the trainer's config that differ, declared or not; paths are another run's own."""
+_OF_REPEATS = frozenset({"dataloader.order_seed"})
+"""What makes a repeat one: ``permute`` in torchtitan 0.3's config. The others are not in it."""
+
+
+def unlike_a_repeat(ours: InForce, theirs: InForce) -> tuple[str, ...]:
+    """Keys of the trainer's config that no repeat of a run changes, and that differ all the same.
+
+    Declared or not; paths are another run's own.
+    """
     config, other = _table(ours, "config"), _table(theirs, "config")
     absent = object()
 
@@ -113,7 +120,8 @@ def differences_but_paths(ours: InForce, theirs: InForce) -> tuple[str, ...]:
         sorted(
             key
             for key in config.keys() | other.keys()
-            if config.get(key, absent) != other.get(key, absent)
+            if key not in _OF_REPEATS
+            and config.get(key, absent) != other.get(key, absent)
             and not (is_path(config.get(key)) and is_path(other.get(key)))
         )
     )

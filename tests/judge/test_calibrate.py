@@ -94,6 +94,17 @@ def test_another_dealing_of_samples_excuses_only_test_sets_that_deal_otherwise()
     assert other.onset is None
 
 
+def test_what_makes_a_repeat_one_is_no_other_config():
+    def configured(name, **config):
+        return run(name, in_force=in_force(config={"training.seq_len": 256, **config}))
+
+    control = configured("fsdp2", **{"dataloader.order_seed": None, "dump_folder": "/a"})
+    permuted = configured("permute", **{"dataloader.order_seed": 2, "dump_folder": "/b"})
+    assert not calibrate(control, [permuted]).problems
+    other = configured("permute", **{"dataloader.order_seed": 2, "training.steps": 9})
+    assert "training.steps differ" in calibrate(control, [other]).problems[0]
+
+
 def test_without_a_record_of_what_ran_all_repeats_speak():
     calibration = calibrate(CONTROL, loud_permutation())
     assert fitting(calibration, replace(CONTROL, in_force=None), CONTROL) is calibration
