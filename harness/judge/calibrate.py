@@ -65,8 +65,9 @@ def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
 
 
 def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
-    problems = [problem for repeat in repeats if (problem := _unusable(repeat, control))]
-    usable = [repeat for repeat in repeats if not _unusable(repeat, control)]
+    flaws = [_unusable(repeat, control) for repeat in repeats]
+    problems = [flaw for flaw in flaws if flaw]
+    usable = [repeat for repeat, flaw in zip(repeats, flaws, strict=True) if not flaw]
     teaching = [repeat for repeat in usable if _differs(repeat, control)]
     signals = {}
     for signal in JUDGED_SIGNALS:

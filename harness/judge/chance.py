@@ -43,8 +43,7 @@ def shares(count: int) -> Floats:
     Looks 2**j to 2**(j+1)-1 share 1 / ((j+1) (j+2)), so that all shares add up to one over an
     endless run, and a late look is not much blinder than an early one.
     """
-    epoch = np.floor(np.log2(np.arange(1, count + 1))).astype(np.int64)
-    return np.asarray(1.0 / ((epoch + 1.0) * (epoch + 2.0) * 2.0**epoch), dtype=np.float64)
+    return _share_in(_epoch_of(np.arange(1, count + 1)))
 
 
 def multiples(looks: Integers, alarms: float, repeats: int) -> Floats:
@@ -60,12 +59,10 @@ def multiples(looks: Integers, alarms: float, repeats: int) -> Floats:
     Returns:
         Shape (n,), the implementation factor included.
     """
-    last = int(looks.max(initial=1))
-    epochs = int(np.floor(np.log2(last))) + 1
+    epoch = _epoch_of(looks)
     # All looks of an epoch have the same share: one quantile each.
-    share = 1.0 / ((np.arange(epochs) + 1.0) * (np.arange(epochs) + 2.0) * 2.0 ** np.arange(epochs))
+    share = _share_in(np.arange(int(epoch.max(initial=0)) + 1))
     quantile = _student(alarms * share / 2, repeats)
-    epoch = np.floor(np.log2(np.maximum(looks, 1))).astype(np.int64)
     return np.asarray(IMPLEMENTATION_FACTOR * quantile[epoch], dtype=np.float64)
 
 
@@ -90,6 +87,15 @@ def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | Non
 def mean_multiple(repeats: int) -> float:
     """How many times what repeats' mean differences reach a right run's mean may be: one look."""
     return IMPLEMENTATION_FACTOR * float(_student(np.array(MEAN_ALARMS / 2), repeats))
+
+
+def _epoch_of(looks: Integers) -> Integers:
+    return np.floor(np.log2(np.maximum(looks, 1))).astype(np.int64)
+
+
+def _share_in(epoch: Integers) -> Floats:
+    """What each look of an epoch gets; see :func:`shares`."""
+    return np.asarray(1.0 / ((epoch + 1.0) * (epoch + 2.0) * 2.0**epoch), dtype=np.float64)
 
 
 def _student(tail: Floats, repeats: int) -> Floats:

@@ -54,14 +54,14 @@ class TensorDifferences:
     @property
     def outside(self) -> Integers:
         """Indices of the tensors outside their limits, the furthest first."""
-        excess = self._excess()
+        excess = self.excess
         wrong = np.flatnonzero(~(self.difference <= self.limit))
         return wrong[np.argsort(-excess[wrong], kind="stable")]
 
     @property
     def worst(self) -> int:
         """Index of the tensor nearest to its limit, or furthest beyond it."""
-        return int(np.argmax(self._excess()))
+        return int(np.argmax(self.excess))
 
     @property
     def origin(self) -> str:
@@ -74,7 +74,9 @@ class TensorDifferences:
         origin = self.learnt_origin if self.learnt[index] else self.floor_origin
         return Limit(float(self.limit[index]), origin)
 
-    def _excess(self) -> Floats:
+    @property
+    def excess(self) -> Floats:
+        """How many times its limit every tensor reached; 0 where both are zero."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             excess = self.difference / self.limit
         return np.nan_to_num(excess, nan=0.0, posinf=np.inf)

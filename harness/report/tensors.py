@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.judge.tensors import TensorComparison, TensorDifferences, compare_tensors
-from harness.model import Calibration, Disagreement, Evidence, Floats, ReplicaSample
+from harness.model import Calibration, Disagreement, Evidence, ReplicaSample
 from harness.report.text import count, plain
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -128,7 +128,7 @@ def first_step_tensors(
         return None
     kinds = [kind for kind in (found.gradients, found.updates) if kind]
     outside = np.any([~(kind.difference <= kind.limit) for kind in kinds], axis=0)
-    order = np.argsort(-np.max([_excess(kind) for kind in kinds], axis=0), kind="stable")
+    order = np.argsort(-np.max([kind.excess for kind in kinds], axis=0), kind="stable")
     return TensorTable(
         step=first,
         parameters=len(found.names),
@@ -197,12 +197,6 @@ def replica_view(samples: tuple[ReplicaSample, ...]) -> ReplicaView | None:
 
 def _through(evidence: Evidence, step: int) -> Evidence:
     return replace(evidence, samples=tuple(s for s in evidence.samples if s.step <= step))
-
-
-def _excess(kind: TensorDifferences) -> Floats:
-    """How many times its limit every tensor reached."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.nan_to_num(kind.difference / kind.limit, nan=0.0, posinf=np.inf)
 
 
 def _cells(kind: TensorDifferences | None, index: int) -> tuple[float | None, float | None]:
