@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import platform
@@ -89,9 +90,42 @@ def _cpu_model(information: Path = CPU_INFORMATION) -> str:
 
 def _injected_digest(experiment: Experiment, inject: str) -> str:
     path = Path(inject.rpartition(":")[0])
+    digest = hashlib.sha256()
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        for source in _with_imports(path):
+            digest.update(hashlib.sha256(source.read_bytes()).digest())
     except OSError as error:
         raise ConfigError(
             Problem(f"{experiment.path}: inject", f"{path} cannot be read: {error.strerror}")
         ) from None
+    return digest.hexdigest()
+
+
+def _with_imports(path: Path) -> list[Path]:
+    """A Python file and, by name, the files beside it that it imports, however indirectly.
+
+    A file that cannot be parsed imports nothing; the rank says what is wrong with it.
+    """
+    found = {path}
+    left = [path]
+    while left:
+        beside = {file.stem: file for file in path.parent.glob("*.py")}
+        new = {beside[name] for name in _imported(left.pop()) if name in beside} - found
+        found |= new
+        left += new
+    return [path, *sorted(found - {path})]
+
+
+def _imported(path: Path) -> set[str]:
+    """First parts of the names of all modules that a file imports anywhere."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names

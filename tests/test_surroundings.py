@@ -1,6 +1,5 @@
 """What lies outside an experiment file: hardware, rank code, injected files."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -35,9 +34,29 @@ def test_digests_are_read_once_per_corpus_and_file(tmp_path):
     surroundings = read_surroundings(experiment(inject, SyntheticData()), digest, on_gpu=False)
     assert asked == [SyntheticData()]
     assert surroundings.data == {SyntheticData(): "d1"}
-    assert surroundings.injected == {inject: hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert list(surroundings.injected) == [inject]
     assert surroundings.rank_code == rank_code_digest()
     assert surroundings.hardware.startswith("cpu-")
+
+
+def injected_digest(file: Path) -> str:
+    inject = f"{file}:f"
+    return read_surroundings(experiment(inject, None), str, on_gpu=False).injected[inject]
+
+
+def test_an_injected_files_digest_follows_what_it_imports_beside_it(tmp_path):
+    bug, places, more = (tmp_path / name for name in ("bug.py", "places.py", "more.py"))
+    bug.write_text("def f(trainer):\n    import places, math\n")
+    alone = injected_digest(bug)
+    places.write_text("from more import g\n")
+    more.write_text("import bug\n")
+    first = injected_digest(bug)
+    (tmp_path / "unrelated.py").write_text("1")
+    assert injected_digest(bug) == first
+    more.write_text("import bug\nx = 1\n")
+    assert len({alone, first, injected_digest(bug)}) == 3
+    bug.write_text("def f(:\n")
+    assert injected_digest(bug)
 
 
 def test_a_vanished_file_is_a_config_error(tmp_path):

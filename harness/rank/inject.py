@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ class InjectError(Exception):
 def call_injected(target: str, trainer: Any) -> str:
     """Call ``path/to/file.py:function`` with the built trainer; says what was called.
 
+    The file may import modules that lie beside it, unless an installed one has the same name.
+
     The answer is made of the file that was loaded and the name that was found in it, once the
     function has returned. Raises InjectError when the file or the function is not there; what the
     function raises passes through.
@@ -25,6 +28,8 @@ def call_injected(target: str, trainer: Any) -> str:
     spec = importlib.util.spec_from_file_location(f"converge_inject_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise InjectError(f"inject = {target!r}: not a Python file")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)

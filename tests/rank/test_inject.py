@@ -1,5 +1,6 @@
 """``inject``: what is called, what cannot be, and what is known without running the file."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,16 @@ def test_the_function_is_called_and_named(bugs):
     trainer = SimpleNamespace()
     assert call_injected(f"{bugs}:break_it", trainer) == f"{bugs}:break_it"
     assert trainer.broken
+
+
+def test_a_file_may_import_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "converge_neighbour.py").write_text("def mark(trainer): trainer.marked = True\n")
+    file = tmp_path / "bug.py"
+    file.write_text("from converge_neighbour import mark\ndef f(trainer): mark(trainer)\n")
+    trainer = SimpleNamespace()
+    call_injected(f"{file}:f", trainer)
+    assert trainer.marked
 
 
 @pytest.mark.parametrize("name", ["break_it", "conditional", "alias", "join", "numbers"])
