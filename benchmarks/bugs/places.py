@@ -19,8 +19,10 @@ def rank() -> int:
 
 
 def coordinate(trainer: Any, dimension: str) -> int:
-    """This rank's place on a mesh dimension of torchtitan's (``tp cp pp ep dp_replicate fsdp``
-    ``batch``); 0 where there is no such dimension."""
+    """This rank's place on a mesh dimension; 0 where there is no such dimension.
+
+    The names are torchtitan's: ``tp cp pp ep dp_replicate fsdp batch``.
+    """
     mesh = trainer.parallel_dims.get_optional_mesh(dimension)
     return mesh.get_local_rank() if mesh is not None else 0
 
