@@ -33,6 +33,12 @@ class Agreement:
         return int(np.argmax(self.difference))
 
 
+_FEWEST_STEPS = 3
+"""Of a ratio that is said to vary."""
+_MOSTLY = 0.9
+"""Share of the steps at which the two losses differ: they may cross."""
+
+
 def agreement(evidence: Evidence, signal: str) -> Agreement | None:
     """Compare a reported signal (``loss`` or ``grad_norm``) with its recomputation.
 
@@ -52,3 +58,26 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
         difference=relative_difference(said, found),
         limit=Limit(limit, f"rounding of a reported {signal} in {evidence.precision.value}"),
     )
+
+
+def other_objective(test: Evidence, control: Evidence) -> bool:
+    """Whether both runs minimise another loss than the cross entropy that the probe recomputes.
+
+    Label smoothing, say, or an auxiliary loss: what is reported then is the recomputed value times
+    a factor that changes as training goes on. A metric that is summed wrongly is a fixed multiple,
+    and wrong in one of the runs or in different ways.
+    """
+    return _varies(test) and _varies(control)
+
+
+def _varies(evidence: Evidence) -> bool:
+    """Whether the reported loss is another than the recomputed one, by a factor that changes."""
+    compared = agreement(evidence, "loss")
+    if compared is None or compared.steps.size < _FEWEST_STEPS:
+        return False
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = compared.reported / compared.recomputed
+    if not np.all(np.isfinite(ratio)) or compared.outside.size < _MOSTLY * compared.steps.size:
+        return False
+    middle = float(np.median(ratio))
+    return bool(np.abs(ratio - middle).max() > compared.limit.value * abs(middle))

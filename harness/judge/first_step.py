@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.judge.agreement import agreement
+from harness.judge.agreement import agreement, other_objective
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import common_steps, series
 from harness.judge.envelope import Envelope
@@ -59,11 +59,13 @@ def grad_norm_recomputed_first_step(
 
 
 @check(Tier.FIRST_STEP)
-def reported_loss_is_recomputed(test: Evidence) -> Finding:
+def reported_loss_is_recomputed(test: Evidence, control: Evidence) -> Finding:
     """The loss that the run reports is the one that its probe recomputes.
 
     Only the metric is wrong: training may be right and its curve is not.
     """
+    if other_objective(test, control):
+        return skipped("both runs minimise another loss than cross entropy")
     return _reported(test, "loss")
 
 

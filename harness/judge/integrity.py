@@ -5,7 +5,9 @@ Broken evidence is INVALID; a test set that turned non-finite while its control 
 
 from __future__ import annotations
 
-from harness.judge.agreement import agreement
+from collections.abc import Iterable
+
+from harness.judge.agreement import agreement, other_objective
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
@@ -22,7 +24,7 @@ from harness.model import Calibration, Evidence, Outcome, SetSpec, Tier
 
 
 @check(Tier.INTEGRITY)
-def control_sound(control: Evidence, control_spec: SetSpec | None) -> Finding:
+def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | None) -> Finding:
     """The control is complete and finite, and reports what it computes.
 
     Nothing can be judged against a control that is itself broken: repair or rerun it first.
@@ -34,7 +36,7 @@ def control_sound(control: Evidence, control_spec: SetSpec | None) -> Finding:
         or non_finite(control)
         or ranks_disagree(control)
         or replicas_differ(control)
-        or _misreports(control)
+        or _misreports(control, _REPORTED[1:] if other_objective(test, control) else _REPORTED)
     )
     if flaw:
         return invalid(f"the control {control.name} {flaw.what}", flaw.step)
@@ -139,9 +141,12 @@ def _required(spec: SetSpec | None, test: Evidence, control: Evidence) -> tuple[
     return ("loss",)
 
 
-def _misreports(evidence: Evidence) -> Flaw | None:
+_REPORTED = ("loss", "grad_norm")
+
+
+def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
     """A reported metric that the run's own probe contradicts."""
-    for signal in ("loss", "grad_norm"):
+    for signal in signals:
         compared = agreement(evidence, signal)
         if compared is not None and compared.outside.size:
             index = compared.worst

@@ -12,7 +12,12 @@ from collections.abc import Callable, Sequence
 
 from harness.judge.case import Case
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.first_steps import gradient_direction, gradients_scaled, objective
+from harness.judge.causes.first_steps import (
+    gradient_direction,
+    gradients_scaled,
+    objective,
+    trained_objective,
+)
 from harness.judge.causes.gradients import (
     no_gradient,
     sampled_gradients,
@@ -59,6 +64,7 @@ SIGNATURES: tuple[Signature, ...] = (
     metric_only,
     loss_of_right_gradients,
     loss_scaled_alone,
+    trained_objective,
     sampled_gradients,
     gradients_scaled,
     gradient_direction,

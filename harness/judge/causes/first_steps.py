@@ -89,6 +89,32 @@ def objective(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, _forward(scene, scaled=bool(named.words)))
 
 
+def trained_objective(scene: Scene) -> Cause | None:
+    """C4: the trainer's own loss differs and the gradients with it; cross entropy alone agrees.
+
+    What is minimised is another mean of the same logits (per rank, per microbatch), or has a term
+    that the probe does not recompute (label smoothing).
+    """
+    loss, plain = (scene.case.envelopes.get(name) for name in ("loss", "loss_recomputed"))
+    if loss is None or plain is None or not off_at_first_step(loss) or off_at_first_step(plain):
+        return None
+    wrong = wrong_gradients(scene.sample(int(loss.steps[0])))
+    if (
+        wrong is None
+        or len(wrong.off) < len(wrong.among)
+        or wrong.sorting.factor_of_all is not None
+    ):
+        return None
+    sentence = (
+        f"the objective differs: the trainer's loss is {loss.test[0]:.8g} for "
+        f"{loss.control[0]:.8g} at step {loss.steps[0]} (relative {loss.difference[0]:.2g}) and "
+        f"all {len(wrong.off)} gradients follow it, worst {worst_words(wrong)}, while the cross "
+        "entropy of the same logits agrees: it is weighted otherwise over tokens, microbatches "
+        "and ranks, or what is added to it differs"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, _forward(scene, scaled=True))
+
+
 def _gradient_alone_off(scene: Scene) -> Envelope | None:
     """The grad norm, if at the first step it is off while the loss agrees."""
     loss, norm = scene.curve("loss"), scene.curve("grad_norm")

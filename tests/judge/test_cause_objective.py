@@ -1,0 +1,61 @@
+"""An objective other than the mean cross entropy: in the test set alone, or in both runs."""
+
+from cause_examples import (
+    BOTH_LOSSES,
+    BOTH_NORMS,
+    CONTROL,
+    broken,
+    changed,
+    scaled,
+    turned,
+    verdict_of,
+)
+
+from harness.judge import judge
+from harness.model import CauseClass, Judgement, Parallelism
+
+
+def everywhere(_name):
+    return True
+
+
+def smoothed(run):
+    """Label smoothing: what is reported has a second term, and the probe recomputes the first."""
+    return changed(run, lambda step, x: 0.9 * x + 0.7 + 0.001 * step, "loss")
+
+
+def test_another_mean_of_the_same_logits_is_another_objective():
+    test = broken(gradient=turned(everywhere, 1e-2), update=turned(everywhere, 0.1))
+    test = changed(test, lambda _, x: x * (1 + 3e-5), "loss")
+    test = changed(test, lambda step, x: x * (1 + 1e-3 * (step > 1)), "loss_recomputed")
+    test = changed(test, lambda _, x: x * 1.001, *BOTH_NORMS)
+    verdict = verdict_of(test)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "the cross entropy of the same logits agrees" in verdict.cause
+    assert "how the loss is normalised" in verdict.look_at
+
+
+def test_wrong_gradients_of_some_tensors_do_not_make_another_objective():
+    some = turned(lambda name: "norm" in name)
+    test = changed(broken(gradient=some), lambda _, x: x * (1 + 3e-5), "loss")
+    assert verdict_of(test).cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+def test_a_scaled_loss_of_scaled_gradients_stays_a_scale():
+    test = broken(Parallelism(dp_shard=2, cp=2), gradient=scaled(0.5))
+    test = changed(test, lambda _, x: 0.5 * x, "loss", *BOTH_NORMS)
+    assert verdict_of(test).cause_class is CauseClass.GRADIENT_SCALE
+
+
+def test_an_objective_that_the_control_has_too_is_no_wrong_metric():
+    control = smoothed(CONTROL)
+    assert judge(smoothed(broken()), control).judgement is Judgement.PASS
+    test = smoothed(broken(gradient=turned(everywhere, 1e-2)))
+    test = changed(test, lambda _, x: x * 1.01, *BOTH_LOSSES)
+    assert verdict_of(test, control).cause_class is CauseClass.OBJECTIVE
+
+
+def test_a_control_that_misreports_its_loss_by_a_fixed_factor_judges_nothing():
+    doubled = changed(CONTROL, lambda _, x: 2 * x, "loss")
+    for test in (changed(broken(), lambda _, x: 2 * x, "loss"), broken()):
+        assert judge(test, doubled).judgement is not Judgement.PASS
