@@ -149,3 +149,13 @@ def characteristics(session: nox.Session) -> None:
     """Measure how often the judge is wrong; rewrites docs/operating-characteristics.md."""
     install_light(session)
     session.run("python", "benchmarks/operating_characteristics.py", *session.posargs)
+
+
+@nox.session
+def prove(session: nox.Session) -> None:
+    """Inject every bug of the benchmark: ``nox -s prove [-- --only NAME … --out DIR]``."""
+    install_light(session)
+    for name in TOOLCHAINS:
+        build_toolchain(session, name)
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    session.run("python", "benchmarks/prove.py", *session.posargs, env=env)

@@ -1,0 +1,40 @@
+"""What gates elsewhere look at: reported loss and grad norm, as precise as they are logged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from harness.model import Evidence
+from harness.readers import read_run
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Reported values by step, each rounded to float32 as TensorBoard keeps it.
+
+    A step that the run did not log is not there; NaN is a value that was logged.
+    """
+
+    loss: Mapping[int, float]
+    grad_norm: Mapping[int, float] = field(default_factory=dict)
+
+
+def read_curve(folder: Path) -> Curve:
+    """The curve of a run folder of ours; empty for a run that left no step.
+
+    Raises EvidenceError and StoreError as :func:`harness.readers.read_run` does.
+    """
+    evidence = read_run(folder)
+    return Curve(_logged(evidence, "loss"), _logged(evidence, "grad_norm"))
+
+
+def _logged(evidence: Evidence, signal: str) -> dict[int, float]:
+    column = evidence.signals.get(signal)
+    if column is None:
+        return {}
+    pairs = zip(evidence.steps.tolist(), column, strict=True)
+    return {step: float(np.float32(value)) for step, value in pairs if value is not None}

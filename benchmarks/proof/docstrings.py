@@ -1,0 +1,176 @@
+"""What a bug's docstring says, as ``docs/bugs.md`` has it. Read by ``ast``: bugs import torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from harness.errors import Problem, suggest
+from harness.model import CauseClass
+
+REQUIRED = ("Reference", "Class", "Technique", "First step", "Signature", "Cause")
+OPTIONAL = ("Needs", "Says", "Magnitude")
+CLASSES = tuple(f"C{number}" for number in range(1, 8))
+Wrong: TypeAlias = Callable[..., None]
+"""Takes a message and a hint."""
+_FIELD = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?): *(.*)")
+_BUG_FILE = re.compile(r"c\d_\w+\.py")
+_CLASS_LINE = re.compile(r"^ *Class:", re.MULTILINE)
+_ARGUMENT = ("trainer", "_trainer", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One injected bug as its docstring describes it."""
+
+    id: str
+    """Name of the function, and of the test set that injects it."""
+    kind: str
+    """``C1`` to ``C7``."""
+    summary: str
+    """What goes wrong, in one sentence."""
+    reference: str
+    technique: str
+    """What it hides under."""
+    first_step: int
+    """The earliest step at which any effect exists."""
+    signature: str
+    """The expected evidence."""
+    causes: tuple[CauseClass, ...]
+    """Classes that are right answers."""
+    says: tuple[str, ...] = ()
+    """The cause's sentence has to contain one of these, in any case; empty: any will do."""
+    needs: str = ""
+    """The special configuration without which it hides."""
+    magnitude: float | None = None
+    """How large, for a rung of a detection-limit ladder; None for every other bug."""
+
+
+class Function(NamedTuple):
+    """A top-level function that may be injected: it takes the trainer and nothing else."""
+
+    file: Path
+    name: str
+    line: int
+    docstring: str
+
+    @property
+    def means_a_bug(self) -> bool:
+        """Whether it is one by its file's name (``cN_topic.py``) or by its fields."""
+        return bool(_BUG_FILE.fullmatch(self.file.name) or _CLASS_LINE.search(self.docstring))
+
+
+def bug_files(folder: Path) -> list[Path]:
+    """The files named after a class of bugs, ``cN_*.py``, in order."""
+    return sorted(path for path in folder.glob("c*.py") if _BUG_FILE.fullmatch(path.name))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    """Every public top-level function of a file that takes ``trainer`` and nothing else.
+
+    Raises SyntaxError for a file that is no Python.
+    """
+    for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        every = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        if len(every) == 1 and every[0].arg in _ARGUMENT:
+            yield Function(path, node.name, node.lineno, ast.get_docstring(node, clean=False) or "")
+
+
+def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | None:
+    """The bug that a function's docstring describes; None after any problem."""
+    problems: list[Problem] = []
+
+    def wrong(message: str, hint: str = "") -> None:
+        place = f"{function.file}:{function.line}"
+        problems.append(Problem(place, f"{function.name}: {message}", hint))
+
+    summary, fields = _split(function.docstring, wrong)
+    if not summary:
+        wrong("has no first line that says what goes wrong")
+    for name in REQUIRED:
+        if not fields.get(name):
+            wrong(f"has no field {name!r}", f"required: {', '.join(REQUIRED)}")
+    bug = Bug(
+        id=function.name,
+        kind=_kind(fields.get("Class", ""), wrong),
+        summary=summary,
+        reference=fields.get("Reference", ""),
+        technique=fields.get("Technique", ""),
+        first_step=_step(fields.get("First step", ""), wrong),
+        signature=fields.get("Signature", ""),
+        causes=_causes(fields.get("Cause", ""), wrong),
+        says=_alternatives(fields.get("Says", "")),
+        needs=fields.get("Needs", ""),
+        magnitude=_magnitude(fields.get("Magnitude"), wrong),
+    )
+    for problem in problems:
+        complain(problem)
+    return None if problems else bug
+
+
+def _split(docstring: str, wrong: Wrong) -> tuple[str, dict[str, str]]:
+    """First line and fields. A field is one line; what is indented below it belongs to it."""
+    lines = inspect.cleandoc(docstring).splitlines()
+    summary = lines[0].strip() if lines else ""
+    begin = next((i for i, line in enumerate(lines) if line.startswith("Reference:")), len(lines))
+    fields: dict[str, str] = {}
+    last = ""
+    for line in lines[begin:]:
+        match = _FIELD.fullmatch(line.rstrip())
+        if match is not None:
+            last, value = match[1], match[2]
+            if last not in (*REQUIRED, *OPTIONAL):
+                wrong(f"has an unknown field {last!r}", suggest(last, (*REQUIRED, *OPTIONAL)))
+            elif last in fields:
+                wrong(f"has {last!r} twice")
+            fields[last] = value.strip()
+        elif line.startswith(" ") and last:
+            fields[last] = f"{fields[last]} {line.strip()}"
+        elif line.strip():
+            wrong(f"has a line among its fields that is none: {line.strip()!r}")
+    return summary, fields
+
+
+def _kind(text: str, wrong: Wrong) -> str:
+    if text and text not in CLASSES:
+        wrong(f"Class: there is no {text!r}", suggest(text, CLASSES))
+    return text
+
+
+def _causes(text: str, wrong: Wrong) -> tuple[CauseClass, ...]:
+    known = [cause.value for cause in CauseClass if cause is not CauseClass.UNKNOWN]
+    words = _alternatives(text)
+    for word in words:
+        if word not in known:
+            wrong(f"Cause: there is no class {word!r}", suggest(word, known))
+    return tuple(CauseClass(word) for word in words if word in known)
+
+
+def _alternatives(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split("|") if part.strip())
+
+
+def _step(text: str, wrong: Wrong) -> int:
+    if text and not text.isdecimal():
+        wrong(f"First step: {text!r} is no step", "write 1, or 0 for wrong initial weights")
+    return int(text) if text.isdecimal() else 1
+
+
+def _magnitude(text: str | None, wrong: Wrong) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        wrong(f"Magnitude: {text!r} is no positive number", "write 1e-4")
+    return value

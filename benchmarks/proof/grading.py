@@ -1,0 +1,130 @@
+"""What the harness said about one set, and whether that is right.
+
+Caught means found by evidence: FAIL, or INVALID for a reason that is the bug's own trace (other
+samples, another learning rate, a technique that never ran). A run that crashed is not caught: a bug
+that stops training is not silent, and an injection that does so is a mistake of the benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.model import CauseClass, Judgement, Outcome, Tier
+from proof.docstrings import Bug
+
+OWN_EVIDENCE = (
+    "same-data",
+    "ranks-see-same-batch",
+    "same-tokens",
+    "same-lr",
+    "steps-increase",
+    "same-parameters",
+    "named-in-force",
+    "nothing-unnamed",
+)
+"""Checks whose INVALID is about what the test set did: its inputs, its parameters, what ran. The
+others are about evidence that is not whole, or about the control."""
+KNOWN_AFTER_STEP = 1
+"""``in_force.json`` is written once, after the first step."""
+NAMES_NOTHING = (CauseClass.UNKNOWN, CauseClass.LATER)
+"""Classes that say where a difference is and not what it is: neither right nor wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the harness said about one test set, from ``report.json``."""
+
+    name: str
+    judgement: Judgement
+    caught: bool
+    tier: Tier | None
+    """Of the check that saw it first."""
+    first_step: int | None
+    """The first step at which anything was off."""
+    cause: str
+    """The sentence."""
+    cause_class: CauseClass | None
+    error: str
+    """Why the run did not end by itself; empty if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A bug with the harness's answer, and what that is worth."""
+
+    bug: Bug
+    answer: Answer
+
+    @property
+    def cause_right(self) -> bool | None:
+        """Whether the named cause is right; None when none is named, or not what it is about.
+
+        Right: a class that the bug accepts, and a sentence that says what it should. Wrong: a class
+        that it does not accept and that names something.
+        """
+        named = self.answer.cause_class
+        if not self.answer.caught or named is None:
+            return None
+        if named not in self.bug.causes:
+            return None if named in NAMES_NOTHING else False
+        sentence = self.answer.cause.lower()
+        says = not self.bug.says or any(words.lower() in sentence for words in self.bug.says)
+        return True if says else None
+
+    @property
+    def delay(self) -> int | None:
+        """Steps from the first effect to the first sign of it."""
+        first = self.answer.first_step
+        return first - self.bug.first_step if self.answer.caught and first is not None else None
+
+    def caught_by(self, step: int) -> bool:
+        first = self.answer.first_step
+        return self.answer.caught and first is not None and first <= step
+
+
+def read_answer(test: Mapping[str, Any]) -> Answer:
+    """The answer in one entry of ``tests`` of a ``report.json``.
+
+    Raises KeyError or ValueError for what is no such entry.
+    """
+    judgement = Judgement(test["verdict"])
+    signs = _signs(judgement, test["checks"])
+    first = min(signs, key=_order, default=None)
+    cause_class = test["cause_class"]
+    error = test["error"]
+    return Answer(
+        name=test["name"],
+        judgement=judgement,
+        caught=bool(signs),
+        tier=Tier(first["tier"]) if first else None,
+        first_step=_onset(first) if first else None,
+        cause=test["cause"],
+        cause_class=CauseClass(cause_class) if cause_class else None,
+        error=f"rank {error['rank']}: {error['message']}" if error else "",
+    )
+
+
+def _signs(judgement: Judgement, checks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The checks that caught it; none when it was not caught."""
+    if judgement not in (Judgement.FAIL, Judgement.INVALID):
+        return []
+    return [
+        check
+        for check in checks
+        if check["outcome"] == Outcome.FAIL
+        or (check["outcome"] == Outcome.INVALID and check["name"] in OWN_EVIDENCE)
+    ]
+
+
+def _onset(check: Mapping[str, Any]) -> int | None:
+    if check["onset_step"] is None and check["name"].endswith(("in-force", "unnamed")):
+        return KNOWN_AFTER_STEP
+    return check["onset_step"]
+
+
+def _order(check: Mapping[str, Any]) -> tuple[float, int]:
+    """Earliest first; of checks that begin together, the one of the earlier tier."""
+    onset = _onset(check)
+    return (float("inf") if onset is None else onset, list(Tier).index(Tier(check["tier"])))

@@ -1,0 +1,232 @@
+"""``benchmark.md``: the result for people. One sentence and a picture first, then every number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.report.palette import SYMBOLS
+from harness.report.text import ABSENT, number
+from proof.goals import can_show_early, goals, share
+from proof.results import EARLY, OURS, Ladder, Proof, ProvenBug
+
+MEANING = {
+    "C1": "gradient scale wrong",
+    "C2": "gradient direction wrong",
+    "C3": "replicas drift apart",
+    "C4": "forward or objective wrong",
+    "C5": "only the metric is wrong",
+    "C6": "state, data, resume",
+    "C7": "precision, near the noise floor",
+}
+
+
+def page(proof: Proof, held_out: Proof | None, *, part: bool, generated: str) -> str:
+    """The Markdown page; its picture is ``benchmark.png`` beside it."""
+    sections = [
+        ["# Bugs caught and named", headline(proof, part=part), _picture(proof)],
+        ["## Goals", _goals(proof)],
+        ["## By class", _classes(proof), _early_note(proof)],
+        ["## Every bug", _bugs(proof.bugs)],
+        ["## The same runs, judged by the rules in use elsewhere", _rules(proof)],
+        ["## Detection limits", _limits(proof.ladders)],
+        ["## Correct configurations", _correct(proof)],
+        ["## Misses", _misses(proof)],
+        ["## Held out", _held_out(held_out)] if held_out else [],
+        ["## How to reproduce", _reproduce(proof, generated)],
+    ]
+    return "\n\n".join(part for section in sections for part in section if part) + "\n"
+
+
+def headline(proof: Proof, *, part: bool) -> str:
+    """The result in a sentence."""
+    caught = sum(each.graded.answer.caught for each in proof.bugs)
+    right = sum(each.graded.cause_right is True for each in proof.bugs)
+    wrong = sum(each.graded.cause_right is False for each in proof.bugs)
+    alarms = sum(each.false_alarm for each in proof.correct)
+    theirs = max(proof.scores[1:], key=lambda score: score.bugs_caught - score.false_alarms)
+    begin = "Of the part of the benchmark that was run, " if part else "Of the benchmark, "
+    return (
+        f"**{begin}the harness catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
+        f"of {right} rightly and of {wrong} wrongly, and raises {alarms} false alarms on "
+        f"{len(proof.correct)} correct configurations; the best rule in use elsewhere "
+        f"({theirs.name}) catches {theirs.bugs_caught} with {theirs.false_alarms} false alarms.**"
+    )
+
+
+def _picture(proof: Proof) -> str:
+    alt = f"bugs caught and false alarms by {OURS} and by the rules in use elsewhere"
+    return f"![{alt}](benchmark.png)" if proof.bugs else ""
+
+
+def _goals(proof: Proof) -> str:
+    return _table(
+        ("goal", "measured", ""),
+        ((each.text, each.measured, "met" if each.met else "**missed**") for each in goals(proof)),
+    )
+
+
+def _classes(proof: Proof) -> str:
+    rows = [_counts(f"{kind}: {MEANING.get(kind, '')}", proof.of(kind)) for kind in proof.classes]
+    header = ("class", "bugs", "caught", f"by step {EARLY}", "cause right", "cause wrong")
+    return _table(header, [*rows, _counts("all", proof.bugs)])
+
+
+def _counts(name: str, bugs: Sequence[ProvenBug]) -> tuple[str, ...]:
+    graded = [each.graded for each in bugs]
+    numbers = (
+        len(graded),
+        sum(each.answer.caught for each in graded),
+        sum(each.caught_by(EARLY) for each in graded),
+        sum(each.cause_right is True for each in graded),
+        sum(each.cause_right is False for each in graded),
+    )
+    return (name, *map(str, numbers))
+
+
+def _early_note(proof: Proof) -> str:
+    early = can_show_early(proof)
+    caught = sum(each.graded.caught_by(EARLY) for each in early)
+    every = sum(each.graded.caught_by(EARLY) for each in proof.bugs)
+    late = [
+        each.graded for each in proof.bugs if each not in early and each.graded.delay is not None
+    ]
+    delays = ", ".join(f"{each.bug.id} {each.delay}" for each in late)
+    more = f" Steps from first effect to first sign, of the others: {delays}." if delays else ""
+    return (
+        f"Caught by step {EARLY}: {share(every, len(proof.bugs))} of all bugs, and "
+        f"{share(caught, len(early))} of those that have any effect by then.{more}"
+    )
+
+
+def _bugs(bugs: Iterable[ProvenBug]) -> str:
+    header = ("bug", "class", "hides under", "verdict", "tier", "first step", "delay", "cause", "")
+    return _table(header, map(_bug, bugs))
+
+
+def _bug(proven: ProvenBug) -> tuple[str, ...]:
+    graded = proven.graded
+    bug, answer = graded.bug, graded.answer
+    right = {True: "right", False: "**wrong**", None: "not named" if answer.caught else ""}
+    return (
+        f"`{bug.id}`: {bug.summary} ({bug.reference})",
+        bug.kind,
+        f"{bug.technique}; {bug.needs}" if bug.needs else bug.technique,
+        f"{SYMBOLS[answer.judgement]} {answer.judgement.value}",
+        answer.tier.value if answer.tier else ABSENT,
+        _or_absent(answer.first_step),
+        _or_absent(graded.delay),
+        answer.cause,
+        right[graded.cause_right],
+    )
+
+
+def _rules(proof: Proof) -> str:
+    rows = [
+        (
+            f"**{score.name}**" if score.name == OURS else score.name,
+            score.source,
+            share(score.bugs_caught, len(proof.bugs)),
+            share(score.false_alarms, len(proof.correct)),
+        )
+        for score in proof.scores
+    ]
+    how = (
+        "Each rule was written anew from its published code (`benchmarks/proof/rules.py` says how "
+        "it treats NaN and missing steps) and judges the losses, or grad norms, that these very "
+        "runs reported. Correct configurations are other parallelisms, techniques and seeds "
+        "against their control: what the rules are used for, though most were made to compare a "
+        "configuration with itself."
+    )
+    return _table(("rule", "from", "bugs caught", "false alarms"), rows) + f"\n\n{how}"
+
+
+def _limits(ladders: Sequence[Ladder]) -> str:
+    if not ladders:
+        return "No detection-limit ladder was run."
+    rows = []
+    for ladder in ladders:
+        sizes = [rung.graded.bug.magnitude for rung in ladder.rungs]
+        missed = [
+            rung.graded.bug.magnitude for rung in ladder.rungs if not rung.graded.answer.caught
+        ]
+        rows.append(
+            (
+                f"`{ladder.name}`: {ladder.rungs[0].graded.bug.summary}",
+                ", ".join(map(number, sizes)),
+                ", ".join(map(number, missed)) or "none",
+                number(ladder.limit),
+            )
+        )
+    return _table(("bug", "magnitudes tried", "not caught", "detection limit"), rows) + (
+        "\n\nThe detection limit is the smallest magnitude that is caught with all larger ones."
+    )
+
+
+def _correct(proof: Proof) -> str:
+    if not proof.correct:
+        return "No correct configuration was run."
+    alarms = [each for each in proof.correct if each.answer.judgement.value != "PASS"]
+    said = [
+        f"- `{each.answer.name}` ({each.run.what}): {each.answer.judgement.value}, "
+        f"{each.answer.cause}"
+        for each in alarms
+    ]
+    passed = ", ".join(
+        f"`{each.answer.name}` ({each.run.what})" for each in proof.correct if each not in alarms
+    )
+    first = f"{len(proof.correct) - len(alarms)} of {len(proof.correct)} pass: {passed}."
+    return "\n".join([first, *(["", *said] if said else [])])
+
+
+def _misses(proof: Proof) -> str:
+    lines = []
+    for each in proof.bugs:
+        graded, answer = each.graded, each.graded.answer
+        if not answer.caught:
+            what = f"not caught ({answer.judgement.value}{_because(answer.cause)})"
+        elif graded.cause_right is not True:
+            named = answer.cause_class.value if answer.cause_class else "nothing"
+            expected = " or ".join(cause.value for cause in graded.bug.causes)
+            what = f"caught, but named {named} where {expected} is right"
+        else:
+            continue
+        lines.append(f"- `{graded.bug.id}` {what}. Expected: {graded.bug.signature}.")
+    return "\n".join(lines) or "Every bug was caught and its cause named rightly."
+
+
+def _because(cause: str) -> str:
+    return f": {cause}" if cause else ""
+
+
+def _held_out(proof: Proof) -> str:
+    words = "Bugs that the harness was not made with; no goal counts them."
+    rows = [_counts(kind, proof.of(kind)) for kind in proof.classes]
+    header = ("class", "bugs", "caught", f"by step {EARLY}", "cause right", "cause wrong")
+    return "\n\n".join(
+        [words, _table(header, [*rows, _counts("all", proof.bugs)]), _bugs(proof.bugs)]
+    )
+
+
+def _reproduce(proof: Proof, generated: str) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(proof.versions.items()))
+    cost = proof.cost
+    return (
+        "```console\n$ nox -s prove\n```\n\n"
+        f"Written {generated}. {cost.runs} runs took {cost.rank_seconds:,.0f} rank-seconds, "
+        f"{cost.shared_rank_seconds:,.0f} of them for controls and their repeats, which bugs "
+        f"share. Versions: {versions}. What a class is, how it is graded, and how to add a bug: "
+        "`docs/bugs.md`."
+    )
+
+
+def _or_absent(value: int | None) -> str:
+    return ABSENT if value is None else str(value)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    cells = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in cells)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

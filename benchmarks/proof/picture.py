@@ -1,0 +1,129 @@
+"""``benchmark.png`` and ``.svg``: the result at one glance."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from harness.report.palette import OKABE_ITO
+from proof.results import OURS, Proof, ProvenBug, RuleScore
+
+CAUGHT, ALARM = OKABE_ITO[0], OKABE_ITO[1]
+_INK, _QUIET, _GRID = "#1b1f24", "#8c959f", "#dfe3e8"
+_DPI = 150
+_HATCH = "////"
+
+
+def draw(proof: Proof) -> dict[str, bytes]:
+    """Format (``png``, ``svg``) to content; nothing without bugs."""
+    if not proof.bugs:
+        return {}
+    figure = Figure(figsize=(12.0, 5.4), dpi=_DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
+    _rules(left, proof.scores, len(proof.bugs), len(proof.correct))
+    _by_step(right, proof.bugs)
+    return {name: _rendered(figure, name) for name in ("png", "svg")}
+
+
+def _rules(axes: Axes, scores: Sequence[RuleScore], bugs: int, correct: int) -> None:
+    """Two bars per rule, as shares: bugs caught, and false alarms."""
+    height = 0.38
+    for at, score in enumerate(scores):
+        ours = score.name == OURS
+        for offset, count, of, colour in (
+            (-height / 2, score.bugs_caught, bugs, CAUGHT),
+            (height / 2, score.false_alarms, correct, ALARM),
+        ):
+            axes.barh(
+                at + offset,
+                100 * count / of if of else 0,
+                height,
+                color=colour,
+                alpha=1.0 if ours else 0.55,
+                hatch=_HATCH if colour == ALARM else None,
+                edgecolor="white",
+                linewidth=0,
+            )
+            axes.text(
+                (100 * count / of if of else 0) + 1,
+                at + offset,
+                f"{count} of {of}",
+                va="center",
+                fontsize=8.5,
+                color=_INK,
+                weight="bold" if ours else "normal",
+            )
+    axes.set_yticks(range(len(scores)), [f"{each.name}\n{each.source}" for each in scores])
+    axes.get_yticklabels()[0].set_fontweight("bold")
+    axes.tick_params(axis="y", labelsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 115)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel("% of the bugs, % of the correct configurations")
+    axes.set_title("Bugs caught, and false alarms, by rule", loc="left", weight="bold", color=_INK)
+    axes.legend(
+        [axes.patches[0], axes.patches[1]],
+        ["silent bugs caught (more is better)", "false alarms (fewer is better)"],
+        loc="lower right",
+        fontsize=8.5,
+        framealpha=0.95,
+    )
+    _frame(axes, "x")
+
+
+def _by_step(axes: Axes, bugs: Sequence[ProvenBug]) -> None:
+    """How many bugs have begun, and how many are caught, by each step."""
+    caught = [
+        each.graded.answer.first_step
+        for each in bugs
+        if each.graded.answer.caught and each.graded.answer.first_step is not None
+    ]
+    begun = [each.graded.bug.first_step for each in bugs]
+    last = max(each.run.steps for each in bugs)
+    steps = range(max(last, *begun, *caught, 1) + 1)
+    axes.step(
+        steps,
+        [sum(first <= step for first in begun) for step in steps],
+        where="post",
+        color=_QUIET,
+        linewidth=2,
+        linestyle=(0, (4, 2)),
+        label="have had an effect",
+    )
+    axes.step(
+        steps,
+        [sum(first <= step for first in caught) for step in steps],
+        where="post",
+        color=CAUGHT,
+        linewidth=2.6,
+        label=f"caught by {OURS}",
+    )
+    axes.set_ylim(0, len(bugs) * 1.06 + 0.5)
+    axes.set_xlim(0, steps[-1])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("optimizer step")
+    axes.set_title(f"Of {len(bugs)} bugs, by step", loc="left", weight="bold", color=_INK)
+    axes.legend(loc="lower right", fontsize=8.5, framealpha=0.95)
+    _frame(axes, "y")
+
+
+def _frame(axes: Axes, grid: str) -> None:
+    axes.grid(visible=True, axis=grid, color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=_INK)
+
+
+def _rendered(figure: Figure, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    # Neither dates nor versions in it: the same result is the same file.
+    metadata = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+    figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
