@@ -28,45 +28,87 @@ def replicas(scene: Scene) -> Cause | None:
     if first is None or (parted is not None and agreed + 1 > parted):
         return None
     kinds = {each.kind for each in first.disagreements}
-    why, look_at = _why(first, kinds, agreed)
+    why, look_at = _why(first, kinds, agreed, scene)
     seen = _seen(first, kinds)
     sentence = f"replicas differ: at step {first.step} {seen}: {why}{first_part(scene)}"
     return Cause(sentence, CauseClass.REPLICAS, look_at)
 
 
-def _why(first: ReplicaSample, kinds: set[str], agreed: int) -> tuple[str, str]:
+def _why(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> tuple[str, str]:
     dims = sorted({dim for each in first.disagreements for dim in each.mesh_dims})
     mesh = f" over {joined(dims)}" if dims else ""
     if first.step == 0:
-        return (
-            "these ranks began with other values, which were never synchronised",
-            (
-                f"initialisation and loading{mesh}: the seed of each rank, and what broadcasts the "
-                "parameters or loads the checkpoint"
-            ),
-        )
-    if "gradient" in kinds:
-        when = "from the first step on " if first.step == 1 else ""
-        return (
-            f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all",
-            (
-                f"the gradient reduction{mesh} of these tensors: gradient placements of to_local, "
-                "no_sync and last-microbatch flags, hooks that some ranks skip"
-            ),
-        )
+        return _began_otherwise(kinds, mesh)
     if kinds == {"buffer"}:
         return (
             "a buffer is updated by each rank from its own numbers",
             f"where these buffers are updated and reduced{mesh}",
         )
-    began = f", after step {agreed}" if agreed >= 0 else ""
+    began = _since(first, agreed, scene)
+    reduction = (
+        f"the gradient reduction{mesh} of these tensors: gradient placements of to_local, "
+        "no_sync and last-microbatch flags, hooks that some ranks skip"
+    )
+    step = (
+        f"what each rank does between reduction and step{mesh}: clipping by its own norm, "
+        "skipped steps, optimizer settings or state"
+    )
+    unreduced = _unreduced(first, kinds, agreed, scene)
+    if unreduced:
+        when = "from the first step on " if first.step == 1 else ""
+        late = began if first.step > 1 else ""
+        words = f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all"
+        return f"{words}{late}", reduction
+    if unreduced is None:
+        words = "their gradients are not reduced alike, or each rank uses them in its own way"
+        return f"{words}{began}", f"{reduction}; {step}"
+    words = "their gradients were the same before clipping, so the update differs by rank"
+    return f"{words}{began}", step
+
+
+def _began_otherwise(kinds: set[str], mesh: str) -> tuple[str, str]:
+    if kinds == {"buffer"}:
+        return (
+            "these ranks began with other values of a buffer, which nothing made the same",
+            f"where these buffers are built{mesh}: the settings and the seed of each rank",
+        )
     return (
-        f"their gradients were the same before clipping, so the update differs by rank{began}",
+        "these ranks began with other values, which were never synchronised",
         (
-            f"what each rank does between reduction and step{mesh}: clipping by its own norm, "
-            "skipped steps, optimizer settings or state"
+            f"initialisation and loading{mesh}: the seed of each rank, and what broadcasts the "
+            "parameters or loads the checkpoint"
         ),
     )
+
+
+def _unreduced(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> bool | None:
+    """Whether copies of gradients differed first; None when the evidence does not tell.
+
+    Disagreements are listed by kind, parameters before gradients, and only the first of many: if
+    parameters fill the list, the control tells whether gradients were right.
+    """
+    if "gradient" in kinds:
+        return True
+    if first.count == len(first.disagreements) or kinds != {"parameter"}:
+        return False
+    sample = scene.sample(first.step)
+    if agreed + 1 == first.step and sample is not None and sample.gradients is not None:
+        return bool(sample.gradients.outside.size)
+    loss, norm = scene.curve("loss"), scene.curve("grad_norm")
+    if norm is None or norm.onset is None or not agreed < norm.onset <= first.step:
+        return None
+    # A wrong gradient shows in the norm of its step, and in the loss of the next.
+    return loss is None or loss.onset is None or norm.onset < loss.onset
+
+
+def _since(first: ReplicaSample, agreed: int, scene: Scene) -> str:
+    """Between which steps the copies began to differ."""
+    if agreed < 0:
+        return ""
+    parted = scene.first_failure("replicas-agree")
+    if parted is None or not agreed + 1 < first.step or parted > first.step:
+        return f", after step {agreed}"
+    return f", after step {agreed} and by step {parted}, where the run leaves its control"
 
 
 def _seen(first: ReplicaSample, kinds: set[str]) -> str:
