@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional
 
 
-def norm_gradients_partial_over_tp(_trainer: Any) -> None:
+def norm_gradients_partial_over_tp(trainer: Any) -> None:
     """Each TP rank takes its part of the norms' gradients for the whole.
 
     Under sequence parallel a norm sees a part of the sequence on each rank, so its gradient is
@@ -36,7 +36,7 @@ def norm_gradients_partial_over_tp(_trainer: Any) -> None:
     take_partial_as_whole("norm")
 
 
-def norm_gradients_of_one_tp_rank(_trainer: Any) -> None:
+def norm_gradients_of_one_tp_rank(trainer: Any) -> None:
     """The norms' partial gradients are copied from the first TP rank, not summed.
 
     Reference: class of torchtitan issue 1805
@@ -74,14 +74,14 @@ def column_parallel_input_gradient_partial(trainer: Any) -> None:
     Class: C2
     Technique: TP 2
     First step: 1
-    Signature: wrong from the attention norm of the last layer down; its projections right
+    Signature: wrong from the attention norm of the last layer on down; its projections right
     Cause: gradient direction
     """
     for module in modules(trainer, "qkv_linear"):
         change_input_gradient(module, _as_replicated)
 
 
-def output_input_gradient_partial(_trainer: Any) -> None:
+def output_input_gradient_partial(trainer: Any) -> None:
     """The chunked loss labels the partial gradient of the hidden states as replicated.
 
     Reference: torchtitan issue 3412
@@ -97,7 +97,7 @@ def output_input_gradient_partial(_trainer: Any) -> None:
     GradAccumulator.result = lambda self: _as_replicated(result(self))
 
 
-def keys_of_own_queries_only(_trainer: Any) -> None:
+def keys_of_own_queries_only(trainer: Any) -> None:
     """Under CP, keys and values get the gradient of their own rank's queries only.
 
     The backward of gathering keys and values has to add up what all ranks' queries send back.
@@ -106,7 +106,7 @@ def keys_of_own_queries_only(_trainer: Any) -> None:
     Class: C2
     Technique: CP 2
     First step: 1
-    Signature: keys and values of the last layer wrong, its queries right, all below wrong
+    Signature: projections of the last layer wrong, its output right, all below wrong
     Cause: gradient direction
     Says: attention
     """
@@ -136,9 +136,9 @@ def attention_keys_perturbed(trainer: Any) -> None:
     Class: C2
     Technique: FSDP 2
     First step: 1
-    Signature: keys of layer 1 wrong, its queries and values right, all below wrong
+    Signature: the projection of layer 1 wrong where it makes keys, all below wrong
     Cause: gradient direction
-    Says: layer 1
+    Says: layer 1 | layers.1
     """
     for module in modules(trainer, "layers.1.attention.inner_attention"):
         change_input_gradient(module, lambda g: g + 0.1 * g.roll(1, 1), argument=1)
@@ -152,7 +152,7 @@ def grouped_keys_of_one_head(trainer: Any) -> None:
     Technique: FSDP 2, grouped-query attention
     First step: 1
     Needs: fewer key heads than query heads
-    Signature: keys of the last layer wrong, all below wrong
+    Signature: projections of the last layer wrong, its output right, all below wrong
     Cause: gradient direction
     Says: attention
     """
@@ -169,30 +169,6 @@ def grouped_keys_of_one_head(trainer: Any) -> None:
 
     for module in modules(trainer, "inner_attention"):
         module.register_forward_pre_hook(repeat)
-
-
-def rotation_not_inverted(trainer: Any) -> None:
-    """The backward of the rotary embedding rotates forwards once more.
-
-    Reference: class of Megatron-LM issue 1464
-    Class: C2
-    Technique: FSDP 2, fused rotary embedding
-    First step: 1
-    Signature: queries and keys of the last layer wrong, its values right, all below wrong
-    Cause: gradient direction
-    """
-    for module in modules(trainer, "attention.rope"):
-
-        def rotated(
-            queries: Tensor, keys: Tensor, positions: Any = None, *, true: Any = module.forward
-        ) -> Any:
-            def forwards(gradient: Tensor) -> Tensor:
-                once = true(gradient, gradient, positions)[0]
-                return true(once, once, positions)[0]
-
-            return tuple(with_gradient(each, forwards) for each in true(queries, keys, positions))
-
-        module.forward = rotated
 
 
 def norm_backward_lacks_term(trainer: Any) -> None:
@@ -369,7 +345,7 @@ def first_stage_of_last_microbatch(trainer: Any) -> None:
 
 
 def gradients_exchanged(trainer: Any) -> None:
-    """Keys get the gradient of values of the same shape, and values that of keys.
+    """Gate and up projection of one layer, of one shape, get each other's gradient.
 
     Reference: class of Megatron-LM pull request 5916
     Class: C2
@@ -377,31 +353,30 @@ def gradients_exchanged(trainer: Any) -> None:
     First step: 1
     Signature: two gradients wrong in direction, all others right
     Cause: gradient direction
-    Says: wk
+    Says: w1
     """
 
     def exchange() -> None:
-        (_, keys), (_, values) = (
-            next(parameters(trainer, f"layers.1.attention.qkv_linear.{name}."))
-            for name in ("wk", "wv")
+        (_, gate), (_, up) = (
+            next(parameters(trainer, f"layers.1.feed_forward.{name}.")) for name in ("w1", "w3")
         )
-        theirs = local(keys.grad).clone()
-        local(keys.grad).copy_(local(values.grad))
-        local(values.grad).copy_(theirs)
+        theirs = local(gate.grad).clone()
+        local(gate.grad).copy_(local(up.grad))
+        local(up.grad).copy_(theirs)
 
     before_clipping(exchange)
 
 
 def values_detached(trainer: Any) -> None:
-    """One layer's values are detached from the graph.
+    """One layer's values are detached from the graph, and with them their part of a fused weight.
 
     Reference: class of pytorch issue 179849
     Class: C2
-    Technique: FSDP 2
+    Technique: FSDP 2, fused projections
     First step: 1
-    Signature: no gradient for the value projection, and all below wrong
-    Cause: no gradient
-    Says: layers.2.attention.qkv_linear.wv
+    Signature: rows of one weight get no gradient, and all below is wrong
+    Cause: gradient direction | no gradient
+    Says: layers.2.attention.qkv_linear
     """
 
     def detach(_module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
