@@ -15,6 +15,10 @@ FIRST_STEP_MATCH = 1e-2
 """A ratio equals a quantity when it does so within 1% at the first step, where nothing drifts …"""
 LATER_MATCH = 3e-2
 """… and within 3% in the median over all steps."""
+NEAR_ONE = 0.1
+"""A quantity near one is equalled only within this share of its distance from one."""
+LEAST_LOSS_SCALE = 7
+"""Loss scales are powers of two; one below 2^7 may well be a degree or a count."""
 MOST_NAMED = 3
 """How many quantities that fit are named."""
 
@@ -50,6 +54,10 @@ _PLACES = {
     ),
 }
 _TOKENS = "where the loss or its gradients are divided by the valid tokens"
+_BATCH = "means over samples: of sums or of what is a mean over tokens already"
+_SHARED = (_TOKENS, _BATCH)
+"""Of numbers that are the control's by design: any other should have spoiled the control, too."""
+_LOSS_SCALE = "the loss scaler: which gradients are unscaled before clipping, and whether all are"
 _PARTS = "how microbatches add up: the loss divided once for each of them, or for all at once"
 
 
@@ -111,12 +119,23 @@ def named_factor(
                 (common if shared else special).append((quantity, words))
     found = sorted(special or common, key=lambda pair: pair[0].cost)
     if not found:
-        return Named()
+        return _loss_scale(ratio, match)
     dearest = max(PRODUCT, found[0][0].cost)
     said = ", or ".join([words for each, words in found if each.cost <= dearest][:MOST_NAMED])
     where = found[0][0].where
-    # Tokens are the control's by design; a degree that is should have spoiled the control, too.
-    return Named(said if special or where == _TOKENS else f"{said}, as in the control", where)
+    return Named(said if special or where in _SHARED else f"{said}, as in the control", where)
+
+
+def _loss_scale(ratio: Floats, match: Match) -> Named:
+    """A power of two that is no number of the run, as loss scales are."""
+    if not np.isfinite(ratio[0]) or ratio[0] <= 0:
+        return Named()
+    power = round(float(np.log2(ratio[0])))
+    scale = np.full(ratio.size, 2.0**power)
+    if abs(power) < LEAST_LOSS_SCALE or not _equal(ratio, scale, match):
+        return Named()
+    words = f"2^{abs(power)}, a power of two as loss scales are"
+    return Named(words if power > 0 else f"1 / {words}", _LOSS_SCALE)
 
 
 def _quantities(
@@ -172,6 +191,8 @@ def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
     yield "pipeline microbatches", microbatches, _PARTS, PLAIN
     if isinstance(accumulation, int) and isinstance(microbatches, int) and accumulation > 1:
         yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, PRODUCT
+    yield "the global batch size", ran.get("global_batch_size"), _BATCH, MIXED
+    yield "the local batch size", ran.get("local_batch_size"), _BATCH, MIXED
 
 
 def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> list[Quantity]:
@@ -196,6 +217,9 @@ def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> li
         places = np.full(steps.size, float(batch * length))
         if not np.array_equal(places, counts):
             found.append(Quantity("the token budget of the step", places, _TOKENS, PRODUCT))
+            if np.all(counts > 1):
+                name = "the valid tokens over the token budget"
+                found.append(Quantity(name, counts / places, _TOKENS))
     return found
 
 
@@ -213,4 +237,6 @@ def _product(degrees: dict[str, Any], *names: str) -> int | None:
 def _equal(ratio: Floats, values: Floats, match: Match) -> bool:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         off = np.abs(ratio / values - 1)
-    return bool(off[0] <= match.first and np.median(off) <= match.later)
+    apart = NEAR_ONE * float(abs(values[0] - 1))
+    first, later = min(match.first, apart), min(match.later, apart)
+    return bool(off[0] <= first and np.median(off) <= later)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.judge.causes.cause import Cause
+from harness.judge.causes.misreports import way_of
 from harness.judge.scene import (
     Scene,
     is_constant,
@@ -46,22 +47,24 @@ def metric_only(scene: Scene) -> Cause | None:
         if reported is None or reported.onset is None:
             continue
         first = reported.index_of(reported.onset)
+        way = way_of(signal, scene)
         said = (
             f"only the metric is wrong: the reported {words_of(reported)} is "
             f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
-            f"{scene.factor(reported)}, while the recomputed values agree"
+            f"{way.words or scene.factor(reported)}, while the recomputed values agree"
         )
+        look_at = "; ".join(words for words in (way.where, _LOGGED[signal]) if words)
         if trained:
             unless = ", unless clipping uses that norm" if signal == "grad_norm" else ""
             sentence = f"{said}: training itself is right{unless}"
-            return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED[signal])
+            return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
         parted = _clipped(scene, reported.onset) if signal == "grad_norm" else None
         if parted is not None:
             sentence = (
                 f"{said} there: a wrong norm, and clipping uses it, so training follows "
                 f"(off from step {parted} on)"
             )
-            return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED[signal])
+            return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
     return None
 
 

@@ -1,0 +1,144 @@
+"""In which way a reported number is off from the one that the probe recomputes in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.agreement import Agreement, agreement
+from harness.judge.factors import Match, named_factor
+from harness.judge.scene import Scene
+from harness.model import Floats
+
+_FEWEST = 3
+"""Steps that a way other than a named factor must hold for: one number fits many formulas."""
+_MANTISSAS = {"bfloat16": 8, "float16": 11}
+"""Bits of the significand, with the implicit one (IEEE 754, and bfloat16 as torch has it)."""
+_NEAR = 3.0
+"""Times the limit of agreement: nothing drifts between two numbers of one run."""
+_TWICE = 2.0
+"""A sum of two rounded numbers is off by at most so many times the rounding of one."""
+
+
+class Way(NamedTuple):
+    """How a metric is wrong."""
+
+    words: str = ""
+    """A clause with a leading comma; empty when the run reports what it computes."""
+    where: str = ""
+    """What this way adds to what a person should look at."""
+
+
+def way_of(signal: str, scene: Scene) -> Way:
+    """How ``loss`` or ``grad_norm`` is misreported; the first that fits, most certain first."""
+    compared = agreement(scene.case.test, signal)
+    if compared is None or not compared.outside.size:
+        return Way()
+    known = (way for look in _WAYS if (way := look(compared, scene)))
+    return next(known, Way())
+
+
+def _factor(compared: Agreement, scene: Scene) -> Way | None:
+    """One factor, or a number of the run: nothing drifts, so it is met nearly exactly."""
+    ratio = _ratio(compared)
+    near = _NEAR * compared.limit.value
+    words = _named(ratio, compared, scene, Match(near, near))
+    if words:
+        return Way(f", which equals {words}")
+    middle = float(np.median(ratio))
+    if ratio.size < _FEWEST or not np.all(np.abs(ratio - middle) <= near * abs(middle)):
+        return None
+    return Way(f", the same {middle:.6g} times the recomputed one at every step")
+
+
+def _late(compared: Agreement, _: Scene) -> Way | None:
+    """Each value is that of the step before."""
+    if compared.steps.size < _FEWEST or not np.all(np.diff(compared.steps) == 1):
+        return None
+    if not _same(compared.reported[1:], compared.recomputed[:-1], compared):
+        return None
+    return Way(
+        ", one step late: each value is the recomputed one of the step before",
+        "when the value is copied from the device: an asynchronous copy, or a buffer used again",
+    )
+
+
+def _formula(compared: Agreement, _: Scene) -> Way | None:
+    """A root that is missing or taken twice, a perplexity."""
+    value = compared.recomputed
+    with np.errstate(invalid="ignore", over="ignore"):
+        formulas = {
+            "the square of the recomputed one": value**2,
+            "the square root of the recomputed one": np.sqrt(value),
+            "the exponential of the recomputed one": np.exp(value),
+        }
+    for words, expected in formulas.items():
+        if _same(compared.reported, expected, compared):
+            return Way(f", {words}")
+    return None
+
+
+def _clipped(compared: Agreement, scene: Scene) -> Way | None:
+    """What clipping leaves of a norm."""
+    config = (scene.case.test.in_force or {}).get("config") or {}
+    most = config.get("training.max_norm")
+    if compared.signal != "grad_norm" or not isinstance(most, int | float) or most <= 0:
+        return None
+    if not _same(compared.reported, np.minimum(compared.recomputed, most), compared):
+        return None
+    return Way(
+        f", what clipping to {most:g} leaves of the recomputed one",
+        "whether the norm is taken before or after clipping",
+    )
+
+
+def _rounded(compared: Agreement, _: Scene) -> Way | None:
+    """Every value is one of a coarser format."""
+    fraction = np.frexp(compared.reported)[0]
+    for name, bits in _MANTISSAS.items():
+        steps = fraction * 2.0**bits
+        near = compared.difference <= _TWICE * 2.0**-bits
+        if np.all(steps == np.round(steps)) and np.all(near):
+            return Way(
+                f", as rounded to {name}", "in which precision the value is summed and reduced"
+            )
+    return None
+
+
+def _varying(compared: Agreement, scene: Scene) -> Way | None:
+    """Another factor at every step."""
+    ratio = _ratio(compared)
+    if not np.all(np.isfinite(ratio)):
+        return None
+    spread = f"from {ratio.min():.6g} to {ratio.max():.6g} times the recomputed one"
+    about = _named(ratio, compared, scene, Match())
+    if about:
+        return Way(f", {spread}: about {about}; so would be a rank's or microbatch's part alone")
+    return Way(f", {spread}, by no single factor")
+
+
+_WAYS: tuple[Callable[[Agreement, Scene], Way | None], ...] = (
+    _factor,
+    _late,
+    _formula,
+    _clipped,
+    _rounded,
+    _varying,
+)
+
+
+def _ratio(compared: Agreement) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray(compared.reported / compared.recomputed, dtype=np.float64)
+
+
+def _named(ratio: Floats, compared: Agreement, scene: Scene, match: Match) -> str:
+    return named_factor(ratio, compared.steps, scene.case.test, scene.case.control, match).words
+
+
+def _same(values: Floats, expected: Floats, compared: Agreement) -> bool:
+    """Whether values agree as well as a report should, at enough steps to tell."""
+    allowed = compared.limit.value * np.abs(expected)
+    return values.size >= _FEWEST - 1 and bool(np.all(np.abs(values - expected) <= allowed))

@@ -1,0 +1,84 @@
+"""In which way a number is misreported while training is right."""
+
+import math
+
+import pytest
+from cause_examples import broken, changed, scaled, verdict_of, with_tokens
+from judge_examples import LOSSES, NORMS, TOKENS, in_force
+
+from harness.model import CauseClass, Parallelism
+
+
+def late(values):
+    return lambda step, _: values[max(step - 2, 0)]
+
+
+def bfloat16(value):
+    fraction, power = math.frexp(value)
+    return math.ldexp(round(fraction * 256), power - 8)
+
+
+WAYS = {
+    "degree": (("loss",), lambda _, x: x / 2, "equals 1 / the shard degree (2)"),
+    "constant": (("loss",), lambda _, x: x * 1.01, "the same 1.01 times the recomputed one at"),
+    "one step late": (("loss",), late(LOSSES), "one step late: each value is the recomputed one"),
+    "norm late": (("grad_norm",), late(NORMS), "one step late"),
+    "bits": (("loss",), lambda _, x: bfloat16(x), "as rounded to bfloat16"),
+    "square": (("grad_norm",), lambda _, x: x * x, "the square of the recomputed one"),
+    "root": (("grad_norm",), lambda _, x: math.sqrt(x), "the square root of the recomputed one"),
+    "perplexity": (("loss",), lambda _, x: math.exp(x), "the exponential of the recomputed one"),
+    "clipped": (("grad_norm",), lambda _, x: min(x, 0.92), "what clipping to 0.92 leaves of"),
+    "a part": (
+        ("loss",),
+        lambda step, x: x * (0.5 + 0.002 * (-1) ** step),
+        "about 1 / the shard degree (2), as in the control; so would be a rank's",
+    ),
+    "no factor": (("grad_norm",), lambda step, x: x * (0.6 + step / 99), "by no single factor"),
+}
+
+
+@pytest.mark.parametrize("case", WAYS)
+def test_the_way_of_a_wrong_metric_is_named(case):
+    signals, change, words = WAYS[case]
+    test = with_tokens(broken(), config={**in_force()["config"], "training.max_norm": 0.92})
+    verdict = verdict_of(changed(test, change, *signals))
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert words in verdict.cause
+
+
+def test_a_wrong_norm_above_what_clipping_allows_is_not_called_clipped():
+    test = with_tokens(broken(), config={**in_force()["config"], "training.max_norm": 0.5})
+    cause = verdict_of(changed(test, lambda _, x: min(x, 0.92), "grad_norm")).cause
+    assert "clipping to" not in cause
+    assert "by no single factor" in cause
+
+
+# ------------------------------------------------------------------ what a factor equals
+
+
+def named(factor, **ran):
+    return verdict_of(with_tokens(broken(gradient=scaled(factor), noise=1e-7), **ran)).cause
+
+
+def test_positions_counted_for_tokens_are_named():
+    share = TOKENS[0] / 2048
+    ran = {"global_batch_size": 8, "seq_len": 256}
+    assert "equals the valid tokens over the token budget (0.488281)" in named(share, **ran)
+    nearly = {"global_batch_size": 1, "seq_len": 1006}
+    assert "the valid tokens over the token budget (0.994036)" in named(1000 / 1006, **nearly)
+    assert "the valid tokens over" not in named(0.992, **nearly)
+    assert "the valid tokens over" not in named(0.9995, **nearly)
+
+
+def test_the_batch_is_named_where_no_degree_fits():
+    assert "1 / the global batch size (8):" in named(1 / 8)
+    assert "the local batch size (4):" in named(4)
+    tp4 = broken(Parallelism(dp_shard=2, tp=4), gradient=scaled(4), noise=1e-7)
+    assert "the TP degree (4):" in verdict_of(tp4).cause
+
+
+def test_a_loss_scale_is_a_large_power_of_two():
+    assert "2^16, a power of two as loss scales are" in named(2.0**16)
+    assert "1 / 2^10, a power of two" in named(2.0**-10)
+    assert "which equals no degree or count" in named(64.0)
+    assert "which equals no degree or count" in named(65000.0)
