@@ -228,7 +228,46 @@ def test_a_feed_forward_that_breaks_in_the_backward_is_not_the_attention():
     verdict = verdict_of(broken(TP2, gradient=wrong))
     assert "in layer 2, where the backward pass first goes wrong" in verdict.cause
     assert "feed_forward.w2 are right" in verdict.cause
-    assert verdict.look_at.startswith("the backward of layer 2 at attention.wk")
+    assert verdict.look_at.startswith("the backward of layer 2 in its feed-forward: the activation")
+
+
+def below(*layers):
+    return starts("tok", *(f"layers.{layer}." for layer in layers))
+
+
+@pytest.mark.parametrize(
+    ("in_layer_2", "look_at"),
+    [
+        (("2.attention",), "between its feed-forward and its attention: the norm's own backward"),
+        (
+            ("2.attention", "2.ffn_norm"),
+            "between its feed-forward and its attention: what the projections hand back",
+        ),
+        (("2.attention_norm",), "layer 2: what the projections hand back to the norm before them"),
+        (("2.attention_norm", "2.feed_forward.w1", "2.attention.wq"), "the attention itself"),
+    ],
+)
+def test_what_is_right_in_the_first_wrong_layer_says_where_in_it(in_layer_2, look_at):
+    wrong = turned(lambda name: below(0, 1)(name) or has(*in_layer_2)(name))
+    assert look_at in verdict_of(broken(TP2, gradient=wrong)).look_at
+
+
+def test_a_right_output_projection_above_wrong_hidden_states():
+    wrong = verdict_of(broken(TP2, gradient=turned(lambda name: not name.startswith("output"))))
+    assert "the output projection is right and everything below it is off" in wrong.cause
+    assert "the chunks of a chunked loss" in wrong.look_at
+    but_one = turned(lambda name: not name.startswith(("output", "tok")))
+    assert "the output projection is right" not in verdict_of(broken(gradient=but_one)).cause
+
+
+def test_whole_layers_that_are_off_alone_are_no_matter_of_the_backward_pass():
+    verdict = verdict_of(broken(gradient=turned(starts("layers.1.", "layers.2."))))
+    assert "only layers 1-2 are off, in every parameter" in verdict.cause
+    assert verdict.look_at.startswith("how these layers' gradients are reduced and laid out")
+    part = turned(lambda name: starts("layers.2.")(name) and "wo" not in name)
+    verdict = verdict_of(broken(gradient=part))
+    assert "in every parameter" not in verdict.cause
+    assert "in layer 2, and the placements and reductions" in verdict.look_at
 
 
 def test_embeddings_and_output_together_are_the_vocabulary():
@@ -273,7 +312,7 @@ def test_a_shard_without_gradient_is_seen_by_its_zeros():
 
 def test_a_cast_to_bfloat16_is_recognised_by_its_size():
     cast = turned(has("attention.wo", "w2"), 3e-3)
-    assert "as rounding to bfloat16 leaves" in verdict_of(broken(TP2, gradient=cast)).cause
+    assert "as rounding to bfloat16 would leave" in verdict_of(broken(TP2, gradient=cast)).cause
     worse = turned(has("attention.wo", "w2"), 3e-1)
     assert "bfloat16" not in verdict_of(broken(TP2, gradient=worse)).cause
 

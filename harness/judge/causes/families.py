@@ -17,6 +17,7 @@ from harness.judge.causes.groups import (
     layers_of,
     place_of,
     role_of,
+    spans,
 )
 from harness.judge.scene import Scene
 
@@ -54,12 +55,10 @@ def family(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint:
         return _VOCABULARY
     if roles <= {Role.EXPERTS, Role.ROUTER}:
         return _MIXTURE
-    upstream = _upstream(off, among, scene)
+    upstream = _upstream(off, among, scene) or _whole_layers(off, among)
     if upstream is not None:
         return upstream
-    return alone or Hint(
-        "", f"the gradients of these modules: placements, reductions{_with(scene)}"
-    )
+    return alone or _in_one_layer(off, among, scene)
 
 
 _VOCABULARY = Hint(
@@ -117,7 +116,9 @@ def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint 
     wrong, last = set(off), layers[-1]
     depth = {name: depth_of(name, last) for name in among}
     top = max(depth[name] for name in wrong)
-    if not 0 <= top <= last or not any(depth[name] < top for name in among):
+    if top > last:
+        return _below_output(wrong, among, scene)
+    if top < 0 or not any(depth[name] < top for name in among):
         return None
     if any(name not in wrong for name in among if depth[name] < top):
         return None
@@ -131,28 +132,77 @@ def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint 
             if scene.degree("pp") > 1
             else ":"
         )
-        return Hint(words, f"the backward between layers {top} and {top + 1}{stage} layer {top}")
+        above = f"layers {top} and {top + 1}" if top < last else f"layer {top} and the output"
+        return Hint(words, f"the backward between {above}{stage} layer {top}")
     modules = _modules(here)
     words = (
         f"in layer {top}, where the backward pass first goes wrong, {modules} are off and "
         f"{_modules(right)} are right; everything upstream follows"
     )
-    core = _attention_core(here, right)
-    if core:
+    return Hint(words, _first_wrong(here, right, top, scene))
+
+
+def _below_output(wrong: Collection[str], among: Sequence[str], scene: Scene) -> Hint | None:
+    """Whether the output projection alone is right."""
+    right = [name for name in among if name not in wrong]
+    if not right or any(role_of(name) is not Role.OUTPUT for name in right):
+        return None
+    return Hint(
+        "the output projection is right and everything below it is off",
+        "what the output projection and the loss hand back to the hidden states: a sum over tp "
+        f"where the vocabulary is split, the chunks of a chunked loss{_with(scene)}",
+    )
+
+
+def _first_wrong(off: Sequence[str], right: Sequence[str], layer: int, scene: Scene) -> str:
+    """Where in a layer the backward pass goes wrong, by what is off and what is right there."""
+    here = f"the backward of layer {layer}"
+    wrong, fine = ({role_of(name) for name in names} for names in (off, right))
+    if {Role.ATTENTION} <= wrong & fine:
         ring = "the ring of context parallel, " if scene.degree("cp") > 1 else ""
-        return Hint(
-            words,
+        return (
             f"the backward of the attention itself: {ring}its kernel, mask, softmax statistics and "
-            "the gradients of queries, keys and values",
+            "the gradients of queries, keys and values"
         )
-    return Hint(words, f"the backward of layer {top} at {modules}{_with(scene)}")
+    if {Role.FEED_FORWARD} <= wrong & fine:
+        return f"{here} in its feed-forward: the activation and its gate{_with(scene)}"
+    norm = (
+        "what the projections hand back to the norm before them (a sum over tp where they are "
+        "split by columns), and the norm's own backward"
+    )
+    if wrong == {Role.NORM} and fine & {Role.ATTENTION, Role.FEED_FORWARD}:
+        return f"{here}: {norm}{_with(scene)}"
+    if wrong <= {Role.NORM, Role.ATTENTION} and Role.FEED_FORWARD in fine:
+        between = "the norm's own backward and the residual" if Role.NORM in fine else norm
+        return f"{here} between its feed-forward and its attention: {between}{_with(scene)}"
+    return f"{here} at {_modules(off)}{_with(scene)}"
 
 
-def _attention_core(off: Sequence[str], right: Sequence[str]) -> bool:
-    """Queries, keys and values are off, and the attention's output projection is right."""
-    attention = [name for name in right if role_of(name) is Role.ATTENTION]
-    spoilt = [name for name in off if role_of(name) is Role.ATTENTION]
-    return bool(attention) and bool(spoilt)
+def _whole_layers(off: Collection[str], among: Sequence[str]) -> Hint | None:
+    """Whether some layers are off in all of their parameters, and nothing else."""
+    layers = layers_of(off)
+    if not layers or set(off) != {name for name in among if place_of(name).layer in layers}:
+        return None
+    plural = len(layers) > 1
+    which = f"layer{'s' if plural else ''} {spans(layers)} {'are' if plural else 'is'}"
+    return Hint(
+        f"only {which} off, in every parameter, and what is upstream is right: so it is not what "
+        "the backward pass hands on, but what becomes of gradients afterwards",
+        "how these layers' gradients are reduced and laid out: their FSDP unit (reduce-scatter, "
+        "the order of its shards) or bucket, no_sync, hooks",
+    )
+
+
+def _in_one_layer(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint:
+    """Some parameters that have nothing but perhaps their layer in common."""
+    layers = layers_of(off)
+    alone = (
+        len(layers) == 1 and layers_of(among) and all(place_of(n).layer is not None for n in off)
+    )
+    which = f"{_modules(list(off))} in layer {layers[0]}" if alone else "these modules"
+    own = "the backward of {0}, and the placements and reductions of their gradients{1}"
+    rest = "the gradients of {0}: placements, reductions{1}"
+    return Hint("", (own if alone else rest).format(which, _with(scene)))
 
 
 def _modules(names: Sequence[str]) -> str:

@@ -286,5 +286,6 @@ def _precision(wrong: Wrong, scene: Scene) -> str:
     if not fp32 or np.median(difference) < low or not np.all(difference < high):
         return ""
     return (
-        "; all by little, as rounding to bfloat16 leaves: a cast or a reduction in lower precision"
+        "; all by little, as rounding to bfloat16 would leave: perhaps a cast or a reduction in "
+        "lower precision"
     )
