@@ -249,6 +249,24 @@ def layer_not_reduced(trainer: Any) -> None:
     )
 
 
+def late_layer_not_reduced(trainer: Any) -> None:
+    """From step 6 on, one layer's gradients are no longer reduced.
+
+    Reference: class of DeepSpeed issue 7985
+    Class: C2
+    Technique: FSDP 2
+    First step: 6
+    Signature: the grad norm jumps at step 6 while the loss agrees
+    Cause: gradient direction
+    """
+
+    def reduce_at_first(output: Tensor, given: Tensor, group: Any, reduce: Any) -> Any:
+        late = trainer.step >= 6
+        return own_part(output, given, group) if late else reduce(output, given)
+
+    reduce_scatter_by(trainer, "layers.1", reduce_at_first)
+
+
 def shards_exchanged(trainer: Any) -> None:
     """The shards of one layer's gradients reach each other's rank.
 
