@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import combinations
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,8 @@ def _quantities(
         for name, value, where, cost in numbers
         if isinstance(value, int) and value > 1
     ]
-    return constant + _token_quantities(evidence, steps, dp)
+    clipping = _clipping(control, steps) if control else []
+    return constant + _token_quantities(evidence, steps, dp) + clipping
 
 
 _Number = tuple[str, object, str, int]
@@ -193,22 +195,21 @@ def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
         yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, PRODUCT
     yield "the global batch size", ran.get("global_batch_size"), _BATCH, MIXED
     yield "the local batch size", ran.get("local_batch_size"), _BATCH, MIXED
+    yield "the sequence length", ran.get("seq_len"), _TOKENS, MIXED
 
 
 def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> list[Quantity]:
-    """Valid tokens of the step, and the shares of it that ranks and microbatches have."""
+    """Valid tokens of the step, and the shares of it that ranks, microbatches and samples have."""
     ran = evidence.in_force or {}
-    tokens = series(evidence, "tokens")
-    known = dict(zip(tokens.steps.tolist(), tokens.values.tolist(), strict=True))
-    counts = np.array([known.get(step, np.nan) for step in steps.tolist()])
+    counts = _values(evidence, "tokens", steps)
     found = []
     if counts.size and np.all(counts > 1):
         found.append(Quantity("the valid tokens of the step", counts, _TOKENS))
-        for name, parts in (
-            ("a data-parallel rank", dp),
-            ("an accumulation step", ran.get("gradient_accumulation_steps")),
-            ("a pipeline microbatch", ran.get("pipeline_microbatches")),
-        ):
+        before = _values(evidence, "tokens", steps - 1)
+        if np.all(before > 1) and not np.array_equal(before, counts):
+            name = "the valid tokens over those of the step before"
+            found.append(Quantity(name, counts / before, _TOKENS, MIXED))
+        for name, parts in _shares(ran, dp):
             if isinstance(parts, int) and parts > 1:
                 each = counts / parts
                 found.append(Quantity(f"the valid tokens of {name}", each, _TOKENS, PRODUCT))
@@ -221,6 +222,39 @@ def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> li
                 name = "the valid tokens over the token budget"
                 found.append(Quantity(name, counts / places, _TOKENS))
     return found
+
+
+def _shares(ran: Mapping[str, Any], dp: int | None) -> Iterator[tuple[str, object]]:
+    """What a step's tokens are divided among, and among how many."""
+    accumulation = ran.get("gradient_accumulation_steps")
+    microbatches = ran.get("pipeline_microbatches")
+    cp = dict(ran.get("degrees") or {}).get("cp")
+    yield "a data-parallel rank", dp
+    yield "an accumulation step", accumulation
+    yield "a pipeline microbatch", microbatches
+    yield "a sample", ran.get("global_batch_size")
+    if isinstance(cp, int) and cp > 1 and dp is not None and dp > 1:
+        yield "a rank", dp * cp
+    parts = [each for each in (dp, accumulation, microbatches) if isinstance(each, int)]
+    if sum(each > 1 for each in parts) > 1:
+        yield "one rank's microbatch", prod(parts)
+
+
+def _clipping(control: Evidence, steps: Integers) -> list[Quantity]:
+    """The share of the control's gradients that clipping leaves."""
+    most = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
+    norms = _values(control, "grad_norm_recomputed", steps)
+    if not isinstance(most, int | float) or not norms.size or not np.all(norms > most):
+        return []
+    where = "what clips gradients before they are complete, or once more"
+    return [Quantity(f"the share that clipping to {most:g} leaves", most / norms, where, MIXED)]
+
+
+def _values(evidence: Evidence, signal: str, steps: Integers) -> Floats:
+    """A signal at each of some steps; NaN where there is none."""
+    curve = series(evidence, signal)
+    known = dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
+    return np.array([known.get(step, np.nan) for step in steps.tolist()], dtype=np.float64)
 
 
 def _product(degrees: dict[str, Any], *names: str) -> int | None:

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from cause_examples import broken, changed, scaled, verdict_of, with_tokens
+from cause_examples import CONTROL, broken, changed, scaled, since, verdict_of, with_tokens
 from judge_examples import LOSSES, NORMS, TOKENS, in_force
 
 from harness.model import CauseClass, Parallelism
@@ -27,6 +27,11 @@ WAYS = {
     "square": (("grad_norm",), lambda _, x: x * x, "the square of the recomputed one"),
     "root": (("grad_norm",), lambda _, x: math.sqrt(x), "the square root of the recomputed one"),
     "perplexity": (("loss",), lambda _, x: math.exp(x), "the exponential of the recomputed one"),
+    "mean of squares": (
+        ("grad_norm",),
+        lambda _, x: x / math.sqrt(2),
+        "equals the square root of 1 / the shard degree (2)",
+    ),
     "clipped": (("grad_norm",), lambda _, x: min(x, 0.92), "what clipping to 0.92 leaves of"),
     "a part": (
         ("loss",),
@@ -75,6 +80,31 @@ def test_the_batch_is_named_where_no_degree_fits():
     assert "the local batch size (4):" in named(4)
     tp4 = broken(Parallelism(dp_shard=2, tp=4), gradient=scaled(4), noise=1e-7)
     assert "the TP degree (4):" in verdict_of(tp4).cause
+
+
+def test_stale_tokens_are_named_at_the_step_where_they_first_differ():
+    stale = since(2, scaled(TOKENS[1] / TOKENS[0]))
+    cause = verdict_of(broken(gradient=stale, noise=1e-7)).cause
+    assert "equals the valid tokens over those of the step before (1.007)" in cause
+
+
+def test_shares_of_the_tokens_are_named():
+    assert "the valid tokens of a sample (125)" in named(125)
+    ran = {"gradient_accumulation_steps": 5, "global_batch_size": 40}
+    assert "the valid tokens of one rank's microbatch (100)" in named(100, **ran)
+    assert "the sequence length (256)" in named(256)
+    cp2 = broken(Parallelism(dp_shard=2, cp=2), gradient=scaled(250), noise=1e-7)
+    assert "the valid tokens of a rank (250)" in verdict_of(cp2).cause
+
+
+def test_gradients_that_were_clipped_before_are_named():
+    config = {**in_force()["config"], "training.max_norm": 0.45}
+    control = with_tokens(CONTROL, config=config)
+    test = with_tokens(broken(gradient=scaled(0.5), noise=1e-7), config=config)
+    cause = verdict_of(test, control).cause
+    assert "equals the share that clipping to 0.45 leaves (0.5)" in cause
+    other = with_tokens(broken(gradient=scaled(0.49), noise=1e-7), config=config)
+    assert "clipping to" not in verdict_of(other, control).cause
 
 
 def test_a_loss_scale_is_a_large_power_of_two():

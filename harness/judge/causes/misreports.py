@@ -47,6 +47,11 @@ def _factor(compared: Agreement, scene: Scene) -> Way | None:
     words = _named(ratio, compared, scene, Match(near, near))
     if words:
         return Way(f", which equals {words}")
+    if compared.signal == "grad_norm":  # squares of norms add up, or are averaged
+        squared = Match(2 * near, 2 * near)
+        words = _named(ratio**2, compared, scene, squared)
+        if words:
+            return Way(f", which equals the square root of {words}")
     middle = float(np.median(ratio))
     if ratio.size < _FEWEST or not np.all(np.abs(ratio - middle) <= near * abs(middle)):
         return None
@@ -120,10 +125,10 @@ def _varying(compared: Agreement, scene: Scene) -> Way | None:
 
 
 _WAYS: tuple[Callable[[Agreement, Scene], Way | None], ...] = (
+    _clipped,
     _factor,
     _late,
     _formula,
-    _clipped,
     _rounded,
     _varying,
 )
