@@ -192,9 +192,9 @@ def parameter_left_out_of_optimizer(trainer: Any) -> None:
     First step: 1
     Signature: one parameter does not move
     Cause: parameters do not move
-    Says: wq
+    Says: qkv
     """
-    _leave_out(trainer, "layers.1.attention.qkv_linear.wq.weight")
+    _leave_out(trainer, "layers.1.attention.qkv_linear.")
 
 
 def layer_left_out_of_optimizer(trainer: Any) -> None:

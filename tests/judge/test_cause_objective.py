@@ -59,3 +59,26 @@ def test_a_control_that_misreports_its_loss_by_a_fixed_factor_judges_nothing():
     doubled = changed(CONTROL, lambda _, x: 2 * x, "loss")
     for test in (changed(broken(), lambda _, x: 2 * x, "loss"), broken()):
         assert judge(test, doubled).judgement is not Judgement.PASS
+
+
+def test_a_mean_of_means_that_agrees_at_the_first_step_shows_over_the_others():
+    test = broken(gradient=turned(everywhere, 1e-3))
+    test = changed(test, lambda step, x: x * (1 + 2e-6 * ((step - 1) % 5)), "loss")
+    verdict = verdict_of(test)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "is not the mean cross entropy" in verdict.cause
+    same = verdict_of(broken(gradient=turned(everywhere, 1e-3)))
+    assert same.cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+def test_a_loss_off_by_little_beside_gradients_that_are_all_off_is_the_forward_pass():
+    test = broken(gradient=turned(everywhere, 1e-2))
+    for slight, cause in ((8e-8, CauseClass.OBJECTIVE), (3e-9, CauseClass.GRADIENT_DIRECTION)):
+        run = changed(test, lambda _, x, slight=slight: x * (1 + slight), *BOTH_LOSSES)
+        assert verdict_of(run).cause_class is cause
+    some = changed(
+        broken(gradient=turned(lambda name: "norm" in name, 1e-2)),
+        lambda _, x: x * (1 + 8e-8),
+        *BOTH_LOSSES,
+    )
+    assert verdict_of(some).cause_class is CauseClass.GRADIENT_DIRECTION

@@ -16,6 +16,7 @@ from harness.judge.causes.first_steps import (
     gradient_direction,
     gradients_scaled,
     objective,
+    slight_forward,
     trained_objective,
 )
 from harness.judge.causes.gradients import (
@@ -65,6 +66,7 @@ SIGNATURES: tuple[Signature, ...] = (
     loss_of_right_gradients,
     loss_scaled_alone,
     trained_objective,
+    slight_forward,
     sampled_gradients,
     gradients_scaled,
     gradient_direction,
