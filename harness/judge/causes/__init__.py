@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.judge.case import Case
+from harness.judge.causes.carried import moved_too_far, rounded, some_parted
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.first_steps import (
     gradient_direction,
@@ -72,11 +73,14 @@ SIGNATURES: tuple[Signature, ...] = (
     gradient_direction,
     objective,
     lost_at_resume,
+    frozen,
     one_step,
     rounding_growth,
     gradients_from,
     sampled_gradients_later,
-    frozen,
+    moved_too_far,
+    rounded,
+    some_parted,
     updated,
     later,
     contradiction,

@@ -22,8 +22,8 @@ from harness.judge.tensors import TensorComparison, TensorDifferences
 from harness.model import CauseClass, Floats, Outcome, Precision, Tier
 
 _ONE_OFF = (
-    "what happens at that step alone: its samples, a skipped or repeated collective, a spike that "
-    "clipping swallows"
+    "what happens at that step alone: its samples, gradients that were not set to zero, a skipped "
+    "or repeated collective, a spike that clipping swallows"
 )
 _STATE = (
     "state that training carries along: optimizer moments, buffers, RNG, loader and scheduler "
@@ -32,21 +32,42 @@ _STATE = (
 
 
 def one_step(scene: Scene) -> Cause | None:
-    """A glitch: one step is off, and training goes on as if nothing had been."""
+    """A glitch: one step is off, alone or by far, and training goes on from where it led."""
     off = scene.off()
-    steps = {envelope.onset for envelope in off}
-    if len(steps) != 1 or any(envelope.outside.size > 1 for envelope in off):
+    if not off:
         return None
     step = off[0].onset or 0
-    worst = max(off, key=lambda envelope: float(envelope.difference[envelope.index_of(step)]))
-    index = worst.index_of(step)
-    if index == worst.steps.size - 1 or _tensors_off_after(scene, step):
-        return None
-    sentence = (
-        f"one step alone is off: {words_of(worst)} is {ratio_words(worst, index)} times the "
-        f"control's at step {step}, and all others agree"
+    worst = max(
+        (envelope for envelope in off if envelope.onset == step),
+        key=lambda envelope: float(envelope.difference[envelope.index_of(step)]),
     )
+    index = worst.index_of(step)
+    head = f"{words_of(worst)} is {ratio_words(worst, index)} times the control's at step {step}"
+    alone = all(envelope.onset == step and envelope.outside.size == 1 for envelope in off)
+    if alone and index < worst.steps.size - 1 and not _tensors_off_after(scene, step):
+        sentence = f"one step alone is off: {head}, and all others agree"
+    elif all(_spikes(envelope) for envelope in off if envelope.onset == step):
+        then = worst.difference[index + 1 :]
+        sentence = (
+            f"one step is off by far: {head}{loss_agrees(scene, step)}; what follows is off by "
+            f"{np.median(then):.2g} in the median, as after any other update"
+        )
+    else:
+        return None
     return Cause(sentence, CauseClass.GLITCH, _ONE_OFF)
+
+
+_AFTERMATH = 3
+"""Steps that must follow a spike."""
+
+
+def _spikes(curve: Envelope) -> bool:
+    """Whether a curve begins to be off at a step, and stays so by much less."""
+    index = curve.index_of(curve.onset or 0)
+    then, peak = curve.difference[index + 1 :], float(curve.difference[index])
+    if not index or then.size < _AFTERMATH or not begins(curve, index) or curve.outside.size == 1:
+        return False
+    return bool(then.max() <= peak / 2 and ABRUPT * np.median(then) <= peak)
 
 
 def lost_at_resume(scene: Scene) -> Cause | None:

@@ -1,0 +1,212 @@
+"""C6 in the middle of a run: weights or their optimizer state were not carried on as they were.
+
+No curve shows what a resume lost. The first sample after it does: weights are where no update can
+have brought them, or rounded, or those of a few parameters part from the control while all others
+follow it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.groups import describe
+from harness.judge.curves import series
+from harness.judge.scene import Scene, words_of
+from harness.judge.sketches import fit, update
+from harness.judge.tensor_checks import FIRST_STEPS
+from harness.judge.tensors import TensorComparison
+from harness.model import CauseClass, Floats, Integers, Precision, TensorSample
+
+ADAM_REACH = 1.25
+"""Learning rates per step that the entries of a tensor move by under Adam, in the root mean square.
+
+The step size bounds it (Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section
+2.1); weight decay adds a little.
+"""
+BEYOND = 2.0
+"""More learning rates per step than this are out of Adam's reach."""
+BFLOAT16_LEAVES = (4e-4, 6e-3)
+"""Relative difference of a whole tensor from itself in bfloat16: 8 bits, and what training adds."""
+ALL_ALIKE = 10.0
+"""Rounding spares no tensor: the furthest differs by at most this times the nearest."""
+STANDS_OUT = 4.0
+"""Times the furthest of all other tensors."""
+NOTABLE = 0.2
+"""Share of an update; a smaller difference says nothing about single tensors."""
+
+_NOTHING = 1e-12
+
+_LOADED = (
+    "what a resume between those steps saves and loads, by which names, and whether it is strict: "
+    "weights, and the optimizer's state of each"
+)
+
+
+class _Parting(NamedTuple):
+    """The first sample at which the runs are apart, after the first steps."""
+
+    before: TensorComparison
+    sample: TensorComparison
+    after: TensorComparison | None
+    """The next sample."""
+
+    @property
+    def between(self) -> str:
+        return f"between steps {self.before.step} and {self.sample.step}"
+
+
+def moved_too_far(scene: Scene) -> Cause | None:
+    """Weights moved once by more than the learning rate lets an optimizer move them."""
+    parting = _parting(scene)
+    if parting is None or parting.after is None:
+        return None
+    before, sample, after = parting.before, parting.sample, parting.after
+    control = _reach(before.control, sample.control, scene)
+    ours = _reach(before.test, sample.test, scene)
+    later = _reach(sample.test, after.test, scene)
+    if not control.max(initial=0.0) <= ADAM_REACH:
+        return None
+    far = np.flatnonzero(ours > BEYOND)
+    # A rate that stays too high moves everything too far for as long as it does.
+    if not far.size or np.median(later[far]) > BEYOND:
+        return None
+    names = [sample.names[index] for index in far[np.argsort(-ours[far], kind="stable")]]
+    sentence = (
+        f"state is lost {parting.between}: {describe(names, sample.names)} move up to "
+        f"{ours.max():.3g} learning rates a step, where the control moves at most "
+        f"{control.max():.2g} and Adam hardly more than one, and not so later: weights were "
+        f"replaced, or the optimizer lost its second moments{_seen(scene)}"
+    )
+    return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+def rounded(scene: Scene) -> Cause | None:
+    """All weights differ by what bfloat16 rounds away of them, and did not before."""
+    parting = _parting(scene)
+    if parting is None or scene.precision is not Precision.FP32:
+        return None
+    _, sample, _ = parting
+    ours, theirs = sample.test.parameters, sample.control.parameters
+    known = theirs.norm > 0
+    apart = np.linalg.norm(ours.sketch - theirs.sketch, axis=1)[known] / theirs.norm[known]
+    least, most = BFLOAT16_LEAVES
+    if not apart.size or not least <= apart.min() <= apart.max() <= most:
+        return None
+    if apart.max() > ALL_ALIKE * apart.min():
+        return None
+    sentence = (
+        f"weights are rounded {parting.between}: each of {apart.size} parameters differs from the "
+        f"control's by {apart.min():.1g} to {apart.max():.1g} of itself, as bfloat16 leaves it"
+        f"{_seen(scene)}"
+    )
+    look_at = (
+        "what stores or exports weights in lower precision and is loaded again "
+        "(checkpoint.export_dtype, last_save_model_only)"
+    )
+    return Cause(sentence, CauseClass.STATE, look_at)
+
+
+def some_parted(scene: Scene) -> Cause | None:
+    """A few parameters part from the control at once, and not by their gradients."""
+    parting = _parting(scene)
+    norm = scene.curve("grad_norm")
+    if parting is None or parting.after is None or norm is None:
+        return None
+    first = scene.first_failure()
+    if norm.onset == first and first is not None and scene.agrees("loss", first):
+        return None  # gradients went wrong first
+    sample = parting.sample
+    few, rest = _standing_out(sample)
+    if not few.size or _by_gradient(sample, few) or _goes_on(parting, few):
+        return None
+    names = [sample.names[index] for index in few]
+    one = len(names) == 1
+    sentence = (
+        f"state is lost {parting.between}: {describe(names, sample.names)} part{'s' * one} from "
+        f"the control by {_differences(sample)[few].max():.2g} of the update, and not by "
+        f"{'its gradient' if one else 'their gradients'}, while the furthest of all others is off "
+        f"by {rest:.2g}: the weights or the optimizer state of {'it' if one else 'these'} alone "
+        f"were lost or exchanged{_seen(scene)}"
+    )
+    return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+def _parting(scene: Scene) -> _Parting | None:
+    samples = scene.case.tensors
+    for number, (before, sample) in enumerate(pairwise(samples), start=1):
+        if sample.updates is not None and sample.updates.outside.size:
+            after = samples[number + 1] if number + 1 < len(samples) else None
+            return _Parting(before, sample, after) if sample.step > FIRST_STEPS else None
+        if sample.gradients is not None and sample.gradients.outside.size:
+            return None
+    return None
+
+
+def _reach(before: TensorSample, sample: TensorSample, scene: Scene) -> Floats:
+    """Shape (parameters,): what the entries moved by, in learning rates of the control per step."""
+    moved = np.linalg.norm(update(before, sample), axis=1) / np.sqrt(np.maximum(sample.sizes, 1))
+    schedule = series(scene.case.control, "lr")
+    steps = (schedule.steps > before.step) & (schedule.steps <= sample.step)
+    rates = float(np.sum(schedule.values[steps]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(moved / rates, dtype=np.float64)
+
+
+def _differences(sample: TensorComparison) -> Floats:
+    """Shape (parameters,): of updates; 0 where they were not compared."""
+    return sample.updates.difference if sample.updates is not None else np.zeros(len(sample.names))
+
+
+def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
+    """The few parameters that are far off, furthest first, and how far the next one is."""
+    difference = _differences(sample)
+    order = np.argsort(-difference, kind="stable")
+    falling = np.maximum(difference[order], _NOTHING)
+    half = falling.size // 2
+    gaps = falling[:half] / falling[1 : half + 1]
+    if not half or not gaps.max() >= STANDS_OUT:
+        return order[:0], 0.0
+    count = int(np.argmax(gaps)) + 1
+    few = order[:count] if falling[count - 1] >= NOTABLE else order[:0]
+    return few, float(falling[count])
+
+
+def _by_gradient(sample: TensorComparison, few: Integers) -> bool:
+    """Whether the gradients of these parameters stand out, too."""
+    if sample.gradients is None:
+        return True
+    others = np.delete(sample.gradients.difference, few)
+    return bool(sample.gradients.difference[few].max() > 2 * others.max(initial=0.0))
+
+
+def _goes_on(parting: _Parting, few: Integers) -> bool:
+    """Whether these parameters move otherwise from then on, rather than once.
+
+    They do if they stand out as much at the next sample, or move along the control's update by
+    another factor: a learning rate of their own, say.
+    """
+    before, sample, after = parting
+    if after is None:
+        return True
+    apart = _gap(sample, few)
+    if _gap(after, few) > apart / 2:
+        return True
+    ours, theirs = update(before.test, sample.test), update(before.control, sample.control)
+    fits = [fit(ours[index], theirs[index]) for index in few]
+    return all(each.residual < abs(1 - each.factor) for each in fits)
+
+
+def _gap(sample: TensorComparison, few: Integers) -> float:
+    """How many times further off the nearest of these is than the furthest of the others."""
+    difference = np.maximum(_differences(sample), _NOTHING)
+    return float(difference[few].min() / np.delete(difference, few).max())
+
+
+def _seen(scene: Scene) -> str:
+    """What the curves show of it, and when."""
+    off = scene.off()
+    return f"; {words_of(off[0])} leaves the control at step {off[0].onset}" if off else ""
