@@ -47,10 +47,14 @@ def headline(proof: Proof, *, part: bool) -> str:
     begin = "Of the part of the benchmark that was run, " if part else "Of the benchmark, "
     return (
         f"**{begin}the harness catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
-        f"of {right} rightly and of {wrong} wrongly, and raises {alarms} false alarms on "
+        f"of {right} rightly and of {wrong} wrongly, and raises {_alarms(alarms)} on "
         f"{len(proof.correct)} correct configurations; the best rule in use elsewhere "
-        f"({theirs.name}) catches {theirs.bugs_caught} with {theirs.false_alarms} false alarms.**"
+        f"({theirs.name}) catches {theirs.bugs_caught} with {_alarms(theirs.false_alarms)}.**"
     )
+
+
+def _alarms(count: int) -> str:
+    return f"{count or 'no'} false alarm{'s' * (count != 1)}"
 
 
 def _picture(proof: Proof) -> str:
