@@ -70,9 +70,11 @@ def _rules(axes: Axes, scores: Sequence[RuleScore], bugs: int, correct: int) -> 
     axes.legend(
         [axes.patches[0], axes.patches[1]],
         ["silent bugs caught (more is better)", "false alarms (fewer is better)"],
-        loc="lower right",
-        fontsize=8.5,
-        framealpha=0.95,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.1),
+        ncols=2,
+        frameon=False,
+        fontsize=9,
     )
     _frame(axes, "x")
 
@@ -110,7 +112,7 @@ def _by_step(axes: Axes, bugs: Sequence[ProvenBug]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("optimizer step")
     axes.set_title(f"Of {len(bugs)} bugs, by step", loc="left", weight="bold", color=_INK)
-    axes.legend(loc="lower right", fontsize=8.5, framealpha=0.95)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False, fontsize=9)
     _frame(axes, "y")
 
 
