@@ -9,6 +9,13 @@ from judge_examples import LOSSES, NORMS, TOKENS, in_force
 from harness.model import CauseClass, Parallelism
 
 
+def smoothed(values):
+    means = [values[0]]
+    for value in values[1:]:
+        means.append(0.9 * means[-1] + 0.1 * value)
+    return lambda step, _: means[step - 1]
+
+
 def late(values):
     return lambda step, _: values[max(step - 2, 0)]
 
@@ -23,6 +30,18 @@ WAYS = {
     "constant": (("loss",), lambda _, x: x * 1.01, "the same 1.01 times the recomputed one at"),
     "one step late": (("loss",), late(LOSSES), "one step late: each value is the recomputed one"),
     "norm late": (("grad_norm",), late(NORMS), "one step late"),
+    "stale": (
+        ("loss",),
+        lambda step, _: LOSSES[min(step, 7) - 1],
+        "the same value at every step from step 7 on",
+    ),
+    "smoothed": (("loss",), smoothed(LOSSES), "a running mean over steps: each takes 0.1 of"),
+    "later": (
+        ("grad_norm",),
+        lambda step, x: x * (2 if step > 5 else 1),
+        "2 times the control's at step 6 at 15 of 20 steps, which equals the shard degree (2)",
+    ),
+    "one step": (("loss",), lambda step, x: x * (1.3 if step == 5 else 1), "from 1.3 to 1.3"),
     "bits": (("loss",), lambda _, x: bfloat16(x), "as rounded to bfloat16"),
     "square": (("grad_norm",), lambda _, x: x * x, "the square of the recomputed one"),
     "root": (("grad_norm",), lambda _, x: math.sqrt(x), "the square root of the recomputed one"),
@@ -49,6 +68,13 @@ def test_the_way_of_a_wrong_metric_is_named(case):
     verdict = verdict_of(changed(test, change, *signals))
     assert verdict.cause_class is CauseClass.METRIC_ONLY
     assert words in verdict.cause
+
+
+def test_two_wrong_metrics_are_both_named():
+    test = changed(broken(), lambda _, x: 2 * x, "loss")
+    cause = verdict_of(changed(test, lambda _, x: x * x, "grad_norm")).cause
+    assert "the shard degree (2), as in the control, while the recomputed values agree" in cause
+    assert "the reported grad norm is wrong, too, the square of the recomputed one" in cause
 
 
 def test_a_wrong_norm_above_what_clipping_allows_is_not_called_clipped():

@@ -56,7 +56,7 @@ def metric_only(scene: Scene) -> Cause | None:
         look_at = "; ".join(words for words in (way.where, _LOGGED[signal]) if words)
         if trained:
             unless = ", unless clipping uses that norm" if signal == "grad_norm" else ""
-            sentence = f"{said}: training itself is right{unless}"
+            sentence = f"{said}{_norm_too(signal, scene)}: training itself is right{unless}"
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
         parted = _clipped(scene, reported.onset) if signal == "grad_norm" else None
         if parted is not None:
@@ -66,6 +66,14 @@ def metric_only(scene: Scene) -> Cause | None:
             )
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
     return None
+
+
+def _norm_too(signal: str, scene: Scene) -> str:
+    """Whether the other metric is wrong as well."""
+    norm = scene.case.envelopes.get("grad_norm")
+    if signal == "grad_norm" or norm is None or norm.onset is None:
+        return ""
+    return f"; the reported grad norm is wrong, too{way_of('grad_norm', scene).words}"
 
 
 def _clipped(scene: Scene, onset: int) -> int | None:

@@ -9,8 +9,8 @@ import numpy as np
 
 from harness.judge.agreement import Agreement, agreement
 from harness.judge.factors import Match, named_factor
-from harness.judge.scene import Scene
-from harness.model import Floats
+from harness.judge.scene import CONSTANT, Scene
+from harness.model import Floats, Integers
 
 _FEWEST = 3
 """Steps that a way other than a named factor must hold for: one number fits many formulas."""
@@ -41,21 +41,33 @@ def way_of(signal: str, scene: Scene) -> Way:
 
 
 def _factor(compared: Agreement, scene: Scene) -> Way | None:
-    """One factor, or a number of the run: nothing drifts, so it is met nearly exactly."""
-    ratio = _ratio(compared)
+    """One factor, or a number of the run: nothing drifts, so it is met nearly exactly.
+
+    At the steps that are off: the others may be right.
+    """
+    off = np.isin(compared.steps, compared.outside)
+    ratio, steps = _ratio(compared)[off], compared.steps[off]
     near = _NEAR * compared.limit.value
-    words = _named(ratio, compared, scene, Match(near, near))
+    few = "" if off.all() else f" at {steps.size} of {off.size} steps"
+    words = _named(ratio, steps, scene, Match(near, near))
     if words:
-        return Way(f", which equals {words}")
+        return Way(f"{few}, which equals {words}")
     if compared.signal == "grad_norm":  # squares of norms add up, or are averaged
-        squared = Match(2 * near, 2 * near)
-        words = _named(ratio**2, compared, scene, squared)
+        words = _named(ratio**2, steps, scene, Match(2 * near, 2 * near))
         if words:
-            return Way(f", which equals the square root of {words}")
+            return Way(f"{few}, which equals the square root of {words}")
+    return None
+
+
+def _constant(compared: Agreement, _: Scene) -> Way | None:
+    """One factor that equals nothing known, at the steps that are off."""
+    off = np.isin(compared.steps, compared.outside)
+    ratio, near = _ratio(compared)[off], _NEAR * compared.limit.value
     middle = float(np.median(ratio))
     if ratio.size < _FEWEST or not np.all(np.abs(ratio - middle) <= near * abs(middle)):
         return None
-    return Way(f", the same {middle:.6g} times the recomputed one at every step")
+    where = "every step" if off.all() else f"{ratio.size} of {off.size} steps"
+    return Way(f", the same {middle:.6g} times the recomputed one at {where}")
 
 
 def _late(compared: Agreement, _: Scene) -> Way | None:
@@ -68,6 +80,32 @@ def _late(compared: Agreement, _: Scene) -> Way | None:
         ", one step late: each value is the recomputed one of the step before",
         "when the value is copied from the device: an asynchronous copy, or a buffer used again",
     )
+
+
+def _stale(compared: Agreement, _: Scene) -> Way | None:
+    """The value stays where it was, and the recomputed one moves on."""
+    still = np.diff(compared.reported) == 0
+    moving = np.diff(compared.recomputed) != 0
+    stays = still & moving & np.isin(compared.steps[1:], compared.outside)
+    last = int(np.flatnonzero(~stays)[-1]) + 1 if not stays.all() else 0
+    if stays.size - last < _FEWEST:
+        return None
+    return Way(
+        f", the same value at every step from step {compared.steps[last]} on",
+        "when the value is computed anew and copied from the device",
+    )
+
+
+def _running_mean(compared: Agreement, _: Scene) -> Way | None:
+    """An exponential mean over steps: each value moves by one share towards the recomputed one."""
+    if compared.steps.size <= _FEWEST:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.diff(compared.reported) / (compared.recomputed[1:] - compared.reported[:-1])
+    share = float(np.median(shares))
+    if not 0 < share < 1 or not np.all(np.abs(shares - share) <= CONSTANT * share):
+        return None
+    return Way(f", a running mean over steps: each takes {share:.3g} of the recomputed one")
 
 
 def _formula(compared: Agreement, _: Scene) -> Way | None:
@@ -114,11 +152,12 @@ def _rounded(compared: Agreement, _: Scene) -> Way | None:
 
 def _varying(compared: Agreement, scene: Scene) -> Way | None:
     """Another factor at every step."""
-    ratio = _ratio(compared)
+    off = np.isin(compared.steps, compared.outside)
+    ratio, steps = _ratio(compared)[off], compared.steps[off]
     if not np.all(np.isfinite(ratio)):
         return None
     spread = f"from {ratio.min():.6g} to {ratio.max():.6g} times the recomputed one"
-    about = _named(ratio, compared, scene, Match())
+    about = _named(ratio, steps, scene, Match())
     if about:
         return Way(f", {spread}: about {about}; so would be a rank's or microbatch's part alone")
     return Way(f", {spread}, by no single factor")
@@ -128,6 +167,9 @@ _WAYS: tuple[Callable[[Agreement, Scene], Way | None], ...] = (
     _clipped,
     _factor,
     _late,
+    _constant,
+    _stale,
+    _running_mean,
     _formula,
     _rounded,
     _varying,
@@ -139,8 +181,8 @@ def _ratio(compared: Agreement) -> Floats:
         return np.asarray(compared.reported / compared.recomputed, dtype=np.float64)
 
 
-def _named(ratio: Floats, compared: Agreement, scene: Scene, match: Match) -> str:
-    return named_factor(ratio, compared.steps, scene.case.test, scene.case.control, match).words
+def _named(ratio: Floats, steps: Integers, scene: Scene, match: Match) -> str:
+    return named_factor(ratio, steps, scene.case.test, scene.case.control, match).words
 
 
 def _same(values: Floats, expected: Floats, compared: Agreement) -> bool:
