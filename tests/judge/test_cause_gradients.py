@@ -227,7 +227,7 @@ def test_a_feed_forward_that_breaks_in_the_backward_is_not_the_attention():
     wrong = turned(lambda name: starts("layers.0.", "layers.1.", "tok")(name) or core(name))
     verdict = verdict_of(broken(TP2, gradient=wrong))
     assert "in layer 2, where the backward pass first goes wrong" in verdict.cause
-    assert "feed_forward.w2 are right" in verdict.cause
+    assert "feed_forward.w2 is right" in verdict.cause
     assert verdict.look_at.startswith("the backward of layer 2 in its feed-forward: the activation")
 
 

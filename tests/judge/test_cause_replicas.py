@@ -116,14 +116,15 @@ def test_right_gradients_of_a_list_full_of_parameters_tell_of_the_update():
 def test_wrong_gradients_of_a_list_full_of_parameters_tell_of_the_reduction():
     everywhere = turned(lambda name: True)
     verdict = verdict_of(broken(TP2, gradient=everywhere, replicas=more_than_listed(1)))
-    assert "from the first step on a reduction of these gradients over tp is missing" in (
-        verdict.cause
-    )
+    assert "from the first step on a reduction of gradients over tp is missing" in verdict.cause
+    layer = turned(lambda name: name.startswith("layers.1."))
+    cause = verdict_of(broken(TP2, gradient=layer, replicas=more_than_listed(1))).cause
+    assert "a reduction of the gradients of layer 1 over tp is missing" in cause
     late = broken(TP2, gradient=since(8, everywhere), replicas=more_than_listed(8))
     late = changed(late, lambda step, x: x * (1.3 if step >= 5 else 1), *BOTH_NORMS)
     late = changed(late, lambda step, x: x * (1.001 if step >= 6 else 1), *BOTH_LOSSES)
     assert (
-        "a reduction of these gradients over tp is missing, or is not the same on all, after step "
+        "a reduction of gradients over tp is missing, or is not the same on all, after step "
         "4 and by step 5, where the run leaves its control"
     ) in verdict_of(late).cause
 
@@ -146,3 +147,16 @@ def test_a_buffer_that_one_rank_built_otherwise():
     verdict = verdict_of(broken(TP2, replicas=differing(0, "buffer")))
     assert "these ranks began with other values of a buffer" in verdict.cause
     assert verdict.look_at.startswith("where these buffers are built over tp")
+
+
+def test_the_state_of_the_optimizer_tells_the_gradients_that_it_took_from_its_settings():
+    took = verdict_of(broken(TP2, replicas=differing(1, "optimizer state", "parameter")))
+    assert "the optimizer's state differs, too: it took other gradients" in took.cause
+    assert "clipping by its own norm" in took.look_at
+    compared = {"parameter": 9, "optimizer state": 9}
+    known = [replace(each, compared=compared) for each in differing(1, "parameter")]
+    settings = verdict_of(broken(TP2, replicas=tuple(known)))
+    assert "the optimizer's state is the same" in settings.cause
+    assert "over tp: the optimizer's learning rate, weight decay" in settings.look_at
+    unknown = verdict_of(broken(TP2, replicas=differing(1, "parameter")))
+    assert "the optimizer's state" not in unknown.cause

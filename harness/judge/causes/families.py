@@ -136,8 +136,8 @@ def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint 
         return Hint(words, f"the backward between {above}{stage} layer {top}")
     modules = _modules(here)
     words = (
-        f"in layer {top}, where the backward pass first goes wrong, {modules} are off and "
-        f"{_modules(right)} are right; everything upstream follows"
+        f"in layer {top}, where the backward pass first goes wrong, {modules} "
+        f"{_are(here)} off and {_modules(right)} {_are(right)} right; everything upstream follows"
     )
     return Hint(words, _first_wrong(here, right, top, scene))
 
@@ -203,6 +203,10 @@ def _in_one_layer(off: Collection[str], among: Sequence[str], scene: Scene) -> H
     own = "the backward of {0}, and the placements and reductions of their gradients{1}"
     rest = "the gradients of {0}: placements, reductions{1}"
     return Hint("", (own if alone else rest).format(which, _with(scene)))
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _modules(names: Sequence[str]) -> str:

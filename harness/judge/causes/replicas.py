@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.groups import fold, joined
+from harness.judge.causes.gradients import wrong_gradients
+from harness.judge.causes.groups import describe, fold, joined
 from harness.judge.causes.updates import first_part
 from harness.judge.scene import Scene
 from harness.model import CauseClass, Disagreement, ReplicaSample
@@ -49,21 +50,36 @@ def _why(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> tu
         f"the gradient reduction{mesh} of these tensors: gradient placements of to_local, "
         "no_sync and last-microbatch flags, hooks that some ranks skip"
     )
-    step = (
-        f"what each rank does between reduction and step{mesh}: clipping by its own norm, "
-        "skipped steps, optimizer settings or state"
-    )
     unreduced = _unreduced(first, kinds, agreed, scene)
     if unreduced:
         when = "from the first step on " if first.step == 1 else ""
         late = began if first.step > 1 else ""
-        words = f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all"
+        which = "these gradients" if "gradient" in kinds else _wrong_ones(first.step, scene)
+        words = f"{when}a reduction of {which}{mesh} is missing, or is not the same on all"
         return f"{words}{late}", reduction
+    state, step = _step_by_rank(first, kinds, mesh, scene)
     if unreduced is None:
         words = "their gradients are not reduced alike, or each rank uses them in its own way"
         return f"{words}{began}", f"{reduction}; {step}"
     words = "their gradients were the same before clipping, so the update differs by rank"
-    return f"{words}{began}", step
+    return f"{words}{began}{state}", step
+
+
+def _step_by_rank(
+    first: ReplicaSample, kinds: set[str], mesh: str, scene: Scene
+) -> tuple[str, str]:
+    """What the optimizer's state tells of an update that differs, and what to look at."""
+    sample = scene.sample(first.step)
+    listed = first.count == len(first.disagreements)
+    if "optimizer state" in kinds or (sample is not None and first.count > len(sample.names)):
+        said = "; the optimizer's state differs, too: it took other gradients, decay rates or steps"
+        doings = "clipping by its own norm, skipped steps, the optimizer's betas and state"
+    elif listed and first.compared.get("optimizer state"):
+        said = "; the optimizer's state is the same: it took the same gradients"
+        doings = "the optimizer's learning rate, weight decay and epsilon, the update's precision"
+    else:
+        said, doings = "", "clipping by its own norm, skipped steps, optimizer settings or state"
+    return said, f"what each rank does between reduction and step{mesh}: {doings}"
 
 
 def _began_otherwise(kinds: set[str], mesh: str) -> tuple[str, str]:
@@ -99,6 +115,14 @@ def _unreduced(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene)
         return None
     # A wrong gradient shows in the norm of its step, and in the loss of the next.
     return loss is None or loss.onset is None or norm.onset < loss.onset
+
+
+def _wrong_ones(step: int, scene: Scene) -> str:
+    """Gradients that the list of copies has no room for, by what the control says of them."""
+    wrong = wrong_gradients(scene.sample(step))
+    if wrong is None or len(wrong.off) == len(wrong.among):
+        return "gradients"
+    return f"the gradients of {describe(wrong.off, wrong.among)}"
 
 
 def _since(first: ReplicaSample, agreed: int, scene: Scene) -> str:
