@@ -106,6 +106,7 @@ def test_gradients_that_turn_later_while_the_loss_is_right():
     verdict = verdict_of(changed(test, jumping(8, 0, 1e-3), *BOTH_LOSSES))
     assert verdict.cause_class is CauseClass.GRADIENT_DIRECTION
     assert verdict.cause.startswith("from step 7 on the backward pass differs")
+    assert verdict.look_at.startswith("what changes at step 7: reductions that a flag")
 
 
 def test_a_norm_that_drifts_out_of_its_envelope_is_no_jump():

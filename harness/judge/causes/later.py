@@ -25,6 +25,10 @@ _ONE_OFF = (
     "what happens at that step alone: its samples, gradients that were not set to zero, a skipped "
     "or repeated collective, a spike that clipping swallows"
 )
+_REDUCED = (
+    "reductions that a flag, a hook or a schedule leaves out (no_sync, the last microbatch), "
+    "masks and RNG of the backward pass, and what is scheduled for that step"
+)
 _STATE = (
     "state that training carries along: optimizer moments, buffers, RNG, loader and scheduler "
     "state, and what is scheduled for that step"
@@ -123,7 +127,9 @@ def gradients_from(scene: Scene) -> Cause | None:
         f"{head} the backward pass differs: {words_of(norm)} is off by "
         f"{norm.difference[index]:.2g}, by no single factor{tail}"
     )
-    return Cause(sentence, CauseClass.GRADIENT_DIRECTION, f"what changes at step {step}: {_STATE}")
+    return Cause(
+        sentence, CauseClass.GRADIENT_DIRECTION, f"what changes at step {step}: {_REDUCED}"
+    )
 
 
 def rounding_growth(scene: Scene) -> Cause | None:
