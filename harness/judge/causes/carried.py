@@ -27,7 +27,7 @@ ADAM_REACH = 1.25
 The step size bounds it (Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section
 2.1); weight decay adds a little.
 """
-BEYOND = 2.0
+BEYOND = 1.6
 """More learning rates per step than this are out of Adam's reach."""
 BFLOAT16_LEAVES = (4e-4, 6e-3)
 """Relative difference of a whole tensor from itself in bfloat16: 8 bits, and what training adds."""
