@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ CONSTANT = 1e-2
 """A ratio is called constant when no step is further than this from its median."""
 NOTABLE_FACTOR = 5e-2
 """A constant ratio nearer to one than this is rather an incomplete gradient than a scale."""
+_LEAST_TOLD = 5e-3
+"""A ratio nearer to one than this is written out."""
 ABRUPT = 8.0
 """A difference that grows by more than this from one step to the next does not grow: it begins."""
 
@@ -122,7 +125,15 @@ def begins(envelope: Envelope, index: int) -> bool:
 
 def ratio_words(envelope: Envelope, index: int) -> str:
     control = envelope.control[index]
-    return f"{envelope.test[index] / control:.4g}" if control else "infinitely many"
+    return digits(envelope.test[index] / control) if control else "infinitely many"
+
+
+def digits(ratio: float) -> str:
+    """A ratio in four digits, or in as many as tell how far from one it is."""
+    off = abs(ratio - 1)
+    if not 0 < off < _LEAST_TOLD:
+        return f"{ratio:.4g}"
+    return f"{ratio:.{1 - math.floor(math.log10(off))}f}".rstrip("0")
 
 
 def words_of(envelope: Envelope) -> str:

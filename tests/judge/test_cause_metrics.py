@@ -98,7 +98,8 @@ def test_positions_counted_for_tokens_are_named():
     nearly = {"global_batch_size": 1, "seq_len": 1006}
     assert "the valid tokens over the token budget (0.994036)" in named(1000 / 1006, **nearly)
     assert "the valid tokens over" not in named(0.992, **nearly)
-    assert "the valid tokens over" not in named(0.9995, **nearly)
+    assert "scaled by 0.9995, which equals no degree" in named(0.9995, **nearly)
+    assert "scaled by 1.0001, which equals no degree" in named(1.0001, **nearly)
 
 
 def test_the_batch_is_named_where_no_degree_fits():

@@ -22,7 +22,7 @@ from harness.judge.causes.sorting import (
     sort,
 )
 from harness.judge.factors import Match, Named, named_factor
-from harness.judge.scene import ABRUPT, Scene, loss_agrees
+from harness.judge.scene import ABRUPT, Scene, digits, loss_agrees
 from harness.judge.tensor_checks import FIRST_STEPS
 from harness.judge.tensors import TensorComparison, TensorDifferences
 from harness.model import CauseClass, Integers, Precision, TensorRows
@@ -167,8 +167,9 @@ def _scaled(wrong: Wrong, scaled: Scaled, scene: Scene) -> Cause:
     named = name_of(scaled, wrong.step, scene)
     known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
     sentence = (
-        f"gradients are scaled by {scaled.factor:.4g}{known}: all {len(scaled.members)} parameters "
-        f"alike at step {wrong.step} ({_rounding(scaled)}){loss_agrees(scene, wrong.step)}"
+        f"gradients are scaled by {digits(scaled.factor)}{known}: all {len(scaled.members)} "
+        f"parameters alike at step {wrong.step} ({_rounding(scaled)})"
+        f"{loss_agrees(scene, wrong.step)}"
     )
     look_at = f"{named.where}; {_WHERE}" if named.where else f"{_WHERE}, DDP's averaging"
     return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
@@ -199,7 +200,7 @@ def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
             known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
             group = wrong.named(scaled.members)
             stage = stage_words(group, among, scene)
-            parts.append(f"{describe(group, among)}{stage} by {scaled.factor:.4g}{known}")
+            parts.append(f"{describe(group, among)}{stage} by {digits(scaled.factor)}{known}")
         said = "; ".join(parts)
     else:
         factors = sorted(scaled.factor for scaled in sorting.scaled)
