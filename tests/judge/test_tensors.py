@@ -187,6 +187,17 @@ def test_an_entry_that_is_not_finite_fails_unless_the_control_has_it_too():
     assert verdict.judgement is Judgement.FAIL  # NaN still agrees with nothing
 
 
+def test_a_tensor_that_could_not_be_counted_is_not_called_infinite():
+    sampled = with_samples(gradient=nan_gradient)
+    steps = [sample.step for sample in sampled.samples if sample.gradients is not None]
+    partial = "gradient is an unreduced partial sum"
+    told = replace(sampled, problems=tuple(f"step {step}: {WQ}: {partial}" for step in steps))
+    assert answer(judged(told), "gradients-finite").outcome is Outcome.PASS
+    assert answer(judged(told), "samples-whole").outcome is Outcome.INVALID
+    other = replace(sampled, problems=(f"step 1: another.{WQ}: {partial}",))
+    assert answer(judged(other), "gradients-finite").outcome is Outcome.FAIL
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
