@@ -103,7 +103,9 @@ def _read_folder(folder: Path, problems: list[Problem]) -> Catalogue:
     experiments = dict(_experiments(folder, problems))
     if not experiments and not problems:
         problems.append(Problem(str(folder), "holds no matrix (*.toml)"))
-    matrices, injected, features = [], {}, set()
+    matrices = []
+    injected: dict[tuple[Path, str], Target | None] = {}
+    features: set[Target | None] = set()
     for path, experiment in experiments.items():
         correct = path.stem.startswith(CORRECT)
         matrices.append(Matrix(path, correct, tuple(spec.name for spec in experiment.tests)))
@@ -131,7 +133,7 @@ def _functions(
 ) -> dict[Target, Function]:
     """Every function that may be a bug, of files named like it and of files that sets inject."""
     files = dict.fromkeys([*bug_files(folder), *(file for file, _ in targets)])
-    found = {}
+    found: dict[Target, Function] = {}
     for path in {path.resolve(): path for path in files}.values():
         try:
             found |= {(path.resolve(), each.name): each for each in functions(path)}

@@ -121,7 +121,8 @@ def _signs(judgement: Judgement, checks: Sequence[Mapping[str, Any]]) -> list[Ma
 def _onset(check: Mapping[str, Any]) -> int | None:
     if check["onset_step"] is None and check["name"].endswith(("in-force", "unnamed")):
         return KNOWN_AFTER_STEP
-    return check["onset_step"]
+    onset: int | None = check["onset_step"]
+    return onset
 
 
 def _order(check: Mapping[str, Any]) -> tuple[float, int]:

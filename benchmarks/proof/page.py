@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from harness.report.palette import SYMBOLS
 from harness.report.text import ABSENT, number
 from proof.goals import can_show_early, goals, share
-from proof.results import EARLY, OURS, Ladder, Proof, ProvenBug
+from proof.grading import Answer
+from proof.results import EARLY, OURS, Ladder, Proof, ProvenBug, RuleScore
 
+_SENTENCE = 180
+"""Letters of a cause's sentence in the table."""
 MEANING = {
     "C1": "gradient scale wrong",
     "C2": "gradient direction wrong",
@@ -43,7 +47,7 @@ def headline(proof: Proof, *, part: bool) -> str:
     right = sum(each.graded.cause_right is True for each in proof.bugs)
     wrong = sum(each.graded.cause_right is False for each in proof.bugs)
     alarms = sum(each.false_alarm for each in proof.correct)
-    theirs = max(proof.scores[1:], key=lambda score: score.bugs_caught - score.false_alarms)
+    theirs = max(proof.scores[1:], key=lambda score: _informedness(score, proof))
     begin = "Of the part of the benchmark that was run, " if part else "Of the benchmark, "
     return (
         f"**{begin}the harness catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
@@ -51,6 +55,12 @@ def headline(proof: Proof, *, part: bool) -> str:
         f"{len(proof.correct)} correct configurations; the best rule in use elsewhere "
         f"({theirs.name}) catches {theirs.bugs_caught} with {_alarms(theirs.false_alarms)}.**"
     )
+
+
+def _informedness(score: RuleScore, proof: Proof) -> float:
+    """Share of bugs caught less share of correct sets alarmed on (Youden 1950); 0: a coin."""
+    caught = score.bugs_caught / max(len(proof.bugs), 1)
+    return caught - score.false_alarms / max(len(proof.correct), 1)
 
 
 def _alarms(count: int) -> str:
@@ -119,9 +129,15 @@ def _bug(proven: ProvenBug) -> tuple[str, ...]:
         answer.tier.value if answer.tier else ABSENT,
         _or_absent(answer.first_step),
         _or_absent(graded.delay),
-        answer.cause,
+        _named(answer),
         right[graded.cause_right],
     )
+
+
+def _named(answer: Answer) -> str:
+    """Class and the beginning of the sentence; ``benchmark.json`` has all of it."""
+    kind = f"**{answer.cause_class.value}**: " if answer.cause_class else ""
+    return kind + textwrap.shorten(answer.cause, _SENTENCE, placeholder=" …")
 
 
 def _rules(proof: Proof) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -116,7 +117,7 @@ def _by_step(axes: Axes, bugs: Sequence[ProvenBug]) -> None:
     _frame(axes, "y")
 
 
-def _frame(axes: Axes, grid: str) -> None:
+def _frame(axes: Axes, grid: Literal["x", "y"]) -> None:
     axes.grid(visible=True, axis=grid, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

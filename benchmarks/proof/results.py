@@ -211,7 +211,7 @@ def _run(matrix: str, test: Mapping[str, Any], report: Mapping[str, Any], curves
     repeats = [
         curves[each["source"]] for each in report["repeats"] if each["control"] == test["control"]
     ]
-    flagged = ()
+    flagged: tuple[str, ...] = ()
     if curve.loss and test["verdict"] != _ERROR:
         golden = curves[control["source"]]
         flagged = tuple(rule.name for rule in RULES if rule.flags(curve, golden, repeats))
