@@ -6,6 +6,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
 
 from harness.model.calibration import Calibration, SignalScale, TensorScale
 from harness.model.evidence import (
+    BufferRows,
     Column,
     Disagreement,
     Evidence,
@@ -15,6 +16,7 @@ from harness.model.evidence import (
     ReplicaSample,
     TensorRows,
     TensorSample,
+    UpdateRows,
 )
 from harness.model.experiment import (
     CADENCE_OFF,
@@ -50,6 +52,7 @@ __all__ = [
     "CADENCE_OFF",
     "DEFAULT_REPEATS",
     "POWERS_OF_TWO",
+    "BufferRows",
     "Cadence",
     "Calibration",
     "CauseClass",
@@ -88,5 +91,6 @@ __all__ = [
     "Tier",
     "Toolchain",
     "TrainConfig",
+    "UpdateRows",
     "Verdict",
 ]

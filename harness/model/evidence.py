@@ -79,6 +79,35 @@ class TensorRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class UpdateRows:
+    """What a step left behind its gradients, a row per parameter."""
+
+    clipped_norm: Floats
+    """Shape (parameters,): norm of the gradient at the end of the step, clipped; NaN when it was
+    gone by then."""
+    states: tuple[str, ...]
+    """Names of the optimizer's states that have a parameter's shape, as ``exp_avg``, sorted."""
+    state_norm: Floats
+    """Shape (parameters, states): NaN where the optimizer keeps no such state."""
+    state_steps: Floats
+    """Shape (parameters,): updates that the optimizer has counted; NaN where it counts none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BufferRows:
+    """Buffers of the whole model at the end of a step, a row per buffer."""
+
+    names: tuple[str, ...]
+    """Canonical names, sorted."""
+    sizes: Integers
+    """Shape (buffers,): entries; a complex one counts twice."""
+    norm: Floats
+    """Shape (buffers,): NaN where it could not be told."""
+    sketch: Floats
+    """Shape (buffers, k)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TensorSample:
     """Per-tensor evidence of one step. Two runs' samples share names, not necessarily order."""
 
@@ -92,6 +121,10 @@ class TensorSample:
     """After the update of the step."""
     gradients: TensorRows | None = None
     """Before clipping; a parameter without gradient has zeros all over. None at step 0."""
+    left: UpdateRows | None = None
+    """None at step 0, and in runs that are older than this evidence."""
+    buffers: BufferRows | None = None
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True)

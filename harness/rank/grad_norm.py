@@ -37,7 +37,7 @@ class GradNorm:
     """Canonical names of every trainable parameter of the whole model, sorted."""
     sizes: tuple[int, ...]
     """Entries of each whole parameter."""
-    owned: list[tuple[int, torch.nn.Parameter]]
+    owned: list[tuple[int, torch.Tensor]]
     """Index into ``names`` and the parameter, where this rank is the one that counts it."""
     problems: list[str] = field(default_factory=list)
     """Gradients that cannot be counted, in words; a norm with one of them is no evidence."""
@@ -46,8 +46,7 @@ class GradNorm:
     def squares(self) -> list[float]:
         """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
         self.problems.clear()
-        indices: list[int] = []
-        blocks: list[torch.Tensor] = []
+        shards: list[tuple[int, torch.Tensor]] = []
         for index, parameter in self.owned:
             gradient = parameter.grad
             if gradient is None:
@@ -56,18 +55,26 @@ class GradNorm:
             if problem:
                 self.problems.append(f"{self.names[index]}: {problem}")
                 continue
-            shard = local_part(gradient)
-            limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
-            # In blocks: a float64 norm may make a float64 copy.
-            parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
-            indices.extend([index] * len(parts))
-            blocks.extend(parts)
-        sums = [0.0] * len(self.names)
-        if blocks:  # one call, and one transfer from the device, for all
-            norms = torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)).tolist()
-            for index, norm in zip(indices, norms, strict=True):
-                sums[index] += norm**2
-        return sums
+            shards.append((index, local_part(gradient)))
+        return square_sums(shards, len(self.names))
+
+
+def square_sums(shards: Iterable[tuple[int, torch.Tensor]], rows: int) -> list[float]:
+    """Per row, the sum of squares of its shards in float64; a row without shards has 0."""
+    indices: list[int] = []
+    blocks: list[torch.Tensor] = []
+    for index, shard in shards:
+        limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
+        # In blocks: a float64 norm may make a float64 copy.
+        parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
+        indices.extend([index] * len(parts))
+        blocks.extend(parts)
+    sums = [0.0] * rows
+    if blocks:  # one call, and one transfer from the device, for all
+        norms = torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)).tolist()
+        for index, norm in zip(indices, norms, strict=True):
+            sums[index] += norm**2
+    return sums
 
 
 def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
@@ -80,8 +87,8 @@ def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.n
     ]
 
 
-def assign_shards(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> GradNorm:
-    """Decide which rank counts which shard. Collective over the world, once."""
+def assign_shards(parameters: Sequence[tuple[str, torch.Tensor]]) -> GradNorm:
+    """Decide which rank counts which shard, of parameters or buffers. Collective over the world."""
     mine = [
         (shard_key(name, parameter), parameter.numel(), local_part(parameter).numel())
         for name, parameter in parameters

@@ -5,7 +5,7 @@ In a training step a dialect calls, in this order::
     begin_step(step)               before anything of the step
     on_batch(inputs, labels)       once per batch taken from the loader, before any CP split
     on_logits(logits, labels)      wherever the loss function is called, outside compiled code
-    before_clip()                  gradients are complete and not yet clipped
+    before_clip()                  gradients are complete and not yet clipped; the first call counts
     on_log(loss, grad_norm)        what the trainer reports
     end_step()                     on **every** rank: the one collective of a plain step
 
@@ -34,6 +34,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from harness.rank.after_update import AfterUpdate
+from harness.rank.buffers import BufferSamples
 from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
 from harness.rank.digest import BatchDigest, combine
 from harness.rank.grad_norm import assign_shards, global_norm, trainable
@@ -103,6 +105,8 @@ class Probe:
         self.loss_targets = 0
         """Positions, valid or not, that this rank's loss function was given in this step."""
         self._squares: list[float] | None = None
+        self._clipping = False
+        """Whether clipping has begun in this step."""
         self._reported: tuple[float | None, float | None] = (None, None)
         self._lr = math.nan
         self._step = 0
@@ -120,7 +124,13 @@ class Probe:
             self._writer = MetricsWriter(job.run_folder, header)
         self._sample_steps = frozenset(job.sample_steps)
         folder = job.run_folder / "tensors" if self.is_writer else None
-        self._samples = TensorSamples(self._grad_norm, folder, view.device)
+        self._samples = TensorSamples(
+            self._grad_norm,
+            folder,
+            view.device,
+            AfterUpdate(self._grad_norm, view.optimizers, view.device),
+            BufferSamples(view.model_parts, view.device),
+        )
         self._replicas = ReplicaCheck(view)
 
     @property
@@ -149,6 +159,7 @@ class Probe:
         self.positions = 0
         self.loss_targets = 0
         self._squares = None
+        self._clipping = False
         self._reported = (None, None)
         self._lr = self.view.learning_rate()
 
@@ -175,7 +186,20 @@ class Probe:
             self._paused = False
 
     def before_clip(self) -> None:
-        """Take the gradients' squared norms, and their samples. No collective happens here."""
+        """Take the gradients' squared norms, and their samples. No collective happens here.
+
+        Only the first call of a step: what clips the model part by part has clipped some by then.
+        """
+        if not self._clipping:
+            self._clipping = True
+            self._take_gradients()
+
+    def before_unknown_clip(self) -> None:
+        """The same for a function that may call ``before_clip`` later, which then counts."""
+        if not self._clipping:
+            self._take_gradients()
+
+    def _take_gradients(self) -> None:
         self._squares = self._grad_norm.squares()
         if self._step in self._sample_steps:
             self._samples.gradients()

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from harness.rank.after_update import states_of
 from harness.rank.bits import bit_digests, mix_
 from harness.rank.disagreement import (
     HeldShard,
@@ -148,11 +149,7 @@ class ReplicaCheck:
 
     def _states(self) -> Iterator[tuple[int, str, torch.Tensor]]:
         """Place of the parameter with copies, name and tensor of what its optimizer keeps."""
-        state_of = {
-            id(parameter): state
-            for optimizer in self._view.optimizers
-            for parameter, state in optimizer.state.items()
-        }
+        state_of = states_of(self._view.optimizers)
         for place, copy in enumerate(self._parameters.mine):
             for name, value in state_of.get(id(copy.tensor), {}).items():
                 if isinstance(value, torch.Tensor):

@@ -6,7 +6,7 @@ the rows of the whole tensors, whatever the sharding. No tensor is ever gathered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from harness.rank.after_update import AfterUpdate
+from harness.rank.buffers import BufferSamples
 from harness.rank.grad_norm import GradNorm, placement_problem
 from harness.rank.placement import Held, PlacementError, held, local_shard
 from harness.rank.sketch import (
@@ -42,7 +44,7 @@ class _Shard(NamedTuple):
     """A shard that this rank counts."""
 
     row: int
-    parameter: torch.nn.Parameter
+    parameter: torch.Tensor
     held: Held
     hash: ShardHash
 
@@ -54,12 +56,21 @@ class TensorSamples:
     sentence in ``problems``.
     """
 
-    def __init__(self, norm: GradNorm, folder: Path | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        norm: GradNorm,
+        folder: Path | None,
+        device: torch.device,
+        after: AfterUpdate,
+        buffers: BufferSamples,
+    ) -> None:
         """``norm`` says which shards this rank counts; ``folder`` is None but on the writer."""
         self.problems: list[str] = []
         """Tensors that cannot be counted, in sentences; the caller clears it."""
         self._norm = norm
         self._folder = folder
+        self._after = after
+        self._buffers = buffers
         self._shards: list[_Shard] = []
         self._unknown: dict[int, str] = {}
         """Rows of parameters of which this rank cannot tell what it holds, and why."""
@@ -100,11 +111,20 @@ class TensorSamples:
                 self._gradients = torch.full_like(rows["parameters"], torch.nan)
             rows["gradients"] = self._gradients
         self._gradients = None
-        everyone = torch.stack(list(rows.values()))
-        dist.all_reduce(everyone)
-        if self._folder is not None:
-            tables = dict(zip(rows, everyone.cpu().numpy(), strict=True))
-            write_arrays(self._folder / f"step-{step:08d}.npz", self._arrays(step, tables))
+        added = [*rows.values()]
+        states: tuple[str, ...] = ()
+        if step > 0:
+            states, left = self._after.finish()
+            added += [left, self._buffers.finish(self._sketcher)]
+        everyone = _sum_over_ranks(added)
+        if self._folder is None:
+            return
+        tables = dict(zip(rows, everyone, strict=False))
+        arrays = self._arrays(step, tables)
+        if step > 0:
+            arrays |= self._after.arrays(states, everyone[-2])
+            arrays |= self._buffers.arrays(everyone[-1])
+        write_arrays(self._folder / f"step-{step:08d}.npz", arrays)
 
     def _rows(
         self,
@@ -156,6 +176,14 @@ class TensorSamples:
             arrays[f"{kind}_zeros"] = np.where(counted, zeros, 0).astype(np.int64)
             arrays[f"{kind}_not_finite"] = np.where(counted, not_finite, sizes).astype(np.int64)
         return arrays
+
+
+def _sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
+    """Add up tables of the same shapes on all ranks, in one reduction. Collective."""
+    flat = torch.cat([table.reshape(-1) for table in tables])
+    dist.all_reduce(flat)
+    parts = flat.cpu().split([table.numel() for table in tables])
+    return [part.view(table.shape).numpy() for part, table in zip(parts, tables, strict=True)]
 
 
 def _gradient_problem(shard: _Shard, gradient: torch.Tensor | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.model import TensorRows, TensorSample
+from harness.model import BufferRows, TensorRows, TensorSample, UpdateRows
 from harness.readers.lines import fail
 from harness.store import check_schema
 
@@ -50,7 +50,50 @@ def read_sample(path: Path) -> TensorSample:
         fail(str(path), "sizes: a negative number of entries")
     parameters = _rows(path, arrays, "parameters", sizes)
     gradients = _rows(path, arrays, "gradients", sizes) if step else None
-    return TensorSample(step, tuple(names.tolist()), sizes, parameters, gradients)
+    return TensorSample(
+        step,
+        tuple(names.tolist()),
+        sizes,
+        parameters,
+        gradients,
+        _left(path, arrays, len(names)),
+        _buffers(path, arrays),
+    )
+
+
+def _left(path: Path, arrays: Arrays, count: int) -> UpdateRows | None:
+    """What clipping and the optimizer left; None in a file that says nothing of it."""
+    if "clipped_norm" not in arrays:
+        return None
+    states = _array(path, arrays, "state_names", np.str_, 1)
+    state_norm = _array(path, arrays, "state_norm", np.float64, 2, rows=count)
+    if state_norm.shape[1] != len(states):
+        fail(str(path), f"state_norm: has {state_norm.shape[1]} states, must have {len(states)}")
+    left = UpdateRows(
+        _array(path, arrays, "clipped_norm", np.float64, 1, rows=count),
+        tuple(states.tolist()),
+        state_norm,
+        _array(path, arrays, "state_steps", np.float64, 1, rows=count),
+    )
+    for key in ("clipped_norm", "state_norm", "state_steps"):
+        if (arrays[key] < 0).any():
+            fail(str(path), f"{key}: a number below 0")
+    return left
+
+
+def _buffers(path: Path, arrays: Arrays) -> BufferRows | None:
+    """The buffers; None in a file that says nothing of them."""
+    if "buffer_names" not in arrays:
+        return None
+    names = _array(path, arrays, "buffer_names", np.str_, 1)
+    if not (names[:-1] < names[1:]).all():
+        fail(str(path), "buffer_names: not unique and sorted names")
+    sizes = _array(path, arrays, "buffer_sizes", np.int64, 1, rows=len(names))
+    norm = _array(path, arrays, "buffer_norm", np.float64, 1, rows=len(names))
+    sketch = _array(path, arrays, "buffer_sketch", np.float64, 2, rows=len(names))
+    if sketch.shape[1] != PROJECTIONS:
+        fail(str(path), f"buffer_sketch: has {sketch.shape[1]} projections, must be {PROJECTIONS}")
+    return BufferRows(tuple(names.tolist()), sizes, norm, sketch)
 
 
 def _load(path: Path) -> dict[str, npt.NDArray[Any]]:

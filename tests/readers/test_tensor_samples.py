@@ -39,6 +39,67 @@ def save(folder, number=1, **changes):
     return path
 
 
+LEFT = {
+    "clipped_norm": np.array([0.5, np.nan, 1.0]),
+    "state_names": np.array(["exp_avg", "exp_avg_sq"]),
+    "state_norm": np.array([[0.1, 0.01], [np.nan, np.nan], [0.2, 0.02]]),
+    "state_steps": np.array([3.0, np.nan, 3.0]),
+}
+BUFFERS = {
+    "buffer_names": np.array(["layers.0.moe.expert_bias", "rope.cache"]),
+    "buffer_sizes": np.array([8, 512]),
+    "buffer_norm": np.array([0.5, 16.0]),
+    "buffer_sketch": np.ones((2, 64)),
+}
+
+
+def test_what_a_step_left_behind_its_gradients(tmp_path):
+    sample = read_sample(save(tmp_path, 1, **LEFT, **BUFFERS))
+    assert sample.left.states == ("exp_avg", "exp_avg_sq")
+    np.testing.assert_array_equal(sample.left.state_norm, LEFT["state_norm"])
+    np.testing.assert_array_equal(sample.left.clipped_norm, LEFT["clipped_norm"])
+    np.testing.assert_array_equal(sample.left.state_steps, LEFT["state_steps"])
+    assert sample.buffers.names == ("layers.0.moe.expert_bias", "rope.cache")
+    assert sample.buffers.sizes.tolist() == [8, 512]
+
+
+def test_an_older_file_says_nothing_of_updates_and_buffers(tmp_path):
+    sample = read_sample(save(tmp_path, 1))
+    assert sample.left is None
+    assert sample.buffers is None
+
+
+def test_models_without_buffers_and_optimizers_without_state_have_empty_arrays(tmp_path):
+    nothing = {
+        "state_names": np.zeros(0, np.str_),
+        "state_norm": np.zeros((3, 0)),
+        "buffer_names": np.zeros(0, np.str_),
+        "buffer_sizes": np.zeros(0, np.int64),
+        "buffer_norm": np.zeros(0),
+        "buffer_sketch": np.zeros((0, 64)),
+    }
+    sample = read_sample(save(tmp_path, 1, **{**LEFT, **nothing}))
+    assert sample.left.states == ()
+    assert sample.buffers.names == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"state_norm": None}, "state_norm: is missing"),
+        ({"state_norm": np.ones((3, 1))}, "state_norm: has 1 states, must have 2"),
+        ({"state_steps": np.ones(2)}, r"state_steps: has shape \(2,\), must have .* 3 rows"),
+        ({"clipped_norm": -np.ones(3)}, "clipped_norm: a number below 0"),
+        ({"buffer_names": np.array(["b", "a"])}, "buffer_names: not unique and sorted"),
+        ({"buffer_sketch": np.ones((2, 8))}, "buffer_sketch: has 8 projections, must be 64"),
+    ],
+)
+def test_a_damaged_array_of_updates_or_buffers_is_named(tmp_path, changes, words):
+    path = save(tmp_path, 1, **{**LEFT, **BUFFERS, **changes})
+    with pytest.raises(EvidenceError, match=words):
+        read_sample(path)
+
+
 def test_the_samples_of_a_run_in_the_order_of_its_steps(tmp_path):
     file(tmp_path, "job.json", json.dumps({"schema": 1, "identity": "a", "sample_steps": [0, 1]}))
     for step in (16, 0, 2):

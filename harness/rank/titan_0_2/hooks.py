@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 import torchtitan.distributed.utils as dist_utils
+import torchtitan.train as trainer_module
 
+from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
 from harness.rank.probe import Probe, TrainerView
 
@@ -45,7 +47,7 @@ def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) ->
     probe = Probe(view(trainer), job)
     trainer.batch_generator = _watch_batches(trainer.batch_generator, probe)
     _watch_loss(trainer, probe)
-    _watch_clipping(probe)
+    watch_clipping(dist_utils, trainer_module, probe)
     trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, probe)
     trainer.train_step = _watch_step(trainer, probe, lambda: after_first_step(probe))
     return probe
@@ -79,18 +81,6 @@ def _watch_loss(trainer: Any, probe: Probe) -> None:
         return loss(logits, labels, *args, **kwargs)
 
     setattr(owner, name, watched)
-
-
-def _watch_clipping(probe: Probe) -> None:
-    """The trainer calls ``dist_utils.clip_grad_norm_`` by its module's name."""
-    clip = dist_utils.clip_grad_norm_
-
-    @functools.wraps(clip)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        probe.before_clip()
-        return clip(*args, **kwargs)
-
-    dist_utils.clip_grad_norm_ = watched
 
 
 def _watch_log(log: Callable[..., Any], probe: Probe) -> Callable[..., Any]:

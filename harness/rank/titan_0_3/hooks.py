@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 import torchtitan
+import torchtitan.trainer as trainer_module
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed import utils as distributed_utils
 
+from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
 from harness.rank.pipelining import ignore_shape_inference
 from harness.rank.probe import Probe, TrainerView
@@ -31,7 +33,7 @@ def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) ->
     _watch_loss(trainer, probe)
     if trainer.parallel_dims.pp_enabled:
         ignore_shape_inference(trainer.pp_schedule, probe)
-    _watch_clipping(probe)
+    watch_clipping(distributed_utils, trainer_module, probe)
     _watch_metrics(trainer, probe)
     _watch_steps(trainer, probe, lambda: after_first_step(probe))
     return probe
@@ -75,16 +77,6 @@ def _watch_loss(trainer: Any, probe: Probe) -> None:
         return compute(pred, labels, **kwargs)
 
     loss.fn = watched
-
-
-def _watch_clipping(probe: Probe) -> None:
-    clip = distributed_utils.clip_grad_norm_
-
-    def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
-        probe.before_clip()
-        return clip(*args, **kwargs)
-
-    distributed_utils.clip_grad_norm_ = watched
 
 
 def _watch_metrics(trainer: Any, probe: Probe) -> None:
