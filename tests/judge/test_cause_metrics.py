@@ -2,8 +2,19 @@
 
 import math
 
+import numpy as np
 import pytest
-from cause_examples import CONTROL, broken, changed, scaled, since, verdict_of, with_tokens
+from cause_examples import (
+    BOTH_NORMS,
+    CONTROL,
+    MODEL,
+    broken,
+    changed,
+    scaled,
+    since,
+    verdict_of,
+    with_tokens,
+)
 from judge_examples import LOSSES, NORMS, TOKENS, in_force
 
 from harness.model import CauseClass, Parallelism
@@ -82,6 +93,38 @@ def test_a_wrong_norm_above_what_clipping_allows_is_not_called_clipped():
     cause = verdict_of(changed(test, lambda _, x: min(x, 0.92), "grad_norm")).cause
     assert "clipping to" not in cause
     assert "by no single factor" in cause
+
+
+def reports_norm_of(times, **degrees):
+    """A run that reports the norm of its gradients with each tensor counted so many times."""
+    test = broken(Parallelism(dp_shard=2, **degrees))
+    norms = {each.step: each.gradients.norm for each in test.samples if each.gradients}
+    weights = np.array([times(name) for name in MODEL])
+    whole = {step: math.sqrt((norm**2).sum()) for step, norm in norms.items()}
+    said = {step: math.sqrt(norm**2 @ weights) for step, norm in norms.items()}
+    test = changed(test, whole.get, "grad_norm_recomputed")
+    control = changed(CONTROL, whole.get, *BOTH_NORMS)
+    test = changed(test, lambda step, x: said.get(step, x * 0.8), "grad_norm")
+    return verdict_of(test, control)
+
+
+def test_the_norm_of_a_part_of_the_model_is_named():
+    last = ("layers.2", "layers.3", "norm", "output")
+    cause = reports_norm_of(lambda name: name.startswith(last), pp=2).cause
+    assert "the norm of layers 2-3, norm.weight and output.weight (as the last pip" in cause
+    cause = reports_norm_of(lambda name: "wq" not in name or "2" not in name).cause
+    assert "the norm without layers.2.attention.wq.weight" in cause
+    cause = reports_norm_of(lambda name: "tok" in name).cause
+    assert "the norm of tok_embeddings.weight alone" in cause
+    twice = reports_norm_of(lambda name: 1 + ("norm" in name), tp=2)
+    assert "the norm with all norms" in twice.cause
+    assert "counted 2 times" in twice.cause
+
+
+def test_a_norm_of_no_part_is_not_named_so():
+    cause = reports_norm_of(lambda name: 0.37 + 0.1 * ("w" in name)).cause
+    assert "alone" not in cause
+    assert "the norm with" not in cause
 
 
 # ------------------------------------------------------------------ what a factor equals

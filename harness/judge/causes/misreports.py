@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.judge.agreement import Agreement, agreement
+from harness.judge.causes.norm_parts import part_words
 from harness.judge.factors import Match, named_factor
 from harness.judge.scene import CONSTANT, Scene
 from harness.model import Floats, Integers
@@ -137,6 +138,12 @@ def _clipped(compared: Agreement, scene: Scene) -> Way | None:
     )
 
 
+def _part(compared: Agreement, scene: Scene) -> Way | None:
+    """The norm of a part of the model."""
+    words = part_words(compared, scene) if compared.signal == "grad_norm" else ""
+    return Way(f", {words}") if words else None
+
+
 def _rounded(compared: Agreement, _: Scene) -> Way | None:
     """Every value is one of a coarser format."""
     fraction = np.frexp(compared.reported)[0]
@@ -171,6 +178,7 @@ _WAYS: tuple[Callable[[Agreement, Scene], Way | None], ...] = (
     _stale,
     _running_mean,
     _formula,
+    _part,
     _rounded,
     _varying,
 )
