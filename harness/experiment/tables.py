@@ -211,6 +211,10 @@ class ModelShapeTable(Table):
     n_layers: Annotated[int, Field(ge=1)] | None = None
     n_heads: Annotated[int, Field(ge=1)] | None = None
     n_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    head_dim: Annotated[int, Field(ge=1)] | None = None
+    moe_hidden_dim: Annotated[int, Field(ge=1)] | None = None
+    num_experts: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
     vocab_size: Annotated[int, Field(ge=1)] | None = None
 
 

@@ -6,7 +6,8 @@ for one table of ours::
     [converge]
     module = "llama3"              # torchtitan 0.3: model module and its config function
     config = "llama3_debugmodel"
-    [converge.model]               # shape overrides: dim n_layers n_heads n_kv_heads vocab_size
+    [converge.model]               # shape overrides: dim n_layers n_heads n_kv_heads vocab_size,
+                                   # head_dim (Qwen 3), moe_hidden_dim num_experts top_k (MoE)
     dim = 64
     [converge.data]                # the project's synthetic corpus instead of torchtitan's dataset
     seed = 1

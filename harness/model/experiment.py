@@ -152,7 +152,8 @@ class TrainConfig:
     config: str | None = None
     """``[converge] config``: its config function (``llama3_debugmodel``)."""
     model: Mapping[str, int] = field(default_factory=dict)
-    """``[converge.model]``: shape overrides: ``dim n_layers n_heads n_kv_heads vocab_size``."""
+    """``[converge.model]``: shape overrides: ``dim n_layers n_heads n_kv_heads vocab_size``,
+    ``head_dim`` of a Qwen 3 and ``moe_hidden_dim num_experts top_k`` of one with experts."""
     data: SyntheticData | None = None
     """``[converge.data]``; None means torchtitan's own dataset, as the settings name it."""
 

@@ -65,6 +65,32 @@ def test_the_train_config_alone_leaves_torchtitans_shape(build):
     assert build(model={}).flat["model_spec.model.dim"] == 256
 
 
+def _base(module, config, model):
+    """A train config that says nothing but which model, and its shape."""
+    return {"path": "", "module": module, "config": config, "model": model, "settings": {}}
+
+
+def test_a_mixture_of_experts_has_the_shape_of_the_train_config(build):
+    shape = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16}
+    shape |= {"moe_hidden_dim": 96, "num_experts": 4, "top_k": 2, "vocab_size": 512}
+    flat = build(train_config=_base("qwen3", "qwen3_moe_debug", shape)).flat
+    layer = "model_spec.model.layers[1]."
+    assert flat[f"{layer}attention.wo.in_features"] == 4 * 16
+    assert flat[f"{layer}attention.rope.dim"] == 16
+    assert flat[f"{layer}moe.router.gate.out_features"] == 4
+    assert flat[f"{layer}moe.router.top_k"] == 2
+    assert flat[f"{layer}moe.routed_experts.inner_experts.hidden_dim"] == 96
+    assert flat[f"{layer}moe.routed_experts.token_dispatcher.top_k"] == 2
+    assert f"{layer.replace('1', '2')}attention.rope.dim" not in flat
+    assert flat["loss.loss_fn.global_vocab_size"] == 512
+
+
+@pytest.mark.parametrize("config", ["qwen3_debugmodel", "qwen3_moe_debug"])
+def test_a_qwen3_of_its_own_shape_is_torchtitans_own(build, config):
+    own, reshaped = (build(train_config=_base("qwen3", config, m)) for m in ({}, {"dim": 256}))
+    assert reshaped.flat == own.flat
+
+
 def test_the_experiments_settings_win_and_are_declared(build):
     built = build(
         overrides={
@@ -121,6 +147,11 @@ def test_a_seed_checkpoint_knows_no_parallelism_and_no_technique(build):
 def test_activation_checkpointing_is_picked_by_its_mode(build, mode, name):
     built = build(overrides={"activation_checkpoint.mode": mode})
     assert name in type(built.trainer.activation_checkpoint).__qualname__
+    tables = {key.partition(".")[0] for key in built.declared}
+    assert "activation_checkpoint" in tables
+    assert [key for key in built.flat if "activation_checkpoint" in key] == [
+        key for key in built.declared if "activation_checkpoint" in key
+    ]
 
 
 def test_the_debug_config_recomputes_nothing(build):
@@ -143,6 +174,7 @@ def test_the_debug_config_recomputes_nothing(build):
         ({"techniques": ["float8", "compile"]}, "techniques", None),
         ({"cp": 2, "cp_rotation": "alltoall"}, "cp_rotation", "allgather"),
         ({"model": {"dims": 3}}, "converge.model.dims", "dim"),
+        ({"model": {"top_k": 3}}, "converge.model.top_k", "dim"),
     ],
 )
 def test_what_torchtitan_does_not_take_is_named_with_what_it_takes(tmp_path, changes, key, valid):

@@ -24,7 +24,8 @@ from harness.rank.titan_0_3.data import SampleLoader
 from harness.rank.titan_0_3.shape import reshape_model, use_dense_attention, use_float8
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
-_CHECKPOINTING_KEY = "activation_checkpoint.mode"
+_CHECKPOINTING_TABLE = "activation_checkpoint"
+_CHECKPOINTING_KEY = f"{_CHECKPOINTING_TABLE}.mode"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -59,7 +60,9 @@ def build_config(job: Job) -> BuiltConfig:
     _refuse(unknown_components(config))
     _validate(config)
     flat = _flat(config)
-    keys = tuple(key for key in flat if any(_belongs(key, part) for part in declared))
+    # The mode chooses another class, with keys of its own.
+    parts = [_CHECKPOINTING_TABLE if key == _CHECKPOINTING_KEY else key for key in declared]
+    keys = tuple(key for key in flat if any(_belongs(key, part) for part in parts))
     return BuiltConfig(config, flat, keys)
 
 
