@@ -161,7 +161,7 @@ def weights_loaded_in_bf16(trainer: Any) -> None:
     _after_load(trainer, round_off)
 
 
-def tensor_not_loaded(trainer: Any) -> None:
+def tensor_never_loaded(trainer: Any) -> None:
     """One tensor is not asked for, and keeps its random initial values.
 
     Reference: class of Megatron-LM issue 7452
@@ -323,7 +323,7 @@ def group_rate_a_tenth(trainer: Any) -> None:
 
 
 def group_misses_schedule(trainer: Any) -> None:
-    """The scheduler does not know a parameter group made later: its rate never warms up.
+    """The schedule of the output projection's group is constant: its rate never warms up.
 
     Reference: class of a parameter group's own settings
     Class: C6
@@ -338,7 +338,11 @@ def group_misses_schedule(trainer: Any) -> None:
     for group, optimizer in _groups_of(trainer):
         late = [p for p in group["params"] if id(p) in chosen]
         group["params"] = [p for p in group["params"] if id(p) not in chosen]
-        optimizer.param_groups.append({**group, "params": late, "lr": group["initial_lr"]})
+        optimizer.param_groups.append({**group, "params": late})
+    for scheduler in trainer.lr_schedulers.schedulers:
+        scheduler.base_lrs.append(scheduler.base_lrs[0])
+        scheduler.lr_lambdas.append(lambda _: 1.0)
+        scheduler.optimizer.param_groups[-1]["lr"] = scheduler.base_lrs[0]
 
 
 def scheduler_stepped_per_microbatch(trainer: Any) -> None:
