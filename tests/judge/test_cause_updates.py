@@ -88,6 +88,13 @@ def test_parameters_that_hardly_move_are_not_frozen():
     assert verdict.cause_class is CauseClass.UPDATE
 
 
+@pytest.mark.parametrize("stuck_from", [1, 4])
+def test_wrong_updates_of_which_some_are_nothing_are_not_called_frozen(stuck_from):
+    stuck, moved = since(stuck_from, scaled(0, has("norm."))), scaled(0.9, has("feed_forward"))
+    test = broken(update=lambda step, name, x: stuck(step, name, moved(step, name, x)))
+    assert verdict_of(test).cause_class is CauseClass.UPDATE
+
+
 def test_parameters_without_gradient_are_not_called_frozen():
     still = scaled(0, has("tok"))
     verdict = verdict_of(broken(update=still, gradient=still))

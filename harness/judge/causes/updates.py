@@ -92,9 +92,11 @@ def frozen(scene: Scene) -> Cause | None:
         driven = gradients.norm > 0 if gradients is not None else np.ones_like(moved, np.bool_)
         still = np.flatnonzero((moved <= STILL * should) & (should > 0) & driven)
         if not set(still.tolist()) & set(found.outside.tolist()):
-            continue
+            return None  # the first to go wrong moved; what stands still later follows from it
         names = [sample.names[index] for index in still]
         others = len(set(found.outside.tolist()) - set(still.tolist()))
+        if others and sample.step == before.step + 1:
+            return None  # within one step no parameter follows another: all updates are wrong
         more = f"; {others} more move otherwise" if others else ""
         stay = "stays as it was" if len(names) == 1 else "stay as they were"
         sentence = (
