@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model import Evidence, Floats, TensorRows, TensorSample
+from harness.model import (
+    Evidence,
+    Floats,
+    Integers,
+    TensorRows,
+    TensorSample,
+    UpdateRows,
+)
 
 
 def shared_samples(test: Evidence, control: Evidence) -> list[tuple[TensorSample, TensorSample]]:
@@ -110,4 +117,12 @@ def _in_order_of(sample: TensorSample, names: tuple[str, ...]) -> TensorSample:
         sizes=sample.sizes[order],
         parameters=rows(sample.parameters),
         gradients=rows(sample.gradients) if sample.gradients else None,
+        left=_left_in_order(sample.left, order) if sample.left else None,
+        buffers=sample.buffers,
+    )
+
+
+def _left_in_order(left: UpdateRows, order: Integers) -> UpdateRows:
+    return UpdateRows(
+        left.clipped_norm[order], left.states, left.state_norm[order], left.state_steps[order]
     )

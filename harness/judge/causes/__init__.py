@@ -39,6 +39,7 @@ from harness.judge.causes.metrics import (
     loss_scaled_alone,
     metric_only,
 )
+from harness.judge.causes.optimizer import clipped_otherwise, counted_otherwise, moments_lost
 from harness.judge.causes.replicas import replicas
 from harness.judge.causes.updates import frozen, initial, updated
 from harness.judge.scene import Scene
@@ -74,6 +75,9 @@ SIGNATURES: tuple[Signature, ...] = (
     objective,
     lost_at_resume,
     frozen,
+    counted_otherwise,
+    clipped_otherwise,
+    moments_lost,
     one_step,
     rounding_growth,
     gradients_from,

@@ -1,0 +1,175 @@
+"""C6 from what the optimizer keeps: its counters, its moments, and the gradients it was given."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.groups import describe, joined
+from harness.judge.scene import Scene, loss_agrees
+from harness.judge.tensors import TensorComparison
+from harness.model import CauseClass, Flags, Floats, UpdateRows
+
+SAME = 1e-3
+"""Relative difference below which two norms of clipped gradients or of states are the same."""
+COUNTED = 1e-2
+"""Counters are whole numbers, averaged over the entries of a tensor: those of its shards."""
+NOTABLE = 1e-2
+"""Relative difference of a state's norm that rounding of right gradients does not make."""
+
+_RESUMED = (
+    "what a resume between those steps saves and loads of the optimizer: its state by parameter "
+    "names, not by places, and every pipeline stage's (checkpoint.exclude_from_loading)"
+)
+_SKIPPED = "what skips or repeats updates: a loss scaler, a guard against spikes, accumulation"
+_CLIPPING = (
+    "where gradients are clipped: max_norm, whether it is called in every step, by which norm and "
+    "on which ranks"
+)
+
+
+def counted_otherwise(scene: Scene) -> Cause | None:
+    """The optimizer has counted other updates than the control's: it started over, or skipped."""
+    for before, sample in pairwise(scene.case.tensors):
+        ours, theirs = sample.test.left, sample.control.left
+        if ours is None or theirs is None:
+            continue
+        off = np.flatnonzero(np.abs(ours.state_steps - theirs.state_steps) > COUNTED)
+        if not off.size:
+            continue
+        counts = ours.state_steps[off]
+        names = describe([sample.names[index] for index in off], sample.names)
+        said = (
+            f"at step {sample.step} the optimizer has counted {_range(counts)} updates of {names}, "
+            f"the control's {_range(theirs.state_steps[off])}"
+        )
+        # A counter that started over says when: it has counted every step since.
+        since = sample.step - counts
+        if np.all((since >= before.step - COUNTED) & (since < sample.step)):
+            sentence = f"optimizer state is lost after step {_range(since)}: {said}"
+            return Cause(f"{sentence}{_agreed(scene, sample)}", CauseClass.STATE, _RESUMED)
+        if np.any(np.abs(counts - np.round(counts)) > COUNTED):
+            sentence = (
+                f"optimizer state is lost on some ranks between steps {before.step} and "
+                f"{sample.step}: {said} in the mean over a tensor's shards"
+            )
+            return Cause(f"{sentence}{_agreed(scene, sample)}", CauseClass.STATE, _RESUMED)
+        sentence = f"updates are skipped or repeated since step {before.step}: {said}"
+        return Cause(sentence, CauseClass.UPDATE, _SKIPPED)
+    return None
+
+
+def clipped_otherwise(scene: Scene) -> Cause | None:
+    """Gradients are clipped to the control's norm at one sample, and to another one later."""
+    agreed: int | None = None
+    for sample in scene.case.tensors:
+        norms = _clipped(sample)
+        if norms is None:
+            continue
+        given, left, theirs = norms
+        if given <= theirs * (1 + SAME):  # nothing to clip
+            continue
+        if abs(left / theirs - 1) <= SAME:
+            agreed = sample.step
+            continue
+        if agreed is None:
+            return None
+        how = (
+            "are not clipped any more"
+            if abs(left / given - 1) <= SAME
+            else f"are clipped to {left:.4g}"
+        )
+        sentence = (
+            f"gradients {how} between steps {agreed} and {sample.step}: their norm is {given:.4g} "
+            f"before clipping and {left:.4g} after it, the control's {theirs:.4g} after it"
+            f"{_agreed(scene, sample)}"
+        )
+        return Cause(sentence, CauseClass.UPDATE, _CLIPPING)
+    return None
+
+
+def moments_lost(scene: Scene) -> Cause | None:
+    """Gradients agree, and what the optimizer keeps of the earlier ones does not any more."""
+    for before, sample in pairwise(scene.case.tensors):
+        if sample.gradients is None or sample.gradients.outside.size:
+            return None
+        ratios = _state_ratios(sample)
+        if ratios is None or sample.test.left is None:
+            continue
+        off = _far(ratios)
+        if not off.any():
+            continue
+        earlier = _state_ratios(before)
+        norms = _clipped(sample)
+        if earlier is None or _far(earlier).any():
+            return None
+        if norms is not None and abs(norms[1] / norms[2] - 1) > SAME:
+            return None  # other gradients were given to it
+        parts = []
+        for column in np.flatnonzero(off.any(axis=0)):
+            rows = np.flatnonzero(off[:, column])
+            names = describe([sample.names[index] for index in rows], sample.names)
+            factors = ratios[rows, column]
+            parts.append(
+                f"{sample.test.left.states[column]} of {names} is {factors.min():.2g} to "
+                f"{factors.max():.2g} times as long as the control's"
+            )
+        sentence = (
+            f"optimizer state is lost between steps {before.step} and {sample.step}: gradients "
+            f"agree and {joined(parts)}{loss_agrees(scene, sample.step)}"
+        )
+        return Cause(sentence, CauseClass.STATE, _RESUMED)
+    return None
+
+
+def _clipped(sample: TensorComparison) -> tuple[float, float, float] | None:
+    """The test set's whole norm before and after clipping, and the control's after it.
+
+    None where the control was not clipped, or it is not known.
+    """
+    ours, theirs = sample.test, sample.control
+    if ours.gradients is None or theirs.gradients is None:
+        return None
+    if ours.left is None or theirs.left is None:
+        return None
+    given, reference = _whole(ours.gradients.norm), _whole(theirs.gradients.norm)
+    left, clipped = _whole(ours.left.clipped_norm), _whole(theirs.left.clipped_norm)
+    known = all(np.isfinite(norm) and norm > 0 for norm in (given, reference, left, clipped))
+    if not known or clipped >= reference * (1 - SAME):
+        return None
+    return given, left, clipped
+
+
+def _whole(norms: Floats) -> float:
+    return float(np.linalg.norm(norms))
+
+
+def _state_ratios(sample: TensorComparison) -> Floats | None:
+    """Shape (parameters, states): the test set's norms over the control's."""
+    ours, theirs = sample.test.left, sample.control.left
+    if ours is None or theirs is None or not _comparable(ours, theirs):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = ours.state_norm / theirs.state_norm
+    return np.where(np.isnan(ratio), 1.0, ratio)
+
+
+def _comparable(ours: UpdateRows, theirs: UpdateRows) -> bool:
+    return ours.states == theirs.states and len(ours.states) > 0
+
+
+def _far(ratios: Floats) -> Flags:
+    return np.asarray(np.abs(ratios - 1) > NOTABLE, dtype=np.bool_)
+
+
+def _range(numbers: Floats) -> str:
+    least, most = f"{np.min(numbers):.4g}", f"{np.max(numbers):.4g}"
+    return least if least == most else f"{least} to {most}"
+
+
+def _agreed(scene: Scene, sample: TensorComparison) -> str:
+    """From when on the curves show it."""
+    off = [curve for curve in scene.off() if (curve.onset or 0) <= sample.step]
+    return f"; the curves part at step {off[0].onset}" if off else loss_agrees(scene, sample.step)
