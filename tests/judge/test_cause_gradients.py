@@ -260,6 +260,29 @@ def test_a_right_output_projection_above_wrong_hidden_states():
     assert "the output projection is right" not in verdict_of(broken(gradient=but_one)).cause
 
 
+def test_gradients_in_wrong_places_keep_their_norms():
+    layer = starts("layers.1.")
+    backwards = broken(gradient=lambda _, name, values: values[::-1] if layer(name) else values)
+    cause = verdict_of(backwards).cause
+    assert "every one has the norm of the control's: the same numbers in other places" in cause
+    lost = broken(gradient=turned(layer))
+    assert "the same numbers" not in verdict_of(lost).cause
+
+
+def test_gradients_of_two_parameters_exchanged_have_each_others_norms():
+    pair = {"layers.1.feed_forward.w1.weight": "layers.1.feed_forward.w2.weight"}
+    pair |= {there: here for here, there in pair.items()}
+
+    def exchanged(step, name, values):
+        return other(pair[name], step, "gradient") if name in pair else values
+
+    cause = verdict_of(broken(gradient=exchanged)).cause
+    assert "gradients are exchanged" in cause
+    assert "layers.1.feed_forward.w1.weight that of layers.1.feed_forward.w2.weight" in cause
+    wrong = verdict_of(broken(gradient=turned(lambda name: name in pair)))
+    assert "exchanged" not in wrong.cause
+
+
 def test_whole_layers_that_are_off_alone_are_no_matter_of_the_backward_pass():
     verdict = verdict_of(broken(gradient=turned(starts("layers.1.", "layers.2."))))
     assert "only layers 1-2 are off, in every parameter" in verdict.cause

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.judge.causes.cause import Cause
+from harness.judge.causes.displaced import displaced
 from harness.judge.causes.families import family, stage_words
 from harness.judge.causes.groups import describe, joined
 from harness.judge.causes.sorting import (
@@ -232,7 +233,8 @@ def _direction(wrong: Wrong, scene: Scene) -> Cause:
         f"the backward pass differs: {len(sorting.turned)} of {len(among)} gradients are wrong in "
         f"direction at step {wrong.step}{more}{gone}{loss_agrees(scene, wrong.step)}: worst "
         f"{worst_words(wrong)}{which}"
-        f"{stage_words(names, among, scene)}{rest}{clue}{_holes(wrong)}{_precision(wrong, scene)}"
+        f"{stage_words(names, among, scene)}{rest}{clue}{_moved(wrong)}{_holes(wrong)}"
+        f"{_precision(wrong, scene)}"
     )
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)
 
@@ -266,6 +268,12 @@ def _kept(wrong: Wrong, before: TensorComparison | None) -> Cause | None:
         f"{describe(wrong.named(off), wrong.among)} are the sum of both steps'{clipped}"
     )
     return Cause(sentence, CauseClass.STATE, "where gradients are set to zero: zero_grad")
+
+
+def _moved(wrong: Wrong) -> str:
+    norms = wrong.test.norm, wrong.control.norm
+    difference = wrong.found.difference
+    return displaced(wrong.names, wrong.sizes, norms, wrong.sorting.turned, difference)
 
 
 def _holes(wrong: Wrong) -> str:
