@@ -94,11 +94,18 @@ def undeclared_differences(
             key
             for key in keys
             if config.get(key, absent) != other.get(key, absent)
-            and not any(
-                key == name or key.startswith((f"{name}.", f"{name}[")) for name in declared
-            )
+            and not any(_covers(name, key) for name in declared)
         )
     )
+
+
+def _covers(declared: str, key: str) -> bool:
+    """Whether a declared key says that another differs: itself, its table, or a key inside it.
+
+    A key inside: one run has a table where the other has a single value, None say.
+    """
+    inside = key.startswith((f"{declared}.", f"{declared}["))
+    return key == declared or inside or declared.startswith((f"{key}.", f"{key}["))
 
 
 _OF_REPEATS = frozenset({"dataloader.order_seed"})

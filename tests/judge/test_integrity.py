@@ -298,6 +298,24 @@ def test_declared_differences_are_fine():
     assert verdict.judgement is Judgement.PASS
 
 
+@pytest.mark.parametrize(
+    ("declared", "outcome"),
+    [
+        (["checkpointing.class", "checkpointing.debug"], Outcome.PASS),
+        (["checkpointing.class"], Outcome.INVALID),
+        (["checkpointing_of_another"], Outcome.INVALID),
+    ],
+)
+def test_a_declared_table_may_stand_where_the_other_run_has_a_value(declared, outcome):
+    """torchtitan 0.3 has no activation checkpointing (None), or a table of a class's keys."""
+    common = in_force()["config"]
+    table = {"checkpointing.class": "full", "checkpointing.debug": False}
+    ours = replace(run("t"), in_force=in_force(config={**common, **table}, declared=declared))
+    control = replace(CONTROL, in_force=in_force(config={**common, "checkpointing": None}))
+    verdict = judge(ours, control, spec=spec(), control_spec=CONTROL_SPEC)
+    assert answer(verdict, "config-differs-as-declared").outcome is outcome
+
+
 def test_between_toolchains_only_common_keys_are_compared():
     other = in_force(config={**in_force()["config"], "job.dump_folder": "x"})
     test = replace(run("t"), in_force=other)
