@@ -68,6 +68,11 @@ WAYS = {
         lambda step, x: x * (0.5 + 0.002 * (-1) ** step),
         "about 1 / the shard degree (2), as in the control; so would be a rank's",
     ),
+    "hardly": (
+        ("loss",),
+        lambda step, x: x * (1 + 3e-6 * (step % 7)),
+        "times the recomputed one, by no single factor",
+    ),
     "no factor": (("grad_norm",), lambda step, x: x * (0.6 + step / 99), "by no single factor"),
 }
 

@@ -19,6 +19,8 @@ _MANTISSAS = {"bfloat16": 8, "float16": 11}
 """Bits of the significand, with the implicit one (IEEE 754, and bfloat16 as torch has it)."""
 _NEAR = 3.0
 """Times the limit of agreement: nothing drifts between two numbers of one run."""
+_MOST_SHARE = 0.9
+"""Of a new value in a running mean; with more it is hardly one."""
 _TWICE = 2.0
 """A sum of two rounded numbers is off by at most so many times the rounding of one."""
 
@@ -65,7 +67,9 @@ def _constant(compared: Agreement, _: Scene) -> Way | None:
     off = np.isin(compared.steps, compared.outside)
     ratio, near = _ratio(compared)[off], _NEAR * compared.limit.value
     middle = float(np.median(ratio))
-    if ratio.size < _FEWEST or not np.all(np.abs(ratio - middle) <= near * abs(middle)):
+    if ratio.size < _FEWEST or abs(middle - 1) <= _NEAR * near:
+        return None
+    if not np.all(np.abs(ratio - middle) <= near * abs(middle)):
         return None
     where = "every step" if off.all() else f"{ratio.size} of {off.size} steps"
     return Way(f", the same {middle:.6g} times the recomputed one at {where}")
@@ -104,7 +108,7 @@ def _running_mean(compared: Agreement, _: Scene) -> Way | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.diff(compared.reported) / (compared.recomputed[1:] - compared.reported[:-1])
     share = float(np.median(shares))
-    if not 0 < share < 1 or not np.all(np.abs(shares - share) <= CONSTANT * share):
+    if not 0 < share < _MOST_SHARE or not np.all(np.abs(shares - share) <= CONSTANT * share):
         return None
     return Way(f", a running mean over steps: each takes {share:.3g} of the recomputed one")
 
