@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from places import before_clipping, coordinate, scale_gradients
 
+_GROWTH = 6
+"""The first step with a doubled loss scale: between two samples of tensors."""
+
 
 def world_size_factor(trainer: Any) -> None:
     """Gradients are summed over data-parallel ranks where an average was meant.
@@ -48,7 +51,8 @@ def replicas_averaged_ddp(trainer: Any) -> None:
     Cause: gradient scale
     Says: 1 / the replicate degree
     """
-    _divide_reductions(trainer, trainer.parallel_dims.dp_replicate)
+    replicas = trainer.parallel_dims.dp_replicate
+    before_clipping(lambda: scale_gradients(trainer, 1 / replicas))
 
 
 def replicas_averaged_hsdp(trainer: Any) -> None:
@@ -93,6 +97,41 @@ def microbatches_summed(trainer: Any) -> None:
     """
     steps = trainer.gradient_accumulation_steps
     _divide_gradients(trainer, lambda tokens: tokens / steps)
+
+
+def stale_tokens(trainer: Any) -> None:
+    """Gradients are divided by the valid tokens of the step before.
+
+    Reference: class of torchtitan issue 2972
+    Class: C1
+    Technique: FSDP 2
+    First step: 2
+    Needs: uneven valid tokens
+    Signature: every gradient off by less than a per cent, by another factor at every step
+    Cause: gradient scale
+    Says: the step before
+    """
+    counts: list[Any] = []
+
+    def before(tokens: Any) -> Any:
+        counts.append(tokens)
+        return counts[max(len(counts) - 2, 0)]
+
+    _divide_gradients(trainer, before)
+
+
+def loss_scale_grown(trainer: Any) -> None:
+    """The loss scale doubles in the middle of a run, and gradients are unscaled by the old one.
+
+    Reference: class of torchtune issue 2172
+    Class: C1
+    Technique: FSDP 2
+    First step: 6
+    Signature: every gradient twice the control's from step 6 on
+    Cause: gradient scale
+    Says: from step 6 | at step 6
+    """
+    before_clipping(lambda: scale_gradients(trainer, 2.0) if trainer.step >= _GROWTH else None)
 
 
 def accumulated_rescaled(trainer: Any) -> None:
