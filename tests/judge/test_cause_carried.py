@@ -71,14 +71,25 @@ def test_parameters_that_part_with_their_gradients_lost_no_state():
 
 
 GOES_ON = {
-    "another rate": since(8, scaled(2, lambda name: name == ONE)),
-    "another direction": since(8, parted(ONE)),
+    "another rate": (since(8, scaled(2, lambda name: name == ONE)), "moved 2 times as far"),
+    "another direction": (since(8, parted(ONE)), "and as much later"),
 }
 
 
 @pytest.mark.parametrize("case", GOES_ON)
 def test_parameters_that_move_otherwise_from_then_on_lost_no_state(case):
-    assert verdict_of(lost(GOES_ON[case])).cause_class is not CauseClass.STATE
+    update, words = GOES_ON[case]
+    verdict = verdict_of(lost(update))
+    assert verdict.cause_class is CauseClass.UPDATE
+    assert ONE in verdict.cause
+    assert words in verdict.cause
+
+
+def test_what_parts_at_the_last_sample_may_be_lost_or_go_on():
+    test = broken(update=at(16, parted(ONE)), noise=TAUGHT)
+    verdict = verdict_of(changed(test, lambda s, x: x * (1 + 1e-3 * (s > 9)), *BOTH_LOSSES))
+    assert verdict.cause_class is CauseClass.LATER
+    assert f"the runs part between steps 8 and 16: {ONE} parts from the control" in verdict.cause
 
 
 def test_all_that_part_alike_say_nothing_of_a_few():

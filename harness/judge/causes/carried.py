@@ -35,6 +35,8 @@ ALL_ALIKE = 10.0
 """Rounding spares no tensor: the furthest differs by at most this times the nearest."""
 STANDS_OUT = 4.0
 """Times the furthest of all other tensors."""
+ASIDE = 0.5
+"""What a factor leaves of an update, at most, that goes along the control's."""
 NOTABLE = 0.2
 """Share of an update; a smaller difference says nothing about single tensors."""
 
@@ -43,6 +45,10 @@ _NOTHING = 1e-12
 _LOADED = (
     "what a resume between those steps saves and loads, by which names, and whether it is strict: "
     "weights, and the optimizer's state of each"
+)
+_SETTINGS = (
+    "what changes between those steps for these parameters alone: learning rate, betas and weight "
+    "decay of their group"
 )
 
 
@@ -111,28 +117,46 @@ def rounded(scene: Scene) -> Cause | None:
 
 
 def some_parted(scene: Scene) -> Cause | None:
-    """A few parameters part from the control at once, and not by their gradients."""
+    """A few parameters part from the control, and not by their gradients."""
     parting = _parting(scene)
-    norm = scene.curve("grad_norm")
-    if parting is None or parting.after is None or norm is None:
+    if parting is None or _gradients_first(scene):
         return None
-    first = scene.first_failure()
-    if norm.onset == first and first is not None and scene.agrees("loss", first):
-        return None  # gradients went wrong first
     sample = parting.sample
     few, rest = _standing_out(sample)
-    if not few.size or _by_gradient(sample, few) or _goes_on(parting, few):
+    if not few.size or _by_gradient(sample, few):
         return None
-    names = [sample.names[index] for index in few]
-    one = len(names) == 1
-    sentence = (
-        f"state is lost {parting.between}: {describe(names, sample.names)} part{'s' * one} from "
-        f"the control by {_differences(sample)[few].max():.2g} of the update, and not by "
+    one = few.size == 1
+    head = f"{describe([sample.names[index] for index in few], sample.names)} part{'s' * one}"
+    head += (
+        f" from the control by {_differences(sample)[few].max():.2g} of the update, and not by "
         f"{'its gradient' if one else 'their gradients'}, while the furthest of all others is off "
-        f"by {rest:.2g}: the weights or the optimizer state of {'it' if one else 'these'} alone "
-        f"were lost or exchanged{_seen(scene)}"
+        f"by {rest:.2g}"
+    )
+    factors = _factors(parting, few)
+    if factors is not None:
+        least, most = f"{min(factors):.3g}", f"{max(factors):.3g}"
+        by = least if least == most else f"{least} to {most}"
+        sentence = f"updates begin to differ {parting.between}: {head}; moved {by} times as far"
+        return Cause(f"{sentence}{_seen(scene)}", CauseClass.UPDATE, _SETTINGS)
+    if parting.after is None:  # it may have happened once, or go on
+        sentence = f"the runs part {parting.between}: {head}{_seen(scene)}"
+        return Cause(sentence, CauseClass.LATER, f"{_LOADED}; {_SETTINGS}")
+    if _gap(parting.after, few) > _gap(sample, few) / 2:
+        sentence = f"updates begin to differ {parting.between}: {head}, and as much later"
+        return Cause(f"{sentence}{_seen(scene)}", CauseClass.UPDATE, _SETTINGS)
+    sentence = (
+        f"state is lost {parting.between}: {head}: the weights or the optimizer state of "
+        f"{'it' if one else 'these'} alone were lost or exchanged{_seen(scene)}"
     )
     return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+def _gradients_first(scene: Scene) -> bool:
+    """Whether the first thing to be off is the gradient norm, under a right loss."""
+    norm, first = scene.curve("grad_norm"), scene.first_failure()
+    if norm is None:
+        return True  # nobody knows
+    return first is not None and norm.onset == first and bool(scene.agrees("loss", first))
 
 
 def _parting(scene: Scene) -> _Parting | None:
@@ -183,21 +207,13 @@ def _by_gradient(sample: TensorComparison, few: Integers) -> bool:
     return bool(sample.gradients.difference[few].max() > 2 * others.max(initial=0.0))
 
 
-def _goes_on(parting: _Parting, few: Integers) -> bool:
-    """Whether these parameters move otherwise from then on, rather than once.
-
-    They do if they stand out as much at the next sample, or move along the control's update by
-    another factor: a learning rate of their own, say.
-    """
-    before, sample, after = parting
-    if after is None:
-        return True
-    apart = _gap(sample, few)
-    if _gap(after, few) > apart / 2:
-        return True
+def _factors(parting: _Parting, few: Integers) -> list[float] | None:
+    """By which factors these move along the control's updates; None if they move elsewhere."""
+    before, sample = parting.before, parting.sample
     ours, theirs = update(before.test, sample.test), update(before.control, sample.control)
     fits = [fit(ours[index], theirs[index]) for index in few]
-    return all(each.residual < abs(1 - each.factor) for each in fits)
+    along = all(each.residual < min(ASIDE, abs(1 - each.factor)) for each in fits)
+    return [each.factor for each in fits] if along else None
 
 
 def _gap(sample: TensorComparison, few: Integers) -> float:
