@@ -5,6 +5,7 @@ What is rounded here is rounded to bfloat16: 8 bits of mantissa, a relative erro
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +70,9 @@ def gradients_reduce_scattered_in_bf16(trainer: Any) -> None:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 for group in module._get_fsdp_state()._fsdp_param_groups:
-                    group._reduce_dtype = torch.bfloat16
+                    group.mp_policy = dataclasses.replace(
+                        group.mp_policy, reduce_dtype=torch.bfloat16
+                    )
 
 
 def epsilon_per_shard_in_clipping(trainer: Any) -> None:

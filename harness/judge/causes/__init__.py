@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.judge.case import Case
+from harness.judge.causes.buffers import other_buffers, still_buffers
 from harness.judge.causes.carried import moved_too_far, rounded, some_parted
 from harness.judge.causes.cause import Cause
+from harness.judge.causes.clipping import clipping
 from harness.judge.causes.first_steps import (
     gradient_direction,
     gradients_scaled,
@@ -39,7 +41,7 @@ from harness.judge.causes.metrics import (
     loss_scaled_alone,
     metric_only,
 )
-from harness.judge.causes.optimizer import clipped_otherwise, counted_otherwise, moments_lost
+from harness.judge.causes.optimizer import counted_otherwise, moments_lost
 from harness.judge.causes.replicas import replicas
 from harness.judge.causes.updates import frozen, initial, updated
 from harness.judge.scene import Scene
@@ -62,13 +64,16 @@ SIGNATURES: tuple[Signature, ...] = (
     not_finite,
     other_input,
     no_gradient,
+    still_buffers,
     replicas,
     initial,
+    clipping,
     metric_only,
     loss_of_right_gradients,
     loss_scaled_alone,
     trained_objective,
     slight_forward,
+    other_buffers,
     sampled_gradients,
     gradients_scaled,
     gradient_direction,
@@ -76,7 +81,6 @@ SIGNATURES: tuple[Signature, ...] = (
     lost_at_resume,
     frozen,
     counted_otherwise,
-    clipped_otherwise,
     moments_lost,
     one_step,
     rounding_growth,

@@ -1,0 +1,123 @@
+"""C6 from buffers: state that no gradient drives, as the balance of a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.groups import fold, joined
+from harness.judge.scene import Scene
+from harness.judge.sketches import fit, relative
+from harness.judge.tensors import TensorComparison
+from harness.model import BufferRows, CauseClass, Floats
+
+_FAR = 0.1
+"""Relative difference of a buffer that rounding does not make while all gradients agree."""
+_MULTIPLE = 1e-3
+"""What a factor may leave of a buffer that is a multiple of the control's."""
+_LOOK_AT = (
+    "what updates these buffers: hooks of the optimizer or of the forward pass that are not "
+    "registered, return early or write to a copy, and buffers replaced after they were registered"
+)
+
+
+class _Buffer(NamedTuple):
+    """A buffer that both runs have, at one sample."""
+
+    name: str
+    ours: Floats
+    """Sketch, shape (k,)."""
+    theirs: Floats
+    apart: float
+    """Relative difference; infinite where one alone is zero."""
+    still: bool
+    """Whether it has not moved since the sample before, and the control's has."""
+
+
+def still_buffers(scene: Scene) -> Cause | None:
+    """C6: a buffer stays as it was, and is the first thing that is not as in the control.
+
+    Asked before replicas: what its update would have reduced and reset may lie there by rank.
+    """
+    found = _first_apart(scene)
+    if found is None:
+        return None
+    sample, buffers = found
+    still = [each.name for each in buffers if each.still]
+    if not still:
+        return None
+    names = _words(still, sample)
+    verb = "does" if len(still) == 1 else "do"
+    sentence = (
+        f"buffers do not move: {names} {verb} not change up to step {sample.step}, while "
+        "the control's do; gradients and updates agree until then"
+    )
+    return Cause(sentence, CauseClass.FROZEN, _LOOK_AT)
+
+
+def other_buffers(scene: Scene) -> Cause | None:
+    """C6: a buffer is updated otherwise, and nothing differed before."""
+    found = _first_apart(scene)
+    if found is None or any(each.still for each in found[1]):
+        return None
+    sample, buffers = found
+    names = [each.name for each in buffers]
+    fits = [fit(each.ours, each.theirs) for each in buffers]
+    factors = [each.factor for each in fits if each.residual <= _MULTIPLE]
+    worst = max(each.apart for each in buffers)
+    alike = len(factors) == len(fits) and np.ptp(factors) <= _MULTIPLE * abs(factors[0])
+    how = f"are {factors[0]:.4g} times" if alike else f"are off by up to {worst:.2g} of"
+    sentence = (
+        f"buffers are updated otherwise: {_words(names, sample)} {how} the control's at step "
+        f"{sample.step}; gradients and updates agree until then"
+    )
+    return Cause(sentence, CauseClass.UPDATE, _LOOK_AT)
+
+
+def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
+    """The first sample at which buffers are far apart, if no curve, gradient or update was."""
+    first = scene.first_failure()
+    before: TensorComparison | None = None
+    for sample in scene.case.tensors:
+        agreed = scene.agrees("loss", sample.step) is not False and not any(
+            found is not None and found.outside.size
+            for found in (sample.initial, sample.gradients, sample.updates)
+        )
+        if not agreed or (first is not None and first < sample.step):
+            return None
+        apart = [each for each in _buffers(sample, before) if each.apart > _FAR]
+        if apart:
+            return sample, apart
+        before = sample
+    return None
+
+
+def _words(names: Sequence[str], sample: TensorComparison) -> str:
+    among = sample.control.buffers.names if sample.control.buffers is not None else ()
+    return joined(fold(names, among))
+
+
+def _buffers(sample: TensorComparison, before: TensorComparison | None) -> Iterator[_Buffer]:
+    ours, theirs = sample.test.buffers, sample.control.buffers
+    if ours is None or theirs is None:
+        return
+    for row, name in enumerate(theirs.names):
+        if name not in ours.names:
+            continue
+        place = ours.names.index(name)
+        mine, other = ours.sketch[place], theirs.sketch[row]
+        norms = ours.norm[place : place + 1], theirs.norm[row : row + 1]
+        apart = float(relative((mine - other)[np.newaxis], *norms)[0])
+        stood = _same(before.test.buffers if before else None, name, mine)
+        moved = not _same(before.control.buffers if before else None, name, other)
+        yield _Buffer(name, mine, other, apart, stood and moved)
+
+
+def _same(rows: BufferRows | None, name: str, sketch: Floats) -> bool:
+    """Whether a buffer is as the rows have it; without rows, whether it is still all zeros."""
+    if rows is None or name not in rows.names:
+        return not sketch.any()
+    return np.array_equal(rows.sketch[rows.names.index(name)], sketch)

@@ -1,0 +1,58 @@
+"""Causes from buffers: those that stand still, and those that are updated otherwise."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cause_examples import BOTH_LOSSES, CONTROL, broken, changed, scaled, since, verdict_of
+
+from harness.model import BufferRows, CauseClass
+
+BIASES = ("layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E")
+
+
+def with_buffers(run, value):
+    """The run with two biases, which move at every step; ``value`` may be wrong."""
+    samples = []
+    for sample in run.samples:
+        if not sample.step:
+            samples.append(sample)
+            continue
+        moves = np.random.default_rng(7).standard_normal((sample.step, len(BIASES), 64))
+        sketch = value(sample.step, moves.sum(axis=0))
+        rows = BufferRows(BIASES, np.array([4, 4]), np.linalg.norm(sketch, axis=1), sketch)
+        samples.append(replace(sample, buffers=rows))
+    return replace(run, samples=tuple(samples))
+
+
+REFERENCE = with_buffers(CONTROL, lambda step, values: values)
+
+
+def routed_otherwise(value, first=2, **more):
+    """A run whose gradients follow other buffers from some step on."""
+    run = broken(gradient=since(first, scaled(1.5, lambda name: "wq" in name)), **more)
+    run = changed(run, lambda step, x: x * (1 + 1e-3 * (step >= first)), *BOTH_LOSSES)
+    return verdict_of(with_buffers(run, value), REFERENCE)
+
+
+def test_buffers_that_stay_zero_do_not_move():
+    verdict = routed_otherwise(lambda step, values: 0 * values)
+    assert verdict.cause_class is CauseClass.FROZEN
+    assert "layers.*.moe.expert_bias_E do not change up to step 1" in verdict.cause
+    assert "hooks of the optimizer" in verdict.look_at
+
+
+@pytest.mark.parametrize("factor", [-1, 2])
+def test_buffers_that_are_a_multiple_are_updated_otherwise(factor):
+    verdict = routed_otherwise(lambda step, values: factor * values)
+    assert verdict.cause_class is CauseClass.UPDATE
+    assert f"are {factor} times the control's at step 1" in verdict.cause
+
+
+def test_buffers_that_differ_after_the_gradients_are_no_cause():
+    late = routed_otherwise(lambda step, values: values * (1 if step < 4 else -1))
+    assert "buffers" not in late.cause
+
+
+def test_buffers_that_hardly_differ_are_no_cause():
+    assert "buffers" not in routed_otherwise(lambda step, values: 1.01 * values).cause
