@@ -166,6 +166,36 @@ METRIC_AGREEMENT: Mapping[Precision, Mapping[str, float]] = {
     Precision.FLOAT8: {"loss": 1e-4, "grad_norm": 2e-2},
 }
 
+CLIPPED_ALIKE = 1e-5
+"""All parameters are clipped by one factor, within this: each entry is rounded once, and norms of
+whole tensors to 4e-8 (measured). Two spacings where gradients are stored more coarsely."""
+
+CLIPPED_RIGHT: Mapping[Precision, float] = {
+    precision: agreement["grad_norm"] for precision, agreement in METRIC_AGREEMENT.items()
+}
+"""The factor of a run follows from its own norm, as far as the trainer's norm is right (1e-6 in
+fp32); twice, for it is compared with the control's."""
+
+STATE_PER_GRADIENT = 8.0
+"""How many times a gradient's limit the norms of the optimizer's moments may differ: the second
+moment is a square, and in an average of gradients noise cancels that a lasting difference does
+not."""
+LEAST_STATE_LIMIT = 1e-3
+"""The least such limit: the factor of clipping, whose norm is a float32 sum, goes into moments, and
+its square. Repeats and DDP differ by 1e-6."""
+
+SAME_BUFFER = 1e-6
+"""A buffer that never changes in the control: the same table, computed by the same formula."""
+BUFFER_FLOOR: Mapping[Precision, Floor] = {
+    # A router's bias moves by steps of one size: one expert more or less of eight is 0.7 after the
+    # first update, and less and less later. Rounding alone routes no token of a first step
+    # elsewhere.
+    Precision.FP32: Floor(3e-1, 0.5, 9e-1),
+    Precision.BF16: Floor(9e-1, 0.0, 9e-1),
+    Precision.FLOAT8: Floor(9e-1, 0.0, 9e-1),
+}
+"""Any other buffer, relative to its norm."""
+
 SAME_LR = 1e-6
 """Two lr schedules are the same within this: TensorBoard's float32 costs 6e-8."""
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.judge import comparability, equivalence, first_step, integrity, stepwise, tensor_checks
+from harness.judge import (
+    comparability,
+    equivalence,
+    first_step,
+    integrity,
+    leftover_checks,
+    stepwise,
+    tensor_checks,
+)
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
@@ -24,6 +32,7 @@ CHECKS: tuple[Question, ...] = (
     *comparability.CHECKS,
     *first_step.CHECKS,
     *tensor_checks.CHECKS,
+    *leftover_checks.CHECKS,
     *stepwise.CHECKS,
     *equivalence.CHECKS,
 )

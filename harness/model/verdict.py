@@ -91,6 +91,7 @@ class CauseClass(StrEnum):
     GRADIENT_SCALE = "gradient scale"
     GROUP_SCALE = "gradient scale of a group"
     GRADIENT_DIRECTION = "gradient direction"
+    CLIPPING = "clipping"
     REPLICAS = "replicas differ"
     OBJECTIVE = "forward or objective"
     UPDATE = "update"

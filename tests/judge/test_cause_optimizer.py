@@ -87,8 +87,8 @@ def test_a_skipped_update_is_no_lost_state():
 
 
 OTHER_CLIPPING = {
-    "off": (lambda step: np.inf if step > 5 else MAX_NORM, "are not clipped any more"),
-    "to another norm": (lambda step: 2.0 if step > 5 else MAX_NORM, "are clipped to 2"),
+    "off": (lambda step: np.inf if step > 5 else MAX_NORM, "they are not clipped at all"),
+    "to another norm": (lambda step: 2.0 if step > 5 else MAX_NORM, "clipped to 2 where 1 is"),
 }
 
 
@@ -96,8 +96,9 @@ OTHER_CLIPPING = {
 def test_clipping_that_changes_is_named(case):
     clip, words = OTHER_CLIPPING[case]
     verdict = lost(clip=clip)
-    assert verdict.cause_class is CauseClass.UPDATE
-    assert f"gradients {words} between steps 4 and 8" in verdict.cause
+    assert verdict.cause_class is CauseClass.CLIPPING
+    assert "after step 4, where they still were, and at step 8" in verdict.cause
+    assert words in verdict.cause
     assert "max_norm" in verdict.look_at
 
 

@@ -25,6 +25,13 @@ _TRAINED = (
     "updates-first-steps",
     "gradients-envelope",
     "updates-envelope",
+    "clipping-first-steps",
+    "clipping-envelope",
+    "optimizer-steps",
+    "optimizer-state-first-steps",
+    "optimizer-state-envelope",
+    "buffers-first-steps",
+    "buffers-envelope",
 )
 """Checks of what training really does, beside the recomputed curves."""
 _CLEARLY = 0.3

@@ -24,10 +24,6 @@ _RESUMED = (
     "names, not by places, and every pipeline stage's (checkpoint.exclude_from_loading)"
 )
 _SKIPPED = "what skips or repeats updates: a loss scaler, a guard against spikes, accumulation"
-_CLIPPING = (
-    "where gradients are clipped: max_norm, whether it is called in every step, by which norm and "
-    "on which ranks"
-)
 
 
 def counted_otherwise(scene: Scene) -> Cause | None:
@@ -58,35 +54,6 @@ def counted_otherwise(scene: Scene) -> Cause | None:
             return Cause(f"{sentence}{_agreed(scene, sample)}", CauseClass.STATE, _RESUMED)
         sentence = f"updates are skipped or repeated since step {before.step}: {said}"
         return Cause(sentence, CauseClass.UPDATE, _SKIPPED)
-    return None
-
-
-def clipped_otherwise(scene: Scene) -> Cause | None:
-    """Gradients are clipped to the control's norm at one sample, and to another one later."""
-    agreed: int | None = None
-    for sample in scene.case.tensors:
-        norms = _clipped(sample)
-        if norms is None:
-            continue
-        given, left, theirs = norms
-        if given <= theirs * (1 + SAME):  # nothing to clip
-            continue
-        if abs(left / theirs - 1) <= SAME:
-            agreed = sample.step
-            continue
-        if agreed is None:
-            return None
-        how = (
-            "are not clipped any more"
-            if abs(left / given - 1) <= SAME
-            else f"are clipped to {left:.4g}"
-        )
-        sentence = (
-            f"gradients {how} between steps {agreed} and {sample.step}: their norm is {given:.4g} "
-            f"before clipping and {left:.4g} after it, the control's {theirs:.4g} after it"
-            f"{_agreed(scene, sample)}"
-        )
-        return Cause(sentence, CauseClass.UPDATE, _CLIPPING)
     return None
 
 

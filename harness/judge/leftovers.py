@@ -1,0 +1,241 @@
+"""What steps left behind gradients, against the control: clipping, optimizer state, buffers.
+
+Clipping multiplies all gradients by ``min(1, max_norm / norm)``, one factor for all parameters, and
+each run's own gradients say which: so it is judged exactly, however far two runs have drifted
+apart. The optimizer's moments are averages of gradients, and differ about as gradients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.floors import (
+    BUFFER_FLOOR,
+    CLIPPED_ALIKE,
+    CLIPPED_RIGHT,
+    GRADIENT_FLOORS,
+    LEAST_STATE_LIMIT,
+    SAME_BUFFER,
+    SPACING,
+    STATE_PER_GRADIENT,
+    TENSOR_CEILING,
+    coarser,
+)
+from harness.judge.sketches import relative
+from harness.judge.tensors import TensorComparison
+from harness.model import BufferRows, Evidence, Flags, Floats, Precision
+
+UNCLIPPED = 1e-6
+"""A factor nearer to one than this is none."""
+
+
+class Clipping(NamedTuple):
+    """How the gradients of one step were clipped."""
+
+    step: int
+    names: tuple[str, ...]
+    factors: Floats
+    """Shape (parameters,): norm after clipping over norm before."""
+    norms: Floats
+    """Shape (parameters,): norm before clipping."""
+    common: float
+    """The factor that most share."""
+    expected: float
+    """What it should be, by the control's largest norm and this run's own norm."""
+    most: float | None
+    """The largest norm that clipping leaves in the control; None where it does not tell."""
+    apart: Floats
+    """Shape (parameters,): how far each factor is from the common one, relative to the control's
+    parameter."""
+    alike: float
+    """Limit of ``apart``."""
+    right: float
+    """Limit of how far ``common`` is from ``expected``, relative."""
+
+    @property
+    def odd(self) -> list[int]:
+        """Parameters clipped by another factor than most."""
+        return [int(index) for index in np.flatnonzero(~(self.apart <= self.alike))]
+
+    @property
+    def off(self) -> float:
+        """How far the common factor is from what it should be, relative."""
+        return abs(self.common / self.expected - 1)
+
+    @property
+    def wrong(self) -> bool:
+        return bool(self.odd) or not self.off <= self.right
+
+
+class Leftover(NamedTuple):
+    """Relative differences of something at one step."""
+
+    step: int
+    names: tuple[str, ...]
+    difference: Floats
+    limit: Floats
+
+    @property
+    def outside(self) -> list[int]:
+        """Indices outside their limits, the furthest first."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.nan_to_num(self.difference / self.limit, nan=np.inf, posinf=np.inf)
+        wrong = np.flatnonzero(~(self.difference <= self.limit))
+        return [int(index) for index in wrong[np.argsort(-excess[wrong], kind="stable")]]
+
+
+def clippings(
+    tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
+) -> Iterator[Clipping]:
+    """At every step at which both runs kept their clipped gradients."""
+    configured = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
+    right = 2 * CLIPPED_RIGHT[coarser(test.precision, control.precision)]
+    alike = max(CLIPPED_ALIKE, 2 * _spacing(test), 2 * _spacing(control))
+    for sample in tensors:
+        ours, theirs = sample.test, sample.control
+        if ours.left is None or theirs.left is None:
+            continue
+        if ours.gradients is None or theirs.gradients is None:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mine = ours.left.clipped_norm / ours.gradients.norm
+            other = theirs.left.clipped_norm / theirs.gradients.norm
+        judged = np.flatnonzero(np.isfinite(mine) & np.isfinite(other) & (other > 0))
+        norm, reference = _total(ours.gradients.norm), _total(theirs.gradients.norm)
+        if not judged.size or not np.isfinite(norm + reference) or not norm:
+            continue
+        mine, other = mine[judged], other[judged]
+        common, usual = float(np.median(mine)), float(np.median(other))
+        if usual < 1 - UNCLIPPED:
+            most: float | None = usual * reference
+        else:
+            most = float(configured) if isinstance(configured, int | float) else None
+            if most is not None and reference > most:
+                most = None  # the control does not clip, whatever its config says
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.abs((mine / common) / (other / usual) - 1)
+        yield Clipping(
+            sample.step,
+            tuple(sample.names[index] for index in judged),
+            mine,
+            ours.gradients.norm[judged],
+            common,
+            1.0 if most is None else min(1.0, most / norm),
+            most,
+            apart,
+            alike,
+            right,
+        )
+
+
+def counters(tensors: Sequence[TensorComparison]) -> Iterator[Leftover]:
+    """How far the optimizer's counters are from the control's, in updates; infinite where lost."""
+    for sample in tensors:
+        ours, theirs = sample.test.left, sample.control.left
+        if ours is None or theirs is None:
+            continue
+        judged = np.flatnonzero(np.isfinite(theirs.state_steps))
+        if not judged.size:
+            continue
+        off = np.abs(ours.state_steps - theirs.state_steps)[judged]
+        names = tuple(sample.names[index] for index in judged)
+        yield Leftover(sample.step, names, np.nan_to_num(off, nan=np.inf), np.zeros(off.shape))
+
+
+def states(
+    tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
+) -> Iterator[tuple[str, Leftover]]:
+    """Every state's name, and its norms' relative differences, at every step."""
+    precision = coarser(test.precision, control.precision)
+    limit: Floats | None = None
+    for sample in tensors:
+        ours, theirs = sample.test.left, sample.control.left
+        now = _gradient_limit(sample, precision)
+        limit = now if limit is None else np.maximum(limit, now)
+        if ours is None or theirs is None:
+            continue
+        allowed = np.clip(STATE_PER_GRADIENT * limit, LEAST_STATE_LIMIT, TENSOR_CEILING)
+        for column, name in enumerate(theirs.states):
+            there = theirs.state_norm[:, column]
+            here = np.full(there.shape, np.nan)
+            if name in ours.states:
+                here = ours.state_norm[:, ours.states.index(name)]
+            judged = np.flatnonzero(np.isfinite(there))
+            if judged.size:
+                names = tuple(sample.names[index] for index in judged)
+                off = _apart(here[judged], there[judged])
+                yield name, Leftover(sample.step, names, off, allowed[judged])
+
+
+def buffers(
+    tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
+) -> Iterator[Leftover]:
+    """Buffers that both runs have; those that never change in the control within rounding."""
+    precision = coarser(test.precision, control.precision)
+    rounded = SAME_BUFFER + max(_spacing(test), _spacing(control))
+    still = unchanging(control)
+    for sample in tensors:
+        ours, theirs = sample.test.buffers, sample.control.buffers
+        if ours is None or theirs is None:
+            continue
+        place = {name: index for index, name in enumerate(ours.names)}
+        pairs = [
+            (index, place[name])
+            for index, name in enumerate(theirs.names)
+            if name in place and np.isfinite(theirs.norm[index])
+        ]
+        if not pairs:
+            continue
+        there, here = (list(side) for side in zip(*pairs, strict=True))
+        names = tuple(theirs.names[index] for index in there)
+        off = relative(
+            ours.sketch[here] - theirs.sketch[there], ours.norm[here], theirs.norm[there]
+        )
+        floor = float(BUFFER_FLOOR[precision].at(np.array([sample.step]))[0])
+        limit = np.array([rounded if name in still else floor for name in names])
+        yield Leftover(sample.step, names, off, limit)
+
+
+def unchanging(run: Evidence) -> frozenset[str]:
+    """Names of buffers that are the same at all samples of a run."""
+    seen = [sample.buffers for sample in run.samples if sample.buffers is not None]
+    if not seen:
+        return frozenset()
+    return frozenset(
+        name
+        for index, name in enumerate(seen[0].names)
+        if all(_row(later, name, seen[0].sketch[index]) for later in seen)
+    )
+
+
+def _row(rows: BufferRows, name: str, sketch: Floats) -> bool:
+    return name in rows.names and np.array_equal(rows.sketch[rows.names.index(name)], sketch)
+
+
+def _gradient_limit(sample: TensorComparison, precision: Precision) -> Floats:
+    """How far gradients may be apart at a step, per parameter."""
+    if sample.gradients is not None and np.all(np.isfinite(sample.gradients.limit)):
+        return sample.gradients.limit
+    floor = float(GRADIENT_FLOORS[precision].at(np.array([sample.step]))[0])
+    return np.full(len(sample.names), floor)
+
+
+def _apart(ours: Floats, theirs: Floats) -> Floats:
+    """Relative difference of norms: infinite where one alone is zero, or ours is not there."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        off = np.abs(ours - theirs) / np.minimum(ours, theirs)
+    both: Flags = (ours == 0) & (theirs == 0)
+    return np.where(both, 0.0, np.nan_to_num(off, nan=np.inf, posinf=np.inf))
+
+
+def _total(norms: Floats) -> float:
+    return float(np.sqrt(np.sum(np.square(norms))))
+
+
+def _spacing(run: Evidence) -> float:
+    """Of the numbers that gradients and buffers are stored in, where it is coarse."""
+    stored = str((run.in_force or {}).get("param_dtype")).split("+")
+    return max(SPACING.get(name, 0.0) for name in stored)

@@ -1,0 +1,202 @@
+"""Checks between gradient and weight: clipping, the optimizer's state, buffers; wrong clipping."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cause_examples import CONTROL, broken, changed, scaled, turned, verdict_of
+from judge_examples import in_force
+from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
+
+from harness.judge import judge
+from harness.model import BufferRows, CauseClass, Judgement, Outcome, Parallelism, Precision
+
+PP2 = Parallelism(dp_shard=2, pp=2)
+LAST_STAGE = ("layers.2.", "layers.3.", "norm.", "output.")
+
+
+def outcomes(test, control=REFERENCE):
+    return {check.name: check for check in judge(test, control).checks}
+
+
+def fails(test, control=REFERENCE):
+    return {name: c for name, c in outcomes(test, control).items() if c.outcome is Outcome.FAIL}
+
+
+def clipped(run, factor):
+    """The run with gradients multiplied by ``factor(step, name)`` beside the right clipping."""
+
+    def wrong(sample):
+        return np.array([factor(sample.step, name) for name in NAMES]) * sample.left.clipped_norm
+
+    return clipped_to(kept(run), wrong)
+
+
+def clipped_to(run, norms):
+    """The run with other norms after clipping: ``norms(sample)``."""
+    samples = [
+        replace(sample, left=replace(sample.left, clipped_norm=norms(sample)))
+        if sample.left
+        else sample
+        for sample in run.samples
+    ]
+    return replace(run, samples=tuple(samples))
+
+
+def with_buffers(run, bias=lambda step: step * 1e-3, cache=1.0):
+    """The run with a router's bias that moves and a table that does not."""
+    samples = [
+        replace(
+            sample,
+            buffers=BufferRows(
+                ("layers.0.moe.expert_bias", "rope.cache"),
+                np.array([8, 64]),
+                np.array([abs(bias(sample.step)), abs(cache)]) * 8,
+                np.stack([np.full(64, bias(sample.step)), np.full(64, cache)]),
+            ),
+        )
+        if sample.step
+        else sample
+        for sample in run.samples
+    ]
+    return replace(run, samples=tuple(samples))
+
+
+def test_evidence_that_older_runs_lack_is_skipped():
+    found = outcomes(broken(), CONTROL)
+    for name in ("clipping-first-steps", "clipping-envelope", "optimizer-steps"):
+        assert found[name].outcome is Outcome.SKIPPED
+    for name in ("optimizer-state-first-steps", "buffers-first-steps", "buffers-envelope"):
+        assert found[name].outcome is Outcome.SKIPPED
+
+
+def test_the_same_leftovers_pass():
+    found = outcomes(with_buffers(kept(broken())), with_buffers(REFERENCE))
+    new = [name for name in found if name.startswith(("clipping", "optimizer", "buffers"))]
+    assert len(new) == 7
+    assert {found[name].outcome for name in new} == {Outcome.PASS}
+
+
+def test_gradients_of_another_length_are_clipped_to_the_same_norm():
+    doubled = kept(broken(gradient=scaled(2.0)))
+    found = fails(doubled)
+    assert "gradients-first-steps" in found
+    assert not any(name.startswith("clipping") for name in found)
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-4])
+def test_rounding_of_norms_and_moments_is_allowed(size):
+    rng = np.random.default_rng(0)
+    noise = {(step, name): 1 + size * rng.standard_normal() for step in range(20) for name in NAMES}
+    common = clipped(broken(), lambda step, _: 1 + size)
+    assert not fails(common)
+    if size < 1e-5:
+        assert not fails(clipped(broken(), lambda step, name: noise[step, name]))
+    assert not fails(kept(broken(), moments=lambda step, _, name: noise[step, name]))
+
+
+def test_coarse_precision_allows_more():
+    ours = replace(kept(broken(noise=1e-3)), precision=Precision.BF16)
+    moments = replace(kept(broken(noise=1e-3), moments=lambda *_: 1.02), precision=Precision.BF16)
+    assert "optimizer-state-first-steps" not in fails(ours)
+    assert "optimizer-state-first-steps" not in fails(moments)
+
+
+def one_tensor(_, name):
+    return 1.5 if name == "norm.weight" else 1.0
+
+
+def test_wrong_clipping_fails_at_its_step():
+    first = fails(clipped(broken(), one_tensor))["clipping-first-steps"]
+    assert "1 of 35 gradients" in first.detail
+    assert [each.tensor for each in first.deviations] == ["norm.weight"]
+    assert fails(clipped(broken(), lambda *_: 0.5))["clipping-first-steps"].onset == 1
+    later = fails(clipped(broken(), lambda step, _: 0.5 if step > 5 else 1.0))
+    assert "clipping-first-steps" not in later
+    assert later["clipping-envelope"].onset == 8
+
+
+def test_a_lost_counter_fails():
+    found = fails(kept(broken(), count=lambda step, _: step if step < 6 else step - 5))
+    assert found["optimizer-steps"].onset == 8
+    assert found["optimizer-steps"].measured == 5
+
+
+def test_lost_moments_fail_and_name_the_state():
+    def reset(step, state, _):
+        return 0.4 if step == 8 and state == "exp_avg" else 1.0
+
+    found = fails(kept(broken(), moments=reset))["optimizer-state-envelope"]
+    assert "exp_avg" in found.detail
+    assert found.onset == 8
+
+
+def test_a_state_that_is_gone_fails():
+    found = fails(kept(broken(), moments=lambda step, *_: np.nan if step > 2 else 1.0))
+    assert "gone" in found["optimizer-state-envelope"].detail
+
+
+def test_buffers_that_stay_or_change_fail():
+    control = with_buffers(REFERENCE)
+    still = fails(with_buffers(kept(broken()), bias=lambda step: 0.0), control)
+    assert still["buffers-first-steps"].onset == 1
+    late = fails(with_buffers(kept(broken()), bias=lambda step: min(step, 4) * 1e-3), control)
+    assert late["buffers-envelope"].onset == 8
+    table = fails(with_buffers(kept(broken()), cache=1 + 1e-4), control)
+    assert "rope.cache" in table["buffers-first-steps"].detail
+
+
+# ------------------------------------------------------------------ the cause
+
+
+def stages_alone(run):
+    """Each pipeline stage clipped by its own norm."""
+    last = np.array([name.startswith(LAST_STAGE) for name in NAMES])
+
+    def wrong(sample):
+        norms = sample.gradients.norm
+        wholes = np.where(last, np.linalg.norm(norms[last]), np.linalg.norm(norms[~last]))
+        return norms * np.minimum(1.0, MAX_NORM / wholes)
+
+    return clipped_to(kept(run), wrong)
+
+
+def test_stages_clipped_by_their_own_norms_are_named():
+    verdict = verdict_of(stages_alone(broken(PP2, in_force=in_force(PP2))), REFERENCE)
+    assert verdict.cause_class is CauseClass.CLIPPING
+    assert "as the last pipeline stage may hold" in verdict.cause
+    assert "each group is clipped by the norm of its own gradients alone" in verdict.cause
+
+
+def test_a_wrong_reported_norm_that_clipping_uses_is_wrong_clipping():
+    test = changed(stages_alone(broken()), lambda step, norm: 0.7 * norm, "grad_norm")
+    verdict = verdict_of(test, REFERENCE)
+    assert verdict.cause_class is CauseClass.CLIPPING
+    assert "reported is wrong, too: clipping uses it" in verdict.cause
+
+
+def test_a_wrong_reported_norm_alone_is_a_metric():
+    test = changed(kept(broken()), lambda step, norm: 0.7 * norm, "grad_norm")
+    assert verdict_of(test, REFERENCE).cause_class is CauseClass.METRIC_ONLY
+
+
+def test_one_tensor_that_is_left_out_of_clipping_is_named():
+    verdict = verdict_of(clipped(broken(), one_tensor), REFERENCE)
+    assert verdict.cause_class is CauseClass.CLIPPING
+    assert "norm.weight by" in verdict.cause
+
+
+def test_skipped_and_other_clipping_are_told_apart():
+    skipped = verdict_of(kept(broken(), clip=lambda _: np.inf), REFERENCE)
+    assert skipped.cause_class is CauseClass.CLIPPING
+    assert "they are not clipped at all" in skipped.cause
+    other = verdict_of(kept(broken(), clip=lambda _: 0.5 * MAX_NORM), REFERENCE)
+    assert "clipped to 0.5 where 1 is meant" in other.cause
+
+
+def test_clipping_that_follows_from_wrong_gradients_is_not_blamed():
+    gradient = turned(lambda name: "attention" in name, 2.0)
+    test = clipped(broken(gradient=gradient), lambda step, _: 1.05)
+    verdict = verdict_of(test, REFERENCE)
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause_class is CauseClass.GRADIENT_DIRECTION
