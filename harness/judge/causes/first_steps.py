@@ -259,5 +259,5 @@ def _forward(scene: Scene, *, scaled: bool) -> str:
     )
     return (
         f"{first}how the loss is averaged over valid tokens of ranks and microbatches, positions "
-        "and masks, casts"
+        "and masks, casts, and the random numbers of dropout on each rank"
     )
