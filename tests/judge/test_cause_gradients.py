@@ -66,6 +66,25 @@ def test_one_factor_of_all_gradients_is_named(case):
     assert "where gradients are divided: loss scaling by valid tokens" in verdict.look_at
 
 
+def test_a_factor_that_only_some_limits_notice_is_still_one_of_all():
+    control = np.eye(3, 64)
+    limits = np.array([1e-6, 1e-6, 1e-4])
+    found = TensorDifferences(np.full(3, 1e-5), limits, np.zeros(3, np.bool_), "floor")
+    assert sort((1 + 1e-5) * control, control, found).factor_of_all.members == (0, 1, 2)
+    two = control * np.array([[1 + 1e-5], [1 + 1e-5], [1]])
+    found = TensorDifferences(np.array([1e-5, 1e-5, 0]), limits, np.zeros(3, np.bool_), "floor")
+    assert sort(two, control, found).factor_of_all is None
+
+
+def test_a_factor_that_only_the_norm_notices_is_one_of_all():
+    test = broken(gradient=scaled(1 + 1e-6))
+    verdict = verdict_of(changed(test, lambda _, x: x * (1 + 1e-3), *BOTH_NORMS))
+    assert verdict.cause_class is CauseClass.GRADIENT_SCALE
+    test = broken(gradient=turned(has("wq"), 1e-6))
+    verdict = verdict_of(changed(test, lambda _, x: x * (1 + 1e-3), *BOTH_NORMS))
+    assert verdict.cause_class is CauseClass.GRADIENT_DIRECTION
+
+
 def test_counts_of_microbatches_are_named():
     test = broken(gradient=scaled(1 / 8))
     assert "1 / gradient accumulation steps (8)" in (

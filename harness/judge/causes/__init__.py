@@ -23,6 +23,7 @@ from harness.judge.causes.first_steps import (
     trained_objective,
 )
 from harness.judge.causes.gradients import (
+    faintly_scaled,
     no_gradient,
     sampled_gradients,
     sampled_gradients_later,
@@ -75,6 +76,7 @@ SIGNATURES: tuple[Signature, ...] = (
     slight_forward,
     other_buffers,
     sampled_gradients,
+    faintly_scaled,
     gradients_scaled,
     gradient_direction,
     objective,

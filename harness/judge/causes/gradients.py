@@ -20,10 +20,11 @@ from harness.judge.causes.sorting import (
     Scaled,
     Sorting,
     common_multiple,
+    scaled_together,
     sort,
 )
 from harness.judge.factors import Match, Named, named_factor
-from harness.judge.scene import ABRUPT, Scene, digits, loss_agrees
+from harness.judge.scene import ABRUPT, Scene, digits, loss_agrees, off_at_first_step
 from harness.judge.tensor_checks import FIRST_STEPS
 from harness.judge.tensors import TensorComparison, TensorDifferences
 from harness.model import CauseClass, Integers, Precision, TensorRows
@@ -100,6 +101,24 @@ def sampled_gradients(scene: Scene) -> Cause | None:
     if wrong is None:
         return None
     return _kept(wrong, scene.sample(wrong.step - 1)) or _said(wrong, scene)
+
+
+def faintly_scaled(scene: Scene) -> Cause | None:
+    """C1: all gradients are one multiple, each inside its own limit; only their norm is outside."""
+    norm, loss = scene.curve("grad_norm"), scene.curve("loss")
+    if norm is None or not off_at_first_step(norm) or loss is None or off_at_first_step(loss):
+        return None
+    sample = scene.sample(int(norm.steps[0]))
+    if sample is None or sample.gradients is None or sample.gradients.outside.size:
+        return None
+    ours, theirs = sample.test.gradients, sample.control.gradients
+    if ours is None or theirs is None:
+        return None
+    sorting = sort(ours.sketch, theirs.sketch, sample.gradients)
+    whole = scaled_together(ours.sketch, theirs.sketch, sorting.judged)
+    sizes = sample.control.sizes
+    wrong = Wrong(sample.step, sample.names, sizes, ours, theirs, sample.gradients, sorting)
+    return _scaled(wrong, whole, scene) if whole is not None else None
 
 
 def sampled_gradients_later(scene: Scene) -> Cause | None:

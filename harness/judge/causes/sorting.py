@@ -99,6 +99,10 @@ def sort(test: Floats, control: Floats, found: TensorDifferences) -> Sorting:
         for group in groups
     )
     known = {index for group in groups for index in group}
+    if scaled and known == set(outside) and len(known) < len(judged):
+        # Those inside their limits may be scaled as well, by too little to be outside.
+        whole = scaled_together(test, control, judged)
+        scaled, outside = ((whole,), judged) if whole is not None else (scaled, outside)
     return Sorting(
         judged=tuple(judged),
         right=tuple(index for index in judged if index not in set(outside)),
@@ -127,6 +131,19 @@ def _groups(members: Sequence[int], factors: Floats, residuals: Floats) -> list[
                 continue
         groups.append([index])
     return sorted(groups, key=len, reverse=True)
+
+
+def scaled_together(test: Floats, control: Floats, judged: Sequence[int]) -> Scaled | None:
+    """All judged tensors as one multiple of the control's, however near to 1; None if they are not.
+
+    What differs of each, not the tensor, has to be one multiple of the control's.
+    """
+    rows = list(judged)
+    share = common_multiple(test[rows] - control[rows], control[rows])
+    if share is None:
+        return None
+    left = [fit(test[row], control[row]).residual for row in rows]
+    return Scaled(1 + share, tuple(rows), float(max(left)), clean=True)
 
 
 def common_multiple(test: Floats, basis: Floats) -> float | None:
