@@ -112,7 +112,7 @@ def expert_bias_frozen(trainer: Any) -> None:
     Reference: torchtitan issue 3686
     Class: C6
     Technique: EP 2
-    First step: 2
+    First step: 1
     Signature: expert_bias_E stays zero; routes, and with them the loss, part from the control
     Cause: parameters do not move | state lost
     Says: bias | buffer
@@ -153,7 +153,7 @@ def expert_bias_moves_away_from_balance(trainer: Any) -> None:
     Reference: class of torchtitan issue 3686
     Class: C6
     Technique: EP 2
-    First step: 2
+    First step: 1
     Signature: expert_bias_E is the negative of the control's after the first update
     Cause: state lost | update
     Says: bias | buffer
