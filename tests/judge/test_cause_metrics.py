@@ -1,6 +1,7 @@
 """In which way a number is misreported while training is right."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from cause_examples import (
 )
 from judge_examples import LOSSES, NORMS, TOKENS, in_force
 
-from harness.model import CauseClass, Parallelism
+from harness.model import CauseClass, Parallelism, Precision
 
 
 def smoothed(values):
@@ -187,3 +188,13 @@ def test_a_loss_scale_is_a_large_power_of_two():
     assert "1 / 2^10, a power of two" in named(2.0**-10)
     assert "which equals no degree or count" in named(64.0)
     assert "which equals no degree or count" in named(65000.0)
+
+
+def test_a_true_norm_that_is_off_inside_a_coarse_limit_is_no_misreport():
+    test = changed(broken(gradient=scaled(1.1), noise=2e-2), lambda _, x: 1.1 * x, *BOTH_NORMS)
+    sharp = {"grad_norm": 0.05, "grad_norm_recomputed": 0.5}
+    verdict = verdict_of(replace(test, precision=Precision.BF16), tolerances=sharp)
+    assert verdict.cause_class is not CauseClass.METRIC_ONLY
+    misreported = changed(broken(noise=2e-2), lambda _, x: 1.1 * x, "grad_norm")
+    verdict = verdict_of(replace(misreported, precision=Precision.BF16), tolerances=sharp)
+    assert verdict.cause_class is CauseClass.METRIC_ONLY

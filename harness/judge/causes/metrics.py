@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.misreports import way_of
 from harness.judge.scene import (
@@ -37,6 +39,8 @@ _TRAINED = (
 _CLEARLY = 0.3
 """Gradients agree in spite of a loss that differs when they do so by this share of it: another
 objective has other gradients, whatever a coarse limit says."""
+_MOSTLY = 0.5
+"""Share of a reported difference that the recomputed values must not have, to be misreported."""
 
 
 def metric_only(scene: Scene) -> Cause | None:
@@ -54,6 +58,8 @@ def metric_only(scene: Scene) -> Cause | None:
         if reported is None or reported.onset is None:
             continue
         first = reported.index_of(reported.onset)
+        if not _misreported(signal, scene, reported.onset):
+            continue
         way = way_of(signal, scene)
         said = (
             f"only the metric is wrong: the reported {words_of(reported)} is "
@@ -73,6 +79,21 @@ def metric_only(scene: Scene) -> Cause | None:
             )
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
     return None
+
+
+def _misreported(signal: str, scene: Scene, step: int) -> bool:
+    """Whether most of a difference is between what one run reports and what is true of it.
+
+    A recomputed value inside a coarse limit may be off by as much as the reported one.
+    """
+    reported, truth = (scene.case.envelopes.get(name) for name in (signal, f"{signal}_recomputed"))
+    if reported is None or truth is None or step not in truth.steps:
+        return True  # nothing speaks against it
+    said, true = reported.index_of(step), truth.index_of(step)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = reported.test[said] / reported.control[said]
+        own = truth.test[true] / truth.control[true]
+        return bool(not abs(whole / own - 1) < _MOSTLY * abs(whole - 1))
 
 
 def _norm_too(signal: str, scene: Scene) -> str:
