@@ -148,6 +148,16 @@ UPDATE_FLOORS: Mapping[Precision, Floor] = {
 """A parameter's update since the sample before, relative to its norm. Not above 0.9: 1.0 is a
 parameter that does not move at all."""
 
+TURNED_SIGNS = 3.0
+"""Below fp32, how far an update may be off, relative to its norm, over the square root of what its
+gradient is off by. AdamW's first updates are nearly signs, and an entry near zero whose sign
+rounding turns moves the other way; no repeat need have turned as many. If gradient and rounding
+are Gaussian the ratio is 2/sqrt(pi) = 1.1; measured up to 2.3 between right runs in mixed bf16 and
+Float8, in norms of 64 entries, of which whole ones turn. In fp32 hardly any entry is that near to
+zero: 0.07."""
+SIGN_STEPS = 2
+"""For how many steps that holds; later updates average over gradients."""
+
 SAME_WEIGHTS = 1e-9
 """A parameter before the first step, relative to its norm: the same seed checkpoint, so the same
 bits, which a sketch adds up in float64. Half a spacing more where it is stored more coarsely."""

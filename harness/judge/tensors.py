@@ -11,10 +11,12 @@ from harness.judge.dealing import fitting
 from harness.judge.floors import (
     GRADIENT_FLOORS,
     SAME_WEIGHTS,
+    SIGN_STEPS,
     SPACING,
     SPACING_FLOAT32,
     TENSOR_CEILING,
     TENSOR_ROUNDING,
+    TURNED_SIGNS,
     UPDATE_FLOORS,
     Floor,
     coarser,
@@ -34,6 +36,7 @@ from harness.model import (
     Floats,
     Integers,
     Limit,
+    Precision,
     TensorSample,
 )
 
@@ -123,6 +126,8 @@ def compare_tensors(
         if before is not None:
             difference = update_difference((before[0], ours), (before[1], theirs))
             updates = limits.of(difference, "update", theirs, number)
+            if gradients is not None and theirs.step <= SIGN_STEPS:
+                updates = limits.beyond_signs(updates, gradients)
             updates = _beyond_spacing(
                 updates,
                 update(before[1], theirs),
@@ -200,6 +205,16 @@ class _Limits:
         learnt = np.minimum(multiple * scale, TENSOR_CEILING)
         limit = np.maximum(learnt, floor)
         return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin)
+
+    def beyond_signs(
+        self, updates: TensorDifferences, gradients: TensorDifferences
+    ) -> TensorDifferences:
+        """Widen limits of AdamW's first updates by the signs that rounding may turn."""
+        if self.precision is Precision.FP32:
+            return updates
+        difference = np.where(np.isfinite(gradients.difference), gradients.difference, 0.0)
+        turned = np.minimum(TURNED_SIGNS * np.sqrt(difference), TENSOR_CEILING)
+        return replace(updates, limit=np.maximum(updates.limit, turned))
 
     def _scale(self, kind: str, theirs: TensorSample) -> Floats | None:
         """The calibrated scale in the order of the control's names; None when there is none."""
