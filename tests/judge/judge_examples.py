@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from harness.model import (
+    BufferRows,
     Evidence,
     Parallelism,
     ReplicaSample,
@@ -14,6 +15,7 @@ from harness.model import (
     TensorRows,
     TensorSample,
     TrainConfig,
+    UpdateRows,
 )
 
 STEPS = 20
@@ -91,16 +93,29 @@ def samples(
             moved = {name: update(step, name, tensor(name, step, "update")) for name in weights}
             weights = {name: values + 1e-2 * moved[name] for name, values in weights.items()}
         gradients = {name: gradient(step, name, tensor(name, step, "grad")) for name in weights}
+        before = rows(gradients) if step else None
         found.append(
             TensorSample(
                 step=step,
                 names=tuple(PARAMETERS),
                 sizes=np.array(list(PARAMETERS.values())),
                 parameters=rows(weights),
-                gradients=rows(gradients) if step else None,
+                gradients=before,
+                left=left_after(step, before) if before else None,
+                buffers=CACHE if before else None,
             )
         )
     return tuple(found)
+
+
+CACHE = BufferRows(("rope.cache",), np.array([64]), np.array([8.0]), np.ones((1, 64)))
+
+
+def left_after(step: int, gradients: TensorRows) -> UpdateRows:
+    """What a right step leaves: gradients clipped to a norm of one, a state, and its count."""
+    clipped = gradients.norm * min(1.0, 1 / float(np.linalg.norm(gradients.norm)))
+    state = np.ones((len(clipped), 1))
+    return UpdateRows(clipped, ("exp_avg",), state, np.full(len(clipped), float(step)))
 
 
 SAMPLES = samples()

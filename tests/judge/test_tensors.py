@@ -10,7 +10,14 @@ from judge_examples import PARAMETERS, REPLICAS, SAMPLES, run, samples, sketch, 
 
 from harness.judge import calibrate, judge
 from harness.judge.sketches import fit, gradient_difference, shared_samples
-from harness.model import Disagreement, Judgement, Outcome, Precision, ReplicaSample
+from harness.model import (
+    Disagreement,
+    Judgement,
+    Outcome,
+    Precision,
+    ReplicaSample,
+    UpdateRows,
+)
 
 CONTROL = run()
 SPEC = spec()
@@ -121,6 +128,13 @@ def test_the_order_of_names_does_not_matter():
             sizes=sample.sizes[order],
             parameters=rows(sample.parameters),
             gradients=rows(sample.gradients),
+            left=sample.left
+            and UpdateRows(
+                sample.left.clipped_norm[order],
+                sample.left.states,
+                sample.left.state_norm[order],
+                sample.left.state_steps[order],
+            ),
         )
 
     test = replace(run("t"), samples=tuple(map(shuffled, SAMPLES)))
