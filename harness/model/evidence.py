@@ -149,7 +149,7 @@ class ReplicaSample:
     compared: Mapping[str, int]
     """Kind of tensor to how many shards with more than one copy were compared."""
     disagreements: tuple[Disagreement, ...] = ()
-    """The first 20 of them, in the order of kind and name."""
+    """The first 20 of each kind, in the order of kind and name."""
     count: int = 0
     """How many tensors disagree in all."""
 

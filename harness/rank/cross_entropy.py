@@ -13,6 +13,7 @@ pipeline schedule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -48,6 +49,8 @@ class CrossEntropySum:
 
     vocab_size: int
     tp_group: dist.ProcessGroup | None = None
+    problems: list[str] = field(default_factory=list)
+    """Why the last sum is NaN, where it is not because of the logits."""
     _whole: list[_Tokens] = field(default_factory=list)
     _shards: list[_Tokens] = field(default_factory=list)
     _shard_group: dist.ProcessGroup | None = None
@@ -73,15 +76,25 @@ class CrossEntropySum:
 
     @torch.no_grad()
     def take(self) -> float:
-        """The step's sum in nats; starts the next step. Collective over the vocabulary's ranks."""
+        """The step's sum in nats; starts the next step. Collective over the vocabulary's ranks.
+
+        NaN, with one of ``problems``, where ranks with shards of the same logits had other labels.
+        """
         total = 0.0
+        self.problems.clear()
         if self._whole:
-            lse, target = _lse_and_target(self._whole)
-            total += float((lse - target).sum())
+            label, lse, target = _lse_and_target(self._whole)
+            kept = label != IGNORE_INDEX
+            total += float((lse - target)[kept].sum())
             self._whole.clear()
         if self._shards:
             mine = torch.stack(_lse_and_target(self._shards), dim=1)
-            total += _combine(mine, self._shard_group)
+            of_shards = _combine(mine, self._shard_group)
+            if of_shards is None:
+                self.problems.append(
+                    "the loss cannot be recomputed: ranks that share a vocabulary had other labels"
+                )
+            total += math.nan if of_shards is None else of_shards
             self._shards.clear()
         return total
 
@@ -129,19 +142,25 @@ def _tokens(scores: torch.Tensor, label: torch.Tensor, first: int) -> _Tokens:
     return _Tokens(label.clone(), target, largest, exps)
 
 
-def _lse_and_target(calls: Sequence[_Tokens]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two float64 per token that is not ignored: log-sum-exp over columns, the target's logit."""
+def _lse_and_target(calls: Sequence[_Tokens]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Three float64 per token: its label, log-sum-exp over columns, the target's logit."""
     label, target, largest, exps = (torch.cat(parts) for parts in zip(*calls, strict=True))
-    kept = label != IGNORE_INDEX
     lse = exps.log_().add_(largest.squeeze(-1))
-    return lse[kept], target[kept].to(torch.float64)
+    return label.to(torch.float64), lse, target.to(torch.float64)
 
 
-def _combine(mine: torch.Tensor, group: dist.ProcessGroup | None) -> float:
-    """Sum over tokens of log-sum-exp minus target logit, from every rank's shard."""
+def _combine(mine: torch.Tensor, group: dist.ProcessGroup | None) -> float | None:
+    """Sum over tokens of log-sum-exp minus target logit, from every rank's shard.
+
+    Ignored tokens travel too: ranks that were given other batches by a bug ignore other numbers of
+    them, and a gather of other sizes aborts. None where the ranks' labels differ.
+    """
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine.contiguous(), group=group)
     shards = torch.stack(everyone)
-    lse = torch.logsumexp(shards[:, :, 0], dim=0)
-    target = shards[:, :, 1].amax(dim=0)
-    return float((lse - target).sum())
+    label = shards[0, :, 0]
+    if not bool((shards[:, :, 0] == label).all()):
+        return None
+    lse = torch.logsumexp(shards[:, :, 1], dim=0)
+    target = shards[:, :, 2].amax(dim=0)
+    return float((lse - target)[label != IGNORE_INDEX].sum())

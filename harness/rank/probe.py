@@ -212,12 +212,16 @@ class Probe:
     def end_step(self) -> None:
         """Gather the ranks' rows and write the step's evidence. Collective over the world."""
         agreement = self._sampled(self._step)
-        problems = [*self._grad_norm.problems, *self._samples.problems]
-        self._samples.problems.clear()
         squares = self._squares or [0.0] * len(self._grad_norm.names)
         high, low = self._digest.halves
         # Every vocabulary shard takes part in the sum; one of them counts it.
         loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
+        problems = [
+            *self._grad_norm.problems,
+            *self._samples.problems,
+            *self._cross_entropy.problems,
+        ]
+        self._samples.problems.clear()
         row = _Row(
             dp_rank=self.view.dp_rank,
             first_of_dp=self.view.first_of_dp,
@@ -263,6 +267,7 @@ class Probe:
         speakers = [row for row in rows if row.first_of_dp]
         tokens = int(sum(row.tokens for row in speakers))
         loss_sum = math.fsum(row.loss_sum for row in rows)
+        unknown = not tokens or (bool(problems) and math.isnan(loss_sum))
         counted = all(row.saw_gradients for row in rows) and not problems
         missing = _without_gradient(self._grad_norm.names, squares) if counted else []
         loss, grad_norm = self._reported
@@ -271,7 +276,7 @@ class Probe:
             "step": self._step,
             "loss": loss,
             "grad_norm": grad_norm,
-            "loss_recomputed": loss_sum / tokens if tokens else None,
+            "loss_recomputed": None if unknown else loss_sum / tokens,
             "grad_norm_recomputed": global_norm(squares) if counted else None,
             "lr": self._lr,
             "tokens": tokens,

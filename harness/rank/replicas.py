@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KINDS = ("parameter", "gradient", "optimizer state", "buffer")
 LISTED = 20
-"""Tensors that disagree and are named; more than these are only counted."""
+"""Tensors of a kind that disagree and are named; more than these are only counted."""
 
 CopyKey = tuple[ShardKey, tuple[int, ...]]
 """Shard key; local shape of a plain tensor, () of a DTensor."""
@@ -139,7 +139,12 @@ class ReplicaCheck:
         tensors: dict[tuple[int, str], list[int]] = defaultdict(list)
         for slot in differing:
             tensors[self._tensor_of(slot)].append(slot)
-        listed = dict(sorted(tensors.items())[:LISTED])
+        ranked = sorted(tensors.items())
+        listed = {
+            tensor: slots
+            for kind in range(len(KINDS))
+            for tensor, slots in [each for each in ranked if each[0][0] == kind][:LISTED]
+        }
         return {
             "step": step,
             "compared": dict(zip(KINDS, compared, strict=True)),

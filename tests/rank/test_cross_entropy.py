@@ -102,3 +102,22 @@ def sharded_vocabulary(as_dtensor):
 @pytest.mark.parametrize("as_dtensor", [True, False])
 def test_vocabulary_shards_give_the_whole_sum(ranks, as_dtensor):
     run_on_ranks(sharded_vocabulary, ranks, as_dtensor)
+
+
+def other_labels():
+    logits, labels = batch()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    shard = distribute_tensor(logits, mesh, (Shard(2),)).to_local()
+    total = CrossEntropySum(VOCABULARY, mesh.get_group())
+    mine = labels.clone()
+    mine[0, 0] = -100 if dist.get_rank() else 5
+    total.add(shard, mine)
+    assert math.isnan(total.take())
+    assert "other labels" in total.problems[0]
+    total.add(shard, labels)
+    assert total.take() == pytest.approx(expected(logits, labels), rel=NEAR)
+    assert not total.problems
+
+
+def test_ranks_of_one_vocabulary_with_other_labels_have_no_sum():
+    run_on_ranks(other_labels, 2)
