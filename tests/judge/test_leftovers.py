@@ -177,7 +177,9 @@ def test_a_wrong_reported_norm_that_clipping_uses_is_wrong_clipping():
 
 def test_a_wrong_reported_norm_alone_is_a_metric():
     test = changed(kept(broken()), lambda step, norm: 0.7 * norm, "grad_norm")
-    assert verdict_of(test, REFERENCE).cause_class is CauseClass.METRIC_ONLY
+    verdict = verdict_of(test, REFERENCE)
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert verdict.cause.endswith("training itself is right, clipping too")
 
 
 def test_one_tensor_that_is_left_out_of_clipping_is_named():
@@ -192,6 +194,14 @@ def test_skipped_and_other_clipping_are_told_apart():
     assert "they are not clipped at all" in skipped.cause
     other = verdict_of(kept(broken(), clip=lambda _: 0.5 * MAX_NORM), REFERENCE)
     assert "clipped to 0.5 where 1 is meant" in other.cause
+
+
+def test_gradients_changed_after_clipping_are_no_wrong_clipping():
+    rng = np.random.default_rng(1)
+    decayed = {name: 1 + rng.uniform(0.01, 0.3) for name in NAMES}
+    verdict = verdict_of(clipped(broken(), lambda _, name: decayed[name]), REFERENCE)
+    assert verdict.cause_class is CauseClass.UPDATE
+    assert "changed between clipping and the update at step 1" in verdict.cause
 
 
 def test_clipping_that_follows_from_wrong_gradients_is_not_blamed():
