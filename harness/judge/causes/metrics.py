@@ -68,7 +68,7 @@ def metric_only(scene: Scene) -> Cause | None:
         )
         look_at = "; ".join(words for words in (way.where, _LOGGED[signal]) if words)
         if trained:
-            unless = ", unless clipping uses that norm" if signal == "grad_norm" else ""
+            unless = _unless(scene) if signal == "grad_norm" else ""
             sentence = f"{said}{_norm_too(signal, scene)}: training itself is right{unless}"
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
         parted = _clipped(scene, reported.onset) if signal == "grad_norm" else None
@@ -94,6 +94,13 @@ def _misreported(signal: str, scene: Scene, step: int) -> bool:
         whole = reported.test[said] / reported.control[said]
         own = truth.test[true] / truth.control[true]
         return bool(not abs(whole / own - 1) < _MOSTLY * abs(whole - 1))
+
+
+def _unless(scene: Scene) -> str:
+    """What is known of the norm that clipping used."""
+    if scene.outcome("clipping-first-steps") is Outcome.PASS:
+        return ", clipping too"
+    return ", unless clipping uses that norm"
 
 
 def _norm_too(signal: str, scene: Scene) -> str:
