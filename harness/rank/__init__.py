@@ -11,6 +11,14 @@
     probe.py          the evidence of a step; told by a dialect where things are
     cross_entropy.py  float64 loss from the logits, vocabulary shards included
     grad_norm.py      float64 gradient norm over the unique shards
+    clipping.py       sees gradients before they are clipped, by whatever function
+    whole_gradients.py  gradients that are partial sums, whole for as long as one looks
+    tensors.py        the rows of every parameter at a sampled step
+    placement.py      which entries of a whole tensor a rank holds
+    sketch.py         signed sums of a tensor's entries, shard by shard; hashing.py its hashes
+    after_update.py   what clipping and the optimizer left; buffers.py what buffers hold
+    replicas.py       whether copies of a shard are the same bits (bits.py), and if not,
+    disagreement.py   which ranks hold which
     digest.py         order-independent fingerprint of a global batch
     audit.py          what is really in force, as far as all releases are alike
     writer.py         metrics.jsonl and in_force.json
@@ -20,6 +28,9 @@
     pipelining.py     what torch's pipeline schedules do besides training
     ulp.py            weights moved by one unit in the last place (A/A repeat)
     inject.py         calls a test set's ``inject`` function
+    warm.py           the fork server; stub.py and agent.py are how torchrun reaches it
+    memory.py         peak memory
+    names.py          canonical names of parameters
     checks.py         names that torchtitan's config classes would take without a look
     titan_0_3/        torchtitan 0.3: CPU shim, config, data, hooks, audit
     titan_0_2/        torchtitan 0.2: the same

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from harness.rank.cross_entropy import local_part
 from harness.rank.grad_norm import assign_shards
 from harness.rank.names import canonical
 from harness.rank.placement import Held, PlacementError, held, local_shard
@@ -96,12 +97,13 @@ class BufferSamples:
 
 def _readable(buffer: torch.Tensor) -> bool:
     """Whether entries can be told: not on no device, and no complex numbers in shards."""
-    placed = not buffer.is_meta and buffer.numel() <= LARGEST
-    return placed and not (buffer.is_complex() and isinstance(buffer, DTensor))
+    cut = isinstance(buffer, DTensor) and not all(each.is_replicate() for each in buffer.placements)
+    return not buffer.is_meta and buffer.numel() <= LARGEST and not (buffer.is_complex() and cut)
 
 
 def _as_real(buffer: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    """A complex buffer, which every rank has whole, as pairs of real numbers."""
+    return torch.view_as_real(local_part(buffer)) if buffer.is_complex() else buffer
 
 
 def _alike_everywhere(shapes: dict[str, tuple[int, ...]]) -> set[str]:

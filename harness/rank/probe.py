@@ -43,6 +43,7 @@ from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
 from harness.rank.replicas import ReplicaCheck
 from harness.rank.tensors import TensorSamples
+from harness.rank.whole_gradients import whole_gradients
 from harness.rank.writer import MetricsWriter
 
 
@@ -95,7 +96,9 @@ class Probe:
 
     def __init__(self, view: TrainerView, job: Job) -> None:
         self.view = view
-        self._grad_norm = assign_shards(trainable(view.model_parts))
+        parameters = trainable(view.model_parts)
+        self._parameters = [parameter for _, parameter in parameters]
+        self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
         self._digest = BatchDigest()
         self._tokens = 0
@@ -186,8 +189,9 @@ class Probe:
             self._paused = False
 
     def before_clip(self) -> None:
-        """Take the gradients' squared norms, and their samples. No collective happens here.
+        """Take the gradients' squared norms, and their samples.
 
+        No collective happens here, unless gradients are partial sums.
         Only the first call of a step: what clips the model part by part has clipped some by then.
         """
         if not self._clipping:
@@ -200,10 +204,11 @@ class Probe:
             self._take_gradients()
 
     def _take_gradients(self) -> None:
-        self._squares = self._grad_norm.squares()
-        if self._step in self._sample_steps:
-            self._samples.gradients()
-            self._replicas.gradients()
+        with whole_gradients(self._parameters):
+            self._squares = self._grad_norm.squares()
+            if self._step in self._sample_steps:
+                self._samples.gradients()
+                self._replicas.gradients()
 
     def on_log(self, loss: float | None, grad_norm: float | None) -> None:
         """Note what the trainer reports on this rank."""
@@ -211,7 +216,8 @@ class Probe:
 
     def end_step(self) -> None:
         """Gather the ranks' rows and write the step's evidence. Collective over the world."""
-        agreement = self._sampled(self._step)
+        with whole_gradients(self._parameters):
+            agreement = self._sampled(self._step)
         squares = self._squares or [0.0] * len(self._grad_norm.names)
         high, low = self._digest.halves
         # Every vocabulary shard takes part in the sum; one of them counts it.

@@ -96,3 +96,18 @@ def cut_by_hand():
 
 def test_pieces_of_different_shapes_are_left_out():
     run_on_ranks(cut_by_hand, 2)
+
+
+def complex_on_a_mesh():
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    cache = torch.polar(torch.ones(3, 4), torch.linspace(0, 1, 12).view(3, 4))
+    plain = arrays_of(BufferSamples([part(cache=cache)], CPU))
+    placed = distribute_tensor(cache, mesh, (Replicate(),))
+    found = arrays_of(BufferSamples([part(cache=placed)], CPU))
+    assert found["buffer_sketch"] == pytest.approx(plain["buffer_sketch"])
+    cut = distribute_tensor(torch.view_as_real(cache), mesh, (Shard(0),))
+    assert arrays_of(BufferSamples([part(cache=cut)], CPU))["buffer_names"].tolist() == ["cache"]
+
+
+def test_a_complex_cache_that_tensor_parallelism_replicates_is_counted():
+    run_on_ranks(complex_on_a_mesh, 2)
