@@ -1,5 +1,6 @@
 """An objective other than the mean cross entropy: in the test set alone, or in both runs."""
 
+import pytest
 from cause_examples import (
     BOTH_LOSSES,
     BOTH_NORMS,
@@ -41,10 +42,14 @@ def test_wrong_gradients_of_some_tensors_do_not_make_another_objective():
     assert verdict_of(test).cause_class is CauseClass.GRADIENT_DIRECTION
 
 
-def test_a_scaled_loss_of_scaled_gradients_stays_a_scale():
-    test = broken(Parallelism(dp_shard=2, cp=2), gradient=scaled(0.5))
-    test = changed(test, lambda _, x: 0.5 * x, "loss", *BOTH_NORMS)
-    assert verdict_of(test).cause_class is CauseClass.GRADIENT_SCALE
+@pytest.mark.parametrize("factor", [0.5, 2036 / 2048])
+def test_a_loss_divided_by_another_count_is_another_objective(factor):
+    test = broken(Parallelism(dp_shard=2, cp=2), gradient=scaled(factor))
+    gradients_alone = changed(test, lambda _, x: factor * x, *BOTH_NORMS)
+    assert verdict_of(gradients_alone).cause_class is CauseClass.GRADIENT_SCALE
+    verdict = verdict_of(changed(gradients_alone, lambda _, x: factor * x, "loss"))
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "the trainer's loss and all" in verdict.cause
 
 
 def test_an_objective_that_the_control_has_too_is_no_wrong_metric():

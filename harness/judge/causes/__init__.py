@@ -42,6 +42,7 @@ from harness.judge.causes.metrics import (
     loss_scaled_alone,
     metric_only,
 )
+from harness.judge.causes.objectives import scaled_objective
 from harness.judge.causes.optimizer import counted_otherwise, moments_lost
 from harness.judge.causes.replicas import replicas
 from harness.judge.causes.updates import frozen, initial, updated
@@ -72,6 +73,7 @@ SIGNATURES: tuple[Signature, ...] = (
     metric_only,
     loss_of_right_gradients,
     loss_scaled_alone,
+    scaled_objective,
     trained_objective,
     slight_forward,
     other_buffers,
