@@ -198,10 +198,36 @@ def test_skipped_and_other_clipping_are_told_apart():
 
 def test_gradients_changed_after_clipping_are_no_wrong_clipping():
     rng = np.random.default_rng(1)
-    decayed = {name: 1 + rng.uniform(0.01, 0.3) for name in NAMES}
+    decayed = {name: 1 + rng.uniform(0.01, 300) for name in NAMES}
     verdict = verdict_of(clipped(broken(), lambda _, name: decayed[name]), REFERENCE)
     assert verdict.cause_class is CauseClass.UPDATE
     assert "changed between clipping and the update at step 1" in verdict.cause
+
+
+def ranks_alone(norm):
+    """Two ranks clip their shards, of which the first has other shares, each by its own norm."""
+    share = np.random.default_rng(2).uniform(0.3, 0.7, norm.size)
+    parts = [norm * np.sqrt(share), norm * np.sqrt(1 - share)]
+    return np.hypot(*(part * min(1.0, MAX_NORM / np.linalg.norm(part)) for part in parts))
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        (lambda norm: np.minimum(norm, MAX_NORM), "by the norm of its own gradient alone"),
+        (ranks_alone, "by norms of parts"),
+    ],
+)
+def test_a_factor_for_each_parameter_is_wrong_clipping(norms, words):
+    test = clipped_to(kept(broken()), lambda sample: norms(sample.gradients.norm))
+    verdict = verdict_of(test, REFERENCE)
+    assert verdict.cause_class is CauseClass.CLIPPING
+    assert words in verdict.cause
+
+
+def test_gradients_that_are_zero_after_clipping_are_told():
+    found = clipped(broken(), lambda _, name: 0.0 if name == "norm.weight" else 1.0)
+    assert "norm.weight by 0" in verdict_of(found, REFERENCE).cause
 
 
 def test_clipping_that_follows_from_wrong_gradients_is_not_blamed():

@@ -68,13 +68,14 @@ def clipping(scene: Scene) -> Cause | None:
         else f"after step {before}, where they still were, and at step {wrong.step}"
     )
     groups = _groups(wrong)
-    if wrong.odd and len(groups) > _MOST_GROUPS:
+    if wrong.odd and len(groups) > _MOST_GROUPS and wrong.factors.max() > 1 + wrong.alike:
         odd = [wrong.names[index] for index in wrong.odd]
         sentence = (
             f"gradients agree, and are changed between clipping and the update {when}: clipping "
-            f"multiplies all by one factor ({wrong.expected:.4g} here), and their lengths are now "
-            f"{wrong.factors.min():.4g} to {wrong.factors.max():.4g} of what they were; "
-            f"{describe(odd, sample.names)} differ from most{loss_agrees(scene, wrong.step)}"
+            f"multiplies all by one factor ({wrong.expected:.4g} here) and makes none longer, and "
+            f"their lengths are now {wrong.factors.min():.4g} to {wrong.factors.max():.4g} of what "
+            f"they were; {describe(odd, sample.names)} differ from most"
+            f"{loss_agrees(scene, wrong.step)}"
         )
         return Cause(sentence, CauseClass.UPDATE, _CHANGED_AFTER)
     sentence = (
@@ -96,6 +97,8 @@ def _by_itself(wrong: Clipping, sample: TensorComparison) -> bool:
 
 def _said(wrong: Clipping, groups: Sequence[_Group], sample: TensorComparison, scene: Scene) -> str:
     asked = f"their norm asks for {wrong.expected:.4g}"
+    if wrong.odd and len(groups) > _MOST_GROUPS:
+        return _each_otherwise(wrong, asked)
     if wrong.odd:
         words = []
         for group in groups:
@@ -116,12 +119,23 @@ def _said(wrong: Clipping, groups: Sequence[_Group], sample: TensorComparison, s
     )
 
 
+def _each_otherwise(wrong: Clipping, asked: str) -> str:
+    """Nearly every parameter has a factor of its own, and none is longer than before."""
+    least, most = float(wrong.factors.min()), float(wrong.factors.max())
+    said = f"each is multiplied by another factor, from {least:.4g} to {most:.4g}, where {asked}"
+    if all(_own_norm(wrong, _Group([i], float(wrong.factors[i]))) for i in range(wrong.norms.size)):
+        return f"{said}; each is clipped by the norm of its own gradient alone"
+    if least >= wrong.expected * (1 - wrong.right):
+        return f"{said}, and none by less: by norms of parts, as of the shards that a rank holds"
+    return said
+
+
 def _groups(wrong: Clipping) -> list[_Group]:
     """Parameters by their factors, the largest group first."""
     groups: list[list[int]] = []
     for index in np.argsort(wrong.factors, kind="stable"):
         last = wrong.factors[groups[-1][0]] if groups else np.nan
-        if abs(wrong.factors[index] / last - 1) <= 2 * wrong.alike:
+        if wrong.factors[index] - last <= 2 * wrong.alike * last:
             groups[-1].append(int(index))
         else:
             groups.append([int(index)])
