@@ -197,14 +197,18 @@ its square. Repeats and DDP differ by 1e-6."""
 SAME_BUFFER = 1e-6
 """A buffer that never changes in the control: the same table, computed by the same formula."""
 BUFFER_FLOOR: Mapping[Precision, Floor] = {
-    # A router's bias moves by steps of one size: one expert more or less of eight is 0.7 after the
-    # first update, and less and less later. Rounding alone routes no token of a first step
-    # elsewhere.
+    # A router's bias moves by steps of one size, up or down, and less and less beside what it is.
     Precision.FP32: Floor(3e-1, 0.5, 9e-1),
     Precision.BF16: Floor(9e-1, 0.0, 9e-1),
     Precision.FLOAT8: Floor(9e-1, 0.0, 9e-1),
 }
 """Any other buffer, relative to its norm."""
+ONE_ENTRY = 1.1
+"""That by which one entry of a buffer may make it differ, over the updates so far: a router moves
+its biases by their signs about the mean, and an expert whose count of tokens is near a tie may go
+the other way, for experts multiply in bfloat16 whatever the precision. That is as much as 1.0 of
+the first update, and a tenth more. A bias that never moves is off by infinitely many, one that
+moves the wrong way by 2."""
 
 SAME_LR = 1e-6
 """Two lr schedules are the same within this: TensorBoard's float32 costs 6e-8."""

@@ -160,12 +160,18 @@ def _inside(found: Iterable[tuple[str, Leftover]], noun: str, unit: str, origin:
     count = len(each.outside)
     verb = "differs" if count == 1 else "differ"
     noun = noun + "s" * (count > 1) + (f" {name}" if name else "")
-    by = "it is gone or zero" if not np.isfinite(measured) else f"by {measured:.3g}"
+    by = (
+        "which is gone, or zero on one side alone"
+        if not np.isfinite(measured)
+        else f"by {measured:.3g}"
+    )
     detail = (
         f"{count} of {len(each.names)} {noun} {verb} at step {each.step}: {each.names[index]} {by}"
     )
     deviations = tuple(
-        Deviation(each.names[place], each.step, float(each.difference[place]), each.limit[place])
+        Deviation(
+            each.names[place], each.step, float(each.difference[place]), float(each.limit[place])
+        )
         for place in each.outside[:MOST_DEVIATIONS]
     )
     return Finding(Outcome.FAIL, detail, measured, limit, unit, steps, each.step, deviations)

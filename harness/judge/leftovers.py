@@ -18,7 +18,9 @@ from harness.judge.floors import (
     CLIPPED_RIGHT,
     GRADIENT_FLOORS,
     LEAST_STATE_LIMIT,
+    ONE_ENTRY,
     SAME_BUFFER,
+    SAME_WEIGHTS,
     SPACING,
     STATE_PER_GRADIENT,
     TENSOR_CEILING,
@@ -30,6 +32,8 @@ from harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
 UNCLIPPED = 1e-6
 """A factor nearer to one than this is none."""
+_FEWEST_SEEN = 2
+"""Samples in which a buffer must be the same to be one that never changes."""
 
 
 class Clipping(NamedTuple):
@@ -194,25 +198,38 @@ def buffers(
         off = relative(
             ours.sketch[here] - theirs.sketch[there], ours.norm[here], theirs.norm[there]
         )
-        floor = float(BUFFER_FLOOR[precision].at(np.array([sample.step]))[0])
+        floor = buffer_limit(precision, sample.step)
         limit = np.array([rounded if name in still else floor for name in names])
         yield Leftover(sample.step, names, off, limit)
 
 
+def buffer_limit(precision: Precision, step: int) -> float:
+    """How far a buffer that changes may be off at a step, relative to its norm."""
+    floor = float(BUFFER_FLOOR[precision].at(np.array([step]))[0])
+    return max(floor, ONE_ENTRY / max(step, 1))
+
+
 def unchanging(run: Evidence) -> frozenset[str]:
-    """Names of buffers that are the same at all samples of a run."""
+    """Names of buffers that are the same at all samples of a run, of which there are several."""
     seen = [sample.buffers for sample in run.samples if sample.buffers is not None]
-    if not seen:
+    if len(seen) < _FEWEST_SEEN:
         return frozenset()
     return frozenset(
         name
         for index, name in enumerate(seen[0].names)
-        if all(_row(later, name, seen[0].sketch[index]) for later in seen)
+        if all(unmoved(later, name, seen[0].sketch[index]) for later in seen)
     )
 
 
-def _row(rows: BufferRows, name: str, sketch: Floats) -> bool:
-    return name in rows.names and np.array_equal(rows.sketch[rows.names.index(name)], sketch)
+def unmoved(rows: BufferRows, name: str, sketch: Floats) -> bool:
+    """Whether a buffer of the rows is as it was in another sample.
+
+    On a GPU, sums of the same numbers differ in their last bits.
+    """
+    if name not in rows.names:
+        return False
+    now = rows.sketch[rows.names.index(name)]
+    return bool(np.linalg.norm(now - sketch) <= SAME_WEIGHTS * np.linalg.norm(sketch))
 
 
 def _gradient_limit(sample: TensorComparison, precision: Precision) -> Floats:

@@ -4,9 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cause_examples import BOTH_LOSSES, CONTROL, broken, changed, scaled, since, verdict_of
+from cause_examples import (
+    BOTH_LOSSES,
+    CONTROL,
+    broken,
+    changed,
+    scaled,
+    since,
+    turned,
+    verdict_of,
+)
 
-from harness.model import BufferRows, CauseClass
+from harness.model import BufferRows, CauseClass, Precision
 
 BIASES = ("layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E")
 
@@ -56,3 +65,16 @@ def test_buffers_that_differ_after_the_gradients_are_no_cause():
 
 def test_buffers_that_hardly_differ_are_no_cause():
     assert "buffers" not in routed_otherwise(lambda step, values: 1.01 * values).cause
+
+
+def test_below_fp32_other_tokens_for_an_expert_are_no_cause():
+    """What rounding routes elsewhere does not explain what fails later."""
+    low = {"precision": Precision.BF16}
+    test = with_buffers(broken(gradient=since(4, turned(lambda _: True, 3.0))), small)
+    reference = replace(REFERENCE, **low)
+    assert "buffers" not in verdict_of(replace(test, **low), reference).cause
+    assert "buffers" in verdict_of(test, REFERENCE).cause
+
+
+def small(step, values):
+    return values + 0.4 * np.linalg.norm(values) * np.eye(1, 64)

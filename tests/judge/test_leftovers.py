@@ -9,6 +9,7 @@ from judge_examples import in_force
 from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
 
 from harness.judge import judge
+from harness.judge.leftovers import unchanging
 from harness.model import BufferRows, CauseClass, Judgement, Outcome, Parallelism, Precision
 
 PP2 = Parallelism(dp_shard=2, pp=2)
@@ -144,6 +145,42 @@ def test_buffers_that_stay_or_change_fail():
     assert late["buffers-envelope"].onset == 8
     table = fails(with_buffers(kept(broken()), cache=1 + 1e-4), control)
     assert "rope.cache" in table["buffers-first-steps"].detail
+
+
+def test_one_expert_near_a_tie_may_go_the_other_way():
+    def biases(run, signs):
+        pushed = np.array(signs) - np.mean(signs)
+        rows = BufferRows(
+            ("layers.0.moe.expert_bias",),
+            np.array([4]),
+            np.array([np.linalg.norm(pushed)]),
+            np.array([[*pushed, *np.zeros(60)]]),
+        )
+        first = replace(run.samples[1], buffers=rows)
+        return replace(run, samples=(run.samples[0], first, *run.samples[2:]))
+
+    control = biases(with_buffers(REFERENCE), [1, 1, -1, -1])
+    near = biases(with_buffers(kept(broken())), [1, -1, -1, -1])
+    assert not fails(near, control)
+    away = biases(with_buffers(kept(broken())), [-1, -1, 1, 1])
+    assert "buffers-first-steps" in fails(away, control)
+
+
+def test_sums_in_another_order_do_not_change_a_buffer():
+    noisy = with_buffers(REFERENCE)
+    samples = [
+        replace(s, buffers=replace(s.buffers, sketch=s.buffers.sketch * (1 + s.step * 1e-15)))
+        if s.buffers
+        else s
+        for s in noisy.samples
+    ]
+    assert unchanging(replace(noisy, samples=tuple(samples))) == {"rope.cache"}
+
+
+def test_a_buffer_that_was_seen_once_may_well_change():
+    assert not unchanging(
+        replace(with_buffers(REFERENCE), samples=with_buffers(REFERENCE).samples[:2])
+    )
 
 
 # ------------------------------------------------------------------ the cause

@@ -9,13 +9,14 @@ import numpy as np
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import fold, joined
+from harness.judge.leftovers import buffer_limit, unmoved
 from harness.judge.scene import Scene
 from harness.judge.sketches import fit, relative
 from harness.judge.tensors import TensorComparison
-from harness.model import BufferRows, CauseClass, Floats
+from harness.model import BufferRows, CauseClass, Floats, Precision
 
 _FAR = 0.1
-"""Relative difference of a buffer that rounding does not make while all gradients agree."""
+"""Relative difference of a buffer that rounding does not make in fp32 while all gradients agree."""
 _MULTIPLE = 1e-3
 """What a factor may leave of a buffer that is a multiple of the control's."""
 _LOOK_AT = (
@@ -88,11 +89,17 @@ def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
         )
         if not agreed or (first is not None and first < sample.step):
             return None
-        apart = [each for each in _buffers(sample, before) if each.apart > _FAR]
+        apart = [each for each in _buffers(sample, before) if each.apart > _far(sample, scene)]
         if apart:
             return sample, apart
         before = sample
     return None
+
+
+def _far(sample: TensorComparison, scene: Scene) -> float:
+    """Below fp32, rounding alone sends tokens to other experts: there the check's own limit."""
+    exact = scene.precision is Precision.FP32
+    return _FAR if exact else buffer_limit(scene.precision, sample.step)
 
 
 def _words(names: Sequence[str], sample: TensorComparison) -> str:
@@ -120,4 +127,4 @@ def _same(rows: BufferRows | None, name: str, sketch: Floats) -> bool:
     """Whether a buffer is as the rows have it; without rows, whether it is still all zeros."""
     if rows is None or name not in rows.names:
         return not sketch.any()
-    return np.array_equal(rows.sketch[rows.names.index(name)], sketch)
+    return unmoved(rows, name, sketch)
