@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.gradients import wrong_gradients
-from harness.judge.causes.groups import describe, fold, joined
+from harness.judge.causes.groups import fold, joined
 from harness.judge.causes.updates import first_part
 from harness.judge.scene import Scene
 from harness.model import CauseClass, Disagreement, ReplicaSample
@@ -15,7 +14,10 @@ _NAMED = 3
 
 
 def replicas(scene: Scene) -> Cause | None:
-    """Copies disagree, and may have done so when the first other thing went wrong."""
+    """Copies disagree, and may have done so when the first other thing went wrong.
+
+    Some of each kind are listed, so a kind that is not listed agrees.
+    """
     if not scene.failed("replicas-agree"):
         return None
     agreed, first = -1, None
@@ -50,31 +52,22 @@ def _why(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> tu
         f"the gradient reduction{mesh} of these tensors: gradient placements of to_local, "
         "no_sync and last-microbatch flags, hooks that some ranks skip"
     )
-    unreduced = _unreduced(first, kinds, agreed, scene)
-    if unreduced:
+    if "gradient" in kinds:
         when = "from the first step on " if first.step == 1 else ""
         late = began if first.step > 1 else ""
-        which = "these gradients" if "gradient" in kinds else _wrong_ones(first.step, scene)
-        words = f"{when}a reduction of {which}{mesh} is missing, or is not the same on all"
+        words = f"{when}a reduction of these gradients{mesh} is missing, or is not the same on all"
         return f"{words}{late}", reduction
-    state, step = _step_by_rank(first, kinds, mesh, scene)
-    if unreduced is None:
-        words = "their gradients are not reduced alike, or each rank uses them in its own way"
-        return f"{words}{began}", f"{reduction}; {step}"
+    state, step = _step_by_rank(first, kinds, mesh)
     words = "their gradients were the same before clipping, so the update differs by rank"
     return f"{words}{began}{state}", step
 
 
-def _step_by_rank(
-    first: ReplicaSample, kinds: set[str], mesh: str, scene: Scene
-) -> tuple[str, str]:
+def _step_by_rank(first: ReplicaSample, kinds: set[str], mesh: str) -> tuple[str, str]:
     """What the optimizer's state tells of an update that differs, and what to look at."""
-    sample = scene.sample(first.step)
-    listed = first.count == len(first.disagreements)
-    if "optimizer state" in kinds or (sample is not None and first.count > len(sample.names)):
+    if "optimizer state" in kinds:
         said = "; the optimizer's state differs, too: it took other gradients, decay rates or steps"
         doings = "clipping by its own norm, skipped steps, the optimizer's betas and state"
-    elif listed and first.compared.get("optimizer state"):
+    elif kinds and first.compared.get("optimizer state"):
         said = "; the optimizer's state is the same: it took the same gradients"
         doings = "the optimizer's learning rate, weight decay and epsilon, the update's precision"
     else:
@@ -95,34 +88,6 @@ def _began_otherwise(kinds: set[str], mesh: str) -> tuple[str, str]:
             "parameters or loads the checkpoint"
         ),
     )
-
-
-def _unreduced(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> bool | None:
-    """Whether copies of gradients differed first; None when the evidence does not tell.
-
-    Disagreements are listed by kind, parameters before gradients, and only the first of many: if
-    parameters fill the list, the control tells whether gradients were right.
-    """
-    if "gradient" in kinds:
-        return True
-    if first.count == len(first.disagreements) or kinds != {"parameter"}:
-        return False
-    sample = scene.sample(first.step)
-    if agreed + 1 == first.step and sample is not None and sample.gradients is not None:
-        return bool(sample.gradients.outside.size)
-    loss, norm = scene.curve("loss"), scene.curve("grad_norm")
-    if norm is None or norm.onset is None or not agreed < norm.onset <= first.step:
-        return None
-    # A wrong gradient shows in the norm of its step, and in the loss of the next.
-    return loss is None or loss.onset is None or norm.onset < loss.onset
-
-
-def _wrong_ones(step: int, scene: Scene) -> str:
-    """Gradients that the list of copies has no room for, by what the control says of them."""
-    wrong = wrong_gradients(scene.sample(step))
-    if wrong is None or len(wrong.off) == len(wrong.among):
-        return "gradients"
-    return f"the gradients of {describe(wrong.off, wrong.among)}"
 
 
 def _since(first: ReplicaSample, agreed: int, scene: Scene) -> str:
