@@ -7,8 +7,8 @@ import numpy as np
 from harness.judge.agreement import agreement
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.families import differences
-from harness.judge.causes.gradients import Wrong, worst_words, wrong_gradients
 from harness.judge.causes.groups import joined
+from harness.judge.causes.wrong import Wrong, worst_words, wrong_gradients
 from harness.judge.envelope import Envelope
 from harness.judge.factors import FIRST_STEP_MATCH
 from harness.judge.scene import (

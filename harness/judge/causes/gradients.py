@@ -5,31 +5,27 @@ Scaled in all tensors, scaled in some, or wrong in direction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
 import numpy as np
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.displaced import displaced
 from harness.judge.causes.families import family, stage_words
-from harness.judge.causes.groups import describe, joined
+from harness.judge.causes.groups import describe
 from harness.judge.causes.sorting import (
     MOST_FACTORS,
     PART_LEAVES,
     Scaled,
-    Sorting,
     common_multiple,
     scaled_together,
     sort,
 )
+from harness.judge.causes.wrong import Wrong, worst_words, wrong_gradients
 from harness.judge.factors import Match, Named, named_factor
 from harness.judge.scene import ABRUPT, Scene, digits, loss_agrees, off_at_first_step
 from harness.judge.tensor_checks import FIRST_STEPS
-from harness.judge.tensors import TensorComparison, TensorDifferences
-from harness.model import CauseClass, Integers, Precision, TensorRows
+from harness.judge.tensors import TensorComparison
+from harness.model import CauseClass, Precision
 
-NAMED = 3
 _LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2
 _BF16_ROUNDING = (5e-4, 2e-2)
 """Relative differences that a cast or a sum in bfloat16 leaves of a tensor in float32."""
@@ -37,42 +33,6 @@ _NOTHING = 1e-12
 _HOLES = 0.1
 """Share of a tensor's entries that are zero in the test set alone, and then worth a word."""
 _WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
-
-
-class Wrong(NamedTuple):
-    """A sample with gradients outside their limits."""
-
-    step: int
-    names: tuple[str, ...]
-    sizes: Integers
-    test: TensorRows
-    control: TensorRows
-    found: TensorDifferences
-    sorting: Sorting
-
-    def named(self, indices: Iterable[int]) -> list[str]:
-        return [self.names[index] for index in indices]
-
-    @property
-    def among(self) -> list[str]:
-        """All parameters with a gradient on either side."""
-        return self.named(self.sorting.judged)
-
-    @property
-    def off(self) -> list[str]:
-        return self.named(self.sorting.off)
-
-
-def wrong_gradients(sample: TensorComparison | None) -> Wrong | None:
-    """None when the sample has none, or they are all inside."""
-    if sample is None or sample.gradients is None or not sample.gradients.outside.size:
-        return None
-    ours, theirs = sample.test.gradients, sample.control.gradients
-    if ours is None or theirs is None:
-        return None
-    sorting = sort(ours.sketch, theirs.sketch, sample.gradients)
-    sizes = sample.control.sizes
-    return Wrong(sample.step, sample.names, sizes, ours, theirs, sample.gradients, sorting)
 
 
 def no_gradient(scene: Scene) -> Cause | None:
@@ -256,20 +216,6 @@ def _direction(wrong: Wrong, scene: Scene) -> Cause:
         f"{_precision(wrong, scene)}"
     )
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)
-
-
-def worst_words(wrong: Wrong) -> str:
-    """The furthest tensors with relative difference, best factor and what it leaves."""
-    sorting, difference = wrong.sorting, wrong.found.difference
-    words = []
-    for index in sorting.turned[:NAMED]:
-        if np.isfinite(sorting.factors[index]):
-            best = f"best factor {sorting.factors[index]:.3g}, which leaves "
-            left = f"{best}{sorting.residuals[index]:.2g}"
-            words.append(f"{wrong.names[index]} by {difference[index]:.2g} ({left})")
-        else:
-            words.append(f"{wrong.names[index]} (no multiple of the control's)")
-    return joined(words)
 
 
 def _kept(wrong: Wrong, before: TensorComparison | None) -> Cause | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.gradients import name_of, wrong_gradients
+from harness.judge.causes.gradients import name_of
+from harness.judge.causes.wrong import wrong_gradients
 from harness.judge.scene import Scene, off_at_first_step, ratio_words
 from harness.model import CauseClass
 

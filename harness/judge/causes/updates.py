@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.gradients import NAMED, wrong_gradients
 from harness.judge.causes.groups import describe, joined, place_of
 from harness.judge.causes.sorting import MOST_FACTORS, Sorting, common_multiple, sort
+from harness.judge.causes.wrong import NAMED, wrong_gradients
 from harness.judge.curves import series
 from harness.judge.scene import Scene, loss_agrees
 from harness.judge.sketches import update
