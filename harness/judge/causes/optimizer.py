@@ -17,7 +17,10 @@ SAME = 1e-3
 COUNTED = 1e-2
 """Counters are whole numbers, averaged over the entries of a tensor: those of its shards."""
 NOTABLE = 1e-2
-"""Relative difference of a state's norm that rounding of right gradients does not make."""
+"""Relative difference of a state's norm that rounding of right gradients does not make in fp32 …"""
+SQUARED = 2.0
+"""… and never more than this many times what the gradients so far differ by: a moment is an average
+of them or of their squares."""
 
 _RESUMED = (
     "what a resume between those steps saves and loads of the optimizer: its state by parameter "
@@ -59,18 +62,20 @@ def counted_otherwise(scene: Scene) -> Cause | None:
 
 def moments_lost(scene: Scene) -> Cause | None:
     """Gradients agree, and what the optimizer keeps of the earlier ones does not any more."""
+    explained = NOTABLE
     for before, sample in pairwise(scene.case.tensors):
         if sample.gradients is None or sample.gradients.outside.size:
             return None
+        explained = max(explained, SQUARED * float(sample.gradients.difference.max()))
         ratios = _state_ratios(sample)
         if ratios is None or sample.test.left is None:
             continue
-        off = _far(ratios)
+        off = _far(ratios, explained)
         if not off.any():
             continue
         earlier = _state_ratios(before)
         norms = _clipped(sample)
-        if earlier is None or _far(earlier).any():
+        if earlier is None or _far(earlier, explained).any():
             return None
         if norms is not None and abs(norms[1] / norms[2] - 1) > SAME:
             return None  # other gradients were given to it
@@ -127,8 +132,8 @@ def _comparable(ours: UpdateRows, theirs: UpdateRows) -> bool:
     return ours.states == theirs.states and len(ours.states) > 0
 
 
-def _far(ratios: Floats) -> Flags:
-    return np.asarray(np.abs(ratios - 1) > NOTABLE, dtype=np.bool_)
+def _far(ratios: Floats, explained: float) -> Flags:
+    return np.asarray(np.abs(ratios - 1) > explained, dtype=np.bool_)
 
 
 def _range(numbers: Floats) -> str:
