@@ -45,8 +45,7 @@ def close_1e5(test: Curve, control: Curve, _repeats: Sequence[Curve] = ()) -> bo
     """Every loss is within atol 1e-8 + rtol 1e-5 of the control's.
 
     Liger-Kernel, ``test/utils.py: assert_verbose_allclose`` with its defaults, as its convergence
-    tests use it for fp32 losses; rtol 1e-5 is also what torchtitan's ``loss_compare.py`` is given
-    where it takes a tolerance. Other numbers of steps fail; NaN or an infinity on one side only
+    tests use it for fp32 losses. Other numbers of steps fail; NaN or an infinity on one side only
     fails, on both sides at the same step passes.
     """
     if len(test.loss) != len(control.loss):

@@ -11,8 +11,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from harness.judge.check import Finding, Question, check, skipped
-from harness.judge.leftovers import Clipping, Leftover, buffers, clippings, counters, states
+from harness.judge.check import Finding, Question, check, invalid, skipped
+from harness.judge.leftovers import (
+    Clipping,
+    Leftover,
+    buffers,
+    clippings,
+    counters,
+    states,
+    unseen,
+)
 from harness.judge.tensor_checks import FIRST_STEPS, NAMED
 from harness.judge.tensors import MOST_DEVIATIONS, TensorComparison
 from harness.model import Deviation, Evidence, Limit, Outcome, Tier
@@ -27,8 +35,8 @@ def clipping_first_steps(tensors: Comparisons, test: Evidence, control: Evidence
 
     Clipping uses another norm, another largest norm, or leaves parameters out.
     """
-    found = [each for each in clippings(tensors, test, control) if each.step <= FIRST_STEPS]
-    return _clipped(found)
+    early = [each for each in tensors if each.step <= FIRST_STEPS]
+    return _clipped(early, test, control)
 
 
 @check(Tier.ENVELOPE)
@@ -37,8 +45,7 @@ def clipping_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -
 
     Clipping is switched off, or begins to use another norm.
     """
-    found = [each for each in clippings(tensors, test, control) if each.step > FIRST_STEPS]
-    return _clipped(found)
+    return _clipped([each for each in tensors if each.step > FIRST_STEPS], test, control)
 
 
 @check(Tier.FIRST_STEP)
@@ -106,8 +113,15 @@ CHECKS: tuple[Question, ...] = (
 )
 
 
-def _clipped(found: Sequence[Clipping]) -> Finding:
-    """FAIL at the first step that is clipped wrongly; else PASS with the one nearest its limits."""
+def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evidence) -> Finding:
+    """FAIL at the first step that is clipped wrongly; else PASS with the one nearest its limits.
+
+    INVALID for a run of our own that shows less than its control.
+    """
+    found = list(clippings(tensors, test, control))
+    gone = unseen(tensors) if test.in_force is not None else ""
+    if gone and not any(each.wrong for each in found):
+        return invalid(gone)
     if not found:
         return skipped(_NOTHING)
     steps = (found[0].step, found[-1].step)

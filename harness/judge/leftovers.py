@@ -135,6 +135,25 @@ def clippings(
         )
 
 
+def unseen(tensors: Sequence[TensorComparison]) -> str:
+    """Where the control's clipped gradients are known and the test set's are not; else empty."""
+    for sample in tensors:
+        ours, theirs = sample.test, sample.control
+        if theirs.left is None or ours.gradients is None:
+            continue
+        known = np.isfinite(theirs.left.clipped_norm)
+        here = ours.left.clipped_norm if ours.left is not None else np.full(known.shape, np.nan)
+        gone = np.flatnonzero(known & np.isfinite(ours.gradients.norm) & ~np.isfinite(here))
+        if gone.size:
+            first = sample.names[int(gone[0])]
+            return (
+                f"at step {sample.step} {gone.size} of {known.size} gradients could not be seen "
+                f"after clipping (first: {first}): they were cleared before the step ended, or "
+                "are partial sums"
+            )
+    return ""
+
+
 def counters(tensors: Sequence[TensorComparison]) -> Iterator[Leftover]:
     """How far the optimizer's counters are from the control's, in updates; infinite where lost."""
     for sample in tensors:

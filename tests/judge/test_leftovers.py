@@ -78,6 +78,19 @@ def test_the_same_leftovers_pass():
     assert {found[name].outcome for name in new} == {Outcome.PASS}
 
 
+def test_gradients_that_only_the_control_shows_after_clipping_are_no_pass():
+    hidden = clipped(broken(), lambda _, name: np.nan if name == "norm.weight" else 1.0)
+    verdict = judge(hidden, REFERENCE)
+    assert verdict.judgement is Judgement.INVALID
+    assert (
+        "1 of 35 gradients could not be seen after clipping (first: norm.weight)" in verdict.cause
+    )
+    without = replace(hidden, samples=tuple(replace(each, left=None) for each in hidden.samples))
+    assert judge(without, REFERENCE).judgement is Judgement.INVALID
+    foreign = outcomes(replace(without, in_force=None))
+    assert foreign["clipping-first-steps"].outcome is Outcome.SKIPPED
+
+
 def test_gradients_of_another_length_are_clipped_to_the_same_norm():
     doubled = kept(broken(gradient=scaled(2.0)))
     found = fails(doubled)
