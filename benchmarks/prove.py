@@ -168,7 +168,7 @@ def _write(proof: Proof, held_out: Proof | None, folder: Path, *, part: bool) ->
 
 def _summary(proof: Proof, folder: Path, seconds: float, *, part: bool) -> Exit:
     print(f"\n{headline(proof, part=part).strip('*')}\n")
-    found = goals(proof)
+    found = goals(proof, part=part)
     for goal in found:
         print(f"  {'met   ' if goal.met else 'MISSED'}  {goal.text}: {goal.measured}")
     for trouble in proof.troubles:

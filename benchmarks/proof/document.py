@@ -19,7 +19,8 @@ def document(proof: Proof, held_out: Proof | None, *, part: bool, generated: str
         "part": part,
         "versions": dict(proof.versions),
         "goals": [
-            {"goal": goal.text, "measured": goal.measured, "met": goal.met} for goal in goals(proof)
+            {"goal": goal.text, "measured": goal.measured, "met": goal.met}
+            for goal in goals(proof, part=part)
         ],
         "totals": _totals(proof),
         "bugs": [_bug(each) for each in proof.bugs],

@@ -18,12 +18,17 @@ class Goal:
     met: bool
 
 
-def goals(proof: Proof) -> tuple[Goal, ...]:
-    """Every goal, measured. Of nothing (part of the benchmark has no bugs, say) a goal is met."""
+def goals(proof: Proof, *, part: bool) -> tuple[Goal, ...]:
+    """Every goal, measured. Of nothing (part of the benchmark has no bugs, say) a goal is met.
+
+    Of the whole benchmark, bugs that have no effect by step 2 count against the second goal; a
+    ``part`` may hold nothing else, so there they do not.
+    """
     certain = [each for each in proof.bugs if each.graded.bug.kind in CERTAIN]
     missed = [each.graded.bug.id for each in certain if not each.graded.answer.caught]
-    early = can_show_early(proof)
-    by_2 = sum(each.graded.caught_by(EARLY) for each in early)
+    asked = can_show_early(proof) if part else proof.bugs
+    whose = "the bugs with an effect by then" if part else "all bugs"
+    by_2 = sum(each.graded.caught_by(EARLY) for each in asked)
     caught = [each.graded for each in proof.bugs if each.graded.answer.caught]
     right = sum(each.cause_right is True for each in caught)
     wrong = [each.bug.id for each in caught if each.cause_right is False]
@@ -35,9 +40,9 @@ def goals(proof: Proof) -> tuple[Goal, ...]:
             not missed,
         ),
         Goal(
-            f"at least {SHARE:.0%} of the bugs that show by step {EARLY} are caught by then",
-            share(by_2, len(early)),
-            _reached(by_2, len(early)),
+            f"at least {SHARE:.0%} of {whose} are caught by step {EARLY}",
+            share(by_2, len(asked)),
+            _reached(by_2, len(asked)),
         ),
         Goal(
             f"the cause is right for at least {SHARE:.0%} of the caught",

@@ -28,7 +28,7 @@ def page(proof: Proof, held_out: Proof | None, *, part: bool, generated: str) ->
     """The Markdown page; its picture is ``benchmark.png`` beside it."""
     sections = [
         ["# Bugs caught and named", headline(proof, part=part), _picture(proof)],
-        ["## Goals", _goals(proof)],
+        ["## Goals", _goals(proof, part=part)],
         ["## By class", _classes(proof), _early_note(proof)],
         ["## Every bug", _bugs(proof.bugs)],
         ["## The same runs, judged by the rules in use elsewhere", _rules(proof)],
@@ -72,10 +72,13 @@ def _picture(proof: Proof) -> str:
     return f"![{alt}](benchmark.png)" if proof.bugs else ""
 
 
-def _goals(proof: Proof) -> str:
+def _goals(proof: Proof, *, part: bool) -> str:
     return _table(
         ("goal", "measured", ""),
-        ((each.text, each.measured, "met" if each.met else "**missed**") for each in goals(proof)),
+        (
+            (each.text, each.measured, "met" if each.met else "**missed**")
+            for each in goals(proof, part=part)
+        ),
     )
 
 

@@ -150,8 +150,8 @@ def test_a_ladder_ends_where_it_is_no_longer_caught(proof):
 
 
 def test_goals_are_met_or_missed(report, proof):
-    def met(measured: Proof) -> list[bool]:
-        return [goal.met for goal in goals(measured)]
+    def met(measured: Proof, *, part: bool = False) -> list[bool]:
+        return [goal.met for goal in goals(measured, part=part)]
 
     named = [each for each in proof.bugs if each.graded.answer.cause_class not in UNNAMED]
     accepting = [
@@ -161,7 +161,9 @@ def test_goals_are_met_or_missed(report, proof):
     assert met(proof_of(report, replace(SILENT, kind="C3")))[0] is False
     assert met(proof_of(report, SILENT))[0] is True
     late = proof_of(report, replace(LOUD, first_step=1), *accepting)
-    assert met(late)[1] is False
+    assert [met(late, part=part)[1] for part in (True, False)] == [False, False]
+    in_time = proof_of(report, LOUD, *accepting)
+    assert [met(in_time, part=part)[1] for part in (True, False)] == [True, False]
     other = next(cause for cause in CauseClass if cause is not named[0].graded.answer.cause_class)
     assert met(proof_of(report, replace(accepting[0], causes=(other,))))[2:4] == [False, False]
     assert met(proof_of(report, *accepting, correct=("loud",)))[4] is False
@@ -217,5 +219,5 @@ def test_the_picture_is_drawn_alike_every_time(proof):
 def test_a_part_without_bugs_is_a_page_too(report):
     only = proof_of(report)
     assert "1 of 1 pass" in page(only, None, part=True, generated="now")
-    assert all(goal.met for goal in goals(only))
+    assert all(goal.met for goal in goals(only, part=True))
     assert math.isfinite(document(only, None, part=True, generated="now")["cost"]["rank_seconds"])
