@@ -302,7 +302,7 @@ def norm_without_experts(trainer: Any) -> None:
     First step: 1
     Needs: clipping active
     Signature: reported grad norm below the recomputed one; gradients before clipping right
-    Cause: metric only | update
+    Cause: clipping | metric only
     Says: norm
     """
     del trainer

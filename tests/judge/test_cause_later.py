@@ -18,7 +18,7 @@ from cause_examples import (
 from judge_examples import LOSSES, STEPS, foreign, run, with_signals
 
 from harness.judge import calibrate, judge
-from harness.model import CauseClass, Judgement
+from harness.model import CauseClass, Judgement, Precision
 
 ALL = (*BOTH_LOSSES, *BOTH_NORMS)
 
@@ -193,6 +193,13 @@ def test_one_step_alone_is_a_glitch():
     verdict = verdict_of(test)
     assert verdict.cause_class is CauseClass.GLITCH
     assert "its samples" in verdict.look_at
+
+
+def test_a_step_outside_a_limit_that_widens_later_is_no_glitch():
+    test = changed(broken(), lambda step, x: x * (1.012 + 0.002 * (step % 2)), "grad_norm")
+    test = changed(test, lambda _, x: 1.0075 * x, "grad_norm_recomputed")
+    verdict = verdict_of(replace(test, precision=Precision.BF16))
+    assert verdict.cause_class is not CauseClass.GLITCH
 
 
 def test_a_step_after_which_tensors_stay_off_is_no_glitch():

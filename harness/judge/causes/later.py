@@ -47,7 +47,10 @@ def one_step(scene: Scene) -> Cause | None:
     )
     index = worst.index_of(step)
     head = f"{words_of(worst)} is {ratio_words(worst, index)} times the control's at step {step}"
-    alone = all(envelope.onset == step and envelope.outside.size == 1 for envelope in off)
+    alone = all(
+        envelope.onset == step and envelope.outside.size == 1 and _stands_out(envelope)
+        for envelope in off
+    )
     if alone and index < worst.steps.size - 1 and not _tensors_off_after(scene, step):
         sentence = f"one step alone is off: {head}, and all others agree"
     elif all(_spikes(envelope) for envelope in off if envelope.onset == step):
@@ -63,6 +66,13 @@ def one_step(scene: Scene) -> Cause | None:
 
 _AFTERMATH = 3
 """Steps that must follow a spike."""
+
+
+def _stands_out(curve: Envelope) -> bool:
+    """Whether a step is off by more than most others, which a limit that widens lets pass."""
+    others = np.delete(curve.difference, curve.index_of(curve.onset or 0))
+    peak = float(curve.difference[curve.index_of(curve.onset or 0)])
+    return not others.size or bool(ABRUPT * np.median(others) <= peak)
 
 
 def _spikes(curve: Envelope) -> bool:
