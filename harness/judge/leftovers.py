@@ -7,18 +7,20 @@ apart. The optimizer's moments are averages of gradients, and differ about as gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from harness.judge.floors import (
-    BUFFER_FLOOR,
     CLIPPED_ALIKE,
     CLIPPED_RIGHT,
+    ENTRIES_TURNED,
     GRADIENT_FLOORS,
     LEAST_STATE_LIMIT,
-    ONE_ENTRY,
+    MULTIPLE_LEAVES,
+    MULTIPLE_OFF,
     SAME_BUFFER,
     SAME_WEIGHTS,
     SPACING,
@@ -26,7 +28,7 @@ from harness.judge.floors import (
     TENSOR_CEILING,
     coarser,
 )
-from harness.judge.sketches import relative
+from harness.judge.sketches import fit, relative
 from harness.judge.tensors import TensorComparison
 from harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
@@ -196,36 +198,51 @@ def states(
 def buffers(
     tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
 ) -> Iterator[Leftover]:
-    """Buffers that both runs have; those that never change in the control within rounding."""
-    precision = coarser(test.precision, control.precision)
+    """Buffers that both runs have: tables relative to their norm, others to how far they move.
+
+    What is zero in the control at every sample (a count that is cleared in each step) is left out.
+    """
     rounded = SAME_BUFFER + max(_spacing(test), _spacing(control))
-    still = unchanging(control)
+    still, pace = unchanging(control), _pace(control)
     for sample in tensors:
         ours, theirs = sample.test.buffers, sample.control.buffers
         if ours is None or theirs is None:
             continue
-        place = {name: index for index, name in enumerate(ours.names)}
-        pairs = [
-            (index, place[name])
-            for index, name in enumerate(theirs.names)
-            if name in place and np.isfinite(theirs.norm[index])
-        ]
-        if not pairs:
-            continue
-        there, here = (list(side) for side in zip(*pairs, strict=True))
-        names = tuple(theirs.names[index] for index in there)
-        off = relative(
-            ours.sketch[here] - theirs.sketch[there], ours.norm[here], theirs.norm[there]
+        names = tuple(
+            name
+            for name, norm in zip(theirs.names, theirs.norm, strict=True)
+            if name in ours.names and np.isfinite(norm) and pace.get(name, 0.0) > 0
         )
-        floor = buffer_limit(precision, sample.step)
-        limit = np.array([rounded if name in still else floor for name in names])
-        yield Leftover(sample.step, names, off, limit)
+        if not names:
+            continue
+        here = [ours.names.index(name) for name in names]
+        there = [theirs.names.index(name) for name in names]
+        apart = ours.sketch[here] - theirs.sketch[there]
+        of_norm = relative(apart, ours.norm[here], theirs.norm[there])
+        lost = (ours.norm[here] == 0) & (theirs.norm[there] > 0)
+        step = max(sample.step, 1)
+        reach = step * np.array([pace[name] for name in names])
+        moved = np.linalg.norm(apart, axis=1) / reach
+        of_pace = np.where(lost | ~np.isfinite(moved), np.inf, moved)
+        table = np.array([name in still for name in names])
+        fits = [fit(ours.sketch[a], theirs.sketch[b]) for a, b in zip(here, there, strict=True)]
+        # Entries that go the other way make no multiple of what they were.
+        multiple = np.array([each.residual <= MULTIPLE_LEAVES for each in fits])
+        limit = np.where(multiple, MULTIPLE_OFF, ENTRIES_TURNED / math.sqrt(step))
+        limit = np.where(table, rounded, limit)
+        yield Leftover(sample.step, names, np.where(table, of_norm, of_pace), limit)
 
 
-def buffer_limit(precision: Precision, step: int) -> float:
-    """How far a buffer that changes may be off at a step, relative to its norm."""
-    floor = float(BUFFER_FLOOR[precision].at(np.array([step]))[0])
-    return max(floor, ONE_ENTRY / max(step, 1))
+def _pace(control: Evidence) -> dict[str, float]:
+    """The most that each buffer's norm grew per step from zero, by name."""
+    most: dict[str, float] = {}
+    for sample in control.samples:
+        if sample.buffers is None:
+            continue
+        for name, norm in zip(sample.buffers.names, sample.buffers.norm, strict=True):
+            if np.isfinite(norm):
+                most[name] = max(most.get(name, 0.0), float(norm) / max(sample.step, 1))
+    return most
 
 
 def unchanging(run: Evidence) -> frozenset[str]:

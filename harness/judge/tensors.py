@@ -9,6 +9,7 @@ import numpy as np
 from harness.judge.chance import tensor_multiple
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
+    FINE_GRADIENT,
     GRADIENT_FLOORS,
     SAME_WEIGHTS,
     SIGN_STEPS,
@@ -210,9 +211,9 @@ class _Limits:
         self, updates: TensorDifferences, gradients: TensorDifferences
     ) -> TensorDifferences:
         """Widen limits of AdamW's first updates by the signs that rounding may turn."""
-        if self.precision is Precision.FP32:
-            return updates
         difference = np.where(np.isfinite(gradients.difference), gradients.difference, 0.0)
+        if self.precision is Precision.FP32:
+            difference = np.where(difference > FINE_GRADIENT, difference, 0.0)
         turned = np.minimum(TURNED_SIGNS * np.sqrt(difference), TENSOR_CEILING)
         return replace(updates, limit=np.maximum(updates.limit, turned))
 

@@ -9,14 +9,13 @@ import numpy as np
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import fold, joined
-from harness.judge.leftovers import buffer_limit, unmoved
+from harness.judge.leftovers import buffers as compared
+from harness.judge.leftovers import unmoved
 from harness.judge.scene import Scene
 from harness.judge.sketches import fit, relative
 from harness.judge.tensors import TensorComparison
-from harness.model import BufferRows, CauseClass, Floats, Precision
+from harness.model import BufferRows, CauseClass, Floats
 
-_FAR = 0.1
-"""Relative difference of a buffer that rounding does not make in fp32 while all gradients agree."""
 _MULTIPLE = 1e-3
 """What a factor may leave of a buffer that is a multiple of the control's."""
 _LOOK_AT = (
@@ -81,6 +80,11 @@ def other_buffers(scene: Scene) -> Cause | None:
 def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
     """The first sample at which buffers are far apart, if no curve, gradient or update was."""
     first = scene.first_failure()
+    case = scene.case
+    outside = {
+        each.step: {each.names[index] for index in each.outside}
+        for each in compared(case.tensors, case.test, case.control)
+    }
     before: TensorComparison | None = None
     for sample in scene.case.tensors:
         agreed = scene.agrees("loss", sample.step) is not False and not any(
@@ -89,17 +93,13 @@ def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
         )
         if not agreed or (first is not None and first < sample.step):
             return None
-        apart = [each for each in _buffers(sample, before) if each.apart > _far(sample, scene)]
+        apart = [
+            each for each in _buffers(sample, before) if each.name in outside.get(sample.step, ())
+        ]
         if apart:
             return sample, apart
         before = sample
     return None
-
-
-def _far(sample: TensorComparison, scene: Scene) -> float:
-    """Below fp32, rounding alone sends tokens to other experts: there the check's own limit."""
-    exact = scene.precision is Precision.FP32
-    return _FAR if exact else buffer_limit(scene.precision, sample.step)
 
 
 def _words(names: Sequence[str], sample: TensorComparison) -> str:
