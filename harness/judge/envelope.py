@@ -16,6 +16,7 @@ from harness.judge.chance import SIGNAL_ALARMS, multiples
 from harness.judge.curves import Pair, common_steps, pair, relative_difference
 from harness.judge.dealing import fitting
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, WIDEST, coarser
+from harness.judge.routing import JUMP, routed
 from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
 
 
@@ -132,17 +133,22 @@ def _learnt(
     known = calibration.signals.get(signal) if calibration and taught else None
     same_regime = test.precision is control.precision
     table = ROUNDING if known is not None and same_regime else FLOORS
-    limit = table[precision][signal].at(curves.steps)
+    # From the same weights a token near a tie moves the loss itself by next to nothing.
+    jump = np.where(curves.steps > 1, JUMP if routed(test, control) else 1.0, 1.0)
+    limit = np.minimum(jump * table[precision][signal].at(curves.steps), WIDEST[signal])
     floor_origin = f"floor of {precision.value} arithmetic"
     learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""
     if calibration is not None and known is not None:
-        spread = _multiples(curves.steps, calibration) * _scale_at(known, curves.steps)
+        spread = jump * _multiples(curves.steps, calibration) * _scale_at(known, curves.steps)
         spread = np.minimum(spread, WIDEST[signal])
         learnt = spread > limit
         limit = np.maximum(limit, spread)
         count = calibration.taught_by
         repeats = f"{count} repeat{'s' * (count != 1)}"
-        learnt_origin = f"spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"
+        times = f"{jump.max():.0f} x the " if np.any(jump > 1) else ""
+        learnt_origin = (
+            f"{times}spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"
+        )
     rounding = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
     if rounding:
         magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))

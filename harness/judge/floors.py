@@ -158,9 +158,6 @@ zero: 0.07."""
 MULTIPLE_LEAVES, MULTIPLE_OFF = 1e-2, 5e-2
 """A buffer that is a multiple of the control's but for less than the first may be off by the
 second."""
-FINE_GRADIENT = 1e-5
-"""A gradient in fp32 that is off by less is as fine as fp32 (right runs: up to 3e-6); one that is
-allowed to be off by more has coarser parts in it, as experts that multiply in bfloat16."""
 SIGN_STEPS = 2
 """For how many steps that holds; later updates average over gradients."""
 

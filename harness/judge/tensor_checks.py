@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.soundness import Flaw, replicas_differ, unsampled
-from harness.judge.tensors import TensorComparison, TensorDifferences
+from harness.judge.tensors import TensorComparison, TensorDifferences, uncounted
 from harness.model import Deviation, Evidence, Outcome, SetSpec, Tier
 
 FIRST_STEPS = 2
@@ -113,7 +113,7 @@ def gradients_finite(test: Evidence, control: Evidence) -> Finding:
         wrong = [
             index
             for index in np.flatnonzero(sample.gradients.not_finite)
-            if not _uncounted(test, sample.step, sample.names[index])
+            if not uncounted(test, sample.step, sample.names[index])
         ]
         if wrong and clean:
             count = int(sample.gradients.not_finite[wrong[0]])
@@ -205,11 +205,6 @@ def _half_sampled(evidence: Evidence) -> Flaw | None:
     if evidence.problems:
         return Flaw(f"could not be measured in full: {evidence.problems[0]}")
     return unsampled(evidence)
-
-
-def _uncounted(evidence: Evidence, step: int, name: str) -> bool:
-    """Whether the probe says that it could not count a tensor: its entries are not known."""
-    return any(problem.startswith(f"step {step}: {name}: ") for problem in evidence.problems)
 
 
 def _uncompared(test: Evidence) -> int | None:

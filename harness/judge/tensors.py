@@ -9,7 +9,6 @@ import numpy as np
 from harness.judge.chance import tensor_multiple
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
-    FINE_GRADIENT,
     GRADIENT_FLOORS,
     SAME_WEIGHTS,
     SIGN_STEPS,
@@ -22,6 +21,7 @@ from harness.judge.floors import (
     Floor,
     coarser,
 )
+from harness.judge.routing import FIRST_JUMP, JUMP, routed
 from harness.judge.sketches import (
     gradient_difference,
     relative,
@@ -123,7 +123,7 @@ def compare_tensors(
         gradients = updates = None
         if ours.gradients is not None and theirs.gradients is not None:
             difference = gradient_difference(ours.gradients, theirs.gradients)
-            gradients = limits.of(difference, "gradient", theirs, number)
+            gradients = _known(limits.of(difference, "gradient", theirs, number), test, ours)
         if before is not None:
             difference = update_difference((before[0], ours), (before[1], theirs))
             updates = limits.of(difference, "update", theirs, number)
@@ -161,6 +161,17 @@ def _beyond_spacing(
     return replace(updates, limit=np.where(lost >= TENSOR_CEILING, np.inf, limit))
 
 
+def uncounted(evidence: Evidence, step: int, name: str) -> bool:
+    """Whether the probe says that it could not count a gradient: its entries are not known."""
+    return any(problem.startswith(f"step {step}: {name}: ") for problem in evidence.problems)
+
+
+def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -> TensorDifferences:
+    """Nothing is outside that could not be counted; the check samples-whole says so."""
+    unknown = [uncounted(test, sample.step, name) for name in sample.names]
+    return replace(gradients, limit=np.where(unknown, np.inf, gradients.limit))
+
+
 def _spacing(test: Evidence, control: Evidence) -> float:
     """The coarser of what the two runs store their parameters in."""
     stored = [str((run.in_force or {}).get("param_dtype")).split("+") for run in (test, control)]
@@ -175,6 +186,7 @@ class _Limits:
         self.spacing = _spacing(test, control)
         self.same_regime = test.precision is control.precision
         self.calibration = calibration if calibration and calibration.taught_by else None
+        self.routed = routed(test, control)
 
     def initial(self, ours: TensorSample, theirs: TensorSample) -> TensorDifferences:
         difference = relative(
@@ -194,6 +206,8 @@ class _Limits:
         floor_origin = f"floor of {self.precision.value} arithmetic"
         floors = GRADIENT_FLOORS if kind == "gradient" else UPDATE_FLOORS
         floor = self._floor(floors[self.precision], theirs.step, learnt=scale is not None)
+        jump = (JUMP if theirs.step > 1 else FIRST_JUMP) if self.routed else 1.0
+        floor = min(jump * floor, TENSOR_CEILING)
         if scale is None or self.calibration is None:
             limit = np.full(difference.shape, floor)
             return TensorDifferences(
@@ -202,8 +216,8 @@ class _Limits:
         repeats = self.calibration.taught_by
         spread = self._spread(kind, theirs.step)
         multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats, spread)
-        origin = f"{multiple:.0f} x the spread of {repeats} repeats"
-        learnt = np.minimum(multiple * scale, TENSOR_CEILING)
+        origin = f"{jump * multiple:.0f} x the spread of {repeats} repeats"
+        learnt = np.minimum(jump * multiple * scale, TENSOR_CEILING)
         limit = np.maximum(learnt, floor)
         return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin)
 
@@ -211,9 +225,9 @@ class _Limits:
         self, updates: TensorDifferences, gradients: TensorDifferences
     ) -> TensorDifferences:
         """Widen limits of AdamW's first updates by the signs that rounding may turn."""
-        difference = np.where(np.isfinite(gradients.difference), gradients.difference, 0.0)
         if self.precision is Precision.FP32:
-            difference = np.where(difference > FINE_GRADIENT, difference, 0.0)
+            return updates
+        difference = np.where(np.isfinite(gradients.difference), gradients.difference, 0.0)
         turned = np.minimum(TURNED_SIGNS * np.sqrt(difference), TENSOR_CEILING)
         return replace(updates, limit=np.maximum(updates.limit, turned))
 

@@ -208,6 +208,7 @@ def test_a_tensor_that_could_not_be_counted_is_not_called_infinite():
     told = replace(sampled, problems=tuple(f"step {step}: {WQ}: {partial}" for step in steps))
     assert answer(judged(told), "gradients-finite").outcome is Outcome.PASS
     assert answer(judged(told), "samples-whole").outcome is Outcome.INVALID
+    assert answer(judged(told), "gradients-first-steps").outcome is not Outcome.FAIL
     other = replace(sampled, problems=(f"step 1: another.{WQ}: {partial}",))
     assert answer(judged(other), "gradients-finite").outcome is Outcome.FAIL
 
