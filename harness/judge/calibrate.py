@@ -215,8 +215,9 @@ def _spread(differences: Sequence[Floats] | None) -> float | None:
     if differences is None or len(differences) < 2:  # noqa: PLR2004 (one has no others)
         return None
     squares = np.square(differences)
-    others = (squares.sum(axis=0) - squares) / (len(squares) - 1)
+    # A tensor that one repeat moved and another did not is off by infinitely much, and says nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
+        others = (squares.sum(axis=0) - squares) / (len(squares) - 1)
         above = np.log(squares / others) / 2
     above = above[(squares > others) & (squares > 0)]
     # Only what lies above counts: a quiet repeat is no reason to allow more.

@@ -9,6 +9,7 @@ from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples,
 from scipy import stats
 
 from harness.judge import calibrate
+from harness.judge.calibrate import _spread
 from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
 from harness.judge.dealing import fitting
 from harness.judge.envelope import compare
@@ -199,3 +200,9 @@ def test_a_calibration_of_another_regime_does_not_sharpen_a_coarser_set():
     alike, across = (compare("loss", test, CONTROL, calibration) for test in (run("t"), coarse))
     assert across.limit[0] > 100 * alike.limit[0]
     assert "bf16" in across.floor_origin
+
+
+def test_a_tensor_that_only_some_repeats_moved_teaches_no_spread():
+    finite = [np.array([1e-3, 2e-3]), np.array([2e-3, 1e-3])]
+    still = [np.append(each, value) for each, value in zip(finite, (np.inf, 0.0), strict=True)]
+    assert _spread(still) == _spread(finite) > 0
