@@ -215,7 +215,7 @@ def _spread(differences: Sequence[Floats] | None) -> float | None:
     if differences is None or len(differences) < 2:  # noqa: PLR2004 (one has no others)
         return None
     squares = np.square(differences)
-    # A tensor that one repeat moved and another did not is off by infinitely much, and says nothing.
+    # A tensor that only some repeats moved is off by infinitely much, and says nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         others = (squares.sum(axis=0) - squares) / (len(squares) - 1)
         above = np.log(squares / others) / 2
