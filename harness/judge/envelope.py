@@ -134,7 +134,7 @@ def _learnt(
     same_regime = test.precision is control.precision
     table = ROUNDING if known is not None and same_regime else FLOORS
     # From the same weights a token near a tie moves the loss itself by next to nothing.
-    jump = np.where(curves.steps > 1, JUMP if routed(test, control) else 1.0, 1.0)
+    jump = np.where(routed(test, control) & (curves.steps > 1), JUMP, 1.0)
     limit = np.minimum(jump * table[precision][signal].at(curves.steps), WIDEST[signal])
     floor_origin = f"floor of {precision.value} arithmetic"
     learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""

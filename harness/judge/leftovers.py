@@ -23,13 +23,12 @@ from harness.judge.floors import (
     MULTIPLE_OFF,
     SAME_BUFFER,
     SAME_WEIGHTS,
-    SPACING,
     STATE_PER_GRADIENT,
     TENSOR_CEILING,
     coarser,
 )
 from harness.judge.sketches import fit, relative
-from harness.judge.tensors import TensorComparison
+from harness.judge.tensors import TensorComparison, spacing
 from harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
 UNCLIPPED = 1e-6
@@ -99,7 +98,7 @@ def clippings(
     """At every step at which both runs kept their clipped gradients."""
     configured = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
     right = 2 * CLIPPED_RIGHT[coarser(test.precision, control.precision)]
-    alike = max(CLIPPED_ALIKE, 2 * _spacing(test), 2 * _spacing(control))
+    alike = max(CLIPPED_ALIKE, *(2 * spacing(run, 0.0) for run in (test, control)))
     for sample in tensors:
         ours, theirs = sample.test, sample.control
         if ours.left is None or theirs.left is None:
@@ -202,7 +201,7 @@ def buffers(
 
     What is zero in the control at every sample (a count that is cleared in each step) is left out.
     """
-    rounded = SAME_BUFFER + max(_spacing(test), _spacing(control))
+    rounded = SAME_BUFFER + max(spacing(run, 0.0) for run in (test, control))
     still, pace = unchanging(control), _pace(control)
     for sample in tensors:
         ours, theirs = sample.test.buffers, sample.control.buffers
@@ -286,9 +285,3 @@ def _apart(ours: Floats, theirs: Floats) -> Floats:
 
 def _total(norms: Floats) -> float:
     return float(np.sqrt(np.sum(np.square(norms))))
-
-
-def _spacing(run: Evidence) -> float:
-    """Of the numbers that gradients and buffers are stored in, where it is coarse."""
-    stored = str((run.in_force or {}).get("param_dtype")).split("+")
-    return max(SPACING.get(name, 0.0) for name in stored)

@@ -172,10 +172,10 @@ def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -
     return replace(gradients, limit=np.where(unknown, np.inf, gradients.limit))
 
 
-def _spacing(test: Evidence, control: Evidence) -> float:
-    """The coarser of what the two runs store their parameters in."""
-    stored = [str((run.in_force or {}).get("param_dtype")).split("+") for run in (test, control)]
-    return max(SPACING.get(name, SPACING_FLOAT32) for names in stored for name in names)
+def spacing(run: Evidence, otherwise: float) -> float:
+    """Of the numbers that a run stores its parameters in; ``otherwise`` where it is fine."""
+    stored = str((run.in_force or {}).get("param_dtype")).split("+")
+    return max(SPACING.get(name, otherwise) for name in stored)
 
 
 class _Limits:
@@ -183,7 +183,7 @@ class _Limits:
 
     def __init__(self, test: Evidence, control: Evidence, calibration: Calibration | None) -> None:
         self.precision = coarser(test.precision, control.precision)
-        self.spacing = _spacing(test, control)
+        self.spacing = max(spacing(run, SPACING_FLOAT32) for run in (test, control))
         self.same_regime = test.precision is control.precision
         self.calibration = calibration if calibration and calibration.taught_by else None
         self.routed = routed(test, control)

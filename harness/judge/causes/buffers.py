@@ -86,7 +86,7 @@ def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
         for each in compared(case.tensors, case.test, case.control)
     }
     before: TensorComparison | None = None
-    for sample in scene.case.tensors:
+    for sample in case.tensors:
         agreed = scene.agrees("loss", sample.step) is not False and not any(
             found is not None and found.outside.size
             for found in (sample.initial, sample.gradients, sample.updates)
