@@ -155,6 +155,78 @@ class ReplicaSample:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StateSample:
+    """All that a checkpoint holds, as it was saved or right after it was loaded."""
+
+    step: int
+    """Of the checkpoint."""
+    names: tuple[str, ...]
+    """Canonical names of all trainable parameters, sorted."""
+    sizes: Integers
+    """Shape (parameters,): entries of each whole tensor."""
+    parameters: TensorRows
+    states: tuple[str, ...]
+    """Names of the optimizer's states that have a parameter's shape, sorted."""
+    state_norm: Floats
+    """Shape (parameters, states): NaN where the optimizer keeps no such state."""
+    state_sketch: Floats
+    """Shape (parameters, states, k)."""
+    state_steps: Floats
+    """Shape (parameters,): updates that the optimizer has counted; NaN where it counts none."""
+    lr: float
+    """The rate that the next optimizer step will use."""
+    trainer_step: int
+    """The trainer's own counter of steps."""
+    tokens_seen: int | None
+    """The trainer's own counter of tokens, over all ranks; None when it keeps none."""
+    samples_consumed: int | None
+    """Samples that all ranks have been given; None when the loader does not tell."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One life of a run's ranks: from a start or resume to its end, wanted or not."""
+
+    number: int
+    """From 1, in the order of the starts."""
+    segment: int | None
+    """Index into the segments of an elastic set; None for other sets."""
+    world_size: int
+    loaded_step: int
+    """Step of the checkpoint that it started from; 0: the seed checkpoint."""
+    started: float | None
+    """When its ranks had loaded; seconds since 1970, None when unknown."""
+    steps: Integers
+    """Shape (steps,): those whose evidence it left."""
+    signals: Mapping[str, Column]
+    """As in ``Evidence``; ``at`` is when each step ended, in seconds since 1970."""
+    batch_digests: tuple[str | None, ...]
+    ended: bool
+    """Whether it came to the end that it was meant to have; False: it died."""
+    in_force: Mapping[str, Any] | None = None
+    loaded: StateSample | None = None
+    """Right after the load; None for a start from the seed checkpoint."""
+    saved: tuple[StateSample, ...] = ()
+    """At every checkpoint that it wrote, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that really happened."""
+
+    index: int
+    """Into the script."""
+    kind: str
+    step: int
+    at: float
+    """Seconds since 1970."""
+    number: int | None = None
+    """Pass that it struck; None when unknown."""
+    torn: bool = False
+    """Whether it left a torn checkpoint at its step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """All that one run left, from wherever it came.
 
@@ -204,6 +276,11 @@ class Evidence:
     """Identity of the job, for runs of ours."""
     repeat: str | None = None
     """Kind of A/A repeat that the run is; None for other runs, and where nothing says so."""
+    passes: tuple[Pass, ...] = ()
+    """Of a run that was resumed on purpose, each by itself; everything above is then the one curve
+    that they make: of a replayed step, what its last pass left. Empty for other runs."""
+    struck: tuple[Struck, ...] = ()
+    """Faults that happened, in the order of the script."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.model.experiment import (
@@ -11,6 +11,7 @@ from harness.model.experiment import (
     Precision,
     Repeat,
     Role,
+    Segment,
     SetSpec,
     SyntheticData,
 )
@@ -66,7 +67,21 @@ class Job:
 
     @property
     def world_size(self) -> int:
-        return 1 if self.role is Role.SEED else self.spec.parallelism.world_size
+        """Ranks that run side by side; of an elastic set, in its largest segment."""
+        if self.role is Role.SEED:
+            return 1
+        sizes = [segment.parallelism.world_size for segment in self.spec.segments]
+        return max(sizes, default=self.spec.parallelism.world_size)
+
+    def in_segment(self, segment: Segment) -> Job:
+        """The job as it is in one of its segments."""
+        spec = replace(
+            self.spec,
+            parallelism=segment.parallelism,
+            pipeline_schedule=segment.pipeline_schedule,
+            segments=(),
+        )
+        return replace(self, spec=spec, local_batch_size=segment.local_batch_size)
 
     @property
     def gradient_accumulation_steps(self) -> int:

@@ -23,6 +23,8 @@ class Tier(StrEnum):
     FIRST_STEP = "first step"
     ENVELOPE = "envelope"
     EQUIVALENCE = "equivalence"
+    RESUME = "resume"
+    """Of runs made in several passes."""
 
 
 class Judgement(StrEnum):
@@ -97,6 +99,8 @@ class CauseClass(StrEnum):
     UPDATE = "update"
     FROZEN = "parameters do not move"
     STATE = "state lost"
+    REPLAY = "replay differs"
+    RECOVERY = "no recovery in time"
     GLITCH = "one step"
     ROUNDING_GROWTH = "rounding grows"
     LATER = "parts later"
