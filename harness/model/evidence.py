@@ -192,8 +192,9 @@ class Pass:
     segment: int | None
     """Index into the segments of an elastic set; None for other sets."""
     world_size: int
-    loaded_step: int
-    """Step of the checkpoint that it started from; 0: the seed checkpoint."""
+    loaded_step: int | None
+    """Step of the checkpoint that it started from; 0: the seed checkpoint; None: it died before it
+    had loaded any."""
     started: float | None
     """When its ranks had loaded; seconds since 1970, None when unknown."""
     steps: Integers
