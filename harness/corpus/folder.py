@@ -7,6 +7,7 @@ The folder ``<root>/<digest>/`` holds::
     tokenizer.json          the tokenizer, for ``tokenizers`` and torchtitan
     tokenizer_config.json   which of its tokens are bos and eos
     sample.txt              the first documents, one a line, for people
+    text/documents.jsonl    every document, {"text": ...} a line, for loaders that tokenize
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from harness.corpus.grammar import language
 from harness.corpus.language import Language
@@ -38,6 +40,8 @@ SMALLEST_VOCABULARY = 64
 TRAINING_CHARACTERS = 500
 """Characters of text, per entry of the vocabulary, that the tokenizer is trained on."""
 SAMPLE_DOCUMENTS = 20
+DOCUMENTS = "text/documents.jsonl"
+"""In a folder of their own: Hugging Face's ``load_dataset`` may also be given the folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +83,14 @@ def prepare(data: SyntheticData, root: Path) -> PreparedData:
     try:
         if not folder.is_dir():
             _make(data, folder)
+        prepared = _read(folder)
+        if not (folder / DOCUMENTS).is_file():
+            _write_documents(folder, _documents_of(folder))
     except OSError as error:
         raise StoreError(
             f"cannot write the corpus to {folder}: {error}; give a --store that can be written"
         ) from error
-    return _read(folder)
+    return prepared
 
 
 def _make(data: SyntheticData, folder: Path) -> None:
@@ -182,6 +189,42 @@ def _write(data: SyntheticData, folder: Path) -> None:
         "corpus.json": json.dumps(corpus, indent=2) + "\n",
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
+    _write_documents(folder, documents)
+
+
+def _write_documents(folder: Path, documents: list[str]) -> None:
+    """Several processes may do this at once: each writes a file of its own and names it."""
+    path = folder / DOCUMENTS
+    path.parent.mkdir(exist_ok=True)
+    unfinished = path.with_name(f".{uuid.uuid4().hex}")
+    lines = [json.dumps({"text": document}) + "\n" for document in documents]
+    try:
+        unfinished.write_text("".join(lines), encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _documents_of(folder: Path) -> list[str]:
+    """The documents of a corpus that was made before they were kept, from its tokens.
+
+    Raises:
+        StoreError: the tokens are not those that the corpus was made with.
+    """
+    corpus = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    stream = np.load(folder / "tokens.npy")
+    starts = np.flatnonzero(stream == BOS_ID)
+    documents = [
+        tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        for ids in np.split(stream, starts[1:])
+    ]
+    if hashlib.sha256("\n".join(documents).encode()).hexdigest() != corpus["text_sha256"]:
+        raise StoreError(
+            f"{folder} does not hold the corpus that it was made with; "
+            f"remove {folder} and run again"
+        )
+    return documents
 
 
 def _take_characters(documents: Iterator[str], characters: int) -> Iterator[str]:

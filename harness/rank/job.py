@@ -37,6 +37,9 @@ class BaseConfig:
     config: str | None = None
     model: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    loader: str = "converge"
+    """What reads the corpus, as in ``harness.model.Loader``: ``converge``, ``torchtitan`` (its
+    stock text loader) or ``streaming`` (MosaicML Streaming)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ def _job(raw: dict[str, Any]) -> Job:
             config=base.get("config"),
             model=base.get("model") or {},
             settings=base.get("settings") or {},
+            loader=base.get("loader") or "converge",
         ),
         techniques=tuple(raw.get("techniques") or ()),
         pipeline_schedule=raw.get("pipeline_schedule"),

@@ -3,6 +3,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import timeit
 from collections import Counter
 from dataclasses import replace
@@ -47,6 +48,15 @@ def texts_of(prepared):
     return documents
 
 
+def files_of(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def written_documents(prepared):
+    lines = (prepared.folder / "text" / "documents.jsonl").read_text().splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
 # ------------------------------------------------------------------ identity
 
 
@@ -73,8 +83,9 @@ def test_the_default_corpus_has_the_bytes_it_always_had(default):
 
 def test_the_same_values_make_the_same_files(tmp_path):
     first, second = (prepare(SMALL, tmp_path / name) for name in "ab")
-    names = sorted(path.name for path in first.folder.iterdir())
-    assert names == sorted(path.name for path in second.folder.iterdir())
+    names = files_of(first.folder)
+    assert "text/documents.jsonl" in names
+    assert names == files_of(second.folder)
     for name in names:
         assert (first.folder / name).read_bytes() == (second.folder / name).read_bytes()
 
@@ -179,6 +190,13 @@ def test_people_can_read_a_sample(default):
     assert len(lines) == 20
 
 
+def test_the_documents_lie_beside_their_tokens(default):
+    documents = written_documents(default)
+    assert len(documents) == default.documents
+    text = "\n".join(documents).encode()
+    assert hashlib.sha256(text).hexdigest() == described(default)["text_sha256"]
+
+
 @pytest.mark.parametrize("vocab_size", [64, 2048])
 def test_other_vocabularies(vocab_size, tmp_path):
     prepared = prepare(SyntheticData(vocab_size=vocab_size, tokens=5_000), tmp_path)
@@ -197,6 +215,25 @@ def test_a_corpus_is_made_once(tmp_path, monkeypatch):
     assert prepare(SMALL, tmp_path) == first
     # Measured: 0.2 ms. The best of many, because a loaded machine may stop any one of them.
     assert min(timeit.repeat(lambda: prepare(SMALL, tmp_path), number=1, repeat=20)) < 0.005
+
+
+def test_a_folder_of_before_the_documents_is_completed(tmp_path):
+    prepared = prepare(SMALL, tmp_path)
+    written = (prepared.folder / "text" / "documents.jsonl").read_bytes()
+    shutil.rmtree(prepared.folder / "text")
+    assert prepare(SMALL, tmp_path) == prepared
+    assert (prepared.folder / "text" / "documents.jsonl").read_bytes() == written
+    assert files_of(prepared.folder) == files_of(prepare(SMALL, tmp_path / "new").folder)
+
+
+def test_documents_are_not_taken_from_other_tokens(tmp_path):
+    folder = prepare(SMALL, tmp_path).folder
+    shutil.rmtree(folder / "text")
+    tokens = np.load(folder / "tokens.npy")
+    np.save(folder / "tokens.npy", tokens[::-1].copy())
+    with pytest.raises(StoreError, match=f"remove {folder} and run again"):
+        prepare(SMALL, tmp_path)
+    assert not (folder / "text").exists()
 
 
 def test_two_processes_at_once_agree(tmp_path):
