@@ -170,6 +170,11 @@ class TrainConfig:
     loader: Loader = Loader.CONVERGE
     """``[converge.data] loader``: what reads the corpus."""
 
+    @property
+    def own_loader(self) -> bool:
+        """Whether our own loader reads the corpus: then no degree changes the samples of a step."""
+        return self.data is not None and self.loader is Loader.CONVERGE
+
 
 class Kind(StrEnum):
     """What a test set puts to the test."""
@@ -345,3 +350,6 @@ class Experiment:
     """Longest time between two finished steps."""
     cpu_ranks: int | None = None
     """How many ranks may run side by side on the CPU; None: the launcher decides."""
+    seed_checkpoint: Path | None = None
+    """Absolute path of the distributed checkpoint that every set starts from; None: the harness
+    makes one."""

@@ -41,6 +41,8 @@ class Surroundings:
     """Hex digest of every synthetic corpus that the experiment uses."""
     injected: Mapping[str, str] = field(default_factory=dict)
     """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
+    seed_checkpoint: str | None = None
+    """Hex digest of the checkpoint that the experiment's sets start from, where it names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class Job:
     repeat: Repeat | None = None
     needs: str | None = None
     """Identity of the seed-checkpoint job whose weights this one starts from."""
+    starts_from: Path | None = None
+    """The distributed checkpoint that it starts from instead, where the file names one."""
 
     @property
     def world_size(self) -> int:
