@@ -16,13 +16,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m harness.rank", description=__doc__)
     parser.add_argument("jobs", nargs="+", metavar="JOB.json")
     parser.add_argument("--check", action="store_true", help="build the configs only")
+    parser.add_argument(
+        "--segment", type=int, metavar="INDEX", help="which segment of an elastic job to run"
+    )
     options = parser.parse_args(arguments)
     if options.check:
         _check(options.jobs)
     elif len(options.jobs) > 1:
         parser.error("a rank runs one job; several are for --check")
     else:
-        entry.run(options.jobs[0])
+        entry.run(options.jobs[0], options.segment)
     return 0
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import os
 import signal
+from dataclasses import replace
 from types import ModuleType
 
 from harness.rank.inject import inject_problems
-from harness.rank.job import Job, read_job
+from harness.rank.job import Job, JobError, read_job
 from harness.rank.parent import die_with_parent
 from harness.rank.settings import KeyProblem
 
@@ -31,8 +33,10 @@ def preload(dialect: str, device: str) -> None:
     _dialect(dialect).preload(device)
 
 
-def run(job_path: str) -> None:
+def run(job_path: str, segment: int | None = None) -> None:
     """Be one rank of the job in a file; the rank's place comes from torchrun's environment.
+
+    An elastic job is run segment by segment, each in a torchrun call of its own.
 
     An exception reaches torchelastic's error file (``TORCHELASTIC_ERROR_FILE``, read now and not
     at import, so that a forked child uses its own) and is raised again.
@@ -42,18 +46,42 @@ def run(job_path: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    record(_run)(job_path)
+    record(_run)(job_path, segment)
 
 
 def check(job_path: str) -> list[KeyProblem]:
-    """Problems of the job's config, found without starting anything."""
+    """Problems of the job's config, or of every segment's, found without starting anything."""
     job = read_job(job_path)
     module = _load(job)
-    return [*module.check(job), *inject_problems(job.inject)]
+    found = _segments_problems(module, job_path, job) if job.segments else module.check(job)
+    return [*found, *inject_problems(job.inject)]
 
 
-def _run(job_path: str) -> None:
-    job = read_job(job_path)
+def _segments_problems(module: ModuleType, job_path: str, job: Job) -> list[KeyProblem]:
+    """Those that all segments have, once; then each segment's own, with its place."""
+    found: list[list[KeyProblem]] = [
+        module.check(read_job(job_path, index)) for index in range(len(job.segments))
+    ]
+    common = [problem for problem in found[0] if all(problem in other for other in found)]
+    own = [
+        (f"in segment {index} (until step {segment.until})", problem)
+        for index, (segment, problems) in enumerate(zip(job.segments, found, strict=True))
+        for problem in problems
+        if problem not in common
+    ]
+    return [
+        *common,
+        *(replace(problem, message=f"{place}: {problem.message}") for place, problem in own),
+    ]
+
+
+def _run(job_path: str, segment: int | None) -> None:
+    job = read_job(job_path, segment)
+    if job.segments and segment is None:
+        raise JobError(
+            f"{job_path}: has {len(job.segments)} segments: say which one to run (--segment INDEX)"
+        )
+    job = job.on_world(int(os.environ["WORLD_SIZE"]))
     _load(job).run(job)
 
 

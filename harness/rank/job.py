@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ SEED_ROLE = "seed checkpoint"
 
 
 class JobError(Exception):
-    """``job.json`` cannot be read: missing, not JSON, or of another schema."""
+    """``job.json`` cannot be read, or has no such segment, or does not fit the world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,34 @@ class BaseConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of an elastic run with its own degrees: from the step after the one before."""
+
+    until: int
+    """Its last step; a checkpoint is written then."""
+    parallelism: Degrees
+    local_batch_size: int
+    pipeline_schedule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One entry of the script of faults, as in ``harness.model.Fault``."""
+
+    kind: str
+    step: int
+    rank: int = 0
+    node: int = 1
+    torn: str = "death"
+    """``death`` or ``truncated``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One torchrun call as its ranks see it; the fields are those of ``job.json``."""
+    """One torchrun call as its ranks see it; the fields are those of ``job.json``.
+
+    A job of several segments is several torchrun calls, each a job of one of them (``read_job``).
+    """
 
     name: str
     role: str
@@ -72,7 +98,51 @@ class Job:
     inject: str | None = None
     """``/abs/path.py:function``, called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    """Of an elastic set, in order."""
+    segment: int | None = None
+    """Index of the segment that this call runs; None for other sets."""
+    checkpoint_every: int | None = None
+    """Steps from one checkpoint to the next; None: no checkpoints, or those of the segments."""
+    faults: tuple[Fault, ...] = ()
+    """In the order of their steps."""
+    elastic_nodes: bool = False
+    """Whether nodes come and go: dp_shard is then what the world leaves over."""
     device: str = "cpu"
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run is made in several passes, joined by checkpoints."""
+        return bool(self.segments) or self.checkpoint_every is not None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that this call is meant to reach."""
+        return self.steps if self.segment is None else self.segments[self.segment].until
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is written once a step has ended; never after the run's last."""
+        if step == self.steps:
+            return False
+        if self.checkpoint_every is not None and step % self.checkpoint_every == 0:
+            return True
+        return bool(self.segments) and step == self.last_step
+
+    def on_world(self, world_size: int) -> Job:
+        """The job as ranks of a world of this size run it: dp_shard takes what is left over.
+
+        Raises JobError when the world cannot be divided by the other degrees.
+        """
+        if not self.elastic_nodes:
+            return self
+        degrees = self.parallelism
+        others = degrees.dp_replicate * degrees.tp * degrees.cp * degrees.pp
+        if world_size % others:
+            raise JobError(
+                f"{self.name}: {world_size} ranks do not divide by {others}, the product of the "
+                f"degrees that do not change (dp_replicate, tp, cp, pp)"
+            )
+        return replace(self, parallelism=replace(degrees, dp_shard=world_size // others))
 
     @property
     def makes_seed_checkpoint(self) -> bool:
@@ -84,10 +154,11 @@ class Job:
         return self.repeat_seed if self.repeat == "permute" else None
 
 
-def read_job(path: str | Path) -> Job:
-    """The job in a file.
+def read_job(path: str | Path, segment: int | None = None) -> Job:
+    """The job in a file; with the index of a segment, what that segment's torchrun call runs.
 
-    Raises JobError when the file cannot be read as a job of this schema.
+    Raises JobError when the file cannot be read as a job of this schema, and when it has no such
+    segment.
     """
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -97,9 +168,25 @@ def read_job(path: str | Path) -> Job:
         found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
         raise JobError(f"{path}: job schema is {found!r}, this rank code reads {SCHEMA}")
     try:
-        return _job(raw)
+        job = _job(raw)
     except (KeyError, TypeError) as error:
         raise JobError(f"{path}: not a complete job: {error!r}") from error
+    if segment is None:
+        return job
+    if not 0 <= segment < len(job.segments):
+        raise JobError(f"{path}: has no segment {segment}, there are {len(job.segments)}")
+    return _of_segment(job, segment)
+
+
+def _of_segment(job: Job, index: int) -> Job:
+    segment = job.segments[index]
+    return replace(
+        job,
+        segment=index,
+        parallelism=segment.parallelism,
+        pipeline_schedule=segment.pipeline_schedule,
+        overrides={**job.overrides, "training.local_batch_size": segment.local_batch_size},
+    )
 
 
 def _job(raw: dict[str, Any]) -> Job:
@@ -134,5 +221,12 @@ def _job(raw: dict[str, Any]) -> Job:
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
+        segments=tuple(
+            Segment(**{**segment, "parallelism": Degrees(**segment["parallelism"])})
+            for segment in raw.get("segments") or ()
+        ),
+        checkpoint_every=raw.get("checkpoint_every"),
+        faults=tuple(Fault(**fault) for fault in raw.get("faults") or ()),
+        elastic_nodes=bool(raw.get("elastic_nodes")),
         device=raw.get("device", "cpu"),
     )
