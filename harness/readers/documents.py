@@ -11,6 +11,8 @@ from harness.store import read_json
 
 METRICS = ("metrics.jsonl", "metrics.jsonl.part")
 """Names of the metrics file: of a run that ended, and of one that has not."""
+PASSES = "passes"
+"""Folder with a folder per pass, of a run that was made in several."""
 
 
 def read_job(folder: Path) -> dict[str, Any] | None:
@@ -22,12 +24,22 @@ def read_job(folder: Path) -> dict[str, Any] | None:
     path = folder / "job.json"
     if path.is_file():
         return _checked(path, _JOB)
-    if any((folder / name).is_file() for name in METRICS):
+    if any((folder / name).is_file() for name in METRICS) or has_passes(folder):
         raise EvidenceError(
             f"{path}: is missing, so nothing says what this run was meant to be; copy the whole "
             "run folder, or run the job again"
         )
     return None
+
+
+def has_passes(folder: Path) -> bool:
+    """Whether a run was made in several passes, each with metrics of its own."""
+    return any(path.name in METRICS for path in folder.glob(f"{PASSES}/*/metrics.jsonl*"))
+
+
+def read_fault(path: Path) -> dict[str, Any]:
+    """``faults/<index>.json``: a fault that struck; raises as read_job."""
+    return _checked(path, _FAULT)
 
 
 def read_in_force(folder: Path) -> dict[str, Any] | None:
@@ -59,6 +71,18 @@ def is_counts(value: object) -> TypeGuard[dict[str, int]]:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
+def _is_objects(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_object, value))
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _is_steps(value: object) -> bool:
     return isinstance(value, list) and all(map(is_count, value))
 
@@ -70,6 +94,9 @@ _COUNT: Shape = (is_count, "count")
 _COUNTS: Shape = (is_counts, "JSON object of counts")
 _STEPS: Shape = (_is_steps, "list of steps")
 _OBJECT: Shape = (_is_object, "JSON object")
+_OBJECTS: Shape = (_is_objects, "list of JSON objects")
+_FLAG: Shape = (_is_flag, "true or false")
+_TIME: Shape = (_is_time, "time")
 
 _JOB: Mapping[str, Shape] = {
     "name": _TEXT,
@@ -83,6 +110,19 @@ _JOB: Mapping[str, Shape] = {
     "cp_rotation": _TEXT,
     "repeat": _TEXT,
     "sample_steps": _STEPS,
+    "segments": _OBJECTS,
+    "checkpoint_every": _COUNT,
+    "faults": _OBJECTS,
+    "elastic_nodes": _FLAG,
+}
+
+_FAULT: Mapping[str, Shape] = {
+    "index": _COUNT,
+    "kind": _TEXT,
+    "step": _COUNT,
+    "at": _TIME,
+    "pass": _COUNT,
+    "torn": _FLAG,
 }
 
 _IN_FORCE: Mapping[str, Shape] = {

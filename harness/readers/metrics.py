@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.model import Column, ReplicaSample
-from harness.readers.documents import METRICS, is_texts
+from harness.readers.documents import METRICS, is_count, is_texts
 from harness.readers.lines import (
     Place,
     fail,
     json_objects,
     line_of,
+    number,
     numbers,
     read_text,
     step_number,
@@ -31,6 +32,7 @@ SIGNALS = (
     "lr",
     "tokens",
     "seconds",
+    "at",
     "memory_bytes",
     "grads_missing",
 )
@@ -38,8 +40,20 @@ SIGNALS = (
 DIGEST = "batch_digest"
 AGREES = "batch_agrees"
 
-_Lines = Sequence[tuple[int, Mapping[str, Any]]]
-"""Line numbers and the objects that stand there."""
+_KINDS = ("step", "replicas", "loaded", "end")
+"""Of the lines after the header."""
+
+_Line = tuple[int, dict[str, Any]]
+"""A line number and the object that stands there."""
+_Lines = Sequence[_Line]
+
+
+class Loaded(NamedTuple):
+    """What a pass said once it had loaded a checkpoint."""
+
+    step: int
+    at: float | None
+    """Seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,13 +64,28 @@ class Metrics:
     settled: Settled
     batch_digests: tuple[str | None, ...]
     batch_agrees: tuple[bool | None, ...]
-    grads_missing: tuple[str, ...]
+    grads_missing: tuple[tuple[int, str], ...]
+    """Parameters without a gradient, each with its step."""
     replicas: tuple[ReplicaSample, ...]
-    problems: tuple[str, ...]
-    """What the probe could not measure, the step in each sentence."""
-    ended: bool
-    """Whether the run wrote its end line."""
+    problems: tuple[tuple[int, str], ...]
+    """What the probe could not measure in a step, in sentences."""
+    end: int | None
+    """The step that the end line names; None when the run did not come to it."""
     expected_steps: int | None
+    number: int | None = None
+    """Of a pass, as all that follows."""
+    segment: int | None = None
+    world_size: int | None = None
+    loaded: Loaded | None = None
+
+    def names_missing(self) -> tuple[str, ...]:
+        """Parameters without a gradient at some step."""
+        return tuple(dict.fromkeys(name for _, name in self.grads_missing))
+
+    def sentences(self) -> tuple[str, ...]:
+        """The problems, the step in each sentence."""
+        told = (f"step {step}: {sentence}" for step, sentence in self.problems)
+        return tuple(dict.fromkeys(told))
 
 
 def read_metrics(folder: Path) -> Metrics:
@@ -66,16 +95,39 @@ def read_metrics(folder: Path) -> Metrics:
     """
     path = next((folder / name for name in METRICS if (folder / name).is_file()), None)
     if path is None:
-        return Metrics(None, settle({}), (), (), (), (), (), ended=False, expected_steps=None)
+        return Metrics(None, settle({}), (), (), (), (), (), end=None, expected_steps=None)
     text = read_text(path)
     if path.suffix == ".part":
         # A killed writer leaves half a line, which says nothing.
         text = text[: text.rfind("\n") + 1]
     place = line_of(path)
+    header, lines = _by_kind(path, text)
+    steps = lines["step"]
+    settled, digests, agrees = _settled(place, steps)
+    samples, differences = read_replicas(place, lines["replicas"])
+    expected = header.get("steps")
+    return Metrics(
+        identity=header.get("identity"),
+        settled=replace(settled, differences=_both(settled.differences, differences)),
+        batch_digests=digests,
+        batch_agrees=agrees,
+        grads_missing=_texts(place, steps, "grads_missing_names"),
+        replicas=samples,
+        problems=_texts(place, steps, "problems"),
+        end=next((step_number(place, row, end.get("steps")) for row, end in lines["end"]), None),
+        expected_steps=None if expected is None else step_number(place, 1, expected),
+        number=_count(place, header, "pass"),
+        segment=_count(place, header, "segment"),
+        world_size=_count(place, header, "world_size"),
+        loaded=_loaded(place, lines["loaded"]),
+    )
+
+
+def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Line]]]:
+    """The header, and the lines of every other kind; at most one of those that a run ends with."""
+    place = line_of(path)
     header: dict[str, Any] = {}
-    end: dict[str, Any] | None = None
-    steps: list[tuple[int, dict[str, Any]]] = []
-    replicas: list[tuple[int, dict[str, Any]]] = []
+    lines: dict[str, list[_Line]] = {kind: [] for kind in _KINDS}
     for line, value in json_objects(path, text):
         kind = value.get("kind")
         if not header:
@@ -83,32 +135,31 @@ def read_metrics(folder: Path) -> Metrics:
                 fail(place(line), f"kind is {kind!r}, but the first line must be the header")
             check_schema(path, value.get("schema"))
             header = value
-        elif end is not None:
+        elif lines["end"]:
             fail(place(line), "a line after the end line")
-        elif kind == "step":
-            steps.append((line, value))
-        elif kind == "replicas":
-            replicas.append((line, value))
-        elif kind == "end":
-            end = value
+        elif kind not in lines:
+            words = ", ".join(map(repr, _KINDS[:-1]))
+            fail(place(line), f"kind is {kind!r}, must be {words} or {_KINDS[-1]!r}")
         else:
-            fail(place(line), f"kind is {kind!r}, must be 'step', 'replicas' or 'end'")
-    settled, digests, agrees = _settled(place, steps)
-    samples, differences = read_replicas(place, replicas)
-    missing = _texts(place, steps, "grads_missing_names")
-    problems = _texts(place, steps, "problems")
-    expected = header.get("steps")
-    return Metrics(
-        identity=header.get("identity"),
-        settled=replace(settled, differences=_both(settled.differences, differences)),
-        batch_digests=digests,
-        batch_agrees=agrees,
-        grads_missing=tuple(dict.fromkeys(name for _, name in missing)),
-        replicas=samples,
-        problems=tuple(dict.fromkeys(f"step {step}: {sentence}" for step, sentence in problems)),
-        ended=end is not None,
-        expected_steps=None if expected is None else step_number(place, 1, expected),
-    )
+            lines[kind].append((line, value))
+    return header, lines
+
+
+def _loaded(place: Place, lines: _Lines) -> Loaded | None:
+    """What a pass loaded; None when it does not tell, or died before."""
+    if len(lines) > 1:
+        fail(place(lines[1][0]), "a second line of kind 'loaded', but a pass loads once")
+    for line, value in lines:
+        at = number(place, line, "at", value.get("at"))
+        return Loaded(step_number(place, line, value.get("step")), at)
+    return None
+
+
+def _count(place: Place, header: Mapping[str, Any], key: str) -> int | None:
+    value = header.get(key)
+    if not (value is None or is_count(value)):
+        fail(place(1), f"{key} is {value!r}, which is no count")
+    return value
 
 
 def _settled(
@@ -159,17 +210,18 @@ def _flags(place: Place, lines: _Lines) -> Column:
     return Column.of(column)
 
 
-def _texts(place: Place, lines: _Lines, name: str) -> list[tuple[Any, str]]:
+def _texts(place: Place, lines: _Lines, name: str) -> tuple[tuple[int, str], ...]:
     """The texts that step lines list under a name, each with its step."""
-    found: list[tuple[Any, str]] = []
+    found: list[tuple[int, str]] = []
     for line, values in lines:
         listed = values.get(name)
         if listed is None:
             continue
         if not is_texts(listed):
             fail(place(line), f"{name} is {listed!r}, which is no list of texts")
-        found += [(values.get("step"), text) for text in listed]
-    return found
+        step = step_number(place, line, values.get("step"))
+        found += [(step, text) for text in listed]
+    return tuple(found)
 
 
 def _both(

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import EvidenceError
 from harness.model import (
     Evidence,
+    Fault,
+    FaultKind,
+    Kind,
+    Loader,
     Parallelism,
     Precision,
+    Recovery,
     RunStatus,
+    Segment,
     SetSpec,
     Technique,
+    Torn,
     TrainConfig,
 )
-from harness.readers.documents import METRICS, read_in_force, read_job
+from harness.readers.documents import METRICS, has_passes, read_in_force, read_job
 from harness.readers.lines import json_objects
-from harness.readers.metrics import read_metrics
+from harness.readers.merging import merge
+from harness.readers.metrics import Metrics, read_metrics
+from harness.readers.passes import read_passes, read_struck
 from harness.readers.tensors import read_samples
 from harness.store import read_record
 
@@ -27,9 +37,10 @@ def run_folder_of(path: Path) -> Path | None:
     """The run folder that a path means: itself, or the parent of its metrics file."""
     if path.name in METRICS and (path.parent / "job.json").is_file():
         return path.parent
-    if path.is_dir() and any((path / name).is_file() for name in ("job.json", *METRICS)):
-        return path
-    return None
+    if not path.is_dir():
+        return None
+    ours = any((path / name).is_file() for name in ("job.json", *METRICS)) or has_passes(path)
+    return path if ours else None
 
 
 def require_foreign(path: Path, text: str) -> None:
@@ -46,7 +57,7 @@ def require_foreign(path: Path, text: str) -> None:
 
 
 def read_run(folder: Path) -> Evidence:
-    """All that a run left, finished or not.
+    """All that a run left, finished or not; several passes become one curve.
 
     Raises EvidenceError for a line or key that cannot be understood (both named), for metrics
     without their job, or for files of different jobs in one folder; StoreError for a damaged or
@@ -54,41 +65,61 @@ def read_run(folder: Path) -> Evidence:
     """
     job = read_job(folder) or {}
     record = read_record(folder) if (folder / "record.json").is_file() else None
+    lives = read_passes(folder)
+    for metrics in (life.metrics for life in lives):
+        _require_same_job(folder, job, metrics)
+    sample_steps = job.get("sample_steps")
+    known: dict[str, Any] = {
+        "name": str(job.get("name", folder.name)),
+        "source": str(folder),
+        "error": record.error if record else None,
+        "status": record.status if record else RunStatus.FINISHED,
+        "wall_s": record.wall_s if record else None,
+        "sample_steps": None if sample_steps is None else tuple(sample_steps),
+        "identity": job.get("identity"),
+        "repeat": job.get("repeat"),
+        "struck": read_struck(folder),
+    }
+    if lives:
+        merged = merge(lives, job.get("steps", lives[-1].metrics.expected_steps), **known)
+        return replace(merged, precision=_precision(job, merged.in_force))
+    return _uninterrupted(folder, job, known)
+
+
+def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
+    """The evidence of a run whose ranks lived once."""
     in_force = read_in_force(folder)
     metrics = read_metrics(folder)
+    _require_same_job(folder, job, metrics)
+    return metrics.settled.evidence(
+        problems=metrics.sentences(),
+        batch_digests=metrics.batch_digests,
+        batch_agrees=metrics.batch_agrees,
+        in_force=in_force,
+        complete=metrics.end is not None,
+        expected_steps=job.get("steps", metrics.expected_steps),
+        precision=_precision(job, in_force),
+        grads_missing=metrics.names_missing(),
+        samples=read_samples(folder),
+        replicas=metrics.replicas,
+        **known,
+    )
+
+
+def _require_same_job(folder: Path, job: Mapping[str, Any], metrics: Metrics) -> None:
     if job and metrics.identity not in (None, job.get("identity")):
         raise EvidenceError(
             f"{folder}: its metrics are of job {metrics.identity}, its job.json of job "
             f"{job.get('identity')}; delete the folder and run the job again"
         )
-    sample_steps = job.get("sample_steps")
-    return metrics.settled.evidence(
-        str(job.get("name", folder.name)),
-        source=str(folder),
-        problems=metrics.problems,
-        batch_digests=metrics.batch_digests,
-        batch_agrees=metrics.batch_agrees,
-        in_force=in_force,
-        complete=metrics.ended,
-        expected_steps=job.get("steps", metrics.expected_steps),
-        error=record.error if record else None,
-        status=record.status if record else RunStatus.FINISHED,
-        wall_s=record.wall_s if record else None,
-        precision=_precision(job, in_force),
-        grads_missing=metrics.grads_missing,
-        samples=read_samples(folder),
-        sample_steps=None if sample_steps is None else tuple(sample_steps),
-        replicas=metrics.replicas,
-        identity=job.get("identity"),
-        repeat=job.get("repeat"),
-    )
 
 
 def read_spec(path: Path) -> SetSpec | None:
     """What a run was told to be, from its ``job.json``; None when the path is no run folder.
 
-    Tolerances are not part of a job, so they are empty. Raises EvidenceError when the job is
-    missing or cannot be understood, StoreError when the file is damaged.
+    Tolerances are not part of a job, so they are empty, and neither is who restarts a run and how
+    soon it has to recover: those are the defaults. Raises EvidenceError when the job is missing or
+    cannot be understood, StoreError when the file is damaged.
     """
     folder = run_folder_of(path)
     job = read_job(folder) if folder else None
@@ -105,6 +136,7 @@ def read_spec(path: Path) -> SetSpec | None:
                 module=config["module"],
                 config=config["config"],
                 model=config["model"],
+                loader=Loader(config.get("loader", Loader.CONVERGE)),
             ),
             toolchain=job["dialect"],
             techniques=tuple(Technique(name) for name in job["techniques"]),
@@ -113,11 +145,48 @@ def read_spec(path: Path) -> SetSpec | None:
             overrides=job["overrides"],
             inject=job["inject"],
             without_fixes=tuple(job["without_fixes"]),
+            kind=_kind(job),
+            segments=tuple(_segment(entry) for entry in job.get("segments") or ()),
+            recovery=_recovery(job),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
             f"{folder / 'job.json'}: no complete job ({error!r}); run the job again"
         ) from error
+
+
+def _kind(job: Mapping[str, Any]) -> Kind:
+    """What the job puts to the test; a set of a space-time product is a parallel one in a job."""
+    if job.get("segments"):
+        return Kind.ELASTIC
+    return Kind.PARALLEL if job.get("checkpoint_every") is None else Kind.FAULT
+
+
+def _segment(entry: Mapping[str, Any]) -> Segment:
+    return Segment(
+        until=int(entry["until"]),
+        parallelism=Parallelism(**entry["parallelism"]),
+        local_batch_size=int(entry["local_batch_size"]),
+        pipeline_schedule=entry.get("pipeline_schedule"),
+    )
+
+
+def _recovery(job: Mapping[str, Any]) -> Recovery | None:
+    every = job.get("checkpoint_every")
+    if every is None:
+        return None
+    nodes = (1, 2) if job.get("elastic_nodes") else (1, 1)  # how many, a job does not say
+    faults = (
+        Fault(
+            kind=FaultKind(entry["kind"]),
+            step=int(entry["step"]),
+            rank=int(entry.get("rank") or 0),
+            node=int(entry.get("node") or 0),
+            torn=Torn(entry.get("torn") or Torn.DEATH),
+        )
+        for entry in job.get("faults") or ()
+    )
+    return Recovery(tuple(faults), checkpoint_every=int(every), nodes=nodes)
 
 
 def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Precision:

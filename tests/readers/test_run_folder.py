@@ -341,7 +341,7 @@ def test_a_damaged_line_on_replicas_is_named(tmp_path, change, words):
         ([step(1)], "metrics.jsonl:1: kind is 'step', but the first line must be the header"),
         (
             [HEADER, {"kind": "stop"}],
-            ":2: kind is 'stop', must be 'step', 'replicas' or 'end'",
+            ":2: kind is 'stop', must be 'step', 'replicas', 'loaded' or 'end'",
         ),
         ([HEADER, {"kind": "end"}, step(1)], "metrics.jsonl:3: a line after the end line"),
         ([HEADER, step("one")], "metrics.jsonl:2: step is 'one', which is no number"),
