@@ -29,7 +29,7 @@ def read_surroundings(
         on_gpu: whether ranks will run on GPUs.
 
     Raises:
-        ConfigError: a file to inject cannot be read.
+        ConfigError: a file to inject, or the seed checkpoint, cannot be read.
     """
     anchors = (experiment.anchor,) if experiment.anchor else ()
     specs = (*experiment.controls, *anchors, *experiment.tests)
@@ -40,6 +40,7 @@ def read_surroundings(
         rank_code=rank_code_digest(),
         data={data: data_digest(data) for data in corpora if data is not None},
         injected={each: _injected_digest(experiment, each) for each in injected if each},
+        seed_checkpoint=_checkpoint_digest(experiment),
     )
 
 
@@ -97,6 +98,30 @@ def _injected_digest(experiment: Experiment, inject: str) -> str:
     except OSError as error:
         raise ConfigError(
             Problem(f"{experiment.path}: inject", f"{path} cannot be read: {error.strerror}")
+        ) from None
+    return digest.hexdigest()
+
+
+def _checkpoint_digest(experiment: Experiment) -> str | None:
+    """Hex SHA-256 of a distributed checkpoint: its metadata, and names and sizes of its files.
+
+    Shards may be terabytes, so their bytes are not read.
+    """
+    folder = experiment.seed_checkpoint
+    if folder is None:
+        return None
+    try:
+        digest = hashlib.sha256((folder / ".metadata").read_bytes())
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                name = path.relative_to(folder).as_posix()
+                digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+    except OSError as error:
+        raise ConfigError(
+            Problem(
+                f"{experiment.path}: trainer.seed_checkpoint",
+                f"{folder} cannot be read: {error.strerror}",
+            )
         ) from None
     return digest.hexdigest()
 

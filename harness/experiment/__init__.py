@@ -18,6 +18,7 @@ An experiment file (``schema = 1``)::
     startup_timeout_s = 600         # launch to first finished step
     progress_timeout_s = 300        # between two finished steps
     cpu_ranks = 4                   # ranks side by side on a CPU; default: the launcher decides
+    seed_checkpoint = "step-0"      # a distributed checkpoint to start from; default: one is made
     [trainer.set]                   # train config keys for all sets, dotted or quoted
     "training.steps" = 20
 
@@ -48,6 +49,7 @@ An experiment file (``schema = 1``)::
     without_fixes = ["act-grad"]    # fixes of the CPU shim to leave out
     waive = ["same-dp-degree"]      # rules of the guide (harness/rules) it is excused from
     note = "why this set is there"
+    kind = "parallel"               # the default; others: see harness/experiment/kinds.py
 
     [matrix]                        # test sets by product: see harness/experiment/matrix.py
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, Problem, suggest
-from harness.experiment.matrix import expand
+from harness.experiment import matrix, space_time
+from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.read import read_toml
+from harness.experiment.seed_checkpoint import find_seed_checkpoint
 from harness.experiment.sets import SetBuilder, Where
 from harness.experiment.tables import (
     AnchorTable,
@@ -40,7 +42,7 @@ class PlacedAnchor(NamedTuple):
 
 
 class PlacedTest(NamedTuple):
-    table: TestTable
+    table: TestTable | ElasticTable
     where: Where
 
 
@@ -67,8 +69,12 @@ def load_experiment(path: Path) -> Experiment:
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
         _check_repeats(_place(path), top, control_specs, problems)
+    seed_checkpoint = find_seed_checkpoint(
+        trainer.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
+    )
     if problems or top is None or probe is None:
-        raise ConfigError(problems)
+        # Sets generated from one table share what is wrong with it.
+        raise ConfigError(list(dict.fromkeys(problems)))
     return Experiment(
         name=top.name or path.stem,
         path=path,
@@ -82,6 +88,7 @@ def load_experiment(path: Path) -> Experiment:
         startup_timeout_s=trainer.startup_timeout_s,
         progress_timeout_s=trainer.progress_timeout_s,
         cpu_ranks=trainer.cpu_ranks,
+        seed_checkpoint=seed_checkpoint,
     )
 
 
@@ -163,10 +170,14 @@ def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterato
     for index, table in enumerate(tables if isinstance(tables, list) else []):
         if isinstance(table, dict):
             where = _place(path, f"test[{index}]", table.get("name"))
-            if test := validate(TestTable, table, where, problems):
+            test = read_test(table, where, problems)
+            if isinstance(test, SpaceTimeTable):
+                generated = space_time.expand(test, where, problems)
+                yield from (PlacedTest(each, where) for each in generated)
+            elif test is not None:
                 yield PlacedTest(test, where)
     if isinstance(data.get("matrix"), dict):
-        for test in expand(data["matrix"], _place(path, "matrix"), problems):
+        for test in matrix.expand(data["matrix"], _place(path, "matrix"), problems):
             yield PlacedTest(test, _place(path, "matrix", test.name))
 
 
@@ -250,15 +261,15 @@ def _check_repeats(
     """
     if "repeats" not in top.model_fields_set:
         return
-    own = [spec.name for spec in controls if spec.train_config.data is None]
+    others = [spec.name for spec in controls if not spec.train_config.own_loader]
     for index, repeat in enumerate(top.repeats):
-        if own and repeat.kind is RepeatKind.PERMUTE:
+        if others and repeat.kind is RepeatKind.PERMUTE:
             problems.append(
                 Problem(
                     where(f"repeats[{index}]"),
-                    f"'{repeat}' cannot be made of {', '.join(map(repr, own))}: its train config "
-                    "has no [converge.data], and only converge's own loader can deal the samples "
-                    "of a batch out in another order",
+                    f"'{repeat}' cannot be made of {', '.join(map(repr, others))}: its train "
+                    "config has no [converge.data] that converge's own loader reads, and only "
+                    "that can deal the samples of a batch out in another order",
                     "leave it out, or use rerun and ulp repeats",
                 )
             )

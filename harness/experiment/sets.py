@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, Problem
+from harness.experiment.elastic import parallelism_of, schedule_of, segments_of
+from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
 from harness.experiment.read import flatten
+from harness.experiment.recovery import recovery_of
+from harness.experiment.space_time import hold_global_batch
 from harness.experiment.tables import SetTable, TrainerTable, show
 from harness.experiment.train_config import find_file, load_train_config
-from harness.model import Parallelism, SetSpec, Setting, Technique, TrainConfig
+from harness.model import Kind, SetSpec, Setting, Technique, TrainConfig
 
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
@@ -30,6 +34,24 @@ OWNED = {
 }
 """Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
 what the plan computes from that word."""
+
+CHECKPOINTS = frozenset(
+    f"checkpoint.{key}"
+    for key in (
+        "async_mode",
+        "create_seed_checkpoint",
+        "enable",
+        "folder",
+        "initial_load_path",
+        "interval",
+        "keep_latest_k",
+        "last_save_in_hf",
+        "last_save_model_only",
+        "load_only",
+        "load_step",
+    )
+)
+"""Keys by which the harness keeps the passes of an elastic or fault set together."""
 
 Where = Callable[[str], str]
 """From a key within a table to its place in the file, for messages."""
@@ -55,7 +77,12 @@ class SetBuilder:
             self._read(self.trainer.train_config, self.where_trainer)
 
     def build(
-        self, table: SetTable, name: str, where: Where, *, control: SetSpec | None = None
+        self,
+        table: SetTable | ElasticTable,
+        name: str,
+        where: Where,
+        *,
+        control: SetSpec | None = None,
     ) -> SetSpec | None:
         """The set; None when a problem keeps it from being built.
 
@@ -66,15 +93,15 @@ class SetBuilder:
         train_config = self._train_config(table, where, control)
         if train_config is None:
             return None
-        parallelism = Parallelism(**table.parallelism.model_dump())
+        parallelism = parallelism_of(table.parallelism)
         default_toolchain = control.toolchain if control else self.trainer.toolchain
-        return SetSpec(
+        spec = SetSpec(
             name=name,
             parallelism=parallelism,
             train_config=train_config,
             toolchain=table.toolchain or default_toolchain,
             techniques=tuple(Technique(technique) for technique in table.techniques),
-            pipeline_schedule=table.pipeline_schedule or ("1F1B" if parallelism.pp > 1 else None),
+            pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
             cp_rotation=table.cp_rotation,
             overrides=overrides,
             tolerances=dict(table.tolerance),
@@ -85,9 +112,42 @@ class SetBuilder:
             control=control.name if control else None,
             note=table.note,
         )
+        return self._with_kind(spec, table, where, control)
+
+    def _with_kind(
+        self, spec: SetSpec, table: SetTable | ElasticTable, where: Where, control: SetSpec | None
+    ) -> SetSpec:
+        """The set with what only its kind has."""
+        match table:
+            case ElasticTable():
+                self._leave_checkpoints(table, where)
+                segments = segments_of(table, spec, where, self.problems)
+                return replace(spec, kind=Kind.ELASTIC, segments=segments)
+            case FaultSetTable():
+                self._leave_checkpoints(table, where)
+                recovery = recovery_of(table, spec, where, self.problems)
+                return replace(spec, kind=Kind.FAULT, recovery=recovery)
+            case GeneratedTable() if control is not None:
+                overrides = hold_global_batch(table, spec, control, where, self.problems)
+                return replace(spec, kind=Kind.SPACE_TIME, overrides=overrides)
+        return spec
+
+    def _leave_checkpoints(self, table: SetTable | ElasticTable, where: Where) -> None:
+        """Refuse settings by which the harness itself writes and loads checkpoints."""
+        own = {key for key, _ in flatten(table.overrides)}
+        for key in sorted(CHECKPOINTS & (own | set(self.common))):
+            place = where if key in own else self.where_trainer
+            self.problems.append(
+                Problem(
+                    place(f"set.{key}"),
+                    "is not set here: the harness writes and loads the checkpoints of elastic and "
+                    "fault sets",
+                    "when: by `until` of segments and checkpoint_every",
+                )
+            )
 
     def _train_config(
-        self, table: SetTable, where: Where, control: SetSpec | None
+        self, table: SetTable | ElasticTable, where: Where, control: SetSpec | None
     ) -> TrainConfig | None:
         if table.train_config is None and control is not None:
             return control.train_config

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, suggest
 from harness.experiment.words import cadence_of, repeat_of
-from harness.model import DEFAULT_REPEATS, POWERS_OF_TWO, Cadence, Repeat, Technique
+from harness.model import DEFAULT_REPEATS, POWERS_OF_TWO, Cadence, Kind, Repeat, Technique
 
 SCHEMA = 1
 MAX_NAME = 80
@@ -64,7 +64,8 @@ T = TypeVar("T")
 # ------------------------------------------------------------- kinds of value
 
 
-def _one_of(valid: Iterable[str]) -> AfterValidator:
+def one_of(valid: Iterable[str]) -> AfterValidator:
+    """A validator that lets these words through; for any other the nearest is suggested."""
     words = tuple(map(str, valid))
 
     def check(value: str) -> str:
@@ -107,9 +108,10 @@ Margin = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Repeats = Annotated[
     list[Annotated[Repeat, PlainValidator(repeat_of)]], AfterValidator(_no_repetition)
 ]
-Schedule = Annotated[str, _one_of(PIPELINE_SCHEDULES)]
-Rotation = Annotated[str, _one_of(CP_ROTATIONS)]
-Techniques = Annotated[list[Annotated[str, _one_of(Technique)]], AfterValidator(_no_repetition)]
+Schedule = Annotated[str, one_of(PIPELINE_SCHEDULES)]
+Rotation = Annotated[str, one_of(CP_ROTATIONS)]
+Techniques = Annotated[list[Annotated[str, one_of(Technique)]], AfterValidator(_no_repetition)]
+KindWord = Annotated[str, one_of(Kind)]
 Words = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_NAME)]], AfterValidator(_no_repetition)
 ]
@@ -138,7 +140,7 @@ class FixedTable(Table):
     """What a control, a test and all sets of a matrix can say in one value."""
 
     overrides: dict[str, Any] = Field(default={}, alias="set")
-    tolerance: dict[Annotated[str, _one_of(SIGNALS)], Tolerance] = {}
+    tolerance: dict[Annotated[str, one_of(SIGNALS)], Tolerance] = {}
     margin: Margin | None = None
     waive: Words = []
     toolchain: ToolchainName | None = None
@@ -166,7 +168,10 @@ class AnchorTable(SetTable):
 
 
 class TestTable(SetTable):
+    """A test set with degrees of its own; other kinds are in ``harness/experiment/kinds.py``."""
+
     name: Name
+    kind: KindWord = Kind.PARALLEL
     control: Name | None = None
 
     __test__ = False  # pytest: this is no test class
@@ -178,6 +183,7 @@ class TrainerTable(Table):
     startup_timeout_s: Seconds = 600.0
     progress_timeout_s: Seconds = 300.0
     cpu_ranks: Annotated[int, Field(ge=1, le=65_536)] | None = None
+    seed_checkpoint: FilePath | None = None
     overrides: dict[str, Any] = Field(default={}, alias="set")
 
 
@@ -204,33 +210,6 @@ class FileTable(Table):
     controls: dict[str, dict[str, Any]] = {}
     test: list[dict[str, Any]] = []
     matrix: dict[str, Any] | None = None
-
-
-class ModelShapeTable(Table):
-    dim: Annotated[int, Field(ge=1)] | None = None
-    n_layers: Annotated[int, Field(ge=1)] | None = None
-    n_heads: Annotated[int, Field(ge=1)] | None = None
-    n_kv_heads: Annotated[int, Field(ge=1)] | None = None
-    head_dim: Annotated[int, Field(ge=1)] | None = None
-    moe_hidden_dim: Annotated[int, Field(ge=1)] | None = None
-    num_experts: Annotated[int, Field(ge=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    vocab_size: Annotated[int, Field(ge=1)] | None = None
-
-
-class DataTable(Table):
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
-    vocab_size: Annotated[int, Field(ge=1, le=2**24)] = 512
-    tokens: Annotated[int, Field(ge=1, le=10**9)] = 400_000
-
-
-class ConvergeTable(Table):
-    """``[converge]`` of a train config."""
-
-    module: Annotated[str, Field(min_length=1)] | None = None
-    config: Annotated[str, Field(min_length=1)] | None = None
-    model: ModelShapeTable = ModelShapeTable()
-    data: DataTable | None = None
 
 
 # ----------------------------------------------------------------- validation

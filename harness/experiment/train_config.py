@@ -13,17 +13,50 @@ for one table of ours::
     seed = 1
     vocab_size = 512
     tokens = 400_000
+    loader = "converge"            # what reads it: our own; "torchtitan": its stock text loader;
+                                   # "streaming": MosaicML Streaming
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from harness.errors import ConfigError, Problem
 from harness.experiment.read import read_toml
-from harness.experiment.tables import ConvergeTable, validate
-from harness.model import SyntheticData, TrainConfig
+from harness.experiment.tables import Table, one_of, validate
+from harness.model import Loader, SyntheticData, TrainConfig
+
+
+class ModelShapeTable(Table):
+    dim: Annotated[int, Field(ge=1)] | None = None
+    n_layers: Annotated[int, Field(ge=1)] | None = None
+    n_heads: Annotated[int, Field(ge=1)] | None = None
+    n_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    head_dim: Annotated[int, Field(ge=1)] | None = None
+    moe_hidden_dim: Annotated[int, Field(ge=1)] | None = None
+    num_experts: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+
+
+class DataTable(Table):
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
+    vocab_size: Annotated[int, Field(ge=1, le=2**24)] = 512
+    tokens: Annotated[int, Field(ge=1, le=10**9)] = 400_000
+    loader: Annotated[str, one_of(Loader)] = Loader.CONVERGE
+
+
+class ConvergeTable(Table):
+    """``[converge]`` of a train config."""
+
+    module: Annotated[str, Field(min_length=1)] | None = None
+    config: Annotated[str, Field(min_length=1)] | None = None
+    model: ModelShapeTable = ModelShapeTable()
+    data: DataTable | None = None
 
 
 def find_file(written: str, folders: Sequence[Path]) -> Path | None:
@@ -63,5 +96,6 @@ def load_train_config(written: str, folders: Sequence[Path], asked_at: str) -> T
         module=table.module,
         config=table.config,
         model=table.model.model_dump(exclude_none=True),
-        data=SyntheticData(**table.data.model_dump()) if table.data else None,
+        data=SyntheticData(**table.data.model_dump(exclude={"loader"})) if table.data else None,
+        loader=Loader(table.data.loader) if table.data else Loader.CONVERGE,
     )

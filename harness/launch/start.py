@@ -60,7 +60,7 @@ def start_run(
         job,
         folder,
         data=options.data_of(job),
-        seed_checkpoint=seed_checkpoint,
+        seed_checkpoint=seed_checkpoint or job.starts_from,
         device=options.device,
     )
     place.store.start_run(folder, payload)

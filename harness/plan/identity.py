@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.model import Job, Repeat, SetSpec, Surroundings, Toolchain
+from harness.model import Job, Recovery, Repeat, SetSpec, Surroundings, Toolchain
 
 HARNESS_DISTRIBUTION = "converge"
 """Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
@@ -60,7 +60,7 @@ def job_identity(
         toolchain: where it trains.
         seed: of the experiment.
         surroundings: hardware, rank code, corpus and injected code.
-        starts_from: identity of its seed-checkpoint job.
+        starts_from: identity of its seed-checkpoint job, or digest of the checkpoint it is given.
         sample_steps: at which steps it leaves per-tensor evidence.
         repeat: how an A/A repeat differs from its control.
 
@@ -71,6 +71,8 @@ def job_identity(
         {
             "role": "training",
             **_facts(spec, toolchain, seed, surroundings, sample_steps),
+            "segments": [asdict(segment) for segment in spec.segments],
+            "recovery": _broken_by(spec.recovery),
             "repeat": None if repeat is None else str(repeat),
             "starts_from": starts_from,
         }
@@ -106,6 +108,7 @@ def _facts(
         "without_fixes": sorted(spec.without_fixes),
         "inject": _injected(spec.inject, surroundings),
         "data": None if data is None else surroundings.data[data],
+        "loader": None if data is None else spec.train_config.loader.value,
         "sample_steps": list(sample_steps),
     }
 
@@ -128,6 +131,15 @@ def _common(
         "rank_code": surroundings.rank_code,
         "hardware": surroundings.hardware,
     }
+
+
+def _broken_by(recovery: Recovery | None) -> dict[str, Any] | None:
+    """How a fault set is broken and restarted; how long it may take changes no number."""
+    if recovery is None:
+        return None
+    facts = asdict(recovery)
+    del facts["within_s"]
+    return facts
 
 
 def _injected(inject: str | None, surroundings: Surroundings) -> list[str] | None:

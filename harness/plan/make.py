@@ -42,8 +42,8 @@ def make_plan(
     Args:
         experiment: as loaded.
         toolchains: by name, every one that the experiment names.
-        surroundings: what outside the file changes numbers; with the digest of every corpus and
-            injected file that the experiment uses.
+        surroundings: what outside the file changes numbers; with the digest of every corpus,
+            injected file and checkpoint that the experiment uses.
 
     Raises:
         ConfigError: with every rule broken by every set, or batch sizes that are missing.
@@ -114,11 +114,9 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     """
     if experiment.calibration is not None:
         return ()
-    own_loader = control.spec.train_config.data is None
+    deals = control.spec.train_config.own_loader
     return tuple(
-        repeat
-        for repeat in experiment.repeats
-        if not (own_loader and repeat.kind is RepeatKind.PERMUTE)
+        repeat for repeat in experiment.repeats if deals or repeat.kind is not RepeatKind.PERMUTE
     )
 
 
@@ -139,6 +137,12 @@ def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
             f"{experiment.path}: {spec.name!r}: training.global_batch_size",
             f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
         )
+    if written == -1 and (spec.segments or _changes_nodes(spec)):
+        yield Problem(
+            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
+            "is not set, and would change with the data-parallel degree",
+            f"in {spec.train_config.path}, or by set",
+        )
     steps = _positive(spec.setting("training.steps"))
     if isinstance(experiment.cadence, tuple) and steps is not None:
         for step in (step for step in experiment.cadence if step > steps):
@@ -147,6 +151,10 @@ def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
                 f"step {step} comes after the last step of {spec.name!r}",
                 f"training.steps is {steps}",
             )
+
+
+def _changes_nodes(spec: SetSpec) -> bool:
+    return spec.recovery is not None and spec.recovery.nodes[0] < spec.recovery.nodes[1]
 
 
 def _positive(value: Setting) -> int | None:
@@ -169,8 +177,11 @@ def _job(
     seed, steps = experiment.seed, _size(spec, "steps")
     sampled = sample_steps(experiment.cadence, steps)
     local = _size(spec, "local_batch_size")
+    if spec.segments:
+        local = spec.segments[0].local_batch_size  # as the degrees of the set are the first's
     written = _positive(spec.setting("training.global_batch_size"))
-    needs = seed_identity(spec, toolchain, seed, surroundings)
+    made = seed_identity(spec, toolchain, seed, surroundings)
+    needs = made if experiment.seed_checkpoint is None else None
     return Job(
         name=spec.name,
         role=role,
@@ -183,11 +194,28 @@ def _job(
         seq_len=_size(spec, "seq_len"),
         precision=precision_of(spec),
         identity=job_identity(
-            spec, toolchain, seed, surroundings, starts_from=needs, sample_steps=sampled
+            spec,
+            toolchain,
+            seed,
+            surroundings,
+            starts_from=_start(needs, surroundings),
+            sample_steps=sampled,
         ),
         sample_steps=sampled,
         needs=needs,
+        starts_from=experiment.seed_checkpoint,
     )
+
+
+def _start(needs: str | None, surroundings: Surroundings) -> str:
+    """What stands in an identity for the weights: those of a seed job, or of a given checkpoint.
+
+    Raises KeyError when the digest of a given one is not among the surroundings.
+    """
+    start = surroundings.seed_checkpoint if needs is None else needs
+    if start is None:
+        raise KeyError("seed_checkpoint")
+    return start
 
 
 def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
@@ -196,7 +224,7 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
         control.toolchain,
         control.seed,
         surroundings,
-        starts_from=cast("str", control.needs),
+        starts_from=_start(control.needs, surroundings),
         sample_steps=control.sample_steps,
         repeat=repeat,
     )

@@ -1,0 +1,200 @@
+"""What the script of a fault set means, and whether it can strike and be survived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from harness.errors import Problem
+from harness.experiment.kinds import FaultSetTable, FaultTable
+from harness.model import Fault, FaultKind, Recovery, RestartOwner, SetSpec, Torn
+
+OF_A_RANK = frozenset(
+    {
+        FaultKind.KILL,
+        FaultKind.HANG,
+        FaultKind.NAN_BATCH,
+        FaultKind.CKPT_TORN,
+        FaultKind.DISK_FULL,
+    }
+)
+OF_A_CHECKPOINT = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
+AFTER_THE_STEP = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
+"""Faults that strike between steps: after the last one there is nothing left to break."""
+KEYS = {
+    "rank": OF_A_RANK,
+    "node": frozenset({FaultKind.AGENT_LOSS}),
+    "torn": frozenset({FaultKind.CKPT_TORN}),
+}
+"""Which faults a key of a fault is for."""
+COLLECTIVE_TIMEOUT = "comm.train_timeout_seconds"
+
+Where = Callable[[str], str]
+
+
+class _Wrong(NamedTuple):
+    """What is wrong with a fault: which of its keys, why, and what would be right."""
+
+    key: str
+    message: str
+    hint: str = ""
+
+
+class _At(NamedTuple):
+    """A fault of the script, and how many nodes there are when it strikes."""
+
+    fault: FaultTable
+    kind: FaultKind
+    nodes: int
+
+
+def recovery_of(
+    table: FaultSetTable, spec: SetSpec, where: Where, problems: list[Problem]
+) -> Recovery:
+    """The script in the order of its steps; what is wrong with it is added to ``problems``.
+
+    Args:
+        table: the set as written.
+        spec: the set without its recovery: it has the degrees and the number of steps.
+        where: from a key of the table to its place.
+        problems: where problems are collected.
+    """
+    in_order = sorted(enumerate(table.faults), key=lambda placed: placed[1].step)
+    recovery = Recovery(
+        faults=tuple(_fault(fault) for _, fault in in_order),
+        checkpoint_every=table.checkpoint_every,
+        restarts=RestartOwner(table.restarts),
+        max_restarts=table.max_restarts,
+        within_s=table.recover_within_s,
+        nodes=(table.nodes[0], table.nodes[1]),
+    )
+    problems += _node_problems(recovery, spec, where)
+    needed = sum(fault.kind is not FaultKind.JOIN for fault in recovery.faults)
+    if needed > recovery.max_restarts:
+        problems.append(
+            Problem(
+                where("max_restarts"),
+                f"{recovery.max_restarts}, and {needed} faults of the script need a restart each",
+            )
+        )
+    nodes = recovery.first_nodes
+    for index, fault in in_order:
+        at = _At(fault, FaultKind(fault.kind), nodes)
+        for key, message, hint in _fault_problems(at, recovery, spec):
+            problems.append(Problem(where(f"faults[{index}].{key}"), message, hint))
+        nodes += {FaultKind.JOIN: 1, FaultKind.AGENT_LOSS: -1}.get(at.kind, 0)
+    return recovery
+
+
+def _fault(table: FaultTable) -> Fault:
+    default = Fault(FaultKind(table.kind), table.step)
+    return Fault(
+        kind=default.kind,
+        step=default.step,
+        rank=default.rank if table.rank is None else table.rank,
+        node=default.node if table.node is None else table.node,
+        torn=default.torn if table.torn is None else Torn(table.torn),
+    )
+
+
+def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Every node has the same ranks, and what shrinks with the nodes is dp_shard."""
+    fewest, most = recovery.nodes
+    degrees = spec.parallelism
+    if fewest < most and degrees.dp_shard % most:
+        yield Problem(
+            where("nodes"),
+            f"dp_shard {degrees.dp_shard} is no multiple of {most} nodes: a node that leaves takes "
+            "its part of dp_shard with it",
+        )
+    elif degrees.world_size % most:
+        yield Problem(where("nodes"), f"{degrees.world_size} ranks do not fill {most} nodes")
+
+
+def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
+    """Key, message and hint of whatever keeps one fault from being a test."""
+    for key, kinds in KEYS.items():
+        if getattr(at.fault, key) is not None and at.kind not in kinds:
+            valid = ", ".join(kind.value for kind in FaultKind if kind in kinds)
+            yield _Wrong(key, f"is no key of {at.kind.value}", f"of {valid}")
+    yield from _step_problems(at, recovery, spec)
+    yield from _target_problems(at, recovery, spec)
+    yield from _restart_problems(at, recovery, spec)
+
+
+def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
+    step, steps, every = at.fault.step, spec.setting("training.steps"), recovery.checkpoint_every
+    if not isinstance(steps, int):  # refused with the sizes of the set (harness/plan)
+        return
+    if step > steps:
+        yield _Wrong("step", f"{step} comes after the last step: training.steps is {steps}")
+    elif step == steps and at.kind in AFTER_THE_STEP | OF_A_CHECKPOINT:
+        yield _Wrong(
+            "step",
+            f"{at.kind.value} strikes when step {step} has ended, and that is the last: "
+            "nothing is left to recover",
+            f"from 1 to {steps - 1}",
+        )
+    if at.kind in OF_A_CHECKPOINT and step % every:
+        yield _Wrong(
+            "step",
+            f"no checkpoint is written at step {step}",
+            f"checkpoint_every = {every}: at steps {every}, {2 * every}, …",
+        )
+
+
+def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
+    """The rank or node has to be there, and the job has to stay within its nodes."""
+    fewest, most = recovery.nodes
+    ranks = spec.parallelism.world_size // most * at.nodes
+    rank = at.fault.rank
+    if at.kind is FaultKind.CKPT_TORN and rank is not None and at.fault.torn != Torn.TRUNCATED:
+        yield _Wrong(
+            "rank", "every rank dies: only a truncated shard is one rank's", 'torn = "truncated"'
+        )
+    elif rank is not None and rank >= ranks:
+        there = f" on the {at.nodes} of {most} nodes that are there" if at.nodes < most else ""
+        yield _Wrong(
+            "rank", f"there is no rank {rank}: {ranks} ranks{there}", f"from 0 to {ranks - 1}"
+        )
+    if at.kind not in (FaultKind.AGENT_LOSS, FaultKind.JOIN):
+        return
+    if fewest == most:
+        yield _Wrong("kind", f"{at.kind.value} needs nodes that may change", "as nodes = [1, 2]")
+    elif at.kind is FaultKind.JOIN and at.nodes == most:
+        yield _Wrong("kind", f"no node can join: all {most} are there by step {at.fault.step}")
+    elif at.kind is FaultKind.AGENT_LOSS and at.nodes == fewest:
+        yield _Wrong("kind", f"no node can be lost: the fewest, {fewest}, are left by then")
+    elif at.kind is FaultKind.AGENT_LOSS and (node := _fault(at.fault).node) >= at.nodes:
+        yield _Wrong("node", f"there is no node {node} of {at.nodes}", "counted from 0")
+
+
+def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
+    """What torchrun's restarts in place cannot survive."""
+    if recovery.restarts is not RestartOwner.TORCHRUN:
+        return
+    harness = 'restarts = "harness"'
+    if at.kind is FaultKind.PREEMPT:
+        yield _Wrong(
+            "kind", "torchrun ends on SIGTERM: only the harness can start it again", harness
+        )
+    if at.kind is FaultKind.AGENT_LOSS and at.fault.node == 0:
+        yield _Wrong(
+            "node", "node 0 has the rendezvous store: without it torchrun cannot restart", harness
+        )
+    if at.kind is FaultKind.CKPT_TORN and at.fault.torn == Torn.TRUNCATED:
+        yield _Wrong(
+            "torn",
+            "a truncated checkpoint looks whole: torchrun's restarts would load it and die, again "
+            "and again, and only the harness sets it aside",
+            harness,
+        )
+    timeout = spec.setting(COLLECTIVE_TIMEOUT)
+    if at.kind is FaultKind.HANG and not (isinstance(timeout, int) and timeout < recovery.within_s):
+        yield _Wrong(
+            "kind",
+            "torchrun notices no rank that hangs: only the collectives' timeout does, and "
+            f"{COLLECTIVE_TIMEOUT} is {timeout or 'not set'}, recover_within_s "
+            f"{recovery.within_s:g}",
+            f"set it below recover_within_s, or {harness}",
+        )

@@ -1,0 +1,142 @@
+"""``kind = "space_time"``: the sets that hold data-parallel degree x gradient accumulation.
+
+From ``product = 4`` and ``pp = [1, 2]``, named after the table: FSDP of every divisor with the
+accumulation that is left (``st_fsdp4_acc1 st_fsdp2_acc2 st_fsdp1_acc4``), the same in pipelines
+where the ranks are no more than the product (``st_fsdp2_pp2_acc2 st_fsdp1_pp2_acc4``), and without
+accumulation all ways to hold the parameters: replicated (``st_ddp4``), in replicated groups
+(``st_hsdp2x2``), and sharded with and without the parameters' gathering again in the backward
+(``st_fsdp4_zero3``, ``st_fsdp4_zero2``: what ZeRO-3 and ZeRO-2 keep in memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from harness.errors import Problem
+from harness.experiment.kinds import GeneratedTable, SpaceTimeTable
+from harness.experiment.read import flatten
+from harness.experiment.tables import FixedTable, validate
+from harness.model import Loader, SetSpec, Setting
+
+LOCAL_BATCH = "training.local_batch_size"
+GLOBAL_BATCH = "training.global_batch_size"
+RESHARD = "parallelism.fsdp_reshard_after_forward"
+"""``always`` frees gathered parameters after the forward, ``never`` keeps them for the backward
+(torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""
+ZERO_2, ZERO_3 = "never", "always"
+GROUPS = 2
+"""Replicas of the sharded model in the HSDP set."""
+
+
+def expand(
+    table: SpaceTimeTable, where: Callable[[str], str], problems: list[Problem]
+) -> Iterator[GeneratedTable]:
+    """The sets of a table; what it cannot mean is added to ``problems``."""
+    asked = {key for key, _ in flatten(table.overrides)}
+    if table.local_batch_size is not None and LOCAL_BATCH in asked:
+        problems.append(Problem(where("local_batch_size"), f"is also set.{LOCAL_BATCH}"))
+    if RESHARD in asked:
+        problems.append(Problem(where(f"set.{RESHARD}"), "is what the generated sets vary"))
+    if table.pipeline_schedule is not None and max(table.pp) == 1:
+        problems.append(Problem(where("pipeline_schedule"), "needs a pp above 1"))
+    for index, pp in enumerate(table.pp):
+        if pp > table.product or pp in table.pp[:index]:
+            wrong = "is named twice" if pp in table.pp[:index] else "leaves no data parallelism"
+            problems.append(
+                Problem(
+                    where(f"pp[{index}]"),
+                    f"{pp} {wrong}",
+                    f"degrees from 1 to the product, {table.product}, each once",
+                )
+            )
+    for name, degrees, reshard in _layouts(table):
+        written = _generated(table, f"{table.name}_{name}", degrees, reshard)
+        generated = validate(GeneratedTable, written, where, problems)
+        if generated is not None:
+            yield generated
+
+
+def hold_global_batch(
+    table: GeneratedTable,
+    spec: SetSpec,
+    control: SetSpec,
+    where: Callable[[str], str],
+    problems: list[Problem],
+) -> dict[str, Setting]:
+    """The overrides of a generated set, with the global batch that its product makes.
+
+    What keeps its samples from being the control's is added to ``problems``.
+    """
+    config = spec.train_config
+    if config.data is None or config.loader is Loader.TORCHTITAN:
+        problems.append(
+            Problem(
+                where("kind"),
+                f"space_time needs [converge.data] in {config.path}, read by a loader whose order "
+                "does not depend on the data-parallel degree: other samples a step, or equally "
+                "many valid tokens on every rank, would test nothing",
+                'loader = "converge" in [converge.data]',
+            )
+        )
+    local = spec.setting(LOCAL_BATCH)
+    if not isinstance(local, int):  # refused with the sizes of the set (harness/plan)
+        return dict(spec.overrides)
+    total = table.product * local
+    made = f"{table.product} x local batch {local} = {total} samples a step"
+    own = spec.setting(GLOBAL_BATCH, -1)
+    wanted = _global_batch(control)
+    if own not in (-1, total):
+        problems.append(Problem(where("product"), f"{made}; {GLOBAL_BATCH} is {own}"))
+    elif wanted not in (None, total):
+        problems.append(
+            Problem(where("product"), f"{made}; its control {control.name!r} has {wanted}")
+        )
+    return {**spec.overrides, GLOBAL_BATCH: total}
+
+
+def _global_batch(control: SetSpec) -> int | None:
+    """Samples of a step; None where the sizes are wrong, which is reported with them."""
+    stated = control.setting(GLOBAL_BATCH, -1)
+    local = control.setting(LOCAL_BATCH)
+    if stated == -1 and isinstance(local, int):
+        return local * control.parallelism.dp
+    return stated if isinstance(stated, int) and stated > 0 else None
+
+
+def _layouts(table: SpaceTimeTable) -> Iterator[tuple[str, dict[str, int], str | None]]:
+    """Name after the prefix, degrees, and when FSDP reshards."""
+    product = table.product
+    for pp in dict.fromkeys(table.pp):
+        for dp in range(product, 0, -1):
+            if product % dp == 0 and dp * pp <= product:
+                pipeline = f"_pp{pp}" if pp > 1 else ""
+                name = f"fsdp{dp}{pipeline}_acc{product // dp}"
+                yield name, {"dp_shard": dp, "pp": pp}, None
+    yield f"ddp{product}", {"dp_replicate": product}, None
+    shards, rest = divmod(product, GROUPS)
+    if shards > 1 and not rest:
+        yield f"hsdp{GROUPS}x{shards}", {"dp_replicate": GROUPS, "dp_shard": shards}, None
+    yield f"fsdp{product}_zero3", {"dp_shard": product}, ZERO_3
+    yield f"fsdp{product}_zero2", {"dp_shard": product}, ZERO_2
+
+
+def _generated(
+    table: SpaceTimeTable, name: str, degrees: dict[str, int], reshard: str | None
+) -> dict[str, Any]:
+    """One set as a ``[[test]]`` would write it."""
+    overrides: dict[str, Any] = dict(flatten(table.overrides))
+    if table.local_batch_size is not None:
+        overrides[LOCAL_BATCH] = table.local_batch_size
+    if reshard is not None:
+        overrides[RESHARD] = reshard
+    return {
+        **table.model_dump(include=set(FixedTable.model_fields), by_alias=True),
+        "name": name,
+        "control": table.control,
+        "techniques": table.techniques,
+        "parallelism": degrees,
+        "pipeline_schedule": table.pipeline_schedule if degrees.get("pp", 1) > 1 else None,
+        "set": overrides,
+        "product": table.product,
+    }
