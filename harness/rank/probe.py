@@ -13,6 +13,9 @@ A step that is sampled (``Job.sample_steps``) has two more collectives at its en
 rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step finds
 it, with its checkpoint loaded. After the last step comes ``close()``.
 
+Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
+whose checkpoint is about to be written; both are collective over the world.
+
 Each rank keeps what it saw; ``end_step`` gathers one small float64 row from every rank, and the
 writer (the lowest rank that holds the last pipeline stage) turns the rows into one line of
 ``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in rank order, so they are rounded once
@@ -41,7 +44,9 @@ from harness.rank.digest import BatchDigest, combine
 from harness.rank.grad_norm import assign_shards, global_norm, trainable
 from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
+from harness.rank.passes import begin_pass
 from harness.rank.replicas import ReplicaCheck
+from harness.rank.state import Counters, StateSamples
 from harness.rank.tensors import TensorSamples
 from harness.rank.whole_gradients import whole_gradients
 from harness.rank.writer import MetricsWriter
@@ -116,24 +121,33 @@ class Probe:
         self._began: float | None = None
         self._missing: tuple[str, ...] = ()
         self.writer_rank = _lowest_rank_with(view.has_last_stage)
+        self._last_step = job.last_step
+        self.this_pass = begin_pass(job.run_folder) if job.resumes else None
+        """None but in a run of several passes."""
+        self.folder = self.this_pass.folder if self.this_pass else job.run_folder
+        """Where the evidence is left."""
         self._writer: MetricsWriter | None = None
         if self.is_writer:
-            header = {
+            header: dict[str, Any] = {
                 "identity": job.identity,
                 "world_size": dist.get_world_size(),
                 "steps": job.steps,
                 "versions": dict(view.versions),
             }
-            self._writer = MetricsWriter(job.run_folder, header)
+            if self.this_pass:
+                header |= {"pass": self.this_pass.number, "segment": job.segment}
+            self._writer = MetricsWriter(self.folder, header)
         self._sample_steps = frozenset(job.sample_steps)
-        folder = job.run_folder / "tensors" if self.is_writer else None
+        after = AfterUpdate(self._grad_norm, view.optimizers, view.device)
         self._samples = TensorSamples(
             self._grad_norm,
-            folder,
+            self.folder / "tensors" if self.is_writer else None,
             view.device,
-            AfterUpdate(self._grad_norm, view.optimizers, view.device),
+            after,
             BufferSamples(view.model_parts, view.device),
         )
+        state = self.folder / "state" if self.is_writer else None
+        self._state = StateSamples(self._samples, after, view.optimizers, state)
         self._replicas = ReplicaCheck(view)
 
     @property
@@ -248,10 +262,24 @@ class Probe:
             self._writer.step(self._line(rows, all_squares, problems))
         self._write_replicas(agreement)
 
-    def close(self) -> None:
-        """Training is complete: give the evidence its final name."""
+    def on_load(self, step: int, counters: Counters) -> None:
+        """Note from which checkpoint training goes on, and what it restored; 0 is none of ours.
+
+        Collective over the world.
+        """
         if self._writer is not None:
-            self._writer.finish(self._step)
+            self._writer.loaded(step)
+        if step:
+            self._state.write("loaded", step, counters)
+
+    def on_save(self, step: int, counters: Counters) -> None:
+        """Note what the checkpoint of a step will hold. Collective over the world."""
+        self._state.write("saved", step, counters)
+
+    def close(self) -> None:
+        """Training is complete, or as far as this pass was to go: give the evidence its name."""
+        if self._writer is not None:
+            self._writer.finish(self._last_step if self.this_pass else self._step)
 
     def _sampled(self, step: int) -> dict[str, Any] | None:
         """Per-tensor evidence of a step that is sampled. Collective over the world."""
@@ -294,6 +322,8 @@ class Probe:
             "seconds": time.perf_counter() - began,
             "memory_bytes": int(max(row.memory for row in rows)),
         }
+        if self.this_pass:
+            line["at"] = time.time()
         if missing:
             line["grads_missing_names"] = missing
         if problems:

@@ -6,7 +6,7 @@ the rows of the whole tensors, whatever the sharding. No tensor is ever gathered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -103,8 +103,7 @@ class TensorSamples:
     @torch.no_grad()
     def finish(self, step: int) -> None:
         """Sketch the parameters, add up all ranks' rows, write them. Collective over the world."""
-        values = [(shard, local_shard(shard.parameter)) for shard in self._shards]
-        rows = {"parameters": self._rows(values, self._unknown)}
+        rows = {"parameters": self.parameter_rows()}
         if step > 0:
             if self._gradients is None:
                 self.problems.append("gradients were not sampled: the trainer did not clip them")
@@ -116,15 +115,41 @@ class TensorSamples:
         if step > 0:
             states, left = self._after.finish()
             added += [left, self._buffers.finish(self._sketcher)]
-        everyone = _sum_over_ranks(added)
+        everyone = sum_over_ranks(added)
         if self._folder is None:
             return
         tables = dict(zip(rows, everyone, strict=False))
-        arrays = self._arrays(step, tables)
+        arrays = self.arrays(step, tables)
         if step > 0:
             arrays |= self._after.arrays(states, everyone[-2])
             arrays |= self._buffers.arrays(everyone[-1])
         write_arrays(self._folder / f"step-{step:08d}.npz", arrays)
+
+    @torch.no_grad()
+    def parameter_rows(self) -> torch.Tensor:
+        """What this rank adds to the rows of the parameters as they are now. No collective."""
+        values = [(shard, local_shard(shard.parameter)) for shard in self._shards]
+        return self._rows(values, self._unknown)
+
+    @torch.no_grad()
+    def rows_of(self, kept: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor:
+        """The same for a tensor that is kept for each parameter, placed as it is; NaN without one.
+
+        It is hashed by the parameter's name, as the parameter itself.
+        """
+        values: list[tuple[_Shard, torch.Tensor | None]] = []
+        absent: list[int] = []
+        for shard in self._shards:
+            if not shard.held.numel:  # optimizers keep nothing for a shard without entries
+                continue
+            value = kept(shard.parameter)
+            if value is None or placement_problem(shard.parameter, value):
+                absent.append(shard.row)
+            else:
+                values.append((shard, local_shard(value)))
+        rows = self._rows(values, self._unknown)
+        rows[absent] = torch.nan
+        return rows
 
     def _rows(
         self,
@@ -159,7 +184,7 @@ class TensorSamples:
             self.problems.append(f"{self._norm.names[row]}: {problem}")
         return rows
 
-    def _arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
+    def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
         """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""
         sizes = np.array(self._norm.sizes, dtype=np.int64)
         arrays = {
@@ -178,7 +203,7 @@ class TensorSamples:
         return arrays
 
 
-def _sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
+def sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
     """Add up tables of the same shapes on all ranks, in one reduction. Collective."""
     flat = torch.cat([table.reshape(-1) for table in tables])
     dist.all_reduce(flat)

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,6 +35,10 @@ class MetricsWriter:
 
     def replicas(self, values: Mapping[str, Any]) -> None:
         self._line({"kind": "replicas", **values})
+
+    def loaded(self, step: int) -> None:
+        """The checkpoint of a step is loaded, now."""
+        self._line({"kind": "loaded", "step": step, "at": time.time()})
 
     def finish(self, steps: int) -> None:
         """Write the end line and give the file its final name, on disk for sure."""

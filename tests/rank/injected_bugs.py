@@ -1,6 +1,11 @@
 """Bugs for ``inject``: each breaks a built torchtitan trainer as a known bug did."""
 
+import os
+import signal
+from pathlib import Path
+
 import torch
+import torch.distributed as dist
 
 
 def _before_clipping(change):
@@ -70,3 +75,18 @@ def become_nan_at_step_2(trainer):
         train_step(batches)
 
     trainer.train_step = with_nan
+
+
+def killed_in_the_first_pass(trainer):
+    """SIGKILL of the last rank as step 4 begins, in the first pass only."""
+    passes = Path(trainer.checkpointer.folder).parent / "passes"
+    if len(list(passes.iterdir())) > 1:
+        return
+    train_step = trainer.train_step
+
+    def dying(batches):
+        if trainer.step == 4 and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train_step(batches)
+
+    trainer.train_step = dying

@@ -7,6 +7,7 @@
     train_spec.py      the job's model shape and data, through torchtitan's registry of train specs
     data.py            the loader
     hooks.py           where the probe sits in a trainer
+    first_load.py      where a run starts that has no whole checkpoint yet
     audit.py           what really ran
     shim.py            decides which of the following a config needs
     ring_attention.py  context parallel

@@ -9,7 +9,6 @@ import torch
 
 from harness.rank import audit
 from harness.rank.audit import Happened
-from harness.rank.job import Job
 from harness.rank.names import canonical
 from harness.rank.probe import Probe
 from harness.rank.titan_0_2.config import Built, flattened
@@ -17,7 +16,7 @@ from harness.rank.titan_0_2.shim import Prepared
 
 
 def write_in_force(
-    trainer: Any, job: Job, built: Built, prepared: Prepared, probe: Probe, injected: list[str]
+    trainer: Any, built: Built, prepared: Prepared, probe: Probe, injected: list[str]
 ) -> None:
     """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
     happened = Happened(
@@ -35,7 +34,7 @@ def write_in_force(
     mine["compiled"] = sorted(_compiled(trainer.model_parts))
     mine["tp_styles"] = prepared.float8_styles.applied if prepared.float8_styles else 0
     config = flattened(trainer.job_config)
-    audit.write_in_force(job.run_folder, trainer, probe, mine, config, built.declared)
+    audit.write_in_force(probe.folder, trainer, probe, mine, config, built.declared)
 
 
 def _ddp_size(trainer: Any) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from harness.rank.faults import install_faults
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
 from harness.rank.probe import Probe
@@ -71,13 +72,15 @@ def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
     injected: list[str] = []
 
     def after_first_step(probe: Probe) -> None:
-        audit.write_in_force(trainer, job, built, prepared, probe, injected)
+        audit.write_in_force(trainer, built, prepared, probe, injected)
 
     probe = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
         _move_loaded_weights(trainer, job.repeat_seed)
     if job.inject is not None:
         injected.append(call_injected(job.inject, trainer))
+    if probe.this_pass:
+        install_faults(trainer, job, probe.this_pass.number)
     trainer.train()
     probe.close()
     # The rank that serves the process group's store must not leave before the others are done.

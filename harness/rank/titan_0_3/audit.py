@@ -9,14 +9,11 @@ from torchtitan.models.common.attention import FlexAttention
 
 from harness.rank import audit
 from harness.rank.audit import Happened
-from harness.rank.job import Job
 from harness.rank.probe import Probe
 from harness.rank.titan_0_3.config import BuiltConfig
 
 
-def write_in_force(
-    trainer: Any, job: Job, config: BuiltConfig, probe: Probe, happened: Happened
-) -> None:
+def write_in_force(trainer: Any, config: BuiltConfig, probe: Probe, happened: Happened) -> None:
     """Gather what every rank sees and write ``in_force.json``. Collective over the world."""
     mine = audit.see(trainer, probe, happened)
     mine["local_batch_size"] = trainer.config.training.local_batch_size
@@ -26,7 +23,7 @@ def write_in_force(
     )
     mine["compiled"] = [name for name, module in modules.items() if _is_compiled(module)]
     mine["tp_styles"] = 0  # torchtitan 0.3 has no Float8 styles of tensor parallelism
-    audit.write_in_force(job.run_folder, trainer, probe, mine, config.flat, config.declared)
+    audit.write_in_force(probe.folder, trainer, probe, mine, config.flat, config.declared)
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -16,6 +16,7 @@ import torchtitan.trainer as trainer_module
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed import utils as distributed_utils
 
+from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
 from harness.rank.pipelining import ignore_shape_inference
@@ -36,6 +37,8 @@ def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) ->
     watch_clipping(distributed_utils, trainer_module, probe)
     _watch_metrics(trainer, probe)
     _watch_steps(trainer, probe, lambda: after_first_step(probe))
+    if job.resumes:
+        watch_checkpoints(trainer, job, probe)
     return probe
 
 

@@ -13,6 +13,7 @@ from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import init_logger, logger
 
 from harness.rank.audit import Happened
+from harness.rank.faults import install_faults
 from harness.rank.fusion import FusionCount
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
@@ -88,10 +89,12 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
     injected: list[str] = []
     happened = Happened(injected, rotation=rotation, fusion=fusion)
     probe = hooks.attach(
-        trainer, job, lambda probe: audit.write_in_force(trainer, job, config, probe, happened)
+        trainer, job, lambda probe: audit.write_in_force(trainer, config, probe, happened)
     )
     if job.inject:
         injected.append(call_injected(job.inject, trainer))
+    if probe.this_pass:
+        install_faults(trainer, job, probe.this_pass.number)
     trainer.train()
     probe.close()
     # The rank that serves the process group's store must not leave before the others are done.
