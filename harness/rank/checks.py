@@ -36,7 +36,22 @@ def repeat_problems(job: Job) -> list[KeyProblem]:
             "torchtitan's dataset: declare one of ours in [converge.data], or repeat otherwise"
         )
         return [KeyProblem("repeats", message, ("rerun", "ulp"))]
+    if job.repeat == "permute" and job.train_config.loader != "converge":
+        message = (
+            "permute deals out samples in another order, which only our own loader does, and "
+            f"[converge.data] says loader = {job.train_config.loader!r}: repeat otherwise"
+        )
+        return [KeyProblem("repeats", message, ("rerun", "ulp"))]
     return []
+
+
+def loader_problems(job: Job, known: Collection[str]) -> list[KeyProblem]:
+    """Whether the dialect has no loader of the name that the job says."""
+    loader = job.train_config.loader
+    if loader in known:
+        return []
+    message = f"{job.dialect} has no loader {loader!r}"
+    return [KeyProblem("converge.data.loader", message, tuple(sorted(known)))]
 
 
 def unknown_components(config: Any) -> list[KeyProblem]:

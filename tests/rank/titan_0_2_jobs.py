@@ -40,7 +40,7 @@ def preload():
         entry.preload("titan_0_2", "cpu")
 
 
-def raw_job(run_folder, *, data=None, **changes):
+def raw_job(run_folder, *, data=None, loader="converge", **changes):
     """The content of ``job.json`` for the shipped train config; keywords replace entries.
 
     Degrees may be given as keywords too.
@@ -65,6 +65,7 @@ def raw_job(run_folder, *, data=None, **changes):
             "config": None,
             "model": ours["model"],
             "settings": settings,
+            "loader": loader,
         },
         "overrides": {},
         "data": {"folder": str(data), "digest": "0"} if data else None,

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.rank.checks import repeat_problems, unknown_components, unknown_fixes
+from harness.rank.checks import loader_problems, repeat_problems, unknown_components, unknown_fixes
+from harness.rank.documents import NAME, documents_of
 from harness.rank.job import Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_2.fixes import FIXES, FLOAT8_TP
@@ -22,6 +23,9 @@ from harness.rank.titan_0_2.float8 import ALIAS, CONVERTER
 _COLLECTIVE_TIMEOUT_S = 3600
 """On a CPU compiling takes minutes and the harness watches over progress itself; torchtitan's 100
 seconds between steps would kill ranks that share two cores."""
+
+LOADERS = ("converge", "torchtitan")
+"""Our own, and torchtitan's stock text loader."""
 
 _TECHNIQUES = ("compile", "async_tp", "float8", "float8_rowwise", "float8_tp", "bf16")
 
@@ -42,7 +46,7 @@ def build(job: Job) -> Built:
     from torchtitan.config import JobConfig
 
     config = JobConfig()
-    problems = [*_unknown_names(job), *repeat_problems(job)]
+    problems = [*_unknown_names(job), *repeat_problems(job), *loader_problems(job, LOADERS)]
     own = [*_implied(job), *_from_techniques(job), *job.overrides.items()]
     for key, value in (*flatten(job.train_config.settings), *own):
         try:
@@ -80,6 +84,9 @@ def _implied(job: Job) -> Iterator[tuple[str, Any]]:
     yield "metrics.disable_color_printing", True
     if job.data_folder is not None:
         yield "model.hf_assets_path", str(job.data_folder)
+        if job.train_config.loader == "torchtitan":
+            yield "training.dataset", NAME
+            yield "training.dataset_path", str(documents_of(job.data_folder))
     if job.device == "cpu":
         yield "comm.init_timeout_seconds", _COLLECTIVE_TIMEOUT_S
         yield "comm.train_timeout_seconds", _COLLECTIVE_TIMEOUT_S

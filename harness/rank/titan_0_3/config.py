@@ -17,10 +17,11 @@ from typing import Any
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-from harness.rank.checks import repeat_problems, unknown_components, unknown_fixes
+from harness.rank.checks import loader_problems, repeat_problems, unknown_components, unknown_fixes
 from harness.rank.job import Degrees, Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_3.data import SampleLoader
+from harness.rank.titan_0_3.loaders import LOADERS, loader_config
 from harness.rank.titan_0_3.shape import reshape_model, use_dense_attention, use_float8
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
@@ -45,7 +46,13 @@ def build_config(job: Job) -> BuiltConfig:
     """Raises SettingError when torchtitan does not take what the job says."""
     config = _base(job)
     # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
-    _refuse([*unknown_fixes(job, known=()), *repeat_problems(job)])
+    _refuse(
+        [
+            *unknown_fixes(job, known=()),
+            *repeat_problems(job),
+            *loader_problems(job, LOADERS),
+        ]
+    )
     config.model_spec = reshape_model(config.model_spec, job.train_config.model)
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
@@ -168,16 +175,8 @@ def _use_float8(config: Any, job: Job) -> list[str]:
 def _use_corpus(config: Any, job: Job) -> list[str]:
     if job.data_folder is None:
         return []
-    folder = str(job.data_folder)
-    config.hf_assets_path = folder
-    config.dataloader = SampleLoader.Config(
-        dataset="converge",
-        dataset_path=folder,
-        folder=folder,
-        seed=job.seed,
-        global_batch_size=config.training.global_batch_size,
-        order_seed=job.order_seed,
-    )
+    config.hf_assets_path = str(job.data_folder)
+    config.dataloader = loader_config(job, job.data_folder)
     return ["hf_assets_path", "dataloader"]
 
 
