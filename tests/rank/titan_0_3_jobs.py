@@ -87,9 +87,11 @@ class Runs:
         assert self.torchrun("seed", role="seed checkpoint").returncode == 0
         self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
 
-    def torchrun(self, name, **changes):
-        """Run a job; returns the finished process."""
+    def torchrun(self, name, *, segment=None, **changes):
+        """Run a job, or a segment of it; returns the finished process."""
         degrees = {**DEGREES, **{key: changes[key] for key in DEGREES if key in changes}}
+        if segment is not None:
+            degrees = changes["segments"][segment]["parallelism"]
         ranks = 1
         if changes.get("role") != "seed checkpoint":
             changes = {"seed_checkpoint": self.seed_checkpoint, **changes}
@@ -100,6 +102,7 @@ class Runs:
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "0"),
             *("-m", "harness.rank", str(path)),
+            *([] if segment is None else ["--segment", str(segment)]),
         ]
         return subprocess.run(
             command,
@@ -118,6 +121,19 @@ class Runs:
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return steps, json.loads((self.folder / name / "in_force.json").read_text())
+
+    def passes(self, name):
+        """The lines of each pass of a run, finished or not, in the order of the starts."""
+        folders = sorted((self.folder / name / "passes").iterdir())
+        assert [folder.name for folder in folders] == [f"{i + 1:03d}" for i in range(len(folders))]
+        files = [next(folder.glob("metrics.jsonl*")) for folder in folders]
+        return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+
+    def state(self, name, number, event, step):
+        """The arrays of what a pass of a run saved or loaded."""
+        folder = self.folder / name / "passes" / f"{number:03d}" / "state"
+        with np.load(folder / f"{event}-step-{step:08d}.npz") as arrays:
+            return dict(arrays)
 
     def sample(self, name, step):
         """The arrays of a run's per-tensor evidence of a step."""
