@@ -37,6 +37,10 @@ examples:
   long noisy curves: is the mean loss the same within 0.5%?
     converge compare a.jsonl b.jsonl --margin 0.005 --out report"""
 
+ONLY_SETS = """\
+only these test sets (and the controls they need); the name of a space_time set, or the start of its
+sets' names up to an underscore, means all of them"""
+
 EXIT_CODES = """\
 exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was
 launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR; 130 interrupted."""
@@ -227,9 +231,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _experiment_arguments(
-    parser: argparse.ArgumentParser, only: str = "only these test sets (and the controls they need)"
-) -> None:
+def _experiment_arguments(parser: argparse.ArgumentParser, only: str = ONLY_SETS) -> None:
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="a TOML matrix")
     parser.add_argument(
         "--only",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from rich.console import Console
@@ -15,7 +15,7 @@ from harness.cli import matrix
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
-from harness.model import Plan, Role
+from harness.model import Fault, FaultKind, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.surroundings import gpu_models
 from harness.toolchain import assume_toolchain
@@ -90,7 +90,8 @@ def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
     for row in described:
         table.add_row(
             escape(row.name),
-            str(row.parallelism),
+            ", ".join(map(str, (each.parallelism for each in row.segments)))
+            or str(row.parallelism),
             str(row.world_size),
             str(row.steps),
             _batch(row),
@@ -115,15 +116,58 @@ def _sampled(made: Plan) -> str:
 
 def _print_set(console: Console, row: PlanRow, command: str) -> None:
     console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
-    ranks = f"{row.world_size} rank{'s' * (row.world_size > 1)}"
-    on = f"{ranks} (one GPU each, where there are GPUs), {row.toolchain}"
+    on = f"{_ranks(row.world_size)} (one GPU each, where there are GPUs), {row.toolchain}"
     techniques = ", ".join(row.techniques) or "no technique"
     console.print(f"  {techniques}; {on}", markup=False, soft_wrap=True)
+    for line in _kind_lines(row):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
     if row.note:
         console.print(f"  {row.note}", markup=False, soft_wrap=True)
     for rule in row.waives:
         console.print(f"  waives the rule {escape(rule)}", style="yellow", soft_wrap=True)
     console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"
+
+
+def _kind_lines(row: PlanRow) -> Iterator[str]:
+    """Segments of an elastic set, or the script of a fault set."""
+    first = 1
+    for segment in row.segments:
+        degrees, schedule = segment.parallelism, segment.pipeline_schedule
+        samples = degrees.dp * segment.local_batch_size
+        yield (
+            f"steps {first}-{segment.until}: {degrees}{f' {schedule}' if schedule else ''}, "
+            f"{_ranks(degrees.world_size)}, local batch {segment.local_batch_size}, "
+            f"{row.global_batch_size // samples} x accumulated"
+        )
+        first = segment.until + 1
+    recovery = row.recovery
+    if recovery is not None:
+        yield f"faults: {'; '.join(map(_fault, recovery.faults))}"
+        fewest, most = recovery.nodes
+        nodes = f", {fewest} to {most} nodes (first {recovery.first_nodes})" if most > 1 else ""
+        yield (
+            f"a checkpoint every {recovery.checkpoint_every} steps; restarts by "
+            f"{recovery.restarts.value}, at most {recovery.max_restarts}, each within "
+            f"{recovery.within_s:g} s{nodes}"
+        )
+    if row.passes > 1:
+        yield f"{row.passes} passes"
+
+
+def _fault(fault: Fault) -> str:
+    """``kill of rank 1 at step 6``."""
+    of = ""
+    if fault.kind is FaultKind.CKPT_TORN:
+        of = f" ({fault.torn.value})"
+    elif fault.kind is FaultKind.AGENT_LOSS:
+        of = f" of node {fault.node}"
+    elif fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN):
+        of = f" of rank {fault.rank}"
+    return f"{fault.kind.value}{of} at step {fault.step}"
 
 
 def _plan_document(

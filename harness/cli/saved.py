@@ -130,10 +130,13 @@ def _meaning(spec: SetSpec) -> tuple[object, ...]:
     return (
         spec.parallelism,
         (config.module, config.config, dict(config.model), dict(config.settings)),
+        config.loader,
         spec.techniques,
         spec.pipeline_schedule,
         spec.cp_rotation,
         dict(spec.overrides),
         spec.inject,
         spec.without_fixes,
+        spec.segments,
+        (spec.recovery.faults, spec.recovery.checkpoint_every) if spec.recovery else None,
     )

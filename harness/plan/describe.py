@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.model import Job, Parallelism, Plan, Role, Technique
+from harness.model import (
+    Job,
+    Kind,
+    Parallelism,
+    Plan,
+    Recovery,
+    Role,
+    Segment,
+    SetSpec,
+    Technique,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,14 @@ class PlanRow:
     waives: tuple[str, ...]
     note: str
     identity: str
+    kind: Kind = Kind.PARALLEL
+    segments: tuple[Segment, ...] = ()
+    """Of an elastic set; degrees and batch sizes above are those of the first."""
+    recovery: Recovery | None = None
+    """Of a fault set."""
+
+    passes: int = 1
+    """How many passes the run is made of when everything goes as it is meant to."""
 
 
 def describe(plan: Plan) -> tuple[PlanRow, ...]:
@@ -64,7 +82,16 @@ def _row(job: Job, control: Job) -> PlanRow:
         waives=spec.waive,
         note=spec.note,
         identity=job.identity,
+        kind=spec.kind,
+        segments=spec.segments,
+        recovery=spec.recovery,
+        passes=_passes(spec),
     )
+
+
+def _passes(spec: SetSpec) -> int:
+    faults = spec.recovery.faults if spec.recovery else ()
+    return max(1, len(spec.segments)) + len(faults)
 
 
 def serves(job: Job, control: Job) -> str:
@@ -73,6 +100,10 @@ def serves(job: Job, control: Job) -> str:
         return _serves_as_control(job)
     if job.role is Role.ANCHOR:
         return f"anchor: the control is itself judged against {_names(job.spec.parallelism)}"
+    return _serves_kind(job) or _serves_parallel(job, control)
+
+
+def _serves_parallel(job: Job, control: Job) -> str:
     new = [each for each in job.spec.techniques if each not in control.spec.techniques]
     if new:
         return _serves_technique(job, new)
@@ -82,6 +113,21 @@ def serves(job: Job, control: Job) -> str:
     if axes:
         return f"minimal test set of {axes[0]}: 2D, {_names(job.spec.parallelism)}"
     return _serves_data_parallelism(job, control)
+
+
+def _serves_kind(job: Job) -> str:
+    """What a set of a kind of its own puts to the test; empty for a parallel one."""
+    spec = job.spec
+    if spec.segments:
+        degrees = ", ".join(str(segment.parallelism) for segment in spec.segments)
+        return f"elastic determinism: {degrees} as one curve"
+    if spec.recovery is not None:
+        kinds = dict.fromkeys(fault.kind.value for fault in spec.recovery.faults)
+        return f"recovery from {', '.join(kinds)}"
+    if spec.kind is Kind.SPACE_TIME:
+        accumulated = job.gradient_accumulation_steps
+        return f"space-time equivalence: {spec.parallelism}, {accumulated} x accumulated"
+    return ""
 
 
 def _serves_as_control(job: Job) -> str:

@@ -6,13 +6,14 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, suggest
-from harness.model import Experiment
+from harness.model import Experiment, Kind
 
 
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:
     """The experiment with these test sets (or controls) only, and the controls that they need.
 
-    The anchor stays when it, or the control that it challenges, is asked for by name.
+    Of generated sets the start of their names, up to an underscore, asks for all of them. The
+    anchor stays when it, or the control that it challenges, is asked for by name.
 
     Raises:
         ConfigError: a name is that of no set.
@@ -20,12 +21,13 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
     controls = [spec.name for spec in experiment.controls]
     anchors = [experiment.anchor.name] if experiment.anchor else []
     known = [*controls, *anchors, *(spec.name for spec in experiment.tests)]
-    if unknown := [name for name in names if name not in known]:
+    groups = {name: _generated(experiment, name) for name in names}
+    if unknown := [name for name in names if name not in known and not groups[name]]:
         path = str(experiment.path)
         raise ConfigError(
             [Problem(path, f"no set {name!r}", suggest(name, known)) for name in unknown]
         )
-    asked = set(names)
+    asked = set(names).union(*groups.values())
     kept = tuple(spec for spec in experiment.tests if spec.name in asked)
     first = experiment.controls[0].name
     anchor = experiment.anchor
@@ -39,6 +41,15 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
         controls=tuple(spec for spec in experiment.controls if spec.name in needed),
         tests=kept,
     )
+
+
+def _generated(experiment: Experiment, start: str) -> set[str]:
+    """Names of the space_time sets that start so."""
+    return {
+        spec.name
+        for spec in experiment.tests
+        if spec.kind is Kind.SPACE_TIME and spec.name.startswith(f"{start}_")
+    }
 
 
 def select_controls(experiment: Experiment, names: Collection[str]) -> Experiment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.model import Parallelism, Role
+from harness.model import Kind, Parallelism, Role
 from harness.rules.rule import Case, Finding, guide_rule
 from harness.rules.stages import count_microbatches, pipeline_stages
 
@@ -36,8 +36,13 @@ def control_is_repeated(case: Case) -> Iterator[Finding]:
 @guide_rule
 def same_dp_degree(case: Case) -> Iterator[Finding]:
     """A test set keeps its control's data-parallel degree, so that both read the same samples."""
-    if case.job.role is Role.ANCHOR and case.job.spec.train_config.data is not None:
-        return  # with our loader the samples of a step depend on no degree
+    spec = case.job.spec
+    # With our loader the samples of a step depend on no degree. Kinds that are about changing
+    # degrees rest on that; a parallel set keeps the degree, so that it tests one thing.
+    if spec.train_config.own_loader and (
+        case.job.role is Role.ANCHOR or spec.kind is not Kind.PARALLEL
+    ):
+        return
     ours, theirs = case.degrees.dp, case.control.spec.parallelism.dp
     if ours != theirs:
         yield Finding(

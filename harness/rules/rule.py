@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from harness.errors import Problem, suggest
 from harness.model import Experiment, Job, Parallelism
+from harness.rules.stretches import stretches
 
 
 class Finding(NamedTuple):
@@ -74,22 +75,41 @@ class Ruling(NamedTuple):
 
 
 def apply_rules(cases: Sequence[Case]) -> Ruling:
-    """Every breach of every rule by every job, at once."""
+    """Every breach of every rule by every job, at once.
+
+    A job whose degrees change is looked at in every one of its stretches. What is wrong in all of
+    them is said once, and of the job.
+    """
     problems: list[Problem] = []
     waived: list[str] = []
     for case in cases:
         spec = case.job.spec
         problems += _unknown_waivers(case)
         for rule in RULES.values():
-            for key, message, hint in rule.check(case):
+            for stretch, (key, message, hint) in _breaches(rule, case):
                 if rule.waivable and rule.name in spec.waive:
                     reason = f": {spec.note}" if spec.note else ""
-                    waived.append(f"{spec.name} waives {rule.name} ({message}){reason}")
+                    said = f"{stretch}: {message}" if stretch else message
+                    waived.append(f"{spec.name} waives {rule.name} ({said}){reason}")
                 else:
                     advice = f'if meant, waive = ["{rule.name}"]' if rule.waivable else ""
                     hints = "; ".join(part for part in (hint, advice) if part)
-                    problems.append(Problem(_place(case, key), f"{message} [{rule.name}]", hints))
+                    place = _place(case, f"{stretch}: {key}" if stretch else key)
+                    problems.append(Problem(place, f"{message} [{rule.name}]", hints))
     return Ruling(problems, tuple(waived))
+
+
+def _breaches(rule: Rule, case: Case) -> Iterator[tuple[str, Finding]]:
+    """Every finding, with the name of the stretch that it is about; empty: the whole job."""
+    found = {
+        stretch.name: list(rule.check(replace(case, job=stretch.job)))
+        for stretch in stretches(case.job)
+    }
+    first, *others = found.values()
+    throughout = [each for each in first if all(each in other for other in others)]
+    yield from (("", each) for each in throughout)
+    for name, findings in found.items():
+        yield from ((name, each) for each in findings if each not in throughout)
 
 
 def _place(case: Case, key: str) -> str:
