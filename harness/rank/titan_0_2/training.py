@@ -10,7 +10,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from harness.rank.faults import install_faults
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
 from harness.rank.probe import Probe
@@ -67,6 +66,7 @@ def run(job: Job) -> None:
 
 
 def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
+    from harness.rank.faults import install_faults
     from harness.rank.titan_0_2 import audit, hooks
 
     injected: list[str] = []
