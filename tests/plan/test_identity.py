@@ -12,10 +12,16 @@ from plan_examples import SURROUNDINGS, TITAN_02, TITAN_03
 from harness.errors import ConfigError
 from harness.model import (
     Experiment,
+    Fault,
+    FaultKind,
+    Loader,
     Parallelism,
+    Recovery,
     Repeat,
     RepeatKind,
+    RestartOwner,
     Role,
+    Segment,
     SetSpec,
     SyntheticData,
     Technique,
@@ -42,6 +48,7 @@ SPEC = SetSpec(
     overrides={"lr_scheduler.warmup_steps": 2},
 )
 INJECT = {"/a/bug.py:f": "i1", "/b/bug.py:f": "i1", "/a/bug.py:g": "i1", "/a/other.py:f": "i2"}
+TEST = '[[test]]\nname = "t"\nparallelism = { dp_shard = 2, tp = 2 }\n'
 WORLD = replace(SURROUNDINGS, injected=INJECT)
 
 
@@ -54,6 +61,13 @@ def with_config(**changes) -> SetSpec:
     return replace(SPEC, train_config=replace(CONFIG, **changes))
 
 
+def with_recovery(**changes) -> SetSpec:
+    return replace(SPEC, recovery=replace(RECOVERY, **changes))
+
+
+SEGMENTS = (Segment(10, Parallelism(dp_shard=2), 4), Segment(20, Parallelism(), 8))
+OTHER_DP = {"parallelism": Parallelism(dp_shard=4), "local_batch_size": 2}
+RECOVERY = Recovery((Fault(FaultKind.KILL, 6),), checkpoint_every=4)
 SAME = {
     "name": replace(SPEC, name="b"),
     "note": replace(SPEC, note="because"),
@@ -83,6 +97,16 @@ OTHER = {
     "model": with_config(model={"dim": 128}),
     "data": with_config(data=SyntheticData(seed=2)),
     "own data": with_config(data=None),
+    "loader": with_config(loader=Loader.TORCHTITAN),
+    "segments": replace(SPEC, segments=SEGMENTS),
+    "a segment's end": replace(SPEC, segments=(replace(SEGMENTS[0], until=9), SEGMENTS[1])),
+    "a segment's degrees": replace(SPEC, segments=(SEGMENTS[0], replace(SEGMENTS[1], **OTHER_DP))),
+    "recovery": replace(SPEC, recovery=RECOVERY),
+    "faults": with_recovery(faults=(Fault(FaultKind.KILL, 6, rank=1),)),
+    "checkpoints": with_recovery(checkpoint_every=5),
+    "who restarts": with_recovery(restarts=RestartOwner.TORCHRUN),
+    "restarts": with_recovery(max_restarts=9),
+    "nodes": with_recovery(nodes=(1, 2)),
 }
 
 
@@ -106,6 +130,26 @@ def test_whatever_else_changes_a_number_changes_the_identity():
         identity(starts_from="0"),
     ]
     assert len(set(identities)) == len(identities)
+
+
+def test_how_long_a_recovery_may_take_is_no_matter():
+    assert identity(with_recovery(within_s=1.0)) == identity(with_recovery())
+
+
+def test_a_checkpoint_that_the_file_names_stands_for_the_seed_job(planner):
+    def planned(digest):
+        world = replace(SURROUNDINGS, seed_checkpoint=digest)
+        return planner.sets(TEST, trainer='seed_checkpoint = "c"\n', surroundings=world).jobs
+
+    folder = planner.folder / "c"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(b"m")
+    (folder / "__0_0.distcp").write_bytes(b"s")
+    jobs = planned("c1")
+    assert [job.role for job in jobs if job.role is Role.SEED] == []
+    assert {(job.needs, job.starts_from) for job in jobs} == {(None, folder)}
+    others = [*planner.sets(TEST).jobs, *planned("c2")]
+    assert not {job.identity for job in jobs} & {job.identity for job in others}
 
 
 def test_where_an_injected_file_lies_is_no_matter():
