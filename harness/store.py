@@ -187,12 +187,19 @@ class Store:
         return record if record.identity == identity else None
 
     def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> None:
-        """Remove what nobody needs again (compiled kernels), and write ``record.json`` last.
+        """Remove what nobody needs again, and write ``record.json`` last.
+
+        That is compiled kernels and, of a run in several passes that has finished, the checkpoints
+        that joined them.
 
         ``facts`` go beside it: ``started`` (ISO 8601, UTC), ``host``, ``versions``, ``job``.
         Raises StoreError as ``atomic_write`` does.
         """
-        shutil.rmtree(record.folder / "inductor", ignore_errors=True)
+        done_with = ["inductor"]
+        if record.status is RunStatus.FINISHED and (record.folder / "passes").is_dir():
+            done_with += ["checkpoint", "torn"]
+        for name in done_with:
+            shutil.rmtree(record.folder / name, ignore_errors=True)
         value = {**asdict(record), "folder": record.folder.name, "reused": False, **facts}
         write_json(record.folder / "record.json", value)
 

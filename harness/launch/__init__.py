@@ -8,6 +8,10 @@
     supervisor.py    the loop: start what fits, follow, end
     start.py         the processes of one job
     run.py           one job while they run
+    call.py          one of its torchrun calls
+    script.py        what comes after a call, and which faults are due
+    strike.py        faults that the harness makes
+    torn.py          torn checkpoints
     slots.py         packing ranks into slots
     progress.py      steps as they end, and forecasts
     failure.py       why a run failed
@@ -20,6 +24,7 @@
 from harness.launch.events import (
     Ended,
     Event,
+    GoingOn,
     Notice,
     Observer,
     Overview,
@@ -37,6 +42,7 @@ from harness.launch.options import RunOptions
 __all__ = [
     "Ended",
     "Event",
+    "GoingOn",
     "Notice",
     "Observer",
     "Overview",

@@ -5,6 +5,7 @@ Each carries ``at``, seconds since 1970. A job's life is one of::
     Reused                                          an earlier run with its identity is taken
     Queued (Waiting)? Started Step* Ended           it ran; ``record.status`` says how it went
     Queued (Waiting)? Started Step* Retrying Started …   an infrastructure fault, tried once more
+    Queued (Waiting)? Started Step* (GoingOn Step*)* Ended  segments, or restarts after faults
     Queued Ended                                    skipped: what it needs did not finish
 """
 
@@ -89,6 +90,17 @@ class Retrying:
 
 
 @dataclass(frozen=True, slots=True)
+class GoingOn:
+    """A job in several passes goes on with another torchrun call, in the same folder and slots."""
+
+    at: float
+    job: Job
+    reason: str
+    """The next segment, or a restart after a fault."""
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The job has its record: finished, crashed, hung or skipped."""
 
@@ -110,6 +122,16 @@ class Overview:
 
 
 Event: TypeAlias = (
-    Preparing | Notice | Reused | Queued | Waiting | Started | Step | Retrying | Ended | Overview
+    Preparing
+    | Notice
+    | Reused
+    | Queued
+    | Waiting
+    | Started
+    | Step
+    | Retrying
+    | GoingOn
+    | Ended
+    | Overview
 )
 Observer: TypeAlias = Callable[[Event], None]

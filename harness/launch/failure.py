@@ -43,13 +43,16 @@ class _Failure:
     traceback: str
 
 
-def rank_error(folder: Path) -> RankError:
-    """The error of the rank that failed first, else the end of the best log there is."""
-    failures = sorted(_failures(folder), key=lambda found: (_is_aftermath(found), found.written))
-    if not failures:
-        text = log_tail(folder / "logs" / AGENT_LOG)
+def rank_error(*logs: Path) -> RankError:
+    """The error of the rank that failed first, else the end of the best log there is.
+
+    ``logs`` are the log folders of a call's agents.
+    """
+    found = [(failure, folder) for folder in logs for failure in _failures(folder)]
+    if not found:
+        text = next((text for folder in logs if (text := log_tail(folder / AGENT_LOG))), "")
         return RankError(rank=0, message=_last_line(text), traceback=text)
-    first = failures[0]
+    first, folder = min(found, key=lambda pair: (_is_aftermath(pair[0]), pair[0].written))
     text = first.traceback or rank_log(folder, first.rank)
     return RankError(first.rank, first.message or _last_line(text), text)
 
@@ -70,20 +73,28 @@ def log_tail(path: Path) -> str:
     return "\n".join(content.decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-def rank_log(folder: Path, rank: int) -> str:
-    """The end of what a rank printed: on standard error, else on standard output."""
-    logs = (folder.glob(f"logs/*/attempt_*/{rank}/{name}") for name in ("stderr.log", "stdout.log"))
-    return next((text for found in logs for path in found if (text := log_tail(path))), "")
+def rank_log(logs: Path, rank: int) -> str:
+    """The end of what a rank last printed: on standard error, else on standard output."""
+    attempts = _attempts(logs)
+    files = (path / str(rank) / name for name in ("stderr.log", "stdout.log") for path in attempts)
+    return next((text for path in files if (text := log_tail(path))), "")
 
 
-def _failures(folder: Path) -> list[_Failure]:
+def _attempts(logs: Path) -> list[Path]:
+    """The folders of the lives that torchrun gave its ranks, the newest first."""
+    found = logs.glob("*/attempt_*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
+
+
+def _failures(logs: Path) -> list[_Failure]:
     try:
-        listed = json.loads((folder / "logs" / FAILURES_FILE).read_bytes())["failures"]
+        listed = json.loads((logs / FAILURES_FILE).read_bytes())["failures"]
     except (OSError, ValueError):
         # The agent itself was stopped; the ranks' own files may still be there.
         listed = [
             {"rank": int(path.parent.name), "exitcode": 1, "error_file": str(path)}
-            for path in folder.glob("logs/*/attempt_*/*/error.json")
+            for newest in _attempts(logs)[:1]
+            for path in newest.glob("*/error.json")
         ]
     return [_failure(entry) for entry in listed]
 

@@ -1,7 +1,8 @@
 """Starting a job's processes, and ending all of them for certain.
 
 Ranks live in sessions of their own, and those of a warm start are children of another process than
-torchrun's agent. What they share is their working directory: the run folder.
+torchrun's agent. What those of one agent share is their working directory: the run folder, or for
+further nodes of a run the agent's log folder.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def start(
         )
 
 
-def ask_for_stacks(agent: subprocess.Popen[bytes], folder: Path) -> None:
-    """Have every rank of a job write to its log where it is (``faulthandler``), and let it."""
-    for process in _ranks_of([(agent, folder)]):
+def ask_for_stacks(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]]) -> None:
+    """Have every rank of jobs write to its log where it is (``faulthandler``), and let it."""
+    for process in _ranks_of(jobs):
         try:
             process.send_signal(signal.SIGUSR1)
         except psutil.NoSuchProcess:
@@ -54,9 +55,16 @@ def ask_for_stacks(agent: subprocess.Popen[bytes], folder: Path) -> None:
     time.sleep(_STACKS_S)
 
 
-def end_all(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], grace_s: float) -> None:
-    """End jobs, each an agent and its run folder: SIGTERM, grace, SIGKILL, wait for all to be gone.
+def ask_to_end(agent: subprocess.Popen[bytes]) -> None:
+    """SIGTERM of an agent, which hands it on to its ranks."""
+    if agent.poll() is None:
+        agent.send_signal(signal.SIGTERM)
 
+
+def end_all(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], grace_s: float | None) -> None:
+    """End jobs, each an agent and the folder its ranks work in, and wait for all to be gone.
+
+    By SIGTERM, grace, SIGKILL; without a grace (None) by SIGKILL at once, as a lost node goes.
     Returns when no process of theirs is left (or one is stuck in the kernel for 10 s).
     """
     jobs = list(jobs)
@@ -64,11 +72,11 @@ def end_all(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], grace_s: float
         return
     agents = [agent for agent, _ in jobs]
     doomed = _ranks_of(jobs)
-    for agent in agents:
-        if agent.poll() is None:
-            agent.send_signal(signal.SIGTERM)
-    psutil.wait_procs(doomed, timeout=grace_s)
-    _wait(agents, grace_s)
+    if grace_s is not None:
+        for agent in agents:
+            ask_to_end(agent)
+        psutil.wait_procs(doomed, timeout=grace_s)
+        _wait(agents, grace_s)
     doomed |= _ranks_of(jobs)  # started between the two
     for process in doomed:
         try:

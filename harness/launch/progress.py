@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.model import Job
 from harness.store import number
+from harness.trainers import metrics_files, pass_files, pass_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,38 @@ class StepLine:
 
 @dataclass(slots=True)
 class MetricsTail:
-    """Follows ``metrics.jsonl.part`` until it is renamed; every line is read once."""
+    """Follows a run's growing ``metrics.jsonl.part`` until it is renamed; every line is read once.
 
-    files: tuple[Path, Path]
-    """While the job runs, and when training is complete (the same file, renamed)."""
+    Of a run in several passes it follows one after another. The ranks of a pass have ended when
+    those of the next start.
+    """
+
+    folder: Path
+    """The run folder."""
+    in_passes: bool = False
+    number: int = 0
+    """Of the pass that is followed, from 1; 0: none yet."""
+    reached: int | None = None
+    """The last step that the newest pass was meant to reach, once it has."""
     _offset: int = 0
 
     def new_steps(self) -> tuple[StepLine, ...]:
         """Steps whose lines were completed since the last call."""
-        for path in self.files:
+        if not self.in_passes:
+            return self._read(metrics_files(self.folder))
+        # Listed before any is read: an older pass is then read to its end.
+        folders = pass_folders(self.folder)
+        steps: list[StepLine] = []
+        if self.number:
+            steps += self._read(pass_files(folders[self.number - 1]))
+        while self.number < len(folders):
+            self.number, self.reached, self._offset = self.number + 1, None, 0
+            steps += self._read(pass_files(folders[self.number - 1]))
+        return tuple(steps)
+
+    def _read(self, files: tuple[Path, Path]) -> tuple[StepLine, ...]:
+        """The new lines of a file: while it grows, and renamed when it is complete."""
+        for path in files:
             try:
                 with path.open("rb") as stream:
                     stream.seek(self._offset)
@@ -38,14 +62,22 @@ class MetricsTail:
                 continue
             whole = content[: content.rfind(b"\n") + 1]
             self._offset += len(whole)
-            return tuple(step for line in whole.splitlines() if (step := _step_of(line)))
+            lines = [_line(text) for text in whole.splitlines()]
+            ends = [line for line in lines if isinstance(line, int)]
+            self.reached = ends[-1] if ends else self.reached
+            return tuple(line for line in lines if isinstance(line, StepLine))
         return ()
 
 
-def _step_of(line: bytes) -> StepLine | None:
-    """None for other lines and damaged ones: readers judge the file, progress only shows it."""
+def _line(text: bytes) -> StepLine | int | None:
+    """A step, or the last step that an end line names; None for other and damaged lines.
+
+    Readers judge the file, progress only shows it.
+    """
     try:
-        value = json.loads(line)
+        value = json.loads(text)
+        if value["kind"] == "end":
+            return int(value["steps"])
         if value["kind"] != "step":
             return None
         return StepLine(step=int(value["step"]), loss=number(value.get("loss")))
@@ -53,11 +85,14 @@ def _step_of(line: bytes) -> StepLine | None:
         return None
 
 
-def remaining_s(step: int, steps: int, since_first_step_s: float, first_step: int) -> float | None:
-    """Seconds until the last step at the pace since the first; None while there is no pace."""
-    if step <= first_step:
+def remaining_s(step: int, steps: int, since_first_step_s: float, made: int) -> float | None:
+    """Seconds until the last step at the pace so far; None while there is no pace.
+
+    ``made`` steps ended after the first, replayed ones included.
+    """
+    if made < 1:
         return None
-    return (steps - step) * since_first_step_s / (step - first_step)
+    return (steps - step) * since_first_step_s / made
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,45 +3,61 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.launch.call import RunningCall
 from harness.launch.failure import AGENT_LOG, log_tail, rank_error, rank_log
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
+from harness.launch.script import Decision, Outcome, after, progress_limit_s
 from harness.launch.warm import SERVER_GONE
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
 from harness.store import RunLock
-from harness.trainers import is_complete
+from harness.trainers import (
+    checkpoint_of,
+    comes_in_passes,
+    has_metadata,
+    is_complete,
+    last_step,
+)
 
 
 @dataclass(slots=True)
 class Run:
-    """A started job: its process, its slots, and how far it is."""
+    """A started job: its torchrun calls so far, its slots, and how far it is."""
 
     job: Job
     folder: Path
-    argv: tuple[str, ...]
-    """The torchrun call as a user would type it."""
     slots: tuple[int, ...]
     attempt: int
     lock: RunLock
-    process: subprocess.Popen[bytes]
+    call: RunningCall
+    """The one that runs."""
     warm: bool
     environment: Mapping[str, str]
     """What is pinned in the environment of its processes."""
     payload: Mapping[str, Any]
     tail: MetricsTail
+    earlier: list[RunningCall] = field(default_factory=list)
+    """Calls that are over, in order."""
+    struck: dict[int, int] = field(default_factory=dict)
+    """Faults that the harness has made, and in which pass."""
     started: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None
-    first_step: int = 0
+    made: int = 0
+    """Steps that have ended, replayed ones included."""
     first_step_at: float = 0.0
     last_step_at: float = 0.0
+
+    @property
+    def calls(self) -> tuple[RunningCall, ...]:
+        """All so far, in order."""
+        return (*self.earlier, self.call)
 
     @property
     def elapsed_s(self) -> float:
@@ -53,10 +69,7 @@ class Run:
         if self.last is None:
             return None
         return remaining_s(
-            self.last.step,
-            self.job.steps,
-            self.last_step_at - self.first_step_at,
-            self.first_step,
+            self.last.step, self.job.steps, self.last_step_at - self.first_step_at, self.made - 1
         )
 
     @property
@@ -64,42 +77,80 @@ class Run:
         return Pace(self.job.world_size, self.elapsed_s, self.eta_s)
 
     def new_steps(self) -> tuple[StepLine, ...]:
-        """Steps that ended since the last call."""
+        """Steps that ended since the last call, replayed ones again."""
         steps = self.tail.new_steps()
         if steps:
             self.last_step_at = time.monotonic()
             if self.last is None:
-                self.first_step, self.first_step_at = steps[0].step, self.last_step_at
+                self.first_step_at = self.last_step_at
             self.last = steps[-1]
+            self.made += len(steps)
+            self.call.steps += len(steps)
         return steps
+
+    def is_over(self) -> bool:
+        """Whether the call that runs is over; ask before ``new_steps``, to miss none."""
+        return self.call.is_over(complete=self.tail.reached == self.job.steps)
 
     def overdue(self, experiment: Experiment) -> str:
         """Which timeout has passed, as a sentence; empty when none has."""
-        if self.last is None:
+        now = time.monotonic()
+        if self.last is None or not self.call.steps:
             limit = experiment.startup_timeout_s
-            if self.elapsed_s > limit:
+            if now - self.call.started > limit:
                 return f"no step finished within {limit:g} s of the start (startup_timeout_s)"
-        elif time.monotonic() - self.last_step_at > experiment.progress_timeout_s:
-            limit = experiment.progress_timeout_s
-            return (
-                f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
-            )
+            return ""
+        limit = progress_limit_s(self.job, experiment.progress_timeout_s)
+        if now - self.last_step_at > limit:
+            name = "progress_timeout_s"
+            if limit < experiment.progress_timeout_s:
+                name = "half of recover_within_s"
+            return f"no step finished for {limit:g} s after step {self.last.step} ({name})"
         return ""
 
+    def decide(self) -> Decision:
+        """What comes after the call that is over, of a job in several passes."""
+        recovery = self.job.spec.recovery
+        reached = last_step(self.folder)
+        complete = reached == self.job.steps
+        target = self.call.call.segment
+        until = self.job.steps if target is None else self.job.spec.segments[target].until
+        outcome = Outcome(
+            ended_well=self.call.returncode == 0 or (complete and len(self.call.agents) > 1),
+            reached=reached,
+            steps=self.call.steps,
+            struck=struck_faults(self.folder) - self.call.faults_before,
+            nodes=max(len(self.call.left), recovery.nodes[0] if recovery else 1),
+            checkpoint=has_metadata(checkpoint_of(self.folder, until)),
+        )
+        return after(self.job, self.call.call, outcome)
+
     def error(self) -> RankError | None:
-        """What went wrong with a job whose process has ended; None when nothing has."""
-        if self.process.returncode != 0:
-            if self.warm and self.process.returncode == SERVER_GONE:
-                return RankError(0, "the warm start lost its server")
-            return rank_error(self.folder)
-        if not is_complete(self.job, self.folder):
-            text = log_tail(self.folder / "logs" / AGENT_LOG)
-            return RankError(0, "every rank ended well, but training is not complete", text)
-        return None
+        """What went wrong with a job whose last call is over; None when nothing has."""
+        if not comes_in_passes(self.job):
+            if self.call.returncode != 0:
+                return self._words()
+            if not is_complete(self.job, self.folder):
+                text = log_tail(self.call.agents[0].logs / AGENT_LOG)
+                return RankError(0, "every rank ended well, but training is not complete", text)
+            return None
+        problem = self.decide().problem
+        if not problem:
+            return None
+        if self.call.returncode == 0:
+            return RankError(0, problem, log_tail(self.call.agents[0].logs / AGENT_LOG))
+        words = self._words()
+        return replace(words, message=f"{problem}: {words.message}")
+
+    def _words(self) -> RankError:
+        """Of the rank that failed first in the call that is over."""
+        if self.warm and self.call.returncode == SERVER_GONE:
+            return RankError(0, "the warm start lost its server")
+        return rank_error(*(agent.logs for agent in self.call.left))
 
     def hung(self, sentence: str) -> RankError:
         """The error of a job that was killed for a timeout, with where rank 0 stood."""
-        return RankError(0, sentence, rank_log(self.folder, 0))
+        return RankError(0, sentence, rank_log(self.call.agents[0].logs, 0))
 
     def record(self, status: RunStatus, error: RankError | None) -> RunRecord:
         return RunRecord(
@@ -108,7 +159,7 @@ class Run:
             folder=self.folder,
             status=status,
             wall_s=self.elapsed_s,
-            argv=self.argv,
+            argv=self.calls[0].argv,
             error=error,
         )
 
@@ -121,4 +172,15 @@ class Run:
             "warm": self.warm,
             "environment": dict(self.environment),
             "job": dict(self.payload),
+            **(
+                {"calls": [call.facts() for call in self.calls]}
+                if comes_in_passes(self.job)
+                else {}
+            ),
         }
+
+
+def struck_faults(folder: Path) -> frozenset[int]:
+    """Indices of a script's faults that have struck, as ``faults/`` says."""
+    files = (folder / "faults").glob("*.json")
+    return frozenset(int(file.stem) for file in files if file.stem.isdecimal())

@@ -9,6 +9,7 @@ from dataclasses import replace
 from harness.launch import processes
 from harness.launch.events import (
     Ended,
+    GoingOn,
     Notice,
     Observer,
     Overview,
@@ -21,11 +22,13 @@ from harness.launch.failure import is_infrastructure_fault
 from harness.launch.interruption import Interruption
 from harness.launch.progress import Pace, matrix_eta_s
 from harness.launch.run import Run
+from harness.launch.script import due
 from harness.launch.slots import Slots, launch_order
-from harness.launch.start import Place, start_run
+from harness.launch.start import Place, go_on, start_run
+from harness.launch.strike import settle, strike
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
 from harness.store import RunLock
-from harness.trainers import seed_checkpoint_of
+from harness.trainers import comes_in_passes, seed_checkpoint_of
 
 MAX_ATTEMPTS = 2
 _OVERVIEW_S = 1.0
@@ -141,33 +144,38 @@ class Supervisor:
         run = start_run(
             self._place,
             job,
-            seed_checkpoint=seed_checkpoint_of(needed.folder) if needed else None,
+            seed_checkpoint=seed_checkpoint_of(needed.folder) if needed else job.starts_from,
             slots=taken,
             attempt=attempt,
             lock=lock,
         )
         self._slots = left
         self._running.append(run)
-        self._tell(Started(time.time(), job, taken, run.argv, attempt))
+        self._tell(Started(time.time(), job, taken, run.call.argv, attempt))
 
     # ------------------------------------------------------------ following
 
     def _follow(self) -> None:
         for run in list(self._running):
-            ended = run.process.poll() is not None  # asked first: then no step can be missed
-            for line in run.new_steps():
+            over = run.is_over()  # asked first: then no step can be missed
+            steps = run.new_steps()
+            for line in steps:
                 told = Step(time.time(), run.job, line.step, line.loss, run.elapsed_s, run.eta_s)
                 self._tell(told)
-            if ended:
+            faults = due(run.job, {line.step for line in steps}, run.struck)
+            for index, fault in faults.items():
+                strike(self._place, run, index, fault)
+            settle(run, call_is_over=over)
+            if over:
                 self._leave(run)
             elif sentence := run.overdue(self._experiment):
-                processes.ask_for_stacks(run.process, run.folder)
-                self._end([run])
-                self._finish(run, RunStatus.HUNG, run.hung(sentence))
+                self._leave_hung(run, sentence)
 
     def _leave(self, run: Run) -> None:
-        """A job's agent has ended by itself: see what came of the job."""
+        """A job's agents have ended by themselves: see what came of the job."""
         self._end([run])  # ranks outlive an agent that was killed, for a moment
+        if self._goes_on(run):
+            return
         error = run.error()
         if error is None:
             self._finish(run, RunStatus.FINISHED, None)
@@ -177,6 +185,25 @@ class Supervisor:
             self._tell(Retrying(time.time(), run.job, error.message))
         else:
             self._finish(run, RunStatus.CRASHED, error)
+
+    def _leave_hung(self, run: Run, sentence: str) -> None:
+        processes.ask_for_stacks(run.call.targets)
+        self._end([run])
+        if not self._goes_on(run, sentence):
+            self._finish(run, RunStatus.HUNG, run.hung(sentence))
+
+    def _goes_on(self, run: Run, why: str = "") -> bool:
+        """Start the next segment of a run, or its ranks again, where there is more to come."""
+        if not comes_in_passes(run.job):
+            return False
+        decision = run.decide()
+        if decision.call is None:
+            return False
+        settle(run, call_is_over=True)
+        go_on(self._place, run, decision.call)
+        reason = f"{decision.reason}: {why}" if why else decision.reason
+        self._tell(GoingOn(time.time(), run.job, reason, run.call.argv))
+        return True
 
     def _finish(self, run: Run, status: RunStatus, error: RankError | None) -> None:
         record = run.record(status, error)
@@ -197,8 +224,8 @@ class Supervisor:
         self._tell(Ended(time.time(), job, record))
 
     def _end(self, runs: Sequence[Run]) -> None:
-        jobs = [(run.process, run.folder) for run in runs]
-        processes.end_all(jobs, self._place.options.grace_s)
+        targets = [target for run in runs for target in run.call.targets]
+        processes.end_all(targets, self._place.options.grace_s)
 
     # -------------------------------------------------------------- telling
 

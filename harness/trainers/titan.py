@@ -5,6 +5,7 @@ Pure functions of a job; ``tests/trainers`` compares what they build with golden
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -12,10 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.model import Job, Role
+from harness.model import Fault, Job, Role, Segment
+from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
+from harness.trainers.passes import has_metadata, last_step
 
 RANK_MODULE = "harness.rank"
 """What torchrun starts as every rank."""
+HEAD_NODE = "HEAD_NODE:29500"
+"""Where printed commands of several nodes meet."""
 
 _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
@@ -46,6 +51,12 @@ def job_payload(
     """
     spec = job.spec
     config = spec.train_config
+    in_passes = comes_in_passes(job)
+    overrides = dict(spec.overrides)
+    if in_passes:
+        # Each segment accumulates up to it: it must not follow from a segment's own degrees.
+        overrides["training.global_batch_size"] = job.global_batch_size
+    recovery = spec.recovery if in_passes else None
     return {
         "name": job.name,
         "role": job.role.value,
@@ -64,11 +75,16 @@ def job_payload(
             "config": config.config,
             "model": dict(config.model),
             "settings": dict(config.settings),
+            "loader": config.loader.value,
         },
-        "overrides": dict(spec.overrides),
+        "overrides": overrides,
         "data": {"folder": str(data.absolute()), "digest": data.name} if data else None,
         "seed_checkpoint": str(seed_checkpoint.absolute()) if seed_checkpoint else None,
         "sample_steps": list(job.sample_steps),
+        "segments": [_plain(segment) for segment in spec.segments] if in_passes else [],
+        "checkpoint_every": recovery.checkpoint_every if recovery else None,
+        "faults": [_plain(fault) for fault in recovery.faults] if recovery else [],
+        "elastic_nodes": recovery is not None and recovery.nodes[0] < recovery.nodes[1],
         "repeat": job.repeat.kind.value if job.repeat else None,
         "repeat_seed": job.repeat.seed if job.repeat else 1,
         "inject": spec.inject,
@@ -77,35 +93,52 @@ def job_payload(
     }
 
 
-def torchrun_arguments(
-    job: Job, folder: Path, rank_module: str = RANK_MODULE, nodes: int = 1
-) -> tuple[str, ...]:
-    """Arguments of torchrun: no restarts; on one node, a rendezvous port of its own.
+def _plain(value: Segment | Fault) -> dict[str, Any]:
+    """A dataclass of ours in the words of JSON."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(value)))
+    return plain
 
-    Over several nodes the rendezvous is ``HEAD_NODE:29500``, for the user to fill in.
+
+def torchrun_arguments(
+    job: Job,
+    folder: Path,
+    rank_module: str = RANK_MODULE,
+    call: Call | None = None,
+    meeting: Rendezvous | None = None,
+    logs: Path | None = None,
+) -> tuple[str, ...]:
+    """Arguments of torchrun for one call of a job's run (None: its first) and one of its agents.
+
+    ``logs`` is the folder for what ranks print; None: the run folder's ``logs``.
     """
     folder = folder.absolute()
-    here = nodes == 1
+    call = call or first_call(job)
+    meeting = meeting or Rendezvous()
+    nodes, *where = meeting.arguments()
     return (
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={job.world_size // nodes}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={'localhost:0' if here else 'HEAD_NODE:29500'}",
+        nodes,
+        f"--nproc-per-node={part_of(job, call).world_size // meeting.most}",
+        *where,
         f"--rdzv-id={job.identity[:12]}",
-        # The host's own name may resolve to nothing inside a container.
-        *(("--local-addr=127.0.0.1",) if here else ()),
-        "--max-restarts=0",
-        f"--log-dir={folder / 'logs'}",
+        f"--max-restarts={call.max_restarts}",
+        f"--log-dir={logs or folder / 'logs'}",
         "--redirects=3",
         "-m",
         rank_module,
         str(folder / "job.json"),
+        *(() if call.segment is None else ("--segment", str(call.segment))),
     )
 
 
-def argv(job: Job, folder: Path, rank_module: str = RANK_MODULE) -> tuple[str, ...]:
-    """The torchrun call of a job, as a user would type it."""
-    return (*_torchrun(job), *torchrun_arguments(job, folder, rank_module))
+def argv(
+    job: Job,
+    folder: Path,
+    rank_module: str = RANK_MODULE,
+    call: Call | None = None,
+    meeting: Rendezvous | None = None,
+) -> tuple[str, ...]:
+    """A torchrun call of a job, as a user would type it; None: the first."""
+    return (*_torchrun(job), *torchrun_arguments(job, folder, rank_module, call, meeting))
 
 
 def _torchrun(job: Job) -> tuple[str, ...]:
@@ -113,12 +146,15 @@ def _torchrun(job: Job) -> tuple[str, ...]:
 
 
 def environment(
-    base: Mapping[str, str], resources: Resources, folder: Path | None = None
+    base: Mapping[str, str],
+    resources: Resources,
+    folder: Path | None = None,
+    job: Job | None = None,
 ) -> dict[str, str]:
     """The environment of a job's processes: ``base`` with all that shapes numbers pinned.
 
-    ``folder`` is the run folder; None for a process that serves several jobs. An empty ``base``
-    gives what is pinned, and nothing else.
+    ``folder`` is the run folder; it and the job are None for a process that serves several jobs.
+    An empty ``base`` gives what is pinned, and nothing else.
     """
     pinned = {
         "OMP_NUM_THREADS": "1",
@@ -143,6 +179,10 @@ def environment(
         pinned["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute() / "inductor")
     if resources.loopback is not None:
         pinned["GLOO_SOCKET_IFNAME"] = resources.loopback
+    if job is not None and comes_in_passes(job) and job.spec.recovery is not None:
+        # torch 2.13: restarts in place and joining nodes race on the agents' own store, which the
+        # ranks otherwise share.
+        pinned["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     pinned["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in resources.devices)
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
     return {**kept, **pinned}
@@ -151,17 +191,41 @@ def environment(
 def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None) -> str:
     """The torchrun call as one line for a shell, to be given on every node.
 
+    Of a run in several segments, their calls one after another.
     Raises ValueError when the ranks do not fill nodes of that size.
 
     It needs the run folder's ``job.json``, so it repeats a run that was started once. The
     environment that goes with it stands in ``record.json``.
     """
-    nodes = 1
-    if ranks_per_node is not None and job.world_size > ranks_per_node:
-        nodes, rest = divmod(job.world_size, ranks_per_node)
+    first = first_call(job)
+    parts = len(job.spec.segments) if first.segment is not None else 1
+    calls = (first, *(Call(number + 1, segment=number) for number in range(1, parts)))
+    return " && ".join(
+        shlex.join(
+            (
+                *_torchrun(job),
+                *torchrun_arguments(
+                    job, folder, call=call, meeting=_meeting(job, call, ranks_per_node)
+                ),
+            )
+        )
+        for call in calls
+    )
+
+
+def _meeting(job: Job, call: Call, ranks_per_node: int | None) -> Rendezvous:
+    """Where nodes of that many ranks meet; ``HEAD_NODE:29500`` is for the user to fill in."""
+    ranks = part_of(job, call).world_size
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    fewest, most = recovery.nodes if recovery else (1, 1)
+    if ranks_per_node is not None and ranks > ranks_per_node * most:
+        nodes, rest = divmod(ranks, ranks_per_node)
         if rest:
-            raise ValueError(f"{job.world_size} ranks do not fill nodes of {ranks_per_node}")
-    return shlex.join((*_torchrun(job), *torchrun_arguments(job, folder, nodes=nodes)))
+            raise ValueError(f"{ranks} ranks do not fill nodes of {ranks_per_node}")
+        fewest = most = nodes
+    if most == 1:
+        return Rendezvous()
+    return Rendezvous(fewest, most, endpoint=HEAD_NODE, here=False)
 
 
 def seed_checkpoint_of(folder: Path) -> Path:
@@ -177,6 +241,7 @@ def metrics_files(folder: Path) -> tuple[Path, Path]:
 def is_complete(job: Job, folder: Path) -> bool:
     """Whether a job that ended well left what it was run for."""
     if job.role is Role.SEED:
-        # Written last by torch.distributed.checkpoint.
-        return (seed_checkpoint_of(folder) / ".metadata").is_file()
+        return has_metadata(seed_checkpoint_of(folder))
+    if comes_in_passes(job):
+        return last_step(folder) == job.steps
     return metrics_files(folder)[1].is_file()

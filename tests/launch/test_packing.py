@@ -57,8 +57,8 @@ def test_seed_first_then_the_longest():
 
 
 def test_remaining_time_follows_the_pace():
-    assert remaining_s(step=1, steps=11, since_first_step_s=0.0, first_step=1) is None
-    assert remaining_s(step=6, steps=11, since_first_step_s=10.0, first_step=1) == 10.0
+    assert remaining_s(step=1, steps=11, since_first_step_s=0.0, made=0) is None
+    assert remaining_s(step=6, steps=11, since_first_step_s=10.0, made=5) == 10.0
 
 
 def test_forecast_of_a_matrix():

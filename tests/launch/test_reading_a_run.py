@@ -7,7 +7,7 @@ from harness.model import RankError
 
 
 def tail_in(folder):
-    return MetricsTail((folder / "metrics.jsonl.part", folder / "metrics.jsonl"))
+    return MetricsTail(folder)
 
 
 def line(step, loss):
@@ -66,7 +66,7 @@ def test_the_rank_that_failed_first_speaks(tmp_path):
     late = write_error(tmp_path, 0, "ValueError: late", seconds=100.9)
     early = write_error(tmp_path, 1, "ValueError: early", seconds=100.1, callstack="Traceback …")
     write_failures(tmp_path, (0, 1, late), (1, 1, early))
-    assert rank_error(tmp_path) == RankError(1, "ValueError: early", "Traceback …")
+    assert rank_error(tmp_path / "logs") == RankError(1, "ValueError: early", "Traceback …")
 
 
 def test_a_killed_rank_outranks_those_that_lost_it(tmp_path):
@@ -74,12 +74,12 @@ def test_a_killed_rank_outranks_those_that_lost_it(tmp_path):
         tmp_path, 0, "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1", seconds=99.0
     )
     write_failures(tmp_path, (0, 1, lost), (1, -9, "<N/A>"), (2, -15, "<N/A>"))
-    assert (rank_error(tmp_path).rank, rank_error(tmp_path).message) == (1, "killed by SIGKILL")
+    assert (rank_error(tmp_path / "logs").rank, rank_error(tmp_path / "logs").message) == (1, "killed by SIGKILL")
 
 
 def test_without_the_agents_word_the_ranks_own_files_serve(tmp_path):
     write_error(tmp_path, 3, "KeyError: 'x'\nmore", seconds=1.0)
-    assert (rank_error(tmp_path).rank, rank_error(tmp_path).message) == (3, "KeyError: 'x'")
+    assert (rank_error(tmp_path / "logs").rank, rank_error(tmp_path / "logs").message) == (3, "KeyError: 'x'")
 
 
 def test_a_truncated_error_file_falls_back_to_the_log(tmp_path):
@@ -87,11 +87,11 @@ def test_a_truncated_error_file_falls_back_to_the_log(tmp_path):
     path.write_text("")
     (path.parent / "stderr.log").write_text("OSError: [Errno 28] No space left on device\n")
     write_failures(tmp_path, (0, 1, path))
-    assert "No space left" in rank_error(tmp_path).message
+    assert "No space left" in rank_error(tmp_path / "logs").message
 
 
 def test_nothing_at_all_is_said_so(tmp_path):
-    assert rank_error(tmp_path).message == "ended without a word"
+    assert rank_error(tmp_path / "logs").message == "ended without a word"
 
 
 def test_log_tail_is_bounded(tmp_path):

@@ -5,12 +5,18 @@ from pathlib import Path
 import pytest
 
 from harness.model import (
+    Fault,
+    FaultKind,
     Job,
+    Kind,
     Parallelism,
     Precision,
+    Recovery,
     Repeat,
     RepeatKind,
+    RestartOwner,
     Role,
+    Segment,
     SetSpec,
     SyntheticData,
     Technique,
@@ -87,6 +93,30 @@ JOBS = {
         name="fsdp8_tp2_pp2",
         spec=spec(parallelism=Parallelism(dp_shard=8, tp=2, pp=2), pipeline_schedule="1F1B"),
     ),
+    "elastic": job(
+        name="elastic",
+        spec=spec(
+            kind=Kind.ELASTIC,
+            parallelism=Parallelism(dp_shard=2),
+            segments=(
+                Segment(10, Parallelism(dp_shard=2), 2),
+                Segment(20, Parallelism(pp=2), 4, "1F1B"),
+            ),
+        ),
+    ),
+    "fault": job(
+        name="fault",
+        spec=spec(
+            kind=Kind.FAULT,
+            parallelism=Parallelism(dp_shard=2),
+            recovery=Recovery(
+                (Fault(FaultKind.KILL, 6, rank=1), Fault(FaultKind.CKPT_TORN, 8)),
+                checkpoint_every=4,
+                restarts=RestartOwner.TORCHRUN,
+                nodes=(1, 2),
+            ),
+        ),
+    ),
 }
 
 
@@ -122,6 +152,26 @@ def test_printed_command_is_one_line_that_a_shell_reads_back():
     assert "\n" not in printed
     assert printed.startswith("'/tool chains/t03/bin/python' -m torch.distributed.run ")
     assert tuple(shlex.split(printed)) == argv(job(), FOLDER)
+
+
+def test_a_run_in_segments_is_printed_as_all_its_calls():
+    first, second = printable_command(JOBS["elastic"], FOLDER).split(" && ")
+    assert "--nproc-per-node=2 " in first
+    assert first.endswith("job.json --segment 0")
+    assert second.endswith("job.json --segment 1")
+
+
+def test_only_runs_that_torchrun_may_restart_keep_the_store_to_its_agents():
+    variable = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    assert environment({}, Resources(), FOLDER, JOBS["fault"])[variable] == "1"
+    assert variable not in environment({}, Resources(), FOLDER, JOBS["elastic"])
+
+
+def test_seed_checkpoint_of_a_run_in_segments_has_none():
+    seed = replace(JOBS["elastic"], role=Role.SEED)
+    payload = job_payload(seed, FOLDER, data=None, seed_checkpoint=None, device="cpu")
+    assert payload["segments"] == []
+    assert "--segment" not in argv(seed, FOLDER)
 
 
 def test_environment_pins_what_shapes_numbers():
@@ -164,6 +214,22 @@ def test_training_is_complete_with_the_final_metrics_file(tmp_path):
     assert not is_complete(job(), tmp_path)
     part.rename(final)
     assert is_complete(job(), tmp_path)
+
+
+def test_run_in_passes_is_complete_when_the_newest_reached_the_last_step(tmp_path):
+    def ended(number, steps):
+        folder = tmp_path / "passes" / f"{number:03d}"
+        folder.mkdir(parents=True)
+        line = json.dumps({"kind": "end", "steps": steps})
+        (folder / "metrics.jsonl").write_text(f'{{"kind": "header"}}\n{line}\n')
+
+    assert not is_complete(JOBS["elastic"], tmp_path)
+    ended(1, 10)
+    assert not is_complete(JOBS["elastic"], tmp_path)
+    ended(2, 20)
+    assert is_complete(JOBS["elastic"], tmp_path)
+    (tmp_path / "passes" / "003").mkdir()
+    assert not is_complete(JOBS["elastic"], tmp_path)
 
 
 def test_seed_job_is_complete_with_its_checkpoints_metadata(tmp_path):

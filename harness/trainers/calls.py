@@ -1,0 +1,86 @@
+"""The torchrun calls of a run: which part of it, and where the agents of the nodes meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.model import Job, RestartOwner, Role
+
+_LAST_CALL_S = 15
+"""Agents wait so long for further nodes once there are enough: longer than the starts of agents
+on a loaded machine are apart, as each later one costs a restart."""
+_KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
+"""A node that sends no sign of life for their product is taken for lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One torchrun call of a run. Most runs have one, as by default."""
+
+    number: int = 1
+    """From 1, in the order of the starts."""
+    segment: int | None = None
+    """Index into the segments of an elastic set; None for other sets."""
+    max_restarts: int = 0
+    """How often torchrun may restart its ranks in place."""
+    nodes: int = 1
+    """Agents that it starts with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the agents of a call meet. By default: one agent, on a port of its own."""
+
+    fewest: int = 1
+    most: int = 1
+    """Nodes; the job's world size is that of the most."""
+    endpoint: str = "localhost:0"
+    is_host: bool | None = None
+    """Whether this agent has the store of several on this machine; None: torchrun finds out."""
+    here: bool = True
+    """Whether all nodes are this machine."""
+
+    def arguments(self) -> tuple[str, ...]:
+        """What torchrun is told of it."""
+        nodes = str(self.most) if self.fewest == self.most else f"{self.fewest}:{self.most}"
+        return (
+            f"--nnodes={nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.endpoint}",
+            *(() if self.is_host is None else (f"--rdzv-conf={self._settings()}",)),
+            # The host's own name may resolve to nothing inside a container.
+            *(("--local-addr=127.0.0.1",) if self.here else ()),
+        )
+
+    def _settings(self) -> str:
+        return (
+            f"is_host={int(bool(self.is_host))},last_call_timeout={_LAST_CALL_S},"
+            f"keep_alive_interval={_KEEP_ALIVE_S},keep_alive_max_attempt={_KEEP_ALIVES}"
+        )
+
+
+def comes_in_passes(job: Job) -> bool:
+    """Whether a job's ranks live several times, joined by checkpoints."""
+    return job.spec.resumes and job.role is not Role.SEED
+
+
+def most_nodes(job: Job) -> int:
+    """Nodes that a job's ranks live on at most."""
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    return recovery.nodes[1] if recovery else 1
+
+
+def first_call(job: Job) -> Call:
+    """The call that a job's run begins with, and for most jobs its only one."""
+    if not comes_in_passes(job):
+        return Call()
+    recovery = job.spec.recovery
+    if recovery is None:
+        return Call(segment=0)
+    restarts = recovery.max_restarts if recovery.restarts is RestartOwner.TORCHRUN else 0
+    return Call(max_restarts=restarts, nodes=recovery.first_nodes)
+
+
+def part_of(job: Job, call: Call) -> Job:
+    """The job as it is in one of its calls: with the degrees of the call's segment."""
+    return job if call.segment is None else job.in_segment(job.spec.segments[call.segment])
