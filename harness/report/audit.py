@@ -6,10 +6,10 @@ Only shows: whether a named technique is in force is judged by ``harness.judge``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
-from harness.model import Evidence, Job, Parallelism, SetSpec, Technique
+from harness.model import Evidence, Job, SetSpec, Technique
+from harness.report.passes import degrees_in_force, joined
 from harness.report.text import ABSENT, count, plain
 from harness.report.view import ConfigChange, Named
 
@@ -19,8 +19,8 @@ _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 def techniques_of(spec: SetSpec) -> tuple[str, ...]:
     """Techniques, schedule and rotation of a set, for one table cell."""
     named = [technique.value.replace("_", " ") for technique in spec.techniques]
-    if spec.pipeline_schedule:
-        named.append(plain(spec.pipeline_schedule))
+    if schedule := _named_schedule(spec):
+        named.append(plain(schedule))
     if spec.cp_rotation:
         named.append(f"CP {plain(spec.cp_rotation)}")
     return tuple(named)
@@ -32,9 +32,12 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
     if spec is None or seen is None:
         return ()
     named = set(spec.techniques)
+    # What may change from pass to pass is shown of each.
+    passes = evidence.passes if evidence else ()
+    everywhere = [each.in_force for each in passes if each.in_force] or [seen]
     rows = [
-        Named("degrees", str(spec.parallelism), _degrees(_table(seen, "degrees"))),
-        Named("pipeline schedule", spec.pipeline_schedule or "", _schedule(seen)),
+        Named("degrees", _named_degrees(spec), joined(map(degrees_in_force, everywhere))),
+        Named("pipeline schedule", _named_schedule(spec), joined(map(_schedule, everywhere))),
         Named("CP rotation", spec.cp_rotation or "", _text(seen.get("cp_rotation"))),
         Named("compile", _yes(Technique.COMPILE in named), _compile(_table(seen, "compile"))),
         Named("async TP", _yes(Technique.ASYNC_TP in named), _async_tp(_table(seen, "async_tp"))),
@@ -109,10 +112,13 @@ def _yes(named: bool) -> str:  # noqa: FBT001 - a value to print
     return "yes" if named else ""
 
 
-def _degrees(degrees: Mapping[str, Any]) -> str:
-    known = {field.name for field in fields(Parallelism)}
-    ran = {key: degree for key, degree in degrees.items() if key in known and type(degree) is int}
-    return str(Parallelism(**ran)) if ran else ""
+def _named_degrees(spec: SetSpec) -> str:
+    return joined(str(segment.parallelism) for segment in spec.segments) or str(spec.parallelism)
+
+
+def _named_schedule(spec: SetSpec) -> str:
+    of_segments = joined(segment.pipeline_schedule or "" for segment in spec.segments)
+    return of_segments or spec.pipeline_schedule or ""
 
 
 def _schedule(seen: Mapping[str, Any]) -> str:

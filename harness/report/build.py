@@ -14,6 +14,7 @@ from harness.model import (
     Experiment,
     Floats,
     Job,
+    Kind,
     Limit,
     Parallelism,
     Plan,
@@ -24,6 +25,7 @@ from harness.model import (
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+from harness.report.passes import degrees_of, passes_view
 from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors, plain, plain_block
 from harness.report.tolerances import CalibrationView, calibration_view, notes
@@ -137,7 +139,7 @@ class _Runs:
         if job:
             view = replace(
                 view,
-                degrees=str(job.spec.parallelism),
+                degrees=degrees_of(job),
                 world_size=job.world_size,
                 techniques=techniques_of(job.spec),
                 toolchain=plain(job.toolchain.name),
@@ -182,6 +184,8 @@ class _Runs:
             config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
             tensors=first_step_tensors(evidence, theirs, self.calibration_of(verdict)),
             replicas=replica_view(evidence.replicas) if evidence else None,
+            kind=job.spec.kind if job else Kind.PARALLEL,
+            resumed=passes_view(evidence, job.spec if job else None),
         )
 
     def calibration_of(self, verdict: Verdict) -> Calibration | None:

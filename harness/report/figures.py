@@ -5,31 +5,27 @@
 
 from __future__ import annotations
 
-import base64
-import html
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from harness.model import Judgement
-from harness.report.curves import Curve
+from harness.report.curves import Curve, difference, ratio
 from harness.report.downsample import corners, downsample
+from harness.report.figure_parts import Figure, figure, label, mark_line, packed, ticks
+from harness.report.marks import marks
 from harness.report.palette import style
-from harness.report.scales import decades, raised, ratio_needs_log, zero_line
+from harness.report.scales import raised, ratio_needs_log, zero_line
 from harness.report.text import number
 from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
 
 _THIN, _THICK, _BAND = 1.2, 2.4, 8.0
+_LABEL_CHARACTERS = 54
+"""Characters of a label across the figure of one set, on a phone."""
 _LOSS_TITLE = "loss, nats per token"
 _INK = "ink"
 """A colour name that the page replaces by its theme's text colour; so are the two below."""
 _QUIET = "quiet"
 _SHADE = "shade"
-
-Figure = dict[str, Any]
 
 
 class Figures:
@@ -65,7 +61,7 @@ class Figures:
                 for test in _thin_first(self.view.tests)
             ),
         ]
-        return _figure(traces, _LOSS_TITLE, levels=self._floor())
+        return figure(traces, _LOSS_TITLE, levels=self._floor())
 
     def _difference(self) -> Figure:
         pairs = [(test, test.comparison("loss")) for test in _thin_first(self.view.tests)]
@@ -92,17 +88,19 @@ class Figures:
                 for test, pair in pairs
             ),
         ]
-        return _figure(traces, "relative difference", ticks=_ticks(zero, every))
+        return figure(traces, "relative difference", ticks=ticks(zero, every))
 
     # -------------------------------------------------------------- one set
 
     def _of_set(self, test: TestView) -> dict[str, Figure]:
         anchor, onset = test.run.anchor, test.verdict.onset_step
         control = self.controls[test.verdict.control]
-        loss = _figure(
+        loss = figure(
             [
                 self._control(control),
                 self._line(test, f"{anchor}/loss", test.run.signal("loss")),
+                *self._replays(test, "loss", _superseded(test, "loss")),
+                self._resumes(test),
             ],
             _LOSS_TITLE,
             levels=self._floor(),
@@ -117,7 +115,12 @@ class Figures:
             ]
             curves = [test.comparison(name).difference for name in names]
             limit = test.comparison(signal).limit
-            zero = zero_line([*curves, limit])
+            replays = [
+                (number, difference(curve, control.signal(signal)))
+                for number, curve in _superseded(test, signal)
+            ]
+            drawn = [*curves, limit, *(curve for _, curve in replays)]
+            zero = zero_line(drawn)
             traces = [self._limit(f"{anchor}/limit-{signal}", limit)] if limit else []
             traces += [
                 self._line(
@@ -129,19 +132,29 @@ class Figures:
                 )
                 for name, curve in zip(names, curves, strict=True)
             ]
-            figures[f"{anchor}-difference-{signal}"] = _figure(
-                traces, "relative difference", ticks=_ticks(zero, [*curves, limit]), onset=onset
+            raised_replays = [(number, raised(curve, zero)) for number, curve in replays]
+            traces += self._replays(test, f"difference-{signal}", raised_replays)
+            figures[f"{anchor}-difference-{signal}"] = figure(
+                traces, "relative difference", ticks=ticks(zero, drawn), onset=onset
             )
         figures[f"{anchor}-ratio"] = self._ratio(
-            (test,), ("grad_norm", "grad_norm_recomputed"), onset=onset
+            (test,), ("grad_norm", "grad_norm_recomputed"), onset=onset, control=control
         )
+        if test.resumed:
+            lines = [mark_line(mark) for mark in marks(test.resumed, _LABEL_CHARACTERS)]
+            figures = {name: drawn | {"marks": lines} for name, drawn in figures.items()}
         return figures
 
     # ---------------------------------------------------------------- parts
 
     def _ratio(
-        self, tests: Sequence[TestView], signals: Sequence[str], onset: int | None = None
+        self,
+        tests: Sequence[TestView],
+        signals: Sequence[str],
+        onset: int | None = None,
+        control: RunView | None = None,
     ) -> Figure:
+        """Replays are drawn where a control is given, which is where one set has the figure."""
         chosen = [
             (test, signal, test.comparison(signal).ratio)
             for test in _thin_first(tests)
@@ -157,9 +170,17 @@ class Figures:
             )
             for test, signal, curve in chosen
         ]
-        log = ratio_needs_log(curve for _, _, curve in chosen)
+        curves = [curve for _, _, curve in chosen]
+        if control:
+            replays = [
+                (number, ratio(curve, control.signal(signals[0])))
+                for number, curve in _superseded(tests[0], signals[0])
+            ]
+            traces += self._replays(tests[0], f"ratio-{signals[0]}", replays)
+            curves += [curve for _, curve in replays]
+        log = ratio_needs_log(curves)
         level = {"y": 1.0, "text": "", "colour": _INK}
-        return _figure(traces, "test / control", levels=[level], log=log, onset=onset)
+        return figure(traces, "test / control", levels=[level], log=log, onset=onset)
 
     def _floor(self) -> list[dict[str, Any]]:
         floor = self.view.entropy_floor
@@ -187,6 +208,44 @@ class Figures:
             stroke=stroke if reported else "dot",
             width=_THIN if passes or not reported else _THICK,
         )
+
+    def _replays(
+        self, test: TestView, key: str, curves: Iterable[tuple[int, Curve]]
+    ) -> list[dict[str, Any]]:
+        """What passes left at steps that a later one trained again, each by its number."""
+        traces: list[dict[str, Any]] = []
+        for which, curve in curves:
+            trace = self._trace(
+                f"{test.run.anchor}/{key}-pass-{which}",
+                curve,
+                "replayed",
+                owner=test.run.anchor,
+                colour=_QUIET,
+                width=_THIN,
+                stroke="dot",
+            )
+            if trace:
+                # Mostly they lie on the curve itself: only rings are seen then.
+                trace |= {"mode": "lines+markers", "symbol": "circle-open"}
+                trace |= {"hover": f"pass {which}, replayed", "unlisted": bool(traces)}
+                traces.append(trace)
+        return traces
+
+    def _resumes(self, test: TestView) -> dict[str, Any] | None:
+        """The first step of every pass but the first, on the curve."""
+        passes = test.resumed.passes[1:] if test.resumed else ()
+        firsts = {each.steps[0] for each in passes if each.steps}
+        curve = test.run.signal("loss")
+        chosen = [step in firsts for step in curve.steps.tolist()]
+        trace = self._trace(
+            f"{test.run.anchor}/resumes",
+            Curve(curve.steps[chosen], curve.values[chosen]),
+            "resumed",
+            owner=test.run.anchor,
+            colour=self.styles[test.run.anchor].colour,
+            width=_THIN,
+        )
+        return trace and {**trace, "mode": "markers", "symbol": "diamond"}
 
     def _control(self, control: RunView) -> dict[str, Any] | None:
         """A broad band under the other lines: what agrees runs inside it."""
@@ -220,69 +279,24 @@ class Figures:
         if not curve:
             return None
         drawn = downsample(curve)
-        self.series.setdefault(key, _packed(drawn))
+        self.series.setdefault(key, packed(drawn))
         return {
             "series": key,
             "owner": owner,
             "colour": colour,
             "stroke": stroke,
             "width": width,
-            # Plotly reads names as a subset of HTML, and what stands between dollars as TeX.
-            "name": html.escape(name, quote=False).replace("$", "&#36;"),
+            "name": label(name),
             # A curve of one step is a point, and a point has no line.
             "mode": "markers" if len(drawn) == 1 else "lines",
         }
 
 
+def _superseded(test: TestView, signal: str) -> list[tuple[int, Curve]]:
+    passes = test.resumed.passes if test.resumed else ()
+    return [(each.number, each.superseded.get(signal, Curve())) for each in passes]
+
+
 def _thin_first(tests: Iterable[TestView]) -> list[TestView]:
     """What needs a person is drawn last, so on top."""
     return sorted(tests, key=lambda test: test.verdict.judgement is not Judgement.PASS)
-
-
-def _figure(
-    traces: Iterable[dict[str, Any] | None],
-    y_title: str,
-    *,
-    levels: Sequence[dict[str, Any]] = (),
-    ticks: dict[str, Any] | None = None,
-    log: bool = False,
-    onset: int | None = None,
-) -> Figure:
-    return {
-        "traces": [trace for trace in traces if trace],
-        "yTitle": y_title,
-        "levels": list(levels),
-        "ticks": ticks,
-        "log": log or ticks is not None,
-        "onset": onset,
-    }
-
-
-def _ticks(zero: float, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Ticks of a difference axis, whose lowest is zero itself."""
-    exponents = decades(zero, curves)
-    labels = ["0", *(f"1e{exponent}" for exponent in exponents[1:])]
-    return {
-        "values": [10.0**exponent for exponent in exponents],
-        "labels": labels,
-        "zero": 1.5 * zero,
-        "range": [exponents[0] - 0.2, exponents[-1]],
-    }
-
-
-def _packed(curve: Curve) -> dict[str, Any]:
-    """Little-endian float32 in base64, plotly's own form: a third of the size of text.
-
-    Enough to draw with; ``report.json`` and the run folders hold every digit.
-    """
-    # Clipped, because a larger number would become an infinity, which plotly draws as a gap.
-    largest = np.finfo(np.float32).max
-    finite = np.where(np.isfinite(curve.values), curve.values, math.nan)
-    packed: dict[str, Any] = {"y": _typed("f4", np.clip(finite, -largest, largest).astype("<f4"))}
-    if np.all(np.diff(curve.steps) == 1):
-        return packed | {"x0": int(curve.steps[0]), "dx": 1}
-    return packed | {"x": _typed("i4", curve.steps.astype("<i4"))}
-
-
-def _typed(dtype: str, values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> dict[str, str]:
-    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}

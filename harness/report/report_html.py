@@ -17,6 +17,7 @@ from harness.model import Tier
 from harness.report import terminal, text
 from harness.report.figures import Figures
 from harness.report.palette import SYMBOLS
+from harness.report.passes import FAULT_TITLES, PASS_TITLES, fault_cells, pass_cells
 from harness.report.report_json import to_json
 from harness.report.tensors import SHOWN
 from harness.report.view import SIGNAL_TITLES, ReportView
@@ -64,9 +65,13 @@ def _environment() -> jinja2.Environment:
         "duration": text.duration,
         "step_range": text.step_range,
         "glued": text.glued,
+        "pass_cells": pass_cells,
+        "fault_cells": fault_cells,
         "log_tail": lambda block: text.tail(block, LOG_LINES),
     }
     environment.globals |= {
+        "FAULT_TITLES": FAULT_TITLES,
+        "PASS_TITLES": PASS_TITLES,
         "SYMBOLS": SYMBOLS,
         "excess": text.excess,
         "of_limit": text.of_limit,

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from harness.model import Check
+from harness.report.passes import PassesView
 from harness.report.tolerances import CalibrationView
 from harness.report.view import ReportView, RunView, TestView
 
@@ -69,6 +70,8 @@ def _test(test: TestView) -> dict[str, Any]:
     return {
         **_run(test.run),
         "note": test.run.note,
+        "kind": test.kind.value,
+        **_passes(test.resumed),
         "control": verdict.control,
         "verdict": verdict.judgement.value,
         "cause": verdict.cause,
@@ -82,6 +85,38 @@ def _test(test: TestView) -> dict[str, Any]:
             else None
         ),
         "checks": [_check(check) for check in verdict.checks],
+    }
+
+
+def _passes(resumed: PassesView | None) -> dict[str, Any]:
+    passes = resumed.passes if resumed else ()
+    faults = resumed.faults if resumed else ()
+    return {
+        "passes": [
+            {
+                "number": each.number,
+                "degrees": each.degrees,
+                "world_size": each.world_size,
+                "steps": list(each.steps) if each.steps else None,
+                "loaded_step": each.loaded_step,
+                "ended": each.ended,
+                "wall_s": _value(each.wall_s),
+                "recovery_s": _value(each.recovery_s),
+                "replayed_steps": each.replayed,
+            }
+            for each in passes
+        ],
+        "faults": [
+            {
+                "kind": fault.kind,
+                "step": fault.step,
+                "struck": fault.struck,
+                "at_pass": fault.at_pass,
+                "torn": fault.torn,
+                "recovery_s": _value(fault.recovery_s),
+            }
+            for fault in faults
+        ],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from harness.model import Check, Deviation, Judgement, Outcome
-from harness.report.text import number
+from harness.report.text import duration, number, step_range
 from harness.report.view import ReportView, TestView
 
 
@@ -23,10 +23,33 @@ def _suite(test: TestView) -> TestSuite:
     suite = TestSuite(test.run.name)
     suite.add_property("verdict", test.verdict.judgement.value)
     suite.add_property("control", test.verdict.control)
+    for name, value in _passes(test).items():
+        suite.add_property(name, value)
     for check in test.verdict.checks:
         suite.add_testcase(_case(test, check))
     suite.add_testcase(_verdict_case(test))
     return suite
+
+
+def _passes(test: TestView) -> dict[str, str]:
+    """Properties of a run made in several passes."""
+    if not test.resumed:
+        return {}
+    properties = {"kind": test.kind.value}
+    for each in test.resumed.passes:
+        parts = [
+            each.degrees,
+            f"steps {step_range(each.steps)}",
+            f"started from {each.started_from}",
+            each.ended,
+        ]
+        properties[f"pass {each.number}"] = ", ".join(parts)
+    for index, fault in enumerate(test.resumed.faults, 1):
+        fate = f"{fault.words} at step {fault.step}: {fault.fate}"
+        if fault.recovery_s is not None:
+            fate += f", recovered in {duration(fault.recovery_s)}"
+        properties[f"fault {index}"] = fate
+    return properties
 
 
 def _case(test: TestView, check: Check) -> TestCase:

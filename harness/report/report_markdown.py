@@ -7,6 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.model import Check, Judgement, Outcome
 from harness.report.palette import SYMBOLS
+from harness.report.passes import (
+    FAULT_TITLES,
+    PASS_TITLES,
+    PassesView,
+    fault_cells,
+    pass_cells,
+)
 from harness.report.tensors import SHOWN, ReplicaView, TensorTable
 from harness.report.terminal import HEADER, rows
 from harness.report.text import ABSENT, duration, excess, number, of_limit, step_range, tail
@@ -24,7 +31,8 @@ def to_markdown(view: ReportView) -> str:
 _MARKUP = re.compile(
     r"""(?<![^\W_])_|_(?![^\W_])   # an underscore inside a word is no emphasis
     | :(?=\S)                     # of an address or an emoji, not of a sentence
-    | [^\w\s.,;:()=+/%'"…✓-]""",
+    | (?<!-)>                     # an arrow is no tag
+    | [^\w\s.,;:()=+/%'"…✓>-]""",
     re.VERBOSE,
 )
 
@@ -109,6 +117,8 @@ def _test(test: TestView) -> Iterator[str]:
         yield f"**Look at:** {escape(verdict.look_at)}\n"
     if verdict.next_command:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
+    if test.resumed:
+        yield from _passes(test.resumed)
     yield from _checks(verdict.checks)
     if test.tensors:
         yield from _tensors(test.tensors)
@@ -135,6 +145,18 @@ def _test(test: TestView) -> Iterator[str]:
     yield from _run(test.run)
     yield "</details>"
     yield ""
+
+
+def _passes(resumed: PassesView) -> Iterator[str]:
+    yield f"{escape(resumed.summary)}\n"
+    yield from _table(
+        PASS_TITLES,
+        (map(escape, pass_cells(each)) for each in resumed.passes),
+    )
+    yield ""
+    if resumed.faults:
+        yield from _table(FAULT_TITLES, (map(escape, fault_cells(f)) for f in resumed.faults))
+        yield ""
 
 
 def _checks(checks: Sequence[Check]) -> Iterator[str]:

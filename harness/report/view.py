@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.model import Judgement, Outcome, RankError, Tier, Verdict
+from harness.model import Judgement, Kind, Outcome, RankError, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
+from harness.report.passes import PassesView
 from harness.report.tensors import ReplicaView, TensorTable
 from harness.report.text import count
 from harness.report.tolerances import CalibrationView
@@ -55,7 +56,8 @@ class RunView:
     """Fragment identifier of its section."""
     source: str = ""
     degrees: str = ""
-    """Parallelism as people write it; empty for foreign curves, as all that follows."""
+    """Parallelism as people write it, with what a run in several passes goes through; empty for
+    foreign curves, as all that follows."""
     world_size: int | None = None
     techniques: tuple[str, ...] = ()
     """Techniques, pipeline schedule and CP rotation."""
@@ -104,6 +106,9 @@ class TestView:
     replicas: ReplicaView | None = None
     challenged: bool = False
     """True for the control itself, which an anchor challenges."""
+    kind: Kind = Kind.PARALLEL
+    resumed: PassesView | None = None
+    """None for a run that was made in one pass."""
 
     def comparison(self, signal: str) -> Comparison:
         """The comparison of a signal, empty when a side lacks it."""
@@ -185,12 +190,17 @@ class ReportView:
 
     @property
     def without_evidence(self) -> tuple[str, ...]:
-        """Checks that some test set has no evidence for. A run too short for a test is none."""
+        """Checks that some test set has no evidence for.
+
+        A run too short for a test is none, nor is one that was never to be resumed.
+        """
         skipped = {
             check.name
             for test in self.tests
             for check in test.verdict.checks
-            if check.outcome is Outcome.SKIPPED and check.tier is not Tier.EQUIVALENCE
+            if check.outcome is Outcome.SKIPPED
+            and check.tier is not Tier.EQUIVALENCE
+            and (check.tier is not Tier.RESUME or test.kind in (Kind.ELASTIC, Kind.FAULT))
         }
         return tuple(sorted(skipped))
 

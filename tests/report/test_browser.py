@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from pass_samples import resumed_view
 from playwright.sync_api import expect, sync_playwright
 from report_samples import foreign_view, hostile_view, sample_view
 
@@ -18,7 +19,12 @@ pytestmark = pytest.mark.skipif(
     not CHROMIUM and "CONVERGE_REQUIRE_BROWSER" not in os.environ,
     reason="no browser: apt-get install chromium (or google-chrome on the PATH)",
 )
-VIEWS = {"sample": sample_view, "hostile": hostile_view, "foreign": foreign_view}
+VIEWS = {
+    "sample": sample_view,
+    "hostile": hostile_view,
+    "foreign": foreign_view,
+    "resumed": resumed_view,
+}
 
 
 def wait_until_ready(page):
@@ -86,7 +92,7 @@ def visible_rows(page):
 @pytest.mark.parametrize("name", list(VIEWS))
 def test_opens_offline_with_its_table_and_plots(opened, name, record_property):
     page = opened(name)
-    assert page.locator(".verdicts tbody tr").count() == {"sample": 12}.get(name, 1)
+    assert page.locator(".verdicts tbody tr").count() == {"sample": 12, "resumed": 4}.get(name, 1)
     assert page.locator("#overview-loss .scatterlayer .trace").count() >= 2
     assert page.locator(
         "#overview-difference .scatterlayer .trace path.js-line"
@@ -162,6 +168,36 @@ def test_zoom_is_linked_across_panels(opened):
         "['overview-difference', 'overview-ratio'].every((id) =>"
         " JSON.stringify(document.getElementById(id).layout.xaxis.range) === '[5,10]')",
     )
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_joints_of_a_run_in_passes_are_labelled_without_overlap(opened, width):
+    page = opened("resumed", viewport={"width": width, "height": 900})
+    plot = page.locator("#set-battered-difference-grad_norm")
+    plot.scroll_into_view_if_needed()
+    plot.locator(".js-line").first.wait_for(timeout=30_000)
+    # The legend has been lifted over the labels when the picture has made room for both.
+    wait_until(
+        page,
+        "document.getElementById('set-battered-difference-grad_norm').layout.legend.y > 1.1",
+    )
+    texts = plot.locator(".annotation").all_text_contents()
+    assert len(texts) == 6
+    assert "restart from 4: FSDP 4 -> FSDP 2" in texts
+    boxes = [each.bounding_box() for each in plot.locator(".annotation-text").all()]
+    boxes.append(plot.locator(".legend").bounding_box())
+    frame = plot.bounding_box()
+    for index, one in enumerate(boxes):
+        assert one["x"] >= frame["x"]
+        assert one["x"] + one["width"] <= frame["x"] + frame["width"]
+        for other in boxes[index + 1 :]:
+            apart_x = min(one["x"] + one["width"], other["x"] + other["width"]) - max(
+                one["x"], other["x"]
+            )
+            apart_y = min(one["y"] + one["height"], other["y"] + other["height"]) - max(
+                one["y"], other["y"]
+            )
+            assert apart_x <= 0 or apart_y <= 1
 
 
 def test_a_set_can_be_hidden_with_the_keyboard(opened):

@@ -3,6 +3,7 @@ from importlib.resources import files
 
 import jsonschema
 import pytest
+from pass_samples import resumed_view
 from report_samples import foreign_view, hostile_view, sample_view
 
 from harness.report.report_json import document, to_json
@@ -17,7 +18,8 @@ def test_the_published_schema_is_a_schema():
 
 
 @pytest.mark.parametrize(
-    "view", [sample_view(), hostile_view(), foreign_view(), ReportView("empty")]
+    "view",
+    [sample_view(), hostile_view(), foreign_view(), resumed_view(), ReportView("empty")],
 )
 def test_reports_keep_to_the_published_schema(view):
     VALIDATOR.validate(json.loads(to_json(view)))
@@ -38,6 +40,22 @@ def test_reports_keep_to_the_published_schema(view):
 def test_the_schema_refuses_other_documents(break_it):
     report = json.loads(to_json(sample_view()))
     break_it(report)
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(report)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda test: test.update(kind="sideways"),
+        lambda test: test["passes"][0].pop("ended"),
+        lambda test: test["passes"][0].update(steps=[1]),
+        lambda test: test["faults"][0].update(at_pass="first"),
+    ],
+)
+def test_the_schema_refuses_other_passes_and_faults(break_it):
+    report = json.loads(to_json(resumed_view()))
+    break_it(report["tests"][1])
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(report)
 

@@ -29,11 +29,41 @@ function traceOf(spec, figure, colours) {
     visible: !hidden.has(spec.owner),
     line: { color: colours[spec.colour] || spec.colour, dash: spec.stroke, width: spec.width },
     opacity: spec.opacity,
-    marker: { color: colours[spec.colour] || spec.colour, size: 9 },
+    marker: { color: colours[spec.colour] || spec.colour, size: 9, symbol: spec.symbol },
+    showlegend: !spec.unlisted,
     fill: spec.fill ? "tozeroy" : "none", fillcolor: colours[spec.fill],
-    hovertemplate: `step %{x}: ${figure.ticks ? "%{text}" : "%{y:.5~g}"}<extra>%{fullData.name}</extra>`,
+    hovertemplate: `step %{x}: ${figure.ticks ? "%{text}" : "%{y:.5~g}"}<extra>${spec.hover ?? "%{fullData.name}"}</extra>`,
     hoverinfo: spec.fill ? "skip" : undefined,
   };
+}
+
+const LABEL_ROW = 14; // pixels
+
+function spaceFor(marks) {
+  return LABEL_ROW * Math.max(0, ...marks.map((mark) => mark.row + 1));
+}
+
+// Where a run in passes is joined. Labels stand above the curves, in rows, each at the top of its line.
+function drawMarks(marks, colours, shapes, annotations) {
+  for (const mark of marks) {
+    const rise = LABEL_ROW * (mark.row + 1);
+    const line = { color: mark.kind === "fault" ? colours.fail : colours.quiet, width: 1.2, dash: mark.kind === "restart" ? "dot" : "solid" };
+    const where = { type: "line", yref: "paper", x0: mark.x, x1: mark.x, layer: "above", line };
+    shapes.push({ ...where, y0: 0, y1: 1 }, { ...where, ysizemode: "pixel", yanchor: 1, y0: 0, y1: rise });
+    annotations.push({
+      text: mark.text, x: mark.x, yref: "paper", y: 1, yanchor: "top", yshift: rise, showarrow: false, borderpad: 0,
+      xanchor: mark.leftwards ? "right" : "left", xshift: mark.leftwards ? -2 : 2,
+      bgcolor: colours.paper, font: { size: 10, color: colours.ink },
+    });
+  }
+}
+
+// The legend goes above the labels. It wraps as it likes, so its height is known only when it is drawn.
+function liftLegend(element, above) {
+  const { _size: size, legend } = element._fullLayout;
+  const top = above + legend._height + 4;
+  const height = size.t + size.h - top;
+  return Plotly.relayout(element, { "margin.t": top, "legend.y": 1 + (above + 2) / height });
 }
 
 function layoutOf(figure, colours, single) {
@@ -65,6 +95,7 @@ function layoutOf(figure, colours, single) {
       showarrow: false, font: { size: 11, color: colours.ink },
     });
   }
+  drawMarks(figure.marks ?? [], colours, shapes, annotations);
   return {
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colours.ink },
@@ -82,7 +113,10 @@ function draw(element) {
   const single = !element.id.startsWith("overview-");
   const traces = figure.traces.map((spec) => traceOf(spec, figure, colours));
   const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-  Plotly.react(element, traces, layoutOf(figure, colours, single), options);
+  const above = spaceFor(figure.marks ?? []);
+  element.style.setProperty("--above", `${above}px`);
+  const ready = Plotly.react(element, traces, layoutOf(figure, colours, single), options);
+  if (above) ready.then(() => liftLegend(element, above));
   if (!drawn.has(element)) {
     drawn.add(element);
     element.on("plotly_relayout", (change) => linkZoom(element, change));

@@ -1,0 +1,82 @@
+"""Parts of the page's figures as the data that ``templates/report.js`` draws; pure."""
+
+from __future__ import annotations
+
+import base64
+import html
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.report.curves import Curve
+from harness.report.marks import Mark
+from harness.report.scales import decades
+
+Figure = dict[str, Any]
+
+
+def figure(
+    traces: Iterable[dict[str, Any] | None],
+    y_title: str,
+    *,
+    levels: Sequence[dict[str, Any]] = (),
+    ticks: dict[str, Any] | None = None,
+    log: bool = False,
+    onset: int | None = None,
+) -> Figure:
+    return {
+        "traces": [trace for trace in traces if trace],
+        "yTitle": y_title,
+        "levels": list(levels),
+        "ticks": ticks,
+        "log": log or ticks is not None,
+        "onset": onset,
+    }
+
+
+def ticks(zero: float, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Ticks of a difference axis, whose lowest is zero itself."""
+    exponents = decades(zero, curves)
+    labels = ["0", *(f"1e{exponent}" for exponent in exponents[1:])]
+    return {
+        "values": [10.0**exponent for exponent in exponents],
+        "labels": labels,
+        "zero": 1.5 * zero,
+        "range": [exponents[0] - 0.2, exponents[-1]],
+    }
+
+
+def mark_line(mark: Mark) -> dict[str, Any]:
+    return {
+        "x": mark.step,
+        "text": label(mark.text),
+        "kind": mark.kind.value,
+        "row": mark.row,
+        "leftwards": mark.leftwards,
+    }
+
+
+def label(text: str) -> str:
+    """Plotly reads text as a subset of HTML, and what stands between dollars as TeX."""
+    return html.escape(text, quote=False).replace("$", "&#36;")
+
+
+def packed(curve: Curve) -> dict[str, Any]:
+    """Little-endian float32 in base64, plotly's own form: a third of the size of text.
+
+    Enough to draw with; ``report.json`` and the run folders hold every digit.
+    """
+    # Clipped, because a larger number would become an infinity, which plotly draws as a gap.
+    largest = np.finfo(np.float32).max
+    finite = np.where(np.isfinite(curve.values), curve.values, math.nan)
+    result: dict[str, Any] = {"y": _typed("f4", np.clip(finite, -largest, largest).astype("<f4"))}
+    if np.all(np.diff(curve.steps) == 1):
+        return result | {"x0": int(curve.steps[0]), "dx": 1}
+    return result | {"x": _typed("i4", curve.steps.astype("<i4"))}
+
+
+def _typed(dtype: str, values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> dict[str, str]:
+    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}

@@ -1,0 +1,282 @@
+"""Runs made in several passes: what each pass did, what broke it, and where its curve is joined.
+
+Only shows: whether a resume or a recovery is right is judged by ``harness.judge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from harness.model import Evidence, Job, Kind, Parallelism, Pass, SetSpec, Struck
+from harness.report.curves import Curve
+from harness.report.text import ABSENT, count, duration, plain, step_range
+
+PASS_TITLES = (
+    "Pass",
+    "Degrees",
+    "Ranks",
+    "Steps",
+    "Started from",
+    "How it ended",
+    "Wall",
+    "Recovered in",
+    "Steps replayed",
+)
+FAULT_TITLES = ("Fault", "Step", "Struck", "Recovered in")
+
+_NAMED_FAULTS = 3
+"""Faults that a table cell names; the rest is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassView:
+    """One life of a run's ranks."""
+
+    number: int
+    degrees: str
+    """Parallelism as people write it; a number of ranks where nothing tells more."""
+    world_size: int
+    steps: tuple[int, int] | None
+    """First and last step that it left; None when it died before the end of its first."""
+    loaded_step: int | None
+    """None when it died before it had loaded a checkpoint."""
+    ended: str
+    """``ended``, ``died``, or ``struck by kill``."""
+    wall_s: float | None = None
+    """From the end of the load to the end of the last step, seconds."""
+    recovery_s: float | None = None
+    """From the fault that this pass recovered from to its first step, seconds."""
+    replayed: int = 0
+    """How many of its steps an earlier pass had trained before."""
+    superseded: Mapping[str, Curve] = field(default_factory=dict)
+    """Signal to its values at steps that a later pass trained again."""
+
+    @property
+    def started_from(self) -> str:
+        if self.loaded_step is None:
+            return ABSENT
+        return f"step {self.loaded_step}" if self.loaded_step else "seed checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class FaultView:
+    """One fault of the script."""
+
+    kind: str
+    """As experiment files write it: ``nan_batch``."""
+    step: int
+    struck: bool = True
+    """False when it never happened."""
+    at_pass: int | None = None
+    torn: bool = False
+    """Whether it left a torn checkpoint."""
+    recovery_s: float | None = None
+    """To the end of the first step after it, seconds; None when there is none."""
+
+    @property
+    def words(self) -> str:
+        """The kind, for people."""
+        return _words(self.kind)
+
+    @property
+    def fate(self) -> str:
+        """Where it struck, for a table cell."""
+        if not self.struck:
+            return "did not strike"
+        where = ABSENT if self.at_pass is None else f"pass {self.at_pass}"
+        return f"{where}, tore the checkpoint" if self.torn else where
+
+
+@dataclass(frozen=True, slots=True)
+class PassesView:
+    """All passes of a run, and its faults."""
+
+    passes: tuple[PassView, ...]
+    faults: tuple[FaultView, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One sentence above the table."""
+        replayed = sum(each.replayed for each in self.passes)
+        amount = len(self.passes)
+        joined = f"One curve of {amount} pass{'es' * (amount != 1)}"
+        if not replayed:
+            return f"{joined}; no step was trained twice."
+        verb = "was" if replayed == 1 else "were"
+        again = f"{count(replayed, 'step')} {verb} trained again"
+        return f"{joined}; {again}, and what the last pass left is judged."
+
+
+def degrees_of(job: Job) -> str:
+    """What a set's degrees are, segment by segment, and what breaks it; for one table cell."""
+    spec = job.spec
+    if spec.segments:
+        return joined(str(segment.parallelism) for segment in spec.segments)
+    if spec.recovery:
+        named = [f"{_words(f.kind)} at {f.step}" for f in spec.recovery.faults]
+        more = len(named) - _NAMED_FAULTS
+        rest = [f"and {more} more"] if more > 0 else []
+        return ", ".join([str(spec.parallelism), *named[:_NAMED_FAULTS], *rest])
+    if spec.kind is Kind.SPACE_TIME:
+        return f"{spec.parallelism}, accumulation {job.gradient_accumulation_steps}"
+    return str(spec.parallelism)
+
+
+def joined(parts: Iterable[str]) -> str:
+    """What follows each other, the same thing once: ``FSDP 2 -> one rank``."""
+    kept: list[str] = []
+    for part in parts:
+        if part and (not kept or kept[-1] != part):
+            kept.append(part)
+    return " -> ".join(kept)
+
+
+def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView | None:
+    """The passes of a run, in order; None when it was made in one."""
+    if evidence is None or not evidence.passes:
+        return None
+    recoveries = {struck.index: _recovery(struck, evidence.passes) for struck in evidence.struck}
+    views = []
+    for index, each in enumerate(evidence.passes):
+        earlier = _steps(evidence.passes[:index])
+        seconds = [found[1] for found in recoveries.values() if found and found[0] == each.number]
+        views.append(
+            PassView(
+                number=each.number,
+                degrees=_degrees(each, spec),
+                world_size=each.world_size,
+                steps=(int(each.steps.min()), int(each.steps.max())) if each.steps.size else None,
+                loaded_step=each.loaded_step,
+                ended=_ended(each, evidence.struck),
+                wall_s=_wall(each),
+                recovery_s=max(seconds, default=None),
+                replayed=int(np.isin(each.steps, earlier).sum()),
+                superseded=_superseded(each, _steps(evidence.passes[index + 1 :])),
+            )
+        )
+    return PassesView(tuple(views), _faults(evidence.struck, spec, recoveries))
+
+
+def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
+    """The degrees of an ``in_force.json``; empty when it has none."""
+    found = (seen or {}).get("degrees")
+    if not isinstance(found, Mapping):
+        return ""
+    known = {each.name for each in fields(Parallelism)}
+    ran = {key: degree for key, degree in found.items() if key in known and type(degree) is int}
+    return str(Parallelism(**ran)) if ran else ""
+
+
+def _degrees(each: Pass, spec: SetSpec | None) -> str:
+    if seen := degrees_in_force(each.in_force):
+        return seen
+    named = None if spec is None else spec.parallelism
+    if spec and each.segment is not None and each.segment < len(spec.segments):
+        named = spec.segments[each.segment].parallelism
+    # An elastic job may have shrunk: then the named degrees are not those of this pass.
+    if named and named.world_size == each.world_size:
+        return str(named)
+    return count(each.world_size, "rank")
+
+
+def _ended(each: Pass, struck: Iterable[Struck]) -> str:
+    if each.ended:
+        return "ended"
+    kinds = [_words(fault.kind) for fault in struck if fault.number == each.number]
+    return f"struck by {', '.join(kinds)}" if kinds else "died"
+
+
+def _faults(
+    struck: Iterable[Struck],
+    spec: SetSpec | None,
+    recoveries: Mapping[int, tuple[int, float] | None],
+) -> tuple[FaultView, ...]:
+    happened = {fault.index: fault for fault in struck}
+    script = spec.recovery.faults if spec and spec.recovery else ()
+    views = []
+    for index in sorted({*happened, *range(len(script))}):
+        fault = happened.get(index)
+        if fault is None:
+            views.append(FaultView(script[index].kind.value, script[index].step, struck=False))
+            continue
+        found = recoveries[index]
+        views.append(
+            FaultView(
+                kind=plain(fault.kind),
+                step=fault.step,
+                at_pass=fault.number,
+                torn=fault.torn,
+                recovery_s=found[1] if found else None,
+            )
+        )
+    return tuple(views)
+
+
+def _recovery(fault: Struck, passes: Iterable[Pass]) -> tuple[int, float] | None:
+    """The pass with the first step that ends after a fault, and the seconds until then.
+
+    A pass that died of it may end another step while it dies: that is no recovery.
+    """
+    after = []
+    for each in passes:
+        dying = each.number == fault.number and not each.ended
+        if not dying and (fault.number is None or each.number >= fault.number):
+            after += [(at, each.number) for at in _ends(each) if at > fault.at]
+    if not after:
+        return None
+    at, number = min(after)
+    return number, at - fault.at
+
+
+def _ends(each: Pass) -> list[float]:
+    """When its steps ended."""
+    column = each.signals.get("at")
+    return [] if column is None else [at for at in column if at is not None and np.isfinite(at)]
+
+
+def _wall(each: Pass) -> float | None:
+    ends = _ends(each)
+    return max(ends) - each.started if ends and each.started is not None else None
+
+
+def _steps(passes: Iterable[Pass]) -> list[int]:
+    return [step for each in passes for step in each.steps.tolist()]
+
+
+def _superseded(each: Pass, later: list[int]) -> dict[str, Curve]:
+    again = np.isin(each.steps, later)
+    if not again.any():
+        return {}
+    return {
+        name: Curve(each.steps[again], column.values[again])
+        for name, column in each.signals.items()
+        if len(column) == each.steps.size
+    }
+
+
+def pass_cells(each: PassView) -> tuple[str, ...]:
+    """What stands under :data:`PASS_TITLES`; plain text, no markup."""
+    return (
+        str(each.number),
+        each.degrees,
+        str(each.world_size),
+        step_range(each.steps),
+        each.started_from,
+        each.ended,
+        duration(each.wall_s),
+        duration(each.recovery_s),
+        str(each.replayed),
+    )
+
+
+def fault_cells(fault: FaultView) -> tuple[str, ...]:
+    """What stands under :data:`FAULT_TITLES`; plain text, no markup."""
+    return fault.words, str(fault.step), fault.fate, duration(fault.recovery_s)
+
+
+def _words(kind: str) -> str:
+    return plain(kind).replace("_", " ")
