@@ -15,7 +15,7 @@ from harness.cli import matrix
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
-from harness.model import Fault, FaultKind, Plan, Role
+from harness.model import Fault, FaultKind, Plan, Role, Torn
 from harness.plan import PlanRow, describe
 from harness.surroundings import gpu_models
 from harness.toolchain import assume_toolchain
@@ -162,7 +162,8 @@ def _fault(fault: Fault) -> str:
     """``kill of rank 1 at step 6``."""
     of = ""
     if fault.kind is FaultKind.CKPT_TORN:
-        of = f" ({fault.torn.value})"
+        rank = f" of rank {fault.rank}" if fault.torn is Torn.TRUNCATED else ""
+        of = f"{rank} ({fault.torn.value})"
     elif fault.kind is FaultKind.AGENT_LOSS:
         of = f" of node {fault.node}"
     elif fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN):
