@@ -6,14 +6,15 @@ what the sets name is what ran.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import common_steps, has, pair, relative_difference
 from harness.judge.floors import SAME_LR
-from harness.judge.in_force import not_in_force, not_named, undeclared_differences
+from harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
+from harness.judge.passes import spec_of
 from harness.judge.soundness import other_data, other_steps, ranks_disagree
 from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
@@ -111,8 +112,15 @@ def config_differs_as_declared(
     same_toolchain = (
         spec is None or control_spec is None or spec.toolchain == control_spec.toolchain
     )
-    keys = undeclared_differences(test.in_force, control.in_force, same_toolchain=same_toolchain)
-    return _clauses("differs, but is not declared: ", keys)
+    theirs = control.in_force
+    return _clauses(
+        "differs, but is not declared: ",
+        (
+            f"{key}{where}"
+            for where, ran in _ran(test)
+            for key in undeclared_differences(ran, theirs, same_toolchain=same_toolchain)
+        ),
+    )
 
 
 @check(Tier.INTEGRITY)
@@ -125,7 +133,10 @@ def named_in_force(test: Evidence, spec: SetSpec | None) -> Finding:
         return skipped("nothing says what the run should be")
     if test.in_force is None:
         return invalid(f"{test.name} left no record of what ran")
-    return _clauses("", not_in_force(spec, test.in_force))
+    silent = [each.number for each in test.passes if each.steps.size and each.in_force is None]
+    if silent:
+        return invalid(f"pass {silent[0]} of {test.name} left no record of what ran")
+    return _clauses("", _of_passes(test, spec, not_in_force))
 
 
 @check(Tier.INTEGRITY)
@@ -136,7 +147,28 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
     """
     if spec is None or test.in_force is None:
         return skipped("nothing says what the run should be")
-    return _clauses("", not_named(spec, test.in_force))
+    return _clauses("", _of_passes(test, spec, not_named))
+
+
+def _of_passes(
+    test: Evidence, spec: SetSpec, question: Callable[[SetSpec, InForce], Iterable[str]]
+) -> Iterator[str]:
+    """A question's clauses; of a run in several passes, each pass against what it should be."""
+    if test.in_force is not None and not test.passes:
+        yield from question(spec, test.in_force)
+    for each in test.passes:
+        if each.in_force is not None:
+            for clause in question(spec_of(spec, each), each.in_force):
+                yield f"{clause} (pass {each.number})"
+
+
+def _ran(test: Evidence) -> Iterator[tuple[str, InForce]]:
+    """What was in force, once or in every pass, with words that say where."""
+    if test.in_force is not None and not test.passes:
+        yield "", test.in_force
+    for each in test.passes:
+        if each.in_force is not None:
+            yield f" (pass {each.number})", each.in_force
 
 
 def _covered(test: Evidence, control: Evidence) -> Finding:

@@ -39,7 +39,9 @@ def deals_alike(test: Evidence, control: Evidence) -> bool:
         return False
     if RepeatKind.PERMUTE in (test.repeat, control.repeat):
         return False
-    return _dealt(test.in_force) == _dealt(control.in_force)
+    expected = _dealt(control.in_force)
+    passes = [each.in_force for each in test.passes if each.in_force is not None]
+    return all(_dealt(ran) == expected for ran in (test.in_force, *passes))
 
 
 def _dealt(ran: Mapping[str, Any]) -> tuple[object, ...]:

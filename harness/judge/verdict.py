@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from harness.judge import (
     comparability,
     equivalence,
+    fault_checks,
     first_step,
     integrity,
     leftover_checks,
+    replay_checks,
+    resume_checks,
     stepwise,
     tensor_checks,
 )
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
+from harness.judge.passes import at_resume
 from harness.model import (
     Calibration,
     Check,
@@ -24,6 +28,7 @@ from harness.model import (
     Outcome,
     RunStatus,
     SetSpec,
+    Tier,
     Verdict,
 )
 
@@ -35,8 +40,12 @@ CHECKS: tuple[Question, ...] = (
     *leftover_checks.CHECKS,
     *stepwise.CHECKS,
     *equivalence.CHECKS,
+    *resume_checks.CHECKS,
+    *replay_checks.CHECKS,
+    *fault_checks.CHECKS,
 )
-"""Every check. The tensors' belong to several tiers."""
+"""Every check. The tensors' belong to several tiers; those of the resume tier are asked only of
+runs that were made in several passes, or should have been."""
 
 CONTROL_CHECKS = (integrity.control_sound, comparability.control_in_force)
 """Asked first: when the control is broken, no other answer means anything."""
@@ -86,7 +95,12 @@ def judge(
     if broken:
         cause = Cause(broken[0].detail)
         return _verdict(case, Judgement.INVALID, about_control, cause)
-    rest = tuple(question(case) for question in CHECKS if question not in CONTROL_CHECKS)
+    resumes = bool(test.passes) or (spec is not None and spec.resumes)
+    rest = tuple(
+        question(case)
+        for question in CHECKS
+        if question not in CONTROL_CHECKS and (resumes or question.tier is not Tier.RESUME)
+    )
     checks = about_control + rest
     judgement = _judgement(test.status, checks)
     return _verdict(case, judgement, checks, _cause(case, judgement, checks))
@@ -109,10 +123,10 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
     ended = case.test.status is RunStatus.FINISHED
     if judgement is Judgement.FAIL:
         cause = likely_cause(case, checks)
-        how = "" if ended else f"; the run then {_how_it_ended(case.test)}"
+        how = "" if ended else f"; the run then {_how_it_ended(case)}"
         return cause._replace(sentence=cause.sentence + how)
     if judgement is Judgement.ERROR:
-        return Cause(f"the run {_how_it_ended(case.test)}")
+        return Cause(f"the run {_how_it_ended(case)}")
     if judgement is Judgement.INVALID:
         found = [check.detail for check in checks if check.outcome is Outcome.INVALID]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -122,13 +136,16 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
     return Cause()
 
 
-def _how_it_ended(test: Evidence) -> str:
+def _how_it_ended(case: Case) -> str:
+    test = case.test
     words = {
         RunStatus.CRASHED: "crashed",
         RunStatus.HUNG: "hung: no step finished within the timeout",
         RunStatus.INTERRUPTED: "was interrupted",
         RunStatus.SKIPPED: "was not started, because something it needs did not finish",
     }[test.status]
+    if test.status in (RunStatus.CRASHED, RunStatus.HUNG):
+        words += at_resume(test, case.spec)
     return f"{words}: rank {test.error.rank}: {test.error.message}" if test.error else words
 
 

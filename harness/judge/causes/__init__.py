@@ -45,6 +45,15 @@ from harness.judge.causes.metrics import (
 from harness.judge.causes.objectives import scaled_objective
 from harness.judge.causes.optimizer import counted_otherwise, moments_lost
 from harness.judge.causes.replicas import replicas
+from harness.judge.causes.resumes import (
+    data_lost,
+    follows_from_resume,
+    not_continued,
+    recovered_late,
+    replayed_otherwise,
+    state_lost,
+    torn_loaded,
+)
 from harness.judge.causes.updates import frozen, initial, updated
 from harness.judge.scene import Scene
 from harness.model import CauseClass, Check, Outcome
@@ -63,6 +72,12 @@ _DOUBTS = (
 Signature = Callable[[Scene], Cause | None]
 
 SIGNATURES: tuple[Signature, ...] = (
+    data_lost,
+    torn_loaded,
+    state_lost,
+    not_continued,
+    replayed_otherwise,
+    recovered_late,
     not_finite,
     other_input,
     no_gradient,
@@ -112,7 +127,9 @@ def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
     doubts = [
         scene.detail(name)
         for name in _DOUBTS
-        if scene.outcome(name) is Outcome.INVALID and scene.detail(name) not in sentence
+        if scene.outcome(name) is Outcome.INVALID
+        and scene.detail(name) not in sentence
+        and not follows_from_resume(scene, name)
     ]
     sentence += f"; mind that {doubts[0]}" if doubts else ""
     return cause._replace(sentence=sentence)

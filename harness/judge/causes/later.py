@@ -87,8 +87,8 @@ def _spikes(curve: Envelope) -> bool:
 def lost_at_resume(scene: Scene) -> Cause | None:
     """C6: a restart replayed steps with other values, or the runs part right after one."""
     test = scene.case.test
-    if not test.replayed and not test.replay_conflicts:
-        return None
+    if test.passes or not (test.replayed or test.replay_conflicts):
+        return None  # passes tell exactly what a resume lost (causes/resumes.py)
     look_at = (
         "what the checkpoint holds and what is loaded: optimizer, lr scheduler, loader, RNG and "
         "buffers (checkpoint.exclude_from_loading, load_only)"

@@ -1,0 +1,148 @@
+"""C6 where passes of a run tell it exactly: what a resume lost, and how it recovered.
+
+Curves only show that something was lost. What was saved and what came back, sample by sample and
+tensor by tensor, says what; so these are asked before all that goes by curves, unless the runs had
+parted before the resume.
+"""
+
+from __future__ import annotations
+
+from harness.judge.causes.cause import Cause
+from harness.judge.passes import loads
+from harness.judge.restored import PARAMETERS
+from harness.judge.resume_checks import Lost, not_restored
+from harness.judge.scene import Scene
+from harness.model import CauseClass, Outcome
+
+RESUME_CHECKS = (
+    "passes-continuous",
+    "state-restored",
+    "data-resumed",
+    "replays-agree",
+    "recovers-in-time",
+    "torn-never-loaded",
+)
+
+
+def data_lost(scene: Scene) -> Cause | None:
+    """The loader does not go on where it stood."""
+    if not _first(scene, "data-resumed"):
+        return None
+    sentence = f"data order is lost at the resume: {scene.detail('data-resumed')}"
+    sentence += _counted(scene)
+    return Cause(
+        sentence,
+        CauseClass.DATA,
+        "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
+        "keeps a state per data-parallel rank, which another degree cannot use; whether "
+        "dataloader is in checkpoint.exclude_from_loading; our own loader "
+        "([converge.data] loader) counts samples instead",
+    )
+
+
+def torn_loaded(scene: Scene) -> Cause | None:
+    """A resume took what was only half written."""
+    if not _first(scene, "torn-never-loaded"):
+        return None
+    return Cause(
+        f"a torn checkpoint was loaded: {scene.detail('torn-never-loaded')}",
+        CauseClass.STATE,
+        "how a whole checkpoint is told from half of one: torchtitan takes the newest folder that "
+        "has .metadata, which is written last, and does not look at the shards",
+    )
+
+
+def state_lost(scene: Scene) -> Cause | None:
+    """Tensors, the learning rate or counters did not come back as they were saved."""
+    if not _first(scene, "state-restored"):
+        return None
+    found = next(
+        (lost for load in loads(scene.case.test) if _lost(lost := not_restored(load))), None
+    )
+    if found is None:
+        return None
+    names = [part.name for part in found.off]
+    what = []
+    if PARAMETERS in names:
+        what.append("parameters")
+    states = [name for name in names if name != PARAMETERS]
+    if states:
+        what.append(f"optimizer state ({', '.join(states)})")
+    if found.lr is not None:
+        what.append("the learning rate")
+    sentence = f"{' and '.join(what)} lost at the resume: {scene.detail('state-restored')}"
+    return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+def not_continued(scene: Scene) -> Cause | None:
+    """A pass went on from elsewhere, or counts otherwise."""
+    if not _first(scene, "passes-continuous"):
+        return None
+    return Cause(
+        f"state is lost at the resume: {scene.detail('passes-continuous')}",
+        CauseClass.STATE,
+        "which checkpoint a start chooses (checkpoint.load_step, the newest folder with "
+        ".metadata), and what train_state holds: the trainer's state_dict and load_state_dict",
+    )
+
+
+def replayed_otherwise(scene: Scene) -> Cause | None:
+    """A replay differs although all that is known of the state came back."""
+    if not _first(scene, "replays-agree"):
+        return None
+    return Cause(
+        f"a replay differs from the first time: {scene.detail('replays-agree')}",
+        CauseClass.REPLAY,
+        "what a checkpoint does not hold and a step depends on: random numbers, buffers that are "
+        "not persistent, state of kernels or of a loss scaler, and the order of the samples",
+    )
+
+
+def recovered_late(scene: Scene) -> Cause | None:
+    """Training is right, and went on too late or not at all."""
+    failed = {name for name, check in scene.checks.items() if check.outcome is Outcome.FAIL}
+    if failed != {"recovers-in-time"}:
+        return None
+    return Cause(
+        f"no recovery in time: {scene.detail('recovers-in-time')}",
+        CauseClass.RECOVERY,
+        "where the time goes: logs/ says when torchrun saw the fault (heartbeats, "
+        "--monitor-interval, timeouts of collectives), when the ranks met again, and how long they "
+        "took to load",
+    )
+
+
+def follows_from_resume(scene: Scene, name: str) -> bool:
+    """Whether other samples, tokens or rates are what a resume that failed a check led to."""
+    since = scene.checks[name].onset
+    if name not in ("same-data", "same-tokens", "same-lr") or since is None:
+        return False
+    found = (scene.checks[each] for each in RESUME_CHECKS if each in scene.checks)
+    failed = [check.onset for check in found if check.outcome is Outcome.FAIL]
+    return any(onset is not None and onset <= since for onset in failed)
+
+
+_LOADED = (
+    "what the checkpoint holds and what is loaded of it: checkpoint.exclude_from_loading and "
+    "load_only, the names that each rank asks for after a change of degrees, and whatever sets "
+    "parameters, optimizer state or lr after the load"
+)
+
+
+def _lost(found: Lost | None) -> bool:
+    return found is not None and found.any
+
+
+def _first(scene: Scene, name: str) -> bool:
+    """Whether a check of resumes failed, and no other had before, late recoveries aside."""
+    check = scene.checks.get(name)
+    if check is None or check.outcome is not Outcome.FAIL:
+        return False
+    before = scene.first_failure("recovers-in-time")
+    return before is None or check.onset is None or check.onset <= before
+
+
+def _counted(scene: Scene) -> str:
+    """What the counter of samples says of lost data; empty when it says nothing."""
+    check = scene.checks["passes-continuous"]
+    return f"; {check.detail}" if check.outcome is Outcome.FAIL else ""

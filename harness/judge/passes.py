@@ -1,0 +1,266 @@
+"""What the passes of a resumed run say about each other: pure questions about one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.model import Evidence, Parallelism, Pass, SetSpec, StateSample, Struck
+
+NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
+
+LOCAL_BATCH = "training.local_batch_size"
+"""The key of a train config that each segment of an elastic set has its own value of."""
+
+
+class Load(NamedTuple):
+    """A checkpoint of the run's own that a pass started from."""
+
+    step: int
+    into: Pass
+    source: Pass | None
+    """The last pass before that saved it; None when none did."""
+    saved: StateSample | None
+    """What that pass saved; None when nothing tells."""
+
+    @property
+    def words(self) -> str:
+        """``pass 2, which loads step 4 (FSDP 2 -> one rank)``."""
+        return f"pass {self.into.number}, which loads step {self.step}{self.change}"
+
+    @property
+    def change(self) -> str:
+        """The degrees before and after, in parentheses; empty when they stay."""
+        before = degrees_of(self.source) if self.source else ""
+        after = degrees_of(self.into)
+        return f" ({before} -> {after})" if before and before != after else ""
+
+
+class Gap(NamedTuple):
+    """Where a pass does not go on from what was saved."""
+
+    what: str
+    step: int
+    """The first step that it touches."""
+    told: bool = True
+    """False: the evidence that would tell is missing."""
+
+
+def loads(evidence: Evidence) -> Iterator[Load]:
+    """Every load of a checkpoint of the run's own, in order."""
+    for each in evidence.passes:
+        if each.loaded_step:
+            source, saved = saved_before(evidence, each.number, each.loaded_step)
+            yield Load(each.loaded_step, each, source, saved)
+
+
+def saved_before(
+    evidence: Evidence, number: int, step: int
+) -> tuple[Pass | None, StateSample | None]:
+    """The last pass before one that saved a step, and what it saved.
+
+    A torn checkpoint only for want of a whole one.
+    """
+    torn = torn_checkpoints(evidence)
+    found = [
+        (each, sample)
+        for each in evidence.passes
+        for sample in each.saved
+        if each.number < number and sample.step == step
+    ]
+    whole = [pair for pair in found if (pair[0].number, step) not in torn]
+    if not found:
+        reached = [each for each in evidence.passes if each.number < number and step in each.steps]
+        return (reached[-1] if reached else None), None
+    return (whole or found)[-1]
+
+
+def torn_checkpoints(evidence: Evidence) -> frozenset[tuple[int | None, int]]:
+    """Number of the pass and step of every checkpoint that a fault tore."""
+    return frozenset(
+        (pass_of(evidence, fault), fault.step) for fault in evidence.struck if fault.torn
+    )
+
+
+def pass_of(evidence: Evidence, fault: Struck) -> int | None:
+    """The pass that a fault struck: as it says, else the last that had started by then."""
+    if fault.number is not None:
+        return fault.number
+    started = [
+        each.number
+        for each in evidence.passes
+        if each.started is not None and each.started <= fault.at
+    ]
+    return max(started, default=None)
+
+
+def newest_whole(evidence: Evidence, number: int) -> int:
+    """Step of the newest checkpoint that was surely whole when a pass began; 0: there is none.
+
+    One that is the last that a pass did before it died may have been cut off.
+    """
+    torn = torn_checkpoints(evidence)
+    return max(
+        (
+            sample.step
+            for each in evidence.passes
+            for sample in each.saved
+            if each.number < number
+            and (each.number, sample.step) not in torn
+            and (each.ended or (each.steps > sample.step).any())
+        ),
+        default=0,
+    )
+
+
+def gaps(evidence: Evidence) -> Iterator[Gap]:
+    """Where passes do not join: steps that are lost or trained again, and counters that jump."""
+    for each in evidence.passes:
+        if each.loaded_step is not None:
+            yield from _wrong_start(evidence, each, each.loaded_step)
+        elif each.steps.size:
+            first = int(each.steps[0])
+            yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
+    for load in loads(evidence):
+        yield from _counters(load)
+    steps = evidence.steps
+    lost = np.setdiff1d(np.arange(1, steps.max(initial=0) + 1), steps)
+    if lost.size:
+        last = int(lost[-1])
+        yield Gap(f"{_steps(int(lost[0]), last)} no part of the final state", int(lost[0]))
+
+
+def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
+    """A pass that starts from another step than the newest checkpoint's, or trains another next."""
+    number = each.number
+    source, saved = saved_before(evidence, number, loaded)
+    if loaded and source is None:
+        yield Gap(
+            f"pass {number} starts from step {loaded}, which no pass before it has trained",
+            loaded + 1,
+        )
+    elif loaded and saved is None:
+        yield Gap(f"nothing tells what was saved at step {loaded}", loaded + 1, told=False)
+    newest = newest_whole(evidence, number)
+    if loaded < newest:
+        which = f"step {loaded}" if loaded else "the seed checkpoint"
+        yield Gap(f"pass {number} starts from {which} although step {newest} was saved", loaded + 1)
+    expected = np.arange(loaded + 1, loaded + 1 + each.steps.size)
+    wrong = np.flatnonzero(each.steps != expected)
+    if wrong.size:
+        step, wanted = int(each.steps[wrong[0]]), int(expected[wrong[0]])
+        if step > wanted:
+            words = f"trains step {step} next: {_steps(wanted, step - 1)} lost"
+        else:
+            words = f"trains step {step} next: {_steps(step, wanted - 1)} trained twice"
+        after = f"loads step {loaded} and" if wanted == loaded + 1 else f"after step {wanted - 1}"
+        yield Gap(f"pass {number} {after} {words}", min(step, wanted))
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first} is" if first == last else f"steps {first} to {last} are"
+
+
+def _counters(load: Load) -> Iterator[Gap]:
+    """Counters right after a load that are not those that were saved."""
+    first = load.step + 1
+    loaded, saved = load.into.loaded, load.saved
+    if loaded is None or saved is None:
+        if load.into.steps.size:
+            yield Gap(f"nothing tells the counters of {load.words}", first, told=False)
+        return
+    if loaded.trainer_step != load.step:
+        yield Gap(f"the trainer counts {loaded.trainer_step} steps in {load.words}", first)
+    for what, now, before in (
+        ("tokens seen", loaded.tokens_seen, saved.tokens_seen),
+        ("samples consumed", loaded.samples_consumed, saved.samples_consumed),
+    ):
+        if now is None and before is None:
+            continue
+        if now is None or before is None:
+            yield Gap(f"{what} are told on one side only of {load.words}", first, told=False)
+        elif now != before:
+            yield Gap(f"{what}: {now} in {load.words}, {before} were saved", first)
+    if loaded.names == saved.names:
+        yield from _updates_counted(load, saved, loaded)
+
+
+def _updates_counted(load: Load, saved: StateSample, loaded: StateSample) -> Iterator[Gap]:
+    now, before = loaded.state_steps, saved.state_steps
+    off = np.flatnonzero((now != before) & ~(np.isnan(now) & np.isnan(before)))
+    if off.size:
+        index = off[0]
+        yield Gap(
+            f"the optimizer counts {now[index]:g} updates of {saved.names[index]} in {load.words}, "
+            f"{before[index]:g} were saved (so of {off.size} of {len(saved.names)} parameters)",
+            load.step + 1,
+        )
+
+
+# ------------------------------------------------------------ degrees of a pass
+
+
+def degrees_of(each: Pass) -> str:
+    """The degrees that were in force, as people write them; else the number of ranks."""
+    degrees = parallelism_of(each.in_force)
+    return str(degrees) if degrees else f"{each.world_size} ranks"
+
+
+def parallelism_of(ran: Mapping[str, Any] | None) -> Parallelism | None:
+    """Degrees of an ``in_force.json``; None when it has none."""
+    degrees = (ran or {}).get("degrees")
+    if not degrees:
+        return None
+    return Parallelism(**{each.name: degrees.get(each.name) or 1 for each in fields(Parallelism)})
+
+
+def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
+    """What a set names for one of its passes: the degrees of its segment, or of its nodes."""
+    if spec.segments:
+        if each.segment is None or each.segment >= len(spec.segments):
+            return spec  # the check segments-as-scheduled says so
+        segment = spec.segments[each.segment]
+        return replace(
+            spec,
+            parallelism=segment.parallelism,
+            pipeline_schedule=segment.pipeline_schedule,
+            cp_rotation=spec.cp_rotation if segment.parallelism.cp > 1 else None,
+            overrides={**spec.overrides, LOCAL_BATCH: segment.local_batch_size},
+        )
+    recovery = spec.recovery
+    if recovery is not None and recovery.nodes[0] != recovery.nodes[1]:
+        # Nodes come and go, and dp_shard is what they leave over.
+        ran = parallelism_of(each.in_force)
+        named = spec.parallelism
+        if ran is not None and 1 <= ran.dp_shard <= named.dp_shard:
+            return replace(spec, parallelism=replace(named, dp_shard=ran.dp_shard))
+    return spec
+
+
+def at_resume(evidence: Evidence, spec: SetSpec | None) -> str:
+    """Where a run ended, if at a resume: `` at the resume after step 4 (FSDP 2 -> one rank)``.
+
+    Its last pass made no step, or the next segment never came to a pass. Empty for other ends.
+    """
+    passes = evidence.passes
+    if not passes:
+        return ""
+    last = passes[-1]
+    if last.steps.size and last.ended:
+        before, after = last, (last.segment or 0) + 1
+        if spec is None or after >= len(spec.segments):
+            return ""
+    elif last.steps.size or len(passes) == 1:
+        return ""
+    else:
+        before, after = passes[-2], last.segment or 0
+    trained = [int(each.steps[-1]) for each in passes if each.steps.size]
+    step = last.loaded_step if not last.steps.size else None
+    change = ""
+    if spec is not None and after < len(spec.segments):
+        change = f" ({degrees_of(before)} -> {spec.segments[after].parallelism})"
+    known = step if step is not None else (trained[-1] if trained else 0)
+    return f" at the resume after step {known}{change}"

@@ -1,0 +1,481 @@
+"""Every check of the resume tier: a run that passes it, and runs that must not."""
+
+from dataclasses import replace
+
+import pytest
+from judge_examples import FSDP2, STEPS, run, spec, with_signals
+from resume_examples import (
+    BROKEN,
+    BROKEN_PASSES,
+    ELASTIC,
+    ELASTIC_PASSES,
+    ELASTIC_SPEC,
+    ONE,
+    RUN,
+    STRUCK,
+    a_pass,
+    fault_spec,
+    nulled,
+    ran,
+    resumed,
+    state,
+    with_digests,
+    with_loaded,
+    with_pass,
+    with_signal,
+)
+
+from harness.judge import judge
+from harness.model import (
+    CauseClass,
+    Evidence,
+    Fault,
+    FaultKind,
+    Judgement,
+    Outcome,
+    RankError,
+    RunStatus,
+    SetSpec,
+    Struck,
+    Tier,
+)
+
+CONTROL = run("control")
+NEW_DATA = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))
+
+
+def judged(test: Evidence, test_spec: SetSpec):
+    return judge(test, CONTROL, spec=test_spec, control_spec=spec())
+
+
+def answer(verdict, name):
+    return next(check for check in verdict.checks if check.name == name)
+
+
+def outcomes(verdict):
+    return {check.name: check.outcome for check in verdict.checks if check.tier is Tier.RESUME}
+
+
+def test_a_right_elastic_run_passes():
+    verdict = judged(ELASTIC, ELASTIC_SPEC)
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    assert outcomes(verdict) == {
+        "passes-continuous": Outcome.PASS,
+        "state-restored": Outcome.PASS,
+        "data-resumed": Outcome.PASS,
+        "replays-agree": Outcome.SKIPPED,
+        "segments-as-scheduled": Outcome.PASS,
+        "faults-struck": Outcome.SKIPPED,
+        "recovers-in-time": Outcome.SKIPPED,
+        "torn-never-loaded": Outcome.SKIPPED,
+    }
+
+
+def test_a_run_that_was_broken_and_recovered_passes():
+    verdict = judged(BROKEN, fault_spec())
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    skipped = {name for name, outcome in outcomes(verdict).items() if outcome is Outcome.SKIPPED}
+    assert skipped == {"segments-as-scheduled"}
+    recovery = answer(verdict, "recovers-in-time")
+    assert recovery.measured == 21.0
+    assert recovery.detail == "kill at step 10: 11.0 s; ckpt_torn at step 16: 21.0 s"
+    assert answer(verdict, "replays-agree").detail == "5 steps were replayed, with equal values"
+
+
+def test_ordinary_runs_are_not_asked():
+    assert outcomes(judged(run("t"), spec())) == {}
+
+
+def test_a_run_that_should_have_been_resumed_and_left_no_passes_is_invalid():
+    for test_spec in (ELASTIC_SPEC, fault_spec()):
+        verdict = judged(run("resumed"), test_spec)
+        assert verdict.judgement is Judgement.INVALID
+        assert outcomes(verdict)["passes-continuous"] is Outcome.INVALID
+        assert outcomes(verdict)["state-restored"] is Outcome.INVALID
+        assert outcomes(verdict)["data-resumed"] is Outcome.INVALID
+
+
+FAIL, INVALID = Outcome.FAIL, Outcome.INVALID
+LOST = state(8)
+ELASTIC_CASES = {
+    "a step lost": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, steps=ELASTIC_PASSES[1].steps + 1),
+        FAIL,
+        "pass 2 loads step 8 and trains step 10 next: step 9 is lost",
+    ),
+    "a step twice": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, steps=ELASTIC_PASSES[1].steps - 1),
+        FAIL,
+        "pass 2 loads step 8 and trains step 8 next: step 8 is trained twice",
+    ),
+    "checkpoint ignored": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, loaded_step=0, loaded=None),
+        FAIL,
+        "pass 2 starts from the seed checkpoint although step 8 was saved",
+    ),
+    "a checkpoint of nowhere": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, loaded_step=11, loaded=state(11)),
+        FAIL,
+        "pass 2 starts from step 11, which no pass before it has trained",
+    ),
+    "trainer's counter": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, trainer_step=0),
+        FAIL,
+        "the trainer counts 0 steps in pass 2, which loads step 8 (FSDP 2 -> one rank)",
+    ),
+    "tokens": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, tokens_seen=4000),
+        FAIL,
+        "tokens seen: 4000 in pass 2, which loads step 8 (FSDP 2 -> one rank), 8000 were saved",
+    ),
+    "samples": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, samples_consumed=0),
+        FAIL,
+        "samples consumed: 0 in pass 2",
+    ),
+    "samples on one side": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, samples_consumed=None),
+        INVALID,
+        "samples consumed are told on one side only",
+    ),
+    "updates": (
+        "passes-continuous",
+        with_loaded(ELASTIC, 2, state_steps=nulled(LOST.state_steps, 1)),
+        FAIL,
+        "the optimizer counts 0 updates of norm.weight",
+    ),
+    "nothing told of the load": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, loaded=None),
+        INVALID,
+        "nothing tells the counters",
+    ),
+    "nothing told of what was loaded": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, loaded_step=None),
+        INVALID,
+        "pass 2 does not tell what it loaded",
+    ),
+    "a parameter": (
+        "state-restored",
+        with_loaded(
+            ELASTIC,
+            2,
+            parameters=replace(
+                LOST.parameters, sketch=LOST.parameters.sketch * [[1], [1], [1 + 1e-9]]
+            ),
+        ),
+        FAIL,
+        "the value of 1 of 3 parameters is off by up to",
+    ),
+    "moments": (
+        "state-restored",
+        with_loaded(
+            ELASTIC,
+            2,
+            state_norm=nulled(LOST.state_norm, (slice(None), 1)),
+            state_sketch=nulled(LOST.state_sketch, (slice(None), 1)),
+        ),
+        FAIL,
+        "exp_avg_sq of 3 of 3 parameters is off by up to inf",
+    ),
+    "a state gone": (
+        "state-restored",
+        with_loaded(
+            ELASTIC,
+            2,
+            states=("exp_avg",),
+            state_norm=LOST.state_norm[:, :1],
+            state_sketch=LOST.state_sketch[:, :1],
+        ),
+        FAIL,
+        "exp_avg_sq of 3 of 3 parameters",
+    ),
+    "lr": (
+        "state-restored",
+        with_loaded(ELASTIC, 2, lr=1e-3 * (1 + 1e-15)),
+        FAIL,
+        "lr is 0.001000000000000001, 0.001 was saved",
+    ),
+    "no state saved": (
+        "state-restored",
+        with_pass(ELASTIC, 1, saved=()),
+        INVALID,
+        "nothing tells what came back in pass 2",
+    ),
+    "data lost": (
+        "data-resumed",
+        with_digests(ELASTIC, 2, NEW_DATA[:6]),
+        FAIL,
+        "step 9, right after the resume of pass 2 (FSDP 2 -> one rank), is trained on other",
+    ),
+    "data from the beginning": (
+        "data-resumed",
+        with_digests(ELASTIC, 2, RUN.batch_digests[:6]),
+        FAIL,
+        "those of step 1, so the data started over from the beginning",
+    ),
+    "data never the control's": (
+        "data-resumed",
+        with_digests(ELASTIC, 1, NEW_DATA[:8]),
+        INVALID,
+        "the samples differ at step 1, before any resume",
+    ),
+    "no digest": (
+        "data-resumed",
+        with_digests(ELASTIC, 2, (None,) * 6),
+        INVALID,
+        "no batch digest at step 9 of pass 2",
+    ),
+    "a segment too few": (
+        "segments-as-scheduled",
+        replace(ELASTIC, passes=ELASTIC_PASSES[:2]),
+        INVALID,
+        "segment 3 (steps 15 to 20, FSDP 2) never started",
+    ),
+    "other ranks": (
+        "segments-as-scheduled",
+        with_pass(ELASTIC, 2, world_size=2),
+        INVALID,
+        "segment 2 (steps 9 to 14, one rank) ran on 2 ranks",
+    ),
+    "other steps": (
+        "segments-as-scheduled",
+        resumed(
+            a_pass(1, 0, 7, saves=[7], segment=0, ended=True),
+            a_pass(2, 7, 14, ONE, saves=[14], segment=1, ended=True),
+            ELASTIC_PASSES[2],
+        ),
+        INVALID,
+        "segment 1 (steps 1 to 8, FSDP 2) trained steps 1 to 7",
+    ),
+    "another segment": (
+        "segments-as-scheduled",
+        with_pass(ELASTIC, 2, segment=0),
+        INVALID,
+        "pass 2 should be of segment 2",
+    ),
+    "other degrees in a pass": (
+        "named-in-force",
+        with_pass(ELASTIC, 2, in_force=ran(FSDP2)),
+        INVALID,
+        "dp_shard 1 is named, 2 is in force (pass 2)",
+    ),
+    "a silent pass": (
+        "named-in-force",
+        with_pass(ELASTIC, 3, in_force=None),
+        INVALID,
+        "pass 3 of resumed left no record",
+    ),
+    "an unnamed technique in a pass": (
+        "nothing-unnamed",
+        with_pass(ELASTIC, 3, in_force={**ran(FSDP2), "param_dtype": "bfloat16"}),
+        INVALID,
+        "bf16 is not named (pass 3)",
+    ),
+    "another config in a pass": (
+        "config-differs-as-declared",
+        with_pass(ELASTIC, 2, in_force={**ran(ONE), "config": {"training.seq_len": 64}}),
+        INVALID,
+        "training.seq_len (pass 2)",
+    ),
+}
+
+REPEATED = replace(STRUCK[0], index=0, kind="hang")
+FAULT_CASES = {
+    "a replay on other samples": (
+        "replays-agree",
+        with_pass(BROKEN, 1, batch_digests=(*RUN.batch_digests[:8], "f" * 16)),
+        FAIL,
+        "step 9 is trained on other samples (pass 2 after pass 1)",
+    ),
+    "a replay with another rate": (
+        "replays-agree",
+        with_signal(BROKEN, 3, "lr", lambda step, x: x * (1 + 1e-15)),
+        FAIL,
+        "step 13 has lr 0.001000000000000001, 0.001 the first time (pass 3 after pass 2)",
+    ),
+    "a replay with another loss": (
+        "replays-agree",
+        with_signal(BROKEN, 3, "loss", lambda step, x: x * (1.001 if step == 14 else 1)),
+        FAIL,
+        "loss of step 14 is 6.",
+    ),
+    "late": (
+        "recovers-in-time",
+        replace(BROKEN, struck=(replace(STRUCK[0], at=1940.0), STRUCK[1])),
+        FAIL,
+        "kill at step 10: 61.0 s",
+    ),
+    "never again": (
+        "recovers-in-time",
+        replace(BROKEN, struck=(STRUCK[0], replace(STRUCK[1], at=9999.0))),
+        FAIL,
+        "no step ended after the fault ckpt_torn at step 16",
+    ),
+    "untimed": (
+        "recovers-in-time",
+        with_signal(BROKEN, 3, "at", lambda step, x: None),
+        INVALID,
+        "does not tell when it ended",
+    ),
+    "not struck": (
+        "faults-struck",
+        replace(BROKEN, struck=STRUCK[1:]),
+        INVALID,
+        "fault 1 (kill at step 10) never struck",
+    ),
+    "another fault": (
+        "faults-struck",
+        replace(BROKEN, struck=(REPEATED, STRUCK[1])),
+        INVALID,
+        "fault 1 (kill at step 10) was hang at step 10",
+    ),
+    "too many": (
+        "faults-struck",
+        replace(BROKEN, struck=(*STRUCK, Struck(2, "kill", 18, 3500.0, 3))),
+        INVALID,
+        "3 faults struck, 2 are named",
+    ),
+    "not torn": (
+        "faults-struck",
+        replace(BROKEN, struck=(STRUCK[0], replace(STRUCK[1], torn=False))),
+        INVALID,
+        "fault 2 (ckpt_torn at step 16) left no torn checkpoint",
+    ),
+    "torn and loaded": (
+        "torn-never-loaded",
+        resumed(*BROKEN_PASSES[:2], a_pass(3, 16, STEPS, ended=True), struck=STRUCK),
+        FAIL,
+        "pass 3 loads the checkpoint of step 16, which was torn when pass 2 wrote it",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("test_spec", "case"),
+    [
+        *((ELASTIC_SPEC, ELASTIC_CASES[name]) for name in ELASTIC_CASES),
+        *((fault_spec(), FAULT_CASES[name]) for name in FAULT_CASES),
+    ],
+    ids=[*ELASTIC_CASES, *FAULT_CASES],
+)
+def test_a_run_that_must_not_pass(test_spec, case):
+    name, test, outcome, words = case
+    verdict = judged(test, test_spec)
+    found = answer(verdict, name)
+    assert found.outcome is outcome, found
+    assert words in found.detail
+    worst = (Judgement.FAIL,) if outcome is FAIL else (Judgement.INVALID, Judgement.FAIL)
+    assert verdict.judgement in worst
+
+
+def test_a_torn_checkpoint_that_was_written_again_may_be_loaded():
+    test = resumed(
+        *BROKEN_PASSES[:2],
+        a_pass(3, 12, 17, saves=[16]),
+        a_pass(4, 16, STEPS, ended=True),
+        struck=(*STRUCK, Struck(2, "kill", 18, 3990.0, 3)),
+    )
+    faults = (*fault_spec().recovery.faults, Fault(FaultKind.KILL, 18))
+    assert judged(test, fault_spec(faults=faults)).judgement is Judgement.PASS
+
+
+def test_nan_of_a_fault_is_no_difference_of_a_replay():
+    poisoned = Struck(0, "nan_batch", 9, 1008.5, number=1)
+    test = replace(BROKEN, struck=(poisoned, STRUCK[1]))
+    for signal in ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed"):
+        test = with_signal(test, 1, signal, lambda step, x: float("nan") if step == 9 else x)
+    faults = (Fault(FaultKind.NAN_BATCH, 9), fault_spec().recovery.faults[1])
+    # The step that it struck ends after it, and is no recovery.
+    verdict = judged(test, fault_spec(faults=faults, within_s=2000.0))
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    assert answer(verdict, "recovers-in-time").measured == 2001.0 - 1008.5
+    unstruck = judged(replace(test, struck=STRUCK), fault_spec())
+    assert answer(unstruck, "replays-agree").outcome is FAIL
+
+
+def test_fewer_nodes_leave_a_smaller_dp_shard():
+    test = resumed(
+        BROKEN_PASSES[0], a_pass(2, 8, 16, ONE, saves=[12, 16]), BROKEN_PASSES[2], struck=STRUCK
+    )
+    assert judged(test, fault_spec()).judgement is Judgement.INVALID
+    assert judged(test, fault_spec(nodes=(1, 2))).judgement is Judgement.PASS
+
+
+# ------------------------------------------------------------------- causes
+
+
+def test_lost_data_is_named_with_the_step_and_the_degrees():
+    changed = with_digests(ELASTIC, 2, RUN.batch_digests[:6])
+    for signal in ("loss", "loss_recomputed"):
+        changed = with_signals(changed, **{signal: lambda step, x: x * (1.01 if step > 8 else 1.0)})
+    verdict = judged(changed, ELASTIC_SPEC)
+    assert verdict.judgement is Judgement.FAIL
+    assert (verdict.cause_class, verdict.onset_step) == (CauseClass.DATA, 9)
+    assert "data order is lost at the resume: step 9, right after" in verdict.cause
+    assert "FSDP 2 -> one rank" in verdict.cause
+    assert "started over from the beginning" in verdict.cause
+    assert "mind that" not in verdict.cause
+    assert "components/dataloader.py" in verdict.look_at
+
+
+CAUSES = {
+    "moments": (CauseClass.STATE, "optimizer state (exp_avg_sq) lost at the resume", 9),
+    "a parameter": (CauseClass.STATE, "parameters lost at the resume", 9),
+    "lr": (CauseClass.STATE, "the learning rate lost at the resume", 9),
+    "tokens": (CauseClass.STATE, "tokens seen: 4000", 9),
+    "checkpoint ignored": (CauseClass.STATE, "although step 8 was saved", 1),
+    "a replay with another loss": (CauseClass.REPLAY, "a replay differs from the first time", 14),
+    "late": (CauseClass.RECOVERY, "no recovery in time: kill at step 10: 61.0 s", 10),
+    "never again": (CauseClass.RECOVERY, "no step ended after the fault", 16),
+    "torn and loaded": (CauseClass.STATE, "a torn checkpoint was loaded", 17),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_cause_says_what_a_resume_lost(name):
+    cases = {**ELASTIC_CASES, **FAULT_CASES}
+    test_spec = ELASTIC_SPEC if name in ELASTIC_CASES else fault_spec()
+    verdict = judged(cases[name][1], test_spec)
+    kind, words, onset = CAUSES[name]
+    assert (verdict.cause_class, verdict.onset_step) == (kind, onset), verdict.cause
+    assert words in verdict.cause
+    assert verdict.look_at
+
+
+def test_a_run_that_was_wrong_before_the_resume_is_not_called_lost_there():
+    test = with_digests(ELASTIC, 2, NEW_DATA[:6])
+    for signal in ("grad_norm", "grad_norm_recomputed"):
+        test = with_signals(test, **{signal: lambda step, x: 2 * x})
+    verdict = judged(test, ELASTIC_SPEC)
+    assert verdict.cause_class is CauseClass.GRADIENT_SCALE, verdict.cause
+
+
+ERROR = RankError(0, "AssertionError: dp_degree is inconsistent before and after checkpoint")
+
+
+def test_a_crash_at_a_resume_is_an_error_that_says_which():
+    died = a_pass(2, 8, 8, ONE, segment=1)
+    for passes in ((ELASTIC_PASSES[0], died), ELASTIC_PASSES[:1]):
+        test = replace(resumed(*passes), status=RunStatus.CRASHED, error=ERROR, complete=False)
+        verdict = judged(test, ELASTIC_SPEC)
+        assert verdict.judgement is Judgement.ERROR
+        assert verdict.cause == (
+            "the run crashed at the resume after step 8 (FSDP 2 -> one rank): rank 0: "
+            f"{ERROR.message}"
+        )
+
+
+def test_a_crash_in_the_middle_of_a_pass_is_no_crash_at_a_resume():
+    half = a_pass(2, 8, 11, ONE, segment=1)
+    test = replace(resumed(ELASTIC_PASSES[0], half), status=RunStatus.CRASHED, error=ERROR)
+    assert "at the resume" not in judged(test, ELASTIC_SPEC).cause
