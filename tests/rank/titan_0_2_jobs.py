@@ -98,21 +98,23 @@ class Runs:
         self.run("seed", role="seed checkpoint", dp_shard=1)
         self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
 
-    def run(self, name, **changes):
-        """Run a job with torchrun; returns its steps and its audit."""
-        folder = self.folder / name
+    def torchrun(self, name, *, segment=None, **changes):
+        """Run a job, or a segment of it; returns the finished process."""
         changes = {"seed_checkpoint": self.seed_checkpoint, **changes}
-        path = write_job(folder, data=self.data, **changes)
+        path = write_job(self.folder / name, data=self.data, **changes)
+        raw = json.loads(path.read_text())
+        degrees = (raw if segment is None else raw["segments"][segment])["parallelism"]
         ranks = 1
-        for degree in json.loads(path.read_text())["parallelism"].values():
+        for degree in degrees.values():
             ranks *= degree
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "0"),
             *("-m", "harness.rank", str(path)),
+            *([] if segment is None else ["--segment", str(segment)]),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        done = subprocess.run(
+        return subprocess.run(
             command,
             cwd=ROOT,
             env=environment,
@@ -121,12 +123,29 @@ class Runs:
             timeout=800,
             check=False,
         )
+
+    def run(self, name, **changes):
+        """Run a job to its end; returns its steps and its audit."""
+        done = self.torchrun(name, **changes)
         assert done.returncode == 0, done.stderr[-4000:]
         if changes.get("role") == "seed checkpoint":
             return None, None
+        folder = self.folder / name
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return steps, json.loads((folder / "in_force.json").read_text())
+
+    def passes(self, name):
+        """The lines of each pass of a run, finished or not, in the order of the starts."""
+        folders = sorted((self.folder / name / "passes").iterdir())
+        files = [next(folder.glob("metrics.jsonl*")) for folder in folders]
+        return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+
+    def state(self, name, number, event, step):
+        """The arrays of what a pass of a run saved or loaded."""
+        folder = self.folder / name / "passes" / f"{number:03d}" / "state"
+        with np.load(folder / f"{event}-step-{step:08d}.npz") as arrays:
+            return dict(arrays)
 
     def sample(self, name, step):
         """The arrays of a run's per-tensor evidence of a step."""

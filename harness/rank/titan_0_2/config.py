@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness.rank.checkpoints import checkpoint_settings
 from harness.rank.checks import loader_problems, repeat_problems, unknown_components, unknown_fixes
 from harness.rank.documents import NAME, documents_of
 from harness.rank.job import Job
@@ -90,13 +91,7 @@ def _implied(job: Job) -> Iterator[tuple[str, Any]]:
     if job.device == "cpu":
         yield "comm.init_timeout_seconds", _COLLECTIVE_TIMEOUT_S
         yield "comm.train_timeout_seconds", _COLLECTIVE_TIMEOUT_S
-    if job.makes_seed_checkpoint:
-        yield "checkpoint.enable", True
-        yield "checkpoint.create_seed_checkpoint", True
-    elif job.seed_checkpoint is not None:
-        yield "checkpoint.enable", True
-        yield "checkpoint.load_only", True
-        yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
+    yield from checkpoint_settings(job)
 
 
 def _from_techniques(job: Job) -> Iterator[tuple[str, Any]]:

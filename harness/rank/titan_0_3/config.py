@@ -17,6 +17,7 @@ from typing import Any
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
+from harness.rank.checkpoints import checkpoint_settings
 from harness.rank.checks import loader_problems, repeat_problems, unknown_components, unknown_fixes
 from harness.rank.job import Degrees, Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
@@ -118,13 +119,7 @@ def _implied(job: Job) -> Iterable[tuple[str, Any]]:
     yield "debug.deterministic", True
     yield "metrics.log_freq", 1
     yield "dump_folder", str(job.run_folder)
-    if seed:
-        yield "checkpoint.enable", True
-        yield "checkpoint.create_seed_checkpoint", True
-    elif job.seed_checkpoint:
-        yield "checkpoint.enable", True
-        yield "checkpoint.load_only", True
-        yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
+    yield from checkpoint_settings(job)
 
 
 def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
