@@ -87,7 +87,7 @@ class Runs:
         assert self.torchrun("seed", role="seed checkpoint").returncode == 0
         self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
 
-    def torchrun(self, name, *, segment=None, **changes):
+    def torchrun(self, name, *, segment=None, max_restarts=0, **changes):
         """Run a job, or a segment of it; returns the finished process."""
         degrees = {**DEGREES, **{key: changes[key] for key in DEGREES if key in changes}}
         if segment is not None:
@@ -100,14 +100,17 @@ class Runs:
         path = write_job(self.folder / name, data=self.data, **changes)
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "0"),
-            *("-m", "harness.rank", str(path)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+            *("--max-restarts", str(max_restarts), "-m", "harness.rank", str(path)),
             *([] if segment is None else ["--segment", str(segment)]),
         ]
+        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        if max_restarts:  # restarts in place race for the shared store (torch 2.13)
+            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         return subprocess.run(
             command,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            env={**os.environ, **environment},
             capture_output=True,
             text=True,
             timeout=800,
