@@ -22,6 +22,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 TOOLCHAIN_ROOT = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 TOOLCHAINS = (DEFAULT_TOOLCHAIN, "torchtitan-0.2.2")
+# The default toolchain and MosaicML Streaming. What the latter pins (numpy < 2.2, transformers < 5,
+# a torchvision that PyPI has for CUDA only, clients of six clouds) clashes with torch and
+# torchtitan: so it is installed without that, and what its import needs is named here.
+STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
+STREAMING_ALONE = ("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd")
+STREAMING_NEEDS = ("cramjam", "transformers")
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
@@ -47,19 +53,24 @@ def constraints_for(session: nox.Session, version: str) -> Path:
 
 def build_toolchain(session: nox.Session, name: str) -> Path:
     """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python."""
-    if name not in TOOLCHAINS:
-        session.error(f"unknown toolchain {name!r}; there are: {', '.join(TOOLCHAINS)}")
+    known = (*TOOLCHAINS, STREAMING_TOOLCHAIN)
+    if name not in known:
+        session.error(f"unknown toolchain {name!r}; there are: {', '.join(known)}")
+    streaming = name == STREAMING_TOOLCHAIN
     folder = TOOLCHAIN_ROOT / name
     python = folder / "bin" / "python"
     stamp = folder / "converge.stamp"
     recipe = hashlib.sha256(
         "\n".join(
-            [str(ROOT), CONSTRAINTS.read_text(), *train_requirements(), *RANK_TEST_PACKAGES]
+            [
+                *(str(ROOT), CONSTRAINTS.read_text(), *train_requirements(), *RANK_TEST_PACKAGES),
+                *((*STREAMING_ALONE, *STREAMING_NEEDS) if streaming else ()),
+            ]
         ).encode()
     ).hexdigest()
     if stamp.is_file() and stamp.read_text() == recipe and python.exists():
         return python
-    version = name.removeprefix("torchtitan-")
+    version = name.split("-")[1]
     constraints = constraints_for(session, version)
     session.log(f"building toolchain {name} in {folder} (a few minutes, once)")
     shutil.rmtree(folder, ignore_errors=True)
@@ -70,6 +81,9 @@ def build_toolchain(session: nox.Session, name: str) -> Path:
     session.run(
         *pip, *train_requirements(), f"torchtitan=={version}", *RANK_TEST_PACKAGES, external=True
     )
+    if streaming:
+        session.run(*pip, *STREAMING_NEEDS, external=True)
+        session.run(*pip, "--no-deps", *STREAMING_ALONE, external=True)
     session.run(*pip, "--no-deps", "-e", str(ROOT), external=True)
     stamp.write_text(recipe)
     return python
@@ -80,7 +94,8 @@ def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
     listed = session.run(
         "converge", "toolchains", experiment, silent=True, log=False, success_codes=[0, 2]
     )
-    return [name for name in (listed or "").split() if name in TOOLCHAINS]
+    known = (*TOOLCHAINS, STREAMING_TOOLCHAIN)
+    return [name for name in (listed or "").split() if name in known]
 
 
 def install_light(session: nox.Session, *extras: str) -> None:
@@ -116,6 +131,14 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def streaming(session: nox.Session) -> None:
+    """The tests of MosaicML Streaming, in a toolchain of its own."""
+    python = build_toolchain(session, STREAMING_TOOLCHAIN)
+    path = "tests/rank/test_streaming_loader.py"
+    session.run(str(python), "-m", "pytest", path, *session.posargs, external=True)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff (lint and format) and mypy --strict."""
     install_light(session, "lint")
@@ -126,7 +149,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def toolchain(session: nox.Session) -> None:
-    """Build toolchains: ``nox -s toolchain -- torchtitan-0.2.2`` (all of them without a name)."""
+    """Build toolchains: ``nox -s toolchain -- torchtitan-0.2.2`` (both releases without a name)."""
     for name in session.posargs or TOOLCHAINS:
         build_toolchain(session, name)
 

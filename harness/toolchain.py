@@ -1,7 +1,8 @@
 """Finds toolchains on disk and reads their versions without starting them.
 
 A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by
-``nox -s toolchain -- NAME``. The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the
+``nox -s toolchain -- NAME``; what else is in it may follow torchtitan's version in its name
+(``torchtitan-0.3.0-streaming``). The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the
 current directory.
 """
 
@@ -16,7 +17,10 @@ from harness.model import Toolchain
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
-DISTRIBUTIONS = ("torch", "torchtitan", "torchao", "triton", "numpy", "converge")
+DISTRIBUTIONS = (
+    *("torch", "torchtitan", "torchao", "triton", "numpy"),
+    *("mosaicml-streaming", "converge"),
+)
 """What can change a job's numbers, or says which rank code runs."""
 DIALECTS = {"0.2": "titan_0_2", "0.3": "titan_0_3"}
 """torchtitan release series to the rank adapter that speaks to it."""
@@ -71,7 +75,7 @@ def assume_toolchain(name: str, root: Path | None = None) -> Toolchain:
     Raises:
         ToolchainError: as :func:`find_toolchain`, also for a name that tells no known version.
     """
-    distribution, _, version = name.partition("-")
+    distribution, version, *_ = [*name.split("-"), ""]
     series = ".".join(version.split(".")[:2])
     folder = (root or toolchain_root()) / name
     if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:

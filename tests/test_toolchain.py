@@ -88,8 +88,10 @@ def test_the_root_is_the_variable_or_below_the_current_directory(tmp_path, monke
     assert available_toolchains() == ("a", "b")
 
 
-def test_a_plan_may_assume_a_toolchain_that_is_not_built_yet(tmp_path):
-    assumed = assume_toolchain("torchtitan-0.3.0", tmp_path)
+@pytest.mark.parametrize("name", ["torchtitan-0.3.0", "torchtitan-0.3.0-streaming"])
+def test_a_plan_may_assume_a_toolchain_that_is_not_built_yet(tmp_path, name):
+    assumed = assume_toolchain(name, tmp_path)
+    assert assumed.name == name
     assert (assumed.dialect, assumed.versions) == ("titan_0_3", {"torchtitan": "0.3.0"})
 
 

@@ -52,14 +52,23 @@ class Corpus:
         return (len(self.tokens) - 1) // seq_len
 
     def sample(self, index: int, seq_len: int) -> Sample:
+        return sample_of(self.window(index, seq_len), self.bos_id)
+
+    def window(self, index: int, seq_len: int) -> np.ndarray:
+        """The tokens of a sample, and one more for the last target."""
         start = index * seq_len
-        window = np.asarray(self.tokens[start : start + seq_len + 1], dtype=np.int64)
-        inputs, targets = window[:-1], window[1:]
-        return Sample(
-            torch.from_numpy(inputs.copy()),
-            torch.from_numpy(positions(inputs, self.bos_id)),
-            torch.from_numpy(np.where(targets == self.bos_id, IGNORE_INDEX, targets)),
-        )
+        return self.tokens[start : start + seq_len + 1]
+
+
+def sample_of(window: np.ndarray, bos_id: int) -> Sample:
+    """A sample from ``seq_len + 1`` tokens that follow each other in the stream."""
+    tokens = np.asarray(window, dtype=np.int64)
+    inputs, targets = tokens[:-1], tokens[1:]
+    return Sample(
+        torch.from_numpy(inputs.copy()),
+        torch.from_numpy(positions(inputs, bos_id)),
+        torch.from_numpy(np.where(targets == bos_id, IGNORE_INDEX, targets)),
+    )
 
 
 def open_corpus(folder: Path) -> Corpus:

@@ -7,7 +7,10 @@
     attention.py    FlexAttention with a dense mask, for the CPU
     config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
     shape.py        the model's shape and its Float8 layers
+    loaders.py      which dataloader reads the corpus, by the job's word
     data.py         the project's data order as a torchtitan dataloader
+    streaming_data.py, streaming_package.py, mds.py
+                    MosaicML Streaming's as one, the package in a rank, its shards
     hooks.py        the probe's places in a built trainer
     audit.py        what is really in force, read from the live objects
     training.py     one rank of a job, from config to the last step

@@ -10,7 +10,9 @@ from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
 from harness.rank.documents import NAME, documents_of, register_documents
 from harness.rank.job import Job
+from harness.rank.settings import KeyProblem, SettingError
 from harness.rank.titan_0_3.data import SampleLoader
+from harness.rank.titan_0_3.streaming_package import TOOLCHAIN, is_installed
 
 
 def loader_config(job: Job, data_folder: Path) -> Any:
@@ -39,4 +41,26 @@ def _stock(job: Job, data_folder: Path) -> Any:
     )
 
 
-LOADERS: dict[str, Callable[[Job, Path], Any]] = {"converge": _ours, "torchtitan": _stock}
+def _streaming(job: Job, data_folder: Path) -> Any:
+    """Raises SettingError when the package is not in this toolchain."""
+    if not is_installed():
+        raise SettingError(
+            KeyProblem(
+                "converge.data.loader",
+                f"'streaming' needs mosaicml-streaming, which this toolchain has not: set "
+                f"toolchain = {TOOLCHAIN!r}",
+            )
+        )
+    from harness.rank.titan_0_3.streaming_data import StreamingLoader
+
+    folder = str(data_folder)
+    return StreamingLoader.Config(
+        dataset=NAME, dataset_path=folder, folder=folder, locks=str(job.run_folder / "streaming")
+    )
+
+
+LOADERS: dict[str, Callable[[Job, Path], Any]] = {
+    "converge": _ours,
+    "torchtitan": _stock,
+    "streaming": _streaming,
+}

@@ -20,6 +20,7 @@ from harness.rank.job import Job
 from harness.rank.rotation import RotationCount
 from harness.rank.titan_0_3 import attention, audit, hooks
 from harness.rank.titan_0_3.config import BuiltConfig, build_config
+from harness.rank.titan_0_3.streaming_package import import_streaming, is_installed
 from harness.rank.ulp import move_by_one_ulp
 
 _HEAVY = (
@@ -35,6 +36,8 @@ def preload() -> None:
     """Import what a rank will need later, so that a forked rank finds it imported."""
     for name in _HEAVY:
         importlib.import_module(name)
+    if is_installed():
+        import_streaming()
 
 
 def run(job: Job) -> None:
