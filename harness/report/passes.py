@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.model import Evidence, Job, Kind, Parallelism, Pass, SetSpec, Struck
+from harness.judge.passes import pass_of
+from harness.model import Evidence, Floats, Job, Kind, Parallelism, Pass, SetSpec, Struck
 from harness.report.curves import Curve
 from harness.report.text import ABSENT, count, duration, plain, step_range
 
@@ -139,7 +140,7 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
     """The passes of a run, in order; None when it was made in one."""
     if evidence is None or not evidence.passes:
         return None
-    recoveries = {struck.index: _recovery(struck, evidence.passes) for struck in evidence.struck}
+    recoveries = {struck.index: _recovery(struck, evidence) for struck in evidence.struck}
     views = []
     for index, each in enumerate(evidence.passes):
         earlier = _steps(evidence.passes[:index])
@@ -151,14 +152,14 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
                 world_size=each.world_size,
                 steps=(int(each.steps.min()), int(each.steps.max())) if each.steps.size else None,
                 loaded_step=each.loaded_step,
-                ended=_ended(each, evidence.struck),
+                ended=_ended(each, evidence),
                 wall_s=_wall(each),
                 recovery_s=max(seconds, default=None),
                 replayed=int(np.isin(each.steps, earlier).sum()),
                 superseded=_superseded(each, _steps(evidence.passes[index + 1 :])),
             )
         )
-    return PassesView(tuple(views), _faults(evidence.struck, spec, recoveries))
+    return PassesView(tuple(views), _faults(evidence, spec, recoveries))
 
 
 def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
@@ -183,19 +184,19 @@ def _degrees(each: Pass, spec: SetSpec | None) -> str:
     return count(each.world_size, "rank")
 
 
-def _ended(each: Pass, struck: Iterable[Struck]) -> str:
+def _ended(each: Pass, evidence: Evidence) -> str:
     if each.ended:
         return "ended"
-    kinds = [_words(fault.kind) for fault in struck if fault.number == each.number]
+    kinds = [_words(f.kind) for f in evidence.struck if pass_of(evidence, f) == each.number]
     return f"struck by {', '.join(kinds)}" if kinds else "died"
 
 
 def _faults(
-    struck: Iterable[Struck],
+    evidence: Evidence,
     spec: SetSpec | None,
     recoveries: Mapping[int, tuple[int, float] | None],
 ) -> tuple[FaultView, ...]:
-    happened = {fault.index: fault for fault in struck}
+    happened = {fault.index: fault for fault in evidence.struck}
     script = spec.recovery.faults if spec and spec.recovery else ()
     views = []
     for index in sorted({*happened, *range(len(script))}):
@@ -208,7 +209,7 @@ def _faults(
             FaultView(
                 kind=plain(fault.kind),
                 step=fault.step,
-                at_pass=fault.number,
+                at_pass=pass_of(evidence, fault),
                 torn=fault.torn,
                 recovery_s=found[1] if found else None,
             )
@@ -216,31 +217,36 @@ def _faults(
     return tuple(views)
 
 
-def _recovery(fault: Struck, passes: Iterable[Pass]) -> tuple[int, float] | None:
+def _recovery(fault: Struck, evidence: Evidence) -> tuple[int, float] | None:
     """The pass with the first step that ends after a fault, and the seconds until then.
 
-    A pass that died of it may end another step while it dies: that is no recovery.
+    As the check ``recovers-in-time`` has it: the step that was struck may still end, and in the
+    pass that was struck only those after it count.
     """
+    number = pass_of(evidence, fault)
     after = []
-    for each in passes:
-        dying = each.number == fault.number and not each.ended
-        if not dying and (fault.number is None or each.number >= fault.number):
-            after += [(at, each.number) for at in _ends(each) if at > fault.at]
+    for each in evidence.passes:
+        if number is None or each.number >= number:
+            ends = _ends(each)
+            counts = (ends > fault.at) & ((each.steps > fault.step) | (each.number != number))
+            after += [(at, each.number) for at in ends[counts].tolist()]
     if not after:
         return None
-    at, number = min(after)
-    return number, at - fault.at
+    at, recovered = min(after)
+    return recovered, at - fault.at
 
 
-def _ends(each: Pass) -> list[float]:
-    """When its steps ended."""
+def _ends(each: Pass) -> Floats:
+    """When its steps ended, shape (steps,); NaN where unknown."""
     column = each.signals.get("at")
-    return [] if column is None else [at for at in column if at is not None and np.isfinite(at)]
+    known = column is not None and len(column) == each.steps.size
+    return column.values if column is not None and known else np.full(each.steps.size, np.nan)
 
 
 def _wall(each: Pass) -> float | None:
     ends = _ends(each)
-    return max(ends) - each.started if ends and each.started is not None else None
+    ends = ends[np.isfinite(ends)]
+    return float(ends.max()) - each.started if ends.size and each.started is not None else None
 
 
 def _steps(passes: Iterable[Pass]) -> list[int]:

@@ -70,13 +70,19 @@ def test_what_a_later_pass_trained_again_is_kept_beside_the_curve():
     assert second.superseded == {}
 
 
-def test_recovery_is_from_the_fault_to_the_first_step_of_a_pass_that_lives():
+def test_recovery_is_from_the_fault_to_the_first_step_after_the_one_it_struck():
     view = passes_view(killed(), KILLED)
     assert view.faults[0].recovery_s == view.passes[1].recovery_s == pytest.approx(6.75)
-    # A step that ends while the ranks die is no recovery from what they die of.
+    # Steps before the one that is struck are no recovery.
     whole = killed()
     early = replace(whole, struck=(replace(whole.struck[0], at=STARTED + 1.1),))
     assert passes_view(early, KILLED).faults[0].recovery_s > 6.75
+    # Nor is the step that was struck, even if it ends.
+    last = replace(whole, struck=(replace(whole.struck[0], step=6, at=STARTED + 2.9),))
+    assert passes_view(last, KILLED).faults[0].recovery_s > 6.75
+    # Which pass was struck follows from the time where nothing tells it.
+    untold = replace(whole, struck=(replace(whole.struck[0], number=None),))
+    assert passes_view(untold, KILLED) == passes_view(whole, KILLED)
     # Nor is there one in a run that never went on.
     dead = replace(whole, passes=whole.passes[:1])
     (fault,) = passes_view(dead, KILLED).faults
