@@ -128,6 +128,89 @@ def test_plan_over_several_nodes(tmp_path):
     assert_refused(refused, "fsdp8_cp8", "--ranks-per-node 5")
 
 
+RESIZED = """
+name = "resized"
+kind = "elastic"
+segments = [{ until = 4, dp_shard = 2 }, { until = 8, dp_shard = 3 }]
+"""
+KILLED = """
+name = "killed"
+kind = "fault"
+parallelism.dp_shard = 2
+checkpoint_every = 3
+faults = [{ kind = "kill", step = 9, rank = 2 }, { kind = "disk_full", step = 4 }]
+"""
+SPACE_TIME = """
+name = "st"
+kind = "space_time"
+product = 4
+"""
+WEIGHTS = '"weights/step-5"'
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        (
+            RESIZED,
+            ("'resized': segments[1]: set.training.global_batch_size", "8 is no multiple", "12"),
+        ),
+        (
+            RESIZED.replace("until = 8", "until = 3"),
+            ("test[0].segments[1].until", "3 is not after", "training.steps is 8"),
+        ),
+        (
+            KILLED,
+            ("faults[0].step", "9 comes after", "faults[0].rank", "no rank 2", "at step 4"),
+        ),
+        (SPACE_TIME, ("test[0].product", "4 x local batch 4 = 16", "is 8")),
+    ],
+    ids=["segments that do not divide", "overlapping segments", "late faults", "another product"],
+)
+def test_kinds_that_could_not_run_are_refused(tmp_path, test, words):
+    settings = '"training.steps" = 8\n"training.global_batch_size" = 8\n'
+    control = GOOD_CONTROL.replace("t.toml", f"{ROOT}/train_configs/llama3_debug.toml")
+    control = control.replace("[control]", f"[trainer.set]\n{settings}[control]")
+    (tmp_path / "e.toml").write_text(f"{control}[[test]]{test}")
+    # As `run` does before it launches anything.
+    result = converge("plan", "e.toml", cwd=tmp_path, CONVERGE_TOOLCHAINS=str(tmp_path))
+    assert_refused(result, *words)
+
+
+def test_a_checkpoint_folder_that_is_none(tmp_path):
+    text = GOOD_CONTROL.replace("t.toml", f"{ROOT}/train_configs/llama3_debug.toml")
+    text = text.replace("[control]", f"seed_checkpoint = {WEIGHTS}\n[control]")
+    (tmp_path / "e.toml").write_text(
+        text + '[[test]]\nname = "a"\nparallelism = { dp_shard = 2, tp = 2 }\n'
+    )
+    assert_refused(
+        converge("run", "e.toml", cwd=tmp_path),
+        "trainer.seed_checkpoint",
+        "no folder",
+        WEIGHTS[1:-1],
+    )
+    folder = tmp_path / "weights" / "step-5"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x")
+    refused = converge("run", "e.toml", cwd=tmp_path)
+    assert_refused(refused, "has no .metadata: there is model.safetensors", "*.distcp")
+
+
+def test_plan_shows_segments_faults_and_generated_sets(tmp_path):
+    def planned(*arguments: str) -> str:
+        result = converge("plan", *arguments, cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path))
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    elastic = planned("experiments/elastic.toml", "--only", "dp_2_1_4")
+    assert "steps 5-8: one rank, 1 rank, local batch 4, 2 x accumulated" in elastic
+    faults = planned("experiments/faults.toml", "--only", "nodes_leave_and_join", "torn")
+    assert "agent_loss of node 1 at step 5; join at step 9" in faults
+    assert "ckpt_torn of rank 1 (truncated) at step 8" in faults
+    assert "1 to 2 nodes (first 2)" in faults
+    assert "st_fsdp1_pp2_acc4" in planned("experiments/space_time.toml", "--only", "st")
+
+
 @pytest.mark.parametrize("option", ["--out", "--store"])
 @pytest.mark.parametrize("folder", ["/proc/converge", "/dev/null/converge"])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, option, folder):
