@@ -12,6 +12,9 @@ from harness.model import Evidence, Parallelism, Pass, SetSpec, StateSample, Str
 
 NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
 
+TOKENS_SEEN = "tokens seen"
+"""A counter that nothing but logs and dashboards read."""
+
 LOCAL_BATCH = "training.local_batch_size"
 """The key of a train config that each segment of an elastic set has its own value of."""
 
@@ -47,6 +50,8 @@ class Gap(NamedTuple):
     """The first step that it touches."""
     told: bool = True
     """False: the evidence that would tell is missing."""
+    counts: str = ""
+    """The counter that jumps, if it is one."""
 
 
 def loads(evidence: Evidence) -> Iterator[Load]:
@@ -175,7 +180,7 @@ def _counters(load: Load) -> Iterator[Gap]:
     if loaded.trainer_step != load.step:
         yield Gap(f"the trainer counts {loaded.trainer_step} steps in {load.words}", first)
     for what, now, before in (
-        ("tokens seen", loaded.tokens_seen, saved.tokens_seen),
+        (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
         ("samples consumed", loaded.samples_consumed, saved.samples_consumed),
     ):
         if now is None and before is None:
@@ -183,7 +188,7 @@ def _counters(load: Load) -> Iterator[Gap]:
         if now is None or before is None:
             yield Gap(f"{what} are told on one side only of {load.words}", first, told=False)
         elif now != before:
-            yield Gap(f"{what}: {now} in {load.words}, {before} were saved", first)
+            yield Gap(f"{what}: {now} in {load.words}, {before} were saved", first, counts=what)
     if loaded.names == saved.names:
         yield from _updates_counted(load, saved, loaded)
 

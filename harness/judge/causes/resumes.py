@@ -8,7 +8,7 @@ parted before the resume.
 from __future__ import annotations
 
 from harness.judge.causes.cause import Cause
-from harness.judge.passes import loads
+from harness.judge.passes import TOKENS_SEEN, gaps, loads
 from harness.judge.restored import PARAMETERS
 from harness.judge.resume_checks import Lost, not_restored
 from harness.judge.scene import Scene
@@ -78,6 +78,14 @@ def not_continued(scene: Scene) -> Cause | None:
     """A pass went on from elsewhere, or counts otherwise."""
     if not _first(scene, "passes-continuous"):
         return None
+    if all(gap.counts == TOKENS_SEEN for gap in gaps(scene.case.test)):
+        return Cause(
+            f"only the trainer's count of tokens is lost at the resume: "
+            f"{scene.detail('passes-continuous')}; samples and state came back",
+            CauseClass.METRIC_ONLY,
+            "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
+            "a count of one rank, and every rank loads it as its own",
+        )
     return Cause(
         f"state is lost at the resume: {scene.detail('passes-continuous')}",
         CauseClass.STATE,
