@@ -209,3 +209,41 @@ def test_check_prints_one_json_object_for_all_jobs(tmp_path, capfd):
         (str(none), ""),
     ]
     assert problems[0]["valid"][0] == "training.steps"
+
+
+def test_check_looks_at_every_segment_and_says_in_which_the_problem_is(tmp_path):
+    one = dict.fromkeys(jobs.DEGREES, 1)
+    segments = [
+        {"until": 2, "parallelism": {**one, "dp_shard": 2}, "local_batch_size": 4},
+        {"until": 3, "parallelism": {**one, "pp": 2}, "local_batch_size": 4},
+    ]
+    wrong = {
+        "training.stepz": 1,
+        "parallelism.pipeline_parallel_microbatch_size": 3,
+    }
+    path = jobs.write_job(tmp_path / "run", segments=segments, overrides=wrong)
+    (common,) = entry.check(str(path))
+    assert common.key == "training.stepz"
+    assert "segment" not in common.message
+    del wrong["training.stepz"]
+    path = jobs.write_job(tmp_path / "run", segments=segments, overrides=wrong)
+    (problem,) = entry.check(str(path))
+    assert problem.message.startswith("in segment 1 (until step 3): ")
+
+
+def test_a_run_in_several_passes_saves_and_resumes_in_its_own_folder(build):
+    plain = build(seed_checkpoint="/s/step-0").flat
+    resumed = build(seed_checkpoint="/s/step-0", checkpoint_every=2)
+    expected = {
+        "checkpoint.enable": True,
+        "checkpoint.load_only": False,
+        "checkpoint.folder": "checkpoint",
+        "checkpoint.interval": 2,
+        "checkpoint.async_mode": "disabled",
+        "checkpoint.keep_latest_k": 0,
+        "checkpoint.initial_load_path": "/s/step-0",
+    }
+    assert {key: resumed.flat[key] for key in expected} == expected
+    assert set(expected) <= set(resumed.declared)
+    changed = {key for key, value in resumed.flat.items() if plain[key] != value}
+    assert changed <= set(expected)
