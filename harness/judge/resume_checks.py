@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
-from harness.judge.passes import NO_PASSES, Load, degrees_of, gaps, loads
+from harness.judge.passes import NO_PASSES, Load, counts_one_rank, degrees_of, gaps, loads
 from harness.judge.restored import PARAMETERS, RESTORED, Part, parts
 from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
@@ -21,14 +21,17 @@ def passes_continuous(test: Evidence) -> Finding:
     """Every pass goes on from the newest checkpoint: no step is lost or trained twice.
 
     Steps, tokens, samples and the optimizer's updates are counted right after every load as they
-    were when the checkpoint was saved.
+    were when the checkpoint was saved. A count of tokens that the trainer keeps per rank, and
+    restores so, is told and no failure: nothing but logs reads it.
     """
     if not test.passes:
         return invalid(NO_PASSES)
     found = sorted(gaps(test), key=lambda gap: (not gap.told, gap.step))
     if not found:
-        resumes = sum(1 for _ in loads(test))
-        return passed(f"{len(test.passes)} passes, {resumes} of them from a checkpoint of the run")
+        resumes = list(loads(test))
+        words = f"{len(test.passes)} passes, {len(resumes)} of them from a checkpoint of the run"
+        notes = [note for load in resumes if (note := counts_one_rank(load))]
+        return passed("; ".join([words, *notes]))
     told = [gap for gap in found if gap.told] or found
     detail = "; ".join(gap.what for gap in told[:3])
     more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""  # noqa: PLR2004 (as many as shown)

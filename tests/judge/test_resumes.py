@@ -130,9 +130,9 @@ ELASTIC_CASES = {
     ),
     "tokens": (
         "passes-continuous",
-        with_loaded(ELASTIC, 2, tokens_seen=4000),
+        with_loaded(ELASTIC, 2, tokens_seen=5000),
         FAIL,
-        "tokens seen: 4000 in pass 2, which loads step 8 (FSDP 2 -> one rank), 8000 were saved",
+        "tokens seen: 5000 in pass 2, which loads step 8 (FSDP 2 -> one rank), 8000 were saved",
     ),
     "samples": (
         "passes-continuous",
@@ -409,6 +409,15 @@ def test_fewer_nodes_leave_a_smaller_dp_shard():
     )
     assert judged(test, fault_spec()).judgement is Judgement.INVALID
     assert judged(test, fault_spec(nodes=(1, 2))).judgement is Judgement.PASS
+
+
+def test_a_count_of_tokens_that_is_one_ranks_own_is_told_and_no_failure():
+    """torchtitan restores the count of one rank on every rank: half of it on half the ranks."""
+    verdict = judged(with_loaded(ELASTIC, 2, tokens_seen=4000), ELASTIC_SPEC)
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    detail = answer(verdict, "passes-continuous").detail
+    assert "tokens seen: 4000 in pass 2" in detail
+    assert "8000 were saved, for the trainer restores the count of one rank" in detail
 
 
 # ------------------------------------------------------------------- causes
