@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.launch import processes
 from harness.trainers import Call
 
 _LINGER_S = 10.0
@@ -83,9 +82,8 @@ class RunningCall:
             self._lingers_since = time.monotonic()
         return time.monotonic() - self._lingers_since > _LINGER_S
 
-    def end(self, grace_s: float) -> None:
-        """End all its processes; returns when none is left."""
-        processes.end_all(self.targets, grace_s)
+    def note_end(self) -> None:
+        """No process of it is left."""
         self.ended_at = self.ended_at or _now()
 
     def facts(self) -> dict[str, Any]:

@@ -226,6 +226,8 @@ class Supervisor:
     def _end(self, runs: Sequence[Run]) -> None:
         targets = [target for run in runs for target in run.call.targets]
         processes.end_all(targets, self._place.options.grace_s)
+        for run in runs:
+            run.call.note_end()
 
     # -------------------------------------------------------------- telling
 
