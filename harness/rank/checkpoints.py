@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from harness.rank.job import Job
+from harness.rank.manifest import write_manifest
 from harness.rank.probe import Probe
 from harness.rank.state import UNKNOWN, Counters
 
@@ -61,7 +62,10 @@ def watch_checkpoints(trainer: Any, job: Job, probe: Probe) -> None:
         if not job.saves_at(curr_step):
             return False
         probe.on_save(curr_step, counters(trainer))
-        return save(curr_step, last_step=last_step)
+        saved = save(curr_step, last_step=last_step)
+        checkpoint = job.run_folder / _FOLDER / f"step-{curr_step}"
+        write_manifest(checkpoint, curr_step, probe.folder / "state")
+        return saved
 
     def watched_continues() -> bool:
         nonlocal began

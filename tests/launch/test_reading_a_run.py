@@ -74,12 +74,14 @@ def test_a_killed_rank_outranks_those_that_lost_it(tmp_path):
         tmp_path, 0, "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1", seconds=99.0
     )
     write_failures(tmp_path, (0, 1, lost), (1, -9, "<N/A>"), (2, -15, "<N/A>"))
-    assert (rank_error(tmp_path / "logs").rank, rank_error(tmp_path / "logs").message) == (1, "killed by SIGKILL")
+    error = rank_error(tmp_path / "logs")
+    assert (error.rank, error.message) == (1, "killed by SIGKILL")
 
 
 def test_without_the_agents_word_the_ranks_own_files_serve(tmp_path):
     write_error(tmp_path, 3, "KeyError: 'x'\nmore", seconds=1.0)
-    assert (rank_error(tmp_path / "logs").rank, rank_error(tmp_path / "logs").message) == (3, "KeyError: 'x'")
+    error = rank_error(tmp_path / "logs")
+    assert (error.rank, error.message) == (3, "KeyError: 'x'")
 
 
 def test_a_truncated_error_file_falls_back_to_the_log(tmp_path):
