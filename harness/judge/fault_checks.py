@@ -59,7 +59,7 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 
 @check(Tier.RESUME)
 def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
-    """Every fault of the script happened, once.
+    """Every fault of the script happened, once, and ended the pass that it struck.
 
     A run that was not broken says nothing about its recovery.
     """
@@ -77,12 +77,36 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
             return invalid(f"{words} left no torn checkpoint", fault.step)
     if len(test.struck) != len(spec.recovery.faults):
         return invalid(f"{len(test.struck)} faults struck, {len(spec.recovery.faults)} are named")
-    return passed(f"{len(test.struck)} faults")
+    idle = next(_without_effect(test), None)
+    return invalid(*idle) if idle else passed(f"{len(test.struck)} faults")
+
+
+def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Faults that broke nothing: the pass went on to its end or to another fault."""
+    ended = {fault.index for fault in faults_that_ended(test)}
+    for fault in test.struck:
+        number = pass_of(test, fault)
+        each = next((each for each in test.passes if each.number == number), None)
+        if each is None:
+            continue
+        words = f"{fault.kind} at step {fault.step} did not end pass {number}"
+        if fault.index not in ended:
+            yield f"{words}, which went on to step {each.steps.max(initial=0)}", fault.step
+        after = next((one for one in test.passes if one.number == each.number + 1), None)
+        if fault.kind == FaultKind.JOIN and after and after.world_size <= each.world_size:
+            yield f"no node joined at step {fault.step}: {after.world_size} ranks go on", fault.step
+
+
+def faults_that_ended(test: Evidence) -> list[Struck]:
+    """Faults that ended a pass: the last that struck it, if it did not come to its end."""
+    ended = {each.number for each in test.passes if each.ended}
+    last: dict[int | None, Struck] = {pass_of(test, fault): fault for fault in test.struck}
+    return [fault for number, fault in last.items() if number not in ended]
 
 
 @check(Tier.RESUME)
 def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
-    """After every fault a step ends within the stated time.
+    """After every fault that ended a pass a step ends within the stated time.
 
     Training never went on, or took longer to than was promised.
     """
@@ -90,12 +114,13 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
         return skipped("no time to recover is named")
     if not test.passes:
         return invalid(NO_PASSES)
-    if not test.struck:
-        return skipped("no fault struck")
+    broke = faults_that_ended(test)
+    if not broke:
+        return skipped("no fault ended a pass")
     limit = Limit(spec.recovery.within_s, "time to recover")
     longest, details = 0.0, []
     late: Struck | None = None
-    for fault in test.struck:
+    for fault in broke:
         name = f"{fault.kind} at step {fault.step}"
         after = _steps_after(test, fault)
         if after is None:

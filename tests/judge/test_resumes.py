@@ -351,6 +351,18 @@ FAULT_CASES = {
         INVALID,
         "fault 2 (ckpt_torn at step 16) left no torn checkpoint",
     ),
+    "a fault without effect": (
+        "faults-struck",
+        replace(BROKEN, struck=(replace(STRUCK[0], number=2), STRUCK[1])),
+        INVALID,
+        "kill at step 10 did not end pass 2, which went on to step 16",
+    ),
+    "a fault in a pass that came to its end": (
+        "faults-struck",
+        replace(BROKEN, struck=(STRUCK[0], replace(STRUCK[1], number=3))),
+        INVALID,
+        "ckpt_torn at step 16 did not end pass 3, which went on to step 20",
+    ),
     "torn and loaded": (
         "torn-never-loaded",
         resumed(*BROKEN_PASSES[:2], a_pass(3, 16, STEPS, ended=True), struck=STRUCK),
@@ -401,6 +413,26 @@ def test_nan_of_a_fault_is_no_difference_of_a_replay():
     assert answer(verdict, "recovers-in-time").measured == 2001.0 - 1008.5
     unstruck = judged(replace(test, struck=STRUCK), fault_spec())
     assert answer(unstruck, "replays-agree").outcome is FAIL
+
+
+def test_a_fault_that_broke_nothing_is_no_failure_to_recover():
+    faults = (Fault(FaultKind.KILL, 10), Fault(FaultKind.JOIN, 12))
+    struck = (STRUCK[0], Struck(1, "join", 12, 9999.0, 3))
+    test = resumed(*BROKEN_PASSES[:1], a_pass(3, 8, STEPS, ended=True), struck=struck)
+    verdict = judged(test, fault_spec(faults=faults, within_s=2000.0))
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause.startswith("join at step 12 did not end pass 3")
+
+
+def test_a_join_must_make_the_world_larger():
+    faults = (Fault(FaultKind.JOIN, 9), Fault(FaultKind.CKPT_TORN, 16))
+    struck = (Struck(0, "join", 9, 1990.0, 1), STRUCK[1])
+    joined = resumed(a_pass(1, 0, 9, ONE, saves=[4, 8]), *BROKEN_PASSES[1:], struck=struck)
+    verdict = judged(joined, fault_spec(faults=faults, nodes=(1, 2)))
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    alone = judged(replace(BROKEN, struck=struck), fault_spec(faults=faults, nodes=(1, 2)))
+    assert answer(alone, "faults-struck").detail == "no node joined at step 9: 2 ranks go on"
+    assert alone.judgement is Judgement.INVALID
 
 
 def test_fewer_nodes_leave_a_smaller_dp_shard():
