@@ -130,14 +130,13 @@ def test_what_is_loaded_is_what_was_saved_on_other_degrees(runs, elastic, number
     assert saved["samples_consumed"] == 8 * step
 
 
-def test_tokens_seen_are_lost_when_the_data_parallel_degree_changes(runs, elastic):
-    """A real bug of torchtitan: each rank counts its own, and all restore the first rank's."""
+def test_the_trainers_count_of_tokens_is_wrong_on_another_data_parallel_degree(runs, elastic):
+    """A real bug of torchtitan: each rank counts its own tokens, and all restore the first's."""
     assert len(elastic) == 3
-    seen = [
-        int(runs.state("elastic", number, event, step)["tokens_seen"])
-        for number, event, step in ((1, "saved", 2), (2, "loaded", 2))
-    ]
-    assert seen[0] == 2 * seen[1]
+    for number, step, factor in ((1, 2, 1 / 2), (2, 4, 2)):
+        saved = runs.state("elastic", number, "saved", step)
+        loaded = runs.state("elastic", number + 1, "loaded", step)
+        assert loaded["tokens_seen"] == factor * saved["tokens_seen"]
 
 
 def test_a_resume_that_drops_the_optimizers_state_is_seen(runs, control, elastic):
@@ -151,7 +150,10 @@ def test_a_resume_that_drops_the_optimizers_state_is_seen(runs, control, elastic
     assert done.returncode == 0, done.stderr[-4000:]
     saved = runs.state("dropped", 1, "saved", 2)
     loaded = runs.state("dropped", 2, "loaded", 2)
-    assert "exp_avg" not in loaded["state_names"] or state_differences(saved, loaded)[1] > 0.5
+    assert saved["state_names"].tolist() == ["exp_avg", "exp_avg_sq"]
+    assert loaded["state_names"].tolist() == []
+    assert np.isnan(loaded["state_steps"]).all()
+    assert loaded["lr"] != saved["lr"]
     assert saved["parameters_sketch"] == pytest.approx(loaded["parameters_sketch"], rel=1e-12)
     steps = curve(runs.passes("dropped"))
     assert jobs.largest_difference(control[:3], steps[:3], "loss") < 1e-6  # the load was no loss
