@@ -469,6 +469,16 @@ def test_lost_data_is_named_with_the_step_and_the_degrees():
     assert "components/dataloader.py" in verdict.look_at
 
 
+def test_a_config_that_leaves_the_loader_out_is_named():
+    left_out = {"checkpoint.exclude_from_loading": ["dataloader"]}
+    test = with_digests(ELASTIC, 2, NEW_DATA[:6])
+    config = {**ran(ONE)["config"], **left_out}
+    test = with_pass(test, 2, in_force={**ran(ONE), "config": config})
+    verdict = judged(test, ELASTIC_SPEC)
+    assert verdict.cause_class is CauseClass.DATA
+    assert "checkpoint.exclude_from_loading leaves out dataloader" in verdict.cause
+
+
 CAUSES = {
     "moments": (CauseClass.STATE, "optimizer state (exp_avg_sq) lost at the resume", 9),
     "a parameter": (CauseClass.STATE, "parameters lost at the resume", 9),

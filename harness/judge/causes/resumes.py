@@ -29,7 +29,7 @@ def data_lost(scene: Scene) -> Cause | None:
     if not _first(scene, "data-resumed"):
         return None
     sentence = f"data order is lost at the resume: {scene.detail('data-resumed')}"
-    sentence += _counted(scene)
+    sentence += _counted(scene) + _excluded(scene, "dataloader")
     return Cause(
         sentence,
         CauseClass.DATA,
@@ -71,6 +71,7 @@ def state_lost(scene: Scene) -> Cause | None:
     if found.lr is not None:
         what.append("the learning rate")
     sentence = f"{' and '.join(what)} lost at the resume: {scene.detail('state-restored')}"
+    sentence += _excluded(scene, "optimizer", "lr_scheduler")
     return Cause(sentence, CauseClass.STATE, _LOADED)
 
 
@@ -148,6 +149,18 @@ def _first(scene: Scene, name: str) -> bool:
         return False
     before = scene.first_failure("recovers-in-time")
     return before is None or check.onset is None or check.onset <= before
+
+
+def _excluded(scene: Scene, *parts: str) -> str:
+    """Whether the run's own config leaves such a part out of what is loaded."""
+    for each in scene.case.test.passes:
+        left_out = ((each.in_force or {}).get("config") or {}).get(
+            "checkpoint.exclude_from_loading"
+        )
+        found = [part for part in parts if part in (left_out or ())]
+        if found:
+            return f"; checkpoint.exclude_from_loading leaves out {' and '.join(found)}"
+    return ""
 
 
 def _counted(scene: Scene) -> str:
