@@ -30,6 +30,8 @@ TITAN_02 = replace(
     dialect="titan_0_2",
     versions={"torch": "2.13.0", "torchtitan": "0.2.2"},
 )
+TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
+TOOLCHAINS = {each.name: each for each in (TITAN_02, TITAN_03, TITAN_STREAMING)}
 
 
 def plan_of(name: str):
@@ -39,8 +41,9 @@ def plan_of(name: str):
         hardware="cpu-test",
         rank_code="r",
         data={spec.train_config.data: "d" for spec in specs if spec.train_config.data},
+        injected={spec.inject: "i" for spec in specs if spec.inject},
     )
-    return make_plan(experiment, {each.name: each for each in (TITAN_02, TITAN_03)}, surroundings)
+    return make_plan(experiment, TOOLCHAINS, surroundings)
 
 
 def jobs_of(name: str) -> dict[str, Job]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torchtitan.components.dataloader import BaseDataLoader
 
 from harness.rank.samples import Sample, open_corpus, sample_of
@@ -42,8 +43,8 @@ class StreamingLoader(BaseDataLoader):
         """Ours: folder for lock files."""
         ranks_per_node: int | None = None
         """Ours: simulate nodes of so many data-parallel ranks; None: the nodes that there are."""
-        num_canonical_nodes: int | None = 4
-        """Divides by, or divides, the number of nodes; None: the package's own choice."""
+        num_canonical_nodes: int = 4
+        """The number of nodes divides it, or it divides that; 0: the package's own choice."""
         shuffle: bool = True
         shuffle_algo: str = "py1e"
         shuffle_seed: int = 9176
@@ -118,10 +119,16 @@ class StreamingLoader(BaseDataLoader):
         return {**self._batches.state_dict(), _CONSUMED: self._consumed}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict:
-            state = dict(state_dict)
-            self._consumed = int(state.pop(_CONSUMED))
-            self._batches.load_state_dict(state)
+        """Collective over the world, if there is one."""
+        if not state_dict:
+            return
+        state = dict(state_dict)
+        self._consumed = int(state.pop(_CONSUMED))
+        if dist.is_initialized():
+            # The ranks of a node share what is loaded, and to ask for a state reads it: a rank
+            # that still asks must not meet one half written (JSONDecodeError, seen).
+            dist.barrier()
+        self._batches.load_state_dict(state)
 
 
 def _collate(items: list[dict[str, np.ndarray]], bos_id: int) -> dict[str, torch.Tensor]:
