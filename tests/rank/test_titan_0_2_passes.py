@@ -64,6 +64,9 @@ def test_an_elastic_run_is_an_uninterrupted_one(runs, control):
         assert set(saved["state_steps"]) == set(loaded["state_steps"]) == {step}
         for name in ("trainer_step", "lr", "samples_consumed"):
             assert saved[name] == loaded[name]
+        # A real bug of torchtitan: each rank counts its own tokens, all restore the first's.
+        ranks_before, ranks_after = ((2, 1), (1, 2))[number - 1]
+        assert saved["tokens_seen"] * ranks_after == loaded["tokens_seen"] * ranks_before
 
 
 def test_a_killed_run_starts_again_from_the_seed_while_no_checkpoint_is_whole(runs, control):
