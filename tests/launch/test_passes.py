@@ -185,25 +185,25 @@ def test_an_error_before_any_step_is_not_tried_again(tiny, store, cold):
     assert record.error.message.startswith("failed before any step")
 
 
-def test_a_lost_node_leaves_the_other_to_go_on(tiny, store, options):
+def test_a_lost_node_leaves_the_other_to_go_on(tiny, store, cold):
     job = broken(
         tiny("loss", steps=6),
         Fault(FaultKind.AGENT_LOSS, 3),
         restarts=RestartOwner.TORCHRUN,
         nodes=(1, 2),
     )
-    record, _ = run(job, store, options)
+    record, _ = run(job, store, cold)
     assert record.status is RunStatus.FINISHED
     assert passes(record) == [(2, 0, [1, 2, 3], False), (1, 2, [3, 4, 5, 6], True)]
 
 
-def test_a_node_joins(tiny, store, options):
+def test_a_node_joins(tiny, store, cold):
     job = broken(
         tiny("join", steps=6),
         Fault(FaultKind.JOIN, 3),
         restarts=RestartOwner.TORCHRUN,
         nodes=(1, 2),
     )
-    record, _ = run(job, store, options)
+    record, _ = run(job, store, cold)
     assert record.status is RunStatus.FINISHED
     assert passes(record) == [(1, 0, [1, 2, 3], False), (2, 2, [3, 4, 5, 6], True)]
