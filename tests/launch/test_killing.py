@@ -49,7 +49,7 @@ def family(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("how", ["cold", "warm"])
+@pytest.mark.parametrize("how", ["cold", "warm", "nodes"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_harness(harness, store, how, number):
     process = harness(how, "long:2:1000:0.2")

@@ -1,6 +1,7 @@
 """A harness process that runs a plan of tiny jobs and can be killed.
 
-``tiny_harness.py STORE PYTHON warm|cold NAME:RANKS:STEPS:SECONDS…``
+``tiny_harness.py STORE PYTHON warm|cold|nodes NAME:RANKS:STEPS:SECONDS…``; ``nodes``: in several
+passes, on two nodes.
 """
 
 import sys
@@ -11,7 +12,7 @@ from launch_jobs import TOOLCHAIN, plan_of, tiny_job
 
 from harness.errors import Interrupted
 from harness.launch import RunOptions, run_plan
-from harness.model import Toolchain
+from harness.model import Recovery, Toolchain
 from harness.store import Store
 
 
@@ -21,8 +22,12 @@ def main(store, python, start, *described):
     for text in described:
         name, ranks, steps, seconds = text.split(":")
         job = tiny_job(name, ranks=int(ranks), steps=int(steps), seconds=float(seconds))
+        if start == "nodes":
+            recovery = Recovery(faults=(), checkpoint_every=10, nodes=(1, 2))
+            job = replace(job, spec=replace(job.spec, recovery=recovery))
         jobs.append(replace(job, toolchain=toolchain))
-    options = RunOptions(warm=start == "warm", check=False, rank_module="tiny_rank", grace_s=2.0)
+    module = "tiny_passes" if start == "nodes" else "tiny_rank"
+    options = RunOptions(warm=start == "warm", check=False, rank_module=module, grace_s=2.0)
 
     def tell(event):
         job, step = getattr(event, "job", None), getattr(event, "step", "")
