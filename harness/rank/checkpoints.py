@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from harness.rank.job import Job
 from harness.rank.manifest import write_manifest
-from harness.rank.probe import Probe
+from harness.rank.probe import Probe, rate_of
 from harness.rank.state import UNKNOWN, Counters
 
 _FOLDER = "checkpoint"
@@ -85,10 +85,8 @@ def counters(trainer: Any) -> Counters:
     mesh = trainer.parallel_dims.get_optional_mesh("loss")
     if mesh is not None:  # as torchtitan's own metric n_tokens_seen
         dist.all_reduce(tokens, group=mesh.get_group())
-    groups = (group for optimizer in trainer.optimizers for group in optimizer.param_groups)
     return Counters(
-        # Not what the schedule says: a schedule that is not loaded leaves the optimizer's rate.
-        lr=float(next(groups)["lr"]),
+        lr=rate_of(trainer.optimizers),
         trainer_step=trainer.step,
         tokens_seen=int(tokens),
         samples_consumed=int(trainer.dataloader.state_dict().get("consumed", UNKNOWN)),

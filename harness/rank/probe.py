@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,6 +76,14 @@ class TrainerView:
     """The rate that the next optimizer step will use."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and torchtitan, for the header of metrics.jsonl."""
+
+
+def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> float:
+    """The learning rate of the first group of parameters.
+
+    Not what the schedule says: a schedule that is not loaded at a resume leaves the optimizer's.
+    """
+    return float(next(iter(optimizers)).param_groups[0]["lr"])
 
 
 class _Row(NamedTuple):

@@ -17,7 +17,7 @@ import torchtitan.train as trainer_module
 from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
-from harness.rank.probe import Probe, TrainerView
+from harness.rank.probe import Probe, TrainerView, rate_of
 from harness.rank.titan_0_2.first_load import fall_back_to_initial_load
 
 
@@ -36,7 +36,7 @@ def view(trainer: Any) -> TrainerView:
         vocab_size=trainer.model_args.vocab_size,
         device=trainer.device,
         optimizers=tuple(trainer.optimizers),
-        learning_rate=lambda: float(trainer.lr_schedulers.schedulers[0].get_last_lr()[0]),
+        learning_rate=lambda: rate_of(trainer.optimizers),
         versions={"torch": torch.__version__, "torchtitan": version("torchtitan")},
     )
 

@@ -20,7 +20,7 @@ from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
 from harness.rank.pipelining import ignore_shape_inference
-from harness.rank.probe import Probe, TrainerView
+from harness.rank.probe import Probe, TrainerView, rate_of
 
 _NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 
@@ -59,7 +59,7 @@ def _view(trainer: Any) -> TrainerView:
         vocab_size=trainer.model_config.vocab_size,
         device=trainer.device,
         optimizers=tuple(trainer.optimizers),
-        learning_rate=lambda: next(iter(trainer.lr_schedulers.get_metrics().values())),
+        learning_rate=lambda: rate_of(trainer.optimizers),
         versions={"torch": torch.__version__, "torchtitan": torchtitan.__version__},
     )
 

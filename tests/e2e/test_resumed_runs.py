@@ -1,0 +1,104 @@
+"""Cut-down elastic, space-time and fault matrices of real torchtitan, through the command line."""
+
+import pytest
+from resumed_matrices import RESUMED, STOCK
+from test_real_matrices import Matrix, run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("resumed"), RESUMED)
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("stock"), STOCK)
+
+
+def verdicts(matrix: Matrix) -> dict[str, str]:
+    return {name: test["verdict"] for name, test in matrix.tests().items()}
+
+
+def outcomes(matrix: Matrix, name: str) -> dict[str, str]:
+    return {check["name"]: check["outcome"] for check in matrix.tests()[name]["checks"]}
+
+
+def test_verdicts_of_resumed_runs(resumed):
+    matrix, result = resumed
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert verdicts(matrix) == {
+        "resized": "PASS",
+        "without_optimizer": "FAIL",
+        "without_schedule": "FAIL",
+        "killed": "PASS",
+        "torn": "PASS",
+        "too_late": "FAIL",
+        "st_fsdp2_acc1": "PASS",
+        "st_fsdp1_acc2": "PASS",
+        "st_ddp2": "PASS",
+        "st_fsdp2_zero3": "PASS",
+        "st_fsdp2_zero2": "PASS",
+    }
+
+
+def test_every_resume_of_a_resized_run_was_looked_at(resumed):
+    matrix, _ = resumed
+    asked = (
+        "passes-continuous",
+        "state-restored",
+        "data-resumed",
+        "segments-as-scheduled",
+        "named-in-force",
+        "same-data",
+        "optimizer-steps",
+    )
+    found = outcomes(matrix, "resized")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    passes = matrix.tests()["resized"]["passes"]
+    assert [(each["world_size"], each["steps"], each["loaded_step"]) for each in passes] == [
+        (2, [1, 2], 0),
+        (1, [3, 4], 2),
+        (4, [5, 6], 4),
+    ]
+
+
+def test_state_that_a_resume_leaves_out_is_named(resumed):
+    tests = resumed[0].tests()
+    assert tests["without_optimizer"]["cause_class"] == "state lost"
+    assert "exp_avg" in tests["without_optimizer"]["cause"]
+    assert tests["without_optimizer"]["onset_step"] == 3
+    assert tests["without_schedule"]["cause_class"] == "learning rate"
+
+
+def test_recovery_is_timed_and_replays_are_compared(resumed):
+    matrix, _ = resumed
+    asked = ("faults-struck", "replays-agree", "recovers-in-time", "passes-continuous")
+    found = outcomes(matrix, "killed")
+    assert {name: found[name] for name in asked} == dict.fromkeys(asked, "PASS")
+    assert outcomes(matrix, "torn")["torn-never-loaded"] == "PASS"
+    assert [each["loaded_step"] for each in matrix.tests()["torn"]["passes"]] == [0, 2]
+    assert matrix.tests()["too_late"]["cause_class"] == "no recovery in time"
+
+
+def test_the_stock_loader_loses_its_place_on_another_degree_and_keeps_it_on_the_same(stock):
+    matrix, result = stock
+    assert result.returncode == 1, result.stdout + result.stderr
+    tests = matrix.tests()
+    assert verdicts(matrix) == {
+        "same_degree": "PASS",
+        "data_started_over": "FAIL",
+        "other_degree": "ERROR",
+    }
+    assert tests["data_started_over"]["cause_class"] == "data"
+    assert tests["data_started_over"]["onset_step"] == 3
+    assert outcomes(matrix, "data_started_over")["data-resumed"] == "FAIL"
+    assert "resume after step 2" in tests["other_degree"]["cause"]
+
+
+def test_a_second_run_of_resumed_sets_starts_nothing(resumed):
+    matrix, _ = resumed
+    result = matrix.converge("run", "--only", "resized", "killed")
+    assert result.returncode == 0
+    assert "started on" not in result.stdout
