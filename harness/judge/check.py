@@ -75,6 +75,13 @@ def check(tier: Tier) -> Callable[[Callable[..., Finding]], Question]:
     return decorate
 
 
+def counted(amount: int, noun: str) -> str:
+    """``1 step``, ``3 steps``, ``2 passes``."""
+    if amount == 1:
+        return f"1 {noun}"
+    return f"{amount} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def passed(detail: str = "") -> Finding:
     return Finding(Outcome.PASS, detail)
 

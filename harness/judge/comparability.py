@@ -12,9 +12,9 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import common_steps, has, pair, relative_difference
+from harness.judge.degrees import spec_of
 from harness.judge.floors import SAME_LR
 from harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
-from harness.judge.passes import spec_of
 from harness.judge.soundness import other_data, other_steps, ranks_disagree
 from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.judge.curves import series
+from harness.judge.degrees import in_force_over
 from harness.model import Evidence, Floats, Integers
 
 FIRST_STEP_MATCH = 1e-2
@@ -142,9 +143,24 @@ def _loss_scale(ratio: Floats, match: Match) -> Named:
 def _quantities(
     evidence: Evidence, steps: Integers, control: Evidence | None = None
 ) -> list[Quantity]:
-    """What the run is made of, without ones: a factor of one changes nothing."""
+    """What the run is made of, step by step: another pass may have other degrees and counts.
+
+    Where a quantity is none of a pass, it is one there: a factor of one changes nothing.
+    """
+    found: dict[str, Quantity] = {}
+    for ran, here in in_force_over(evidence, steps):
+        for quantity in _quantities_of(ran, evidence, steps[here], control):
+            values = np.ones(steps.size)
+            whole = found.setdefault(quantity.name, quantity._replace(values=values))
+            whole.values[here] = quantity.values
+    return list(found.values())
+
+
+def _quantities_of(
+    ran: Mapping[str, Any], evidence: Evidence, steps: Integers, control: Evidence | None
+) -> list[Quantity]:
+    """What the run is made of while the same was in force, without ones."""
     base = dict(((control.in_force if control else None) or {}).get("degrees") or {})
-    ran = evidence.in_force or {}
     degrees: dict[str, Any] = dict(ran.get("degrees") or {})
     dp = _product(degrees, "dp_replicate", "dp_shard")
     numbers = [*_degrees(degrees, base, dp, ran.get("world_size")), *_counts(ran)]
@@ -154,7 +170,7 @@ def _quantities(
         if isinstance(value, int) and value > 1
     ]
     clipping = _clipping(control, steps) if control else []
-    return constant + _token_quantities(evidence, steps, dp) + clipping
+    return constant + _token_quantities(ran, evidence, steps, dp) + clipping
 
 
 _Number = tuple[str, object, str, int]
@@ -198,9 +214,10 @@ def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
     yield "the sequence length", ran.get("seq_len"), _TOKENS, MIXED
 
 
-def _token_quantities(evidence: Evidence, steps: Integers, dp: int | None) -> list[Quantity]:
+def _token_quantities(
+    ran: Mapping[str, Any], evidence: Evidence, steps: Integers, dp: int | None
+) -> list[Quantity]:
     """Valid tokens of the step, and the shares of it that ranks, microbatches and samples have."""
-    ran = evidence.in_force or {}
     counts = _values(evidence, "tokens", steps)
     found = []
     if counts.size and np.all(counts > 1):

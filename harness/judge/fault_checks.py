@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 
-from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
+from harness.judge.degrees import ranks
 from harness.judge.passes import NO_PASSES, pass_of, torn_checkpoints
 from harness.model import (
     Evidence,
@@ -32,7 +34,7 @@ def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> Finding:
     if not test.passes:
         return invalid(NO_PASSES)
     wrong = next(_unscheduled(test, spec.segments), None)
-    return invalid(*wrong) if wrong else passed(f"{len(spec.segments)} segments")
+    return invalid(*wrong) if wrong else passed(counted(len(spec.segments), "segment"))
 
 
 def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tuple[str, int]]:
@@ -47,14 +49,14 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
         if each.segment != index:
             yield f"pass {each.number} should be of {words}", first
         if each.world_size != segment.parallelism.world_size:
-            yield f"{words} ran on {each.world_size} ranks", first
+            yield f"{words} ran on {ranks(each.world_size)}", first
         if not np.array_equal(each.steps, np.arange(first, segment.until + 1)):
             trained = f"{each.steps[0]} to {each.steps[-1]}" if each.steps.size else "none"
             yield f"{words} trained steps {trained}", first
         first = segment.until + 1
     more = len(test.passes) - len(segments)
     if more:
-        yield f"{more} more passes than segments were made", first
+        yield f"{counted(len(test.passes), 'pass')} for {counted(len(segments), 'segment')}", first
 
 
 @check(Tier.RESUME)
@@ -76,9 +78,14 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
         if fault.kind is FaultKind.CKPT_TORN and not found.torn:
             return invalid(f"{words} left no torn checkpoint", fault.step)
     if len(test.struck) != len(spec.recovery.faults):
-        return invalid(f"{len(test.struck)} faults struck, {len(spec.recovery.faults)} are named")
-    idle = next(_without_effect(test), None)
-    return invalid(*idle) if idle else passed(f"{len(test.struck)} faults")
+        named = len(spec.recovery.faults)
+        return invalid(f"{counted(len(test.struck), 'fault')} struck, {named} are named")
+    nodes = spec.recovery.nodes
+    asked = [_without_effect(test)]
+    if nodes[0] != nodes[1]:
+        asked = [_other_start(test, spec), *asked, _other_nodes(test)]
+    idle = next(chain(*asked), None)
+    return invalid(*idle) if idle else passed(counted(len(test.struck), "fault"))
 
 
 def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
@@ -92,9 +99,33 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         words = f"{fault.kind} at step {fault.step} did not end pass {number}"
         if fault.index not in ended:
             yield f"{words}, which went on to step {each.steps.max(initial=0)}", fault.step
-        after = next((one for one in test.passes if one.number == each.number + 1), None)
-        if fault.kind == FaultKind.JOIN and after and after.world_size <= each.world_size:
-            yield f"no node joined at step {fault.step}: {after.world_size} ranks go on", fault.step
+
+
+def _other_start(test: Evidence, spec: SetSpec) -> Iterator[tuple[str, int]]:
+    """A first pass of other nodes than the script starts with."""
+    recovery = spec.recovery
+    if recovery is None or not test.passes:
+        return
+    first = test.passes[0]
+    started = spec.parallelism.world_size // recovery.nodes[1] * recovery.first_nodes
+    if first.world_size != started:
+        words = f"{recovery.first_nodes} of {recovery.nodes[1]} nodes should start"
+        yield f"{words} with {ranks(started)}, pass 1 has {ranks(first.world_size)}", 1
+
+
+def _other_nodes(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Nodes that came or went without making the world larger or smaller."""
+    passes = {each.number: each for each in test.passes}
+    for fault in test.struck:
+        number = pass_of(test, fault) or 0
+        before, after = passes.get(number), passes.get(number + 1)
+        if before is None or after is None:
+            continue
+        step, go_on = fault.step, f"{ranks(before.world_size)}, then {ranks(after.world_size)}"
+        if fault.kind == FaultKind.JOIN and after.world_size <= before.world_size:
+            yield f"no node joined at step {step}: {go_on}", step
+        if fault.kind == FaultKind.AGENT_LOSS and after.world_size >= before.world_size:
+            yield f"no node was lost at step {step}: {go_on}", step
 
 
 def faults_that_ended(test: Evidence) -> list[Struck]:
@@ -186,7 +217,7 @@ def torn_never_loaded(test: Evidence) -> Finding:
                     f"pass {number or 'before'} wrote it",
                     onset=step + 1,
                 )
-    return passed(f"{len(torn)} torn checkpoints")
+    return passed(counted(len(torn), "torn checkpoint"))
 
 
 def _saved_whole(test: Evidence, loading: Pass, step: int) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from harness.judge.degrees import ranks
 from harness.model import SetSpec, Technique
 
 InForce: TypeAlias = Mapping[str, Any]
@@ -39,8 +40,8 @@ def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
         if degrees.get(dimension) != degree:
             yield f"{dimension} {degree} is named, {degrees.get(dimension)} is in force"
     if ran.get("world_size") != spec.parallelism.world_size:
-        named = spec.parallelism.world_size
-        yield f"a world of {named} ranks is named, {ran.get('world_size')} are in force"
+        named = ranks(spec.parallelism.world_size)
+        yield f"a world of {named} is named, {ran.get('world_size')} in force"
     schedule = ran.get("pipeline_schedule")
     if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
         yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.judge.agreement import agreement, other_objective
-from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.soundness import (
@@ -90,7 +90,7 @@ def steps_increase(test: Evidence) -> Finding:
         return invalid(f"{test.name} replayed steps with other values: {first}{others}")
     # Whether replays of passes are alike, the check replays-agree asks.
     alike = "" if test.passes else " alike"
-    notes = [f"{len(test.replayed)} steps were replayed{alike}"] if test.replayed else []
+    notes = [f"{counted(len(test.replayed), 'step')} replayed{alike}"] if test.replayed else []
     return passed("; ".join([*notes, *test.problems]))
 
 

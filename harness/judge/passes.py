@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.model import Evidence, Parallelism, Pass, SetSpec, StateSample, Struck
+from harness.judge.degrees import degrees_of, parallelism_of
+from harness.model import Evidence, Pass, SetSpec, StateSample, Struck
 
 NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
 
 TOKENS_SEEN = "tokens seen"
 """A counter that nothing but logs and dashboards read."""
-
-LOCAL_BATCH = "training.local_batch_size"
-"""The key of a train config that each segment of an elastic set has its own value of."""
 
 
 class Load(NamedTuple):
@@ -178,7 +175,7 @@ def _counters(load: Load) -> Iterator[Gap]:
             yield Gap(f"nothing tells the counters of {load.words}", first, told=False)
         return
     if loaded.trainer_step != load.step:
-        yield Gap(f"the trainer counts {loaded.trainer_step} steps in {load.words}", first)
+        yield Gap(f"the trainer is at step {loaded.trainer_step} in {load.words}", first)
     for what, now, before in (
         (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
         ("samples consumed", loaded.samples_consumed, saved.samples_consumed),
@@ -220,51 +217,12 @@ def _updates_counted(load: Load, saved: StateSample, loaded: StateSample) -> Ite
     off = np.flatnonzero((now != before) & ~(np.isnan(now) & np.isnan(before)))
     if off.size:
         index = off[0]
+        words = f"{off.size} of {len(saved.names)} parameters differ"
         yield Gap(
             f"the optimizer counts {now[index]:g} updates of {saved.names[index]} in {load.words}, "
-            f"{before[index]:g} were saved (so of {off.size} of {len(saved.names)} parameters)",
+            f"{before[index]:g} were saved ({words})",
             load.step + 1,
         )
-
-
-# ------------------------------------------------------------ degrees of a pass
-
-
-def degrees_of(each: Pass) -> str:
-    """The degrees that were in force, as people write them; else the number of ranks."""
-    degrees = parallelism_of(each.in_force)
-    return str(degrees) if degrees else f"{each.world_size} ranks"
-
-
-def parallelism_of(ran: Mapping[str, Any] | None) -> Parallelism | None:
-    """Degrees of an ``in_force.json``; None when it has none."""
-    degrees = (ran or {}).get("degrees")
-    if not degrees:
-        return None
-    return Parallelism(**{each.name: degrees.get(each.name) or 1 for each in fields(Parallelism)})
-
-
-def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
-    """What a set names for one of its passes: the degrees of its segment, or of its nodes."""
-    if spec.segments:
-        if each.segment is None or each.segment >= len(spec.segments):
-            return spec  # the check segments-as-scheduled says so
-        segment = spec.segments[each.segment]
-        return replace(
-            spec,
-            parallelism=segment.parallelism,
-            pipeline_schedule=segment.pipeline_schedule,
-            cp_rotation=spec.cp_rotation if segment.parallelism.cp > 1 else None,
-            overrides={**spec.overrides, LOCAL_BATCH: segment.local_batch_size},
-        )
-    recovery = spec.recovery
-    if recovery is not None and recovery.nodes[0] != recovery.nodes[1]:
-        # Nodes come and go, and dp_shard is what they leave over.
-        ran = parallelism_of(each.in_force)
-        named = spec.parallelism
-        if ran is not None and 1 <= ran.dp_shard <= named.dp_shard:
-            return replace(spec, parallelism=replace(named, dp_shard=ran.dp_shard))
-    return spec
 
 
 def at_resume(evidence: Evidence, spec: SetSpec | None) -> str:

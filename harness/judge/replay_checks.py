@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.check import Finding, Question, check, invalid, skipped
+from harness.judge.check import Finding, Question, check, counted, invalid, skipped
 from harness.judge.curves import relative_difference
+from harness.judge.degrees import degrees_of
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS
-from harness.judge.passes import NO_PASSES, degrees_of, pass_of
+from harness.judge.passes import NO_PASSES, pass_of
 from harness.model import Evidence, FaultKind, Limit, Outcome, Pass, Tier
 
 
@@ -65,7 +66,7 @@ def replays_agree(test: Evidence) -> Finding:
     steps = [replay.step for replay in found]
     return Finding(
         Outcome.PASS,
-        f"{len(found)} steps were replayed" + ("" if measured else ", with equal values"),
+        f"{counted(len(found), 'step')} replayed" + ("" if measured else ", with equal values"),
         measured=measured,
         limit=limit,
         unit="relative",

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.judge.check import Finding, Question, check, invalid, passed, skipped
-from harness.judge.passes import NO_PASSES, Load, counts_one_rank, degrees_of, gaps, loads
+import numpy as np
+
+from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
+from harness.judge.degrees import degrees_of
+from harness.judge.passes import NO_PASSES, Load, counts_one_rank, gaps, loads
 from harness.judge.restored import PARAMETERS, RESTORED, Part, parts
 from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
@@ -29,7 +32,7 @@ def passes_continuous(test: Evidence) -> Finding:
     found = sorted(gaps(test), key=lambda gap: (not gap.told, gap.step))
     if not found:
         resumes = list(loads(test))
-        words = f"{len(test.passes)} passes, {len(resumes)} of them from a checkpoint of the run"
+        words = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
         notes = [note for load in resumes if (note := counts_one_rank(load))]
         return passed("; ".join([words, *notes]))
     told = [gap for gap in found if gap.told] or found
@@ -64,7 +67,7 @@ def state_restored(test: Evidence) -> Finding:
         return skipped("no pass loaded a checkpoint of the run")
     return Finding(
         Outcome.PASS,
-        f"{len(compared)} loads, each of {', '.join(part.name for part in compared[0].parts)}",
+        f"{counted(len(compared), 'load')} of {', '.join(part.name for part in compared[0].parts)}",
         measured=max(lost.worst for lost in compared),
         limit=limit,
         unit="relative",
@@ -127,12 +130,15 @@ def _not_restored(load: Load, lost: Lost, limit: Limit) -> Finding:
 
 def lost_words(lost: Lost) -> str:
     """``exp_avg of 12 of 12 parameters is off by up to 1 (output.weight)``, every part."""
-    words = [
-        f"{part.name if part.name != PARAMETERS else 'the value'} of {part.off.size} of "
-        f"{len(part.tensors)} parameters is off by up to {part.difference[part.off[0]]:.2g} "
-        f"({part.tensors[part.off[0]]})"
-        for part in lost.off
-    ]
+    words = []
+    for part in lost.off:
+        what = part.name if part.name != PARAMETERS else "the value"
+        most = float(part.difference[part.off[0]])
+        off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing or zero"
+        words.append(
+            f"{what} of {part.off.size} of {len(part.tensors)} parameters is {off} "
+            f"({part.tensors[part.off[0]]})"
+        )
     if lost.lr is not None:
         words.append(f"lr is {lost.lr[1]!r}, {lost.lr[0]!r} was saved")
     return "; ".join(words)
@@ -164,7 +170,9 @@ def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Fin
         return skipped(detail) if spec is None else invalid(detail)
     other = other_samples(test, control)
     if other is None:
-        return passed(f"{sum(each.steps.size for each in test.passes)} steps of all passes")
+        return passed(
+            f"{counted(sum(each.steps.size for each in test.passes), 'step')} of all passes"
+        )
     if other.digest is None or other.step not in expected:
         return invalid(f"no batch digest at step {other.step} of pass {other.number}", other.step)
     if other.number == test.passes[0].number:

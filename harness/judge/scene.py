@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness.judge.case import Case
+from harness.judge.degrees import ran_at
 from harness.judge.envelope import Envelope
 from harness.judge.factors import Named, named_factor
 from harness.judge.floors import coarser
@@ -94,11 +95,16 @@ class Scene:
         return coarser(self.case.test.precision, self.case.control.precision)
 
     @property
+    def in_force(self) -> Mapping[str, Any]:
+        """What was in force in the test set where it first failed; empty when not known."""
+        return ran_at(self.case.test, self.first_failure() or 1)
+
+    @property
     def degrees(self) -> Mapping[str, Any]:
-        return (self.case.test.in_force or {}).get("degrees") or {}
+        return self.in_force.get("degrees") or {}
 
     def degree(self, name: str) -> int:
-        """A parallelism degree of the test set; 1 when it is not known."""
+        """A parallelism degree of the test set where it first failed; 1 when it is not known."""
         degree = self.degrees.get(name)
         return degree if isinstance(degree, int) else 1
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.degrees import ran_at
 from harness.judge.soundness import Flaw, replicas_differ, unsampled
 from harness.judge.tensors import TensorComparison, TensorDifferences, uncounted
 from harness.model import Deviation, Evidence, Outcome, SetSpec, Tier
@@ -209,10 +210,10 @@ def _half_sampled(evidence: Evidence) -> Flaw | None:
 
 def _uncompared(test: Evidence) -> int | None:
     """The first sample in which copies that must be there (DDP, HSDP) were not compared."""
-    degrees = (test.in_force or {}).get("degrees") or {}
-    if (degrees.get("dp_replicate") or 1) == 1:
-        return None
     for sample in test.replicas:
+        degrees = ran_at(test, sample.step).get("degrees") or {}
+        if (degrees.get("dp_replicate") or 1) == 1:
+            continue
         kinds = ("parameter", "gradient") if sample.step else ("parameter",)
         if not all(sample.compared.get(kind) for kind in kinds):
             return sample.step

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from judge_examples import FSDP2, STEPS, run, spec, with_signals
+from judge_examples import FSDP2, SAMPLE_STEPS, STEPS, run, spec, with_signals
 from resume_examples import (
     BROKEN,
     BROKEN_PASSES,
@@ -12,6 +12,7 @@ from resume_examples import (
     ELASTIC_SPEC,
     ONE,
     RUN,
+    SEGMENTS,
     STRUCK,
     a_pass,
     fault_spec,
@@ -33,8 +34,11 @@ from harness.model import (
     FaultKind,
     Judgement,
     Outcome,
+    Parallelism,
     RankError,
+    ReplicaSample,
     RunStatus,
+    Segment,
     SetSpec,
     Struck,
     Tier,
@@ -79,7 +83,7 @@ def test_a_run_that_was_broken_and_recovered_passes():
     recovery = answer(verdict, "recovers-in-time")
     assert recovery.measured == 21.0
     assert recovery.detail == "kill at step 10: 11.0 s; ckpt_torn at step 16: 21.0 s"
-    assert answer(verdict, "replays-agree").detail == "5 steps were replayed, with equal values"
+    assert answer(verdict, "replays-agree").detail == "5 steps replayed, with equal values"
 
 
 def test_ordinary_runs_are_not_asked():
@@ -126,7 +130,7 @@ ELASTIC_CASES = {
         "passes-continuous",
         with_loaded(ELASTIC, 2, trainer_step=0),
         FAIL,
-        "the trainer counts 0 steps in pass 2, which loads step 8 (FSDP 2 -> one rank)",
+        "the trainer is at step 0 in pass 2, which loads step 8 (FSDP 2 -> one rank)",
     ),
     "tokens": (
         "passes-continuous",
@@ -185,7 +189,7 @@ ELASTIC_CASES = {
             state_sketch=nulled(LOST.state_sketch, (slice(None), 1)),
         ),
         FAIL,
-        "exp_avg_sq of 3 of 3 parameters is off by up to inf",
+        "exp_avg_sq of 3 of 3 parameters is missing or zero",
     ),
     "a state gone": (
         "state-restored",
@@ -430,9 +434,48 @@ def test_a_join_must_make_the_world_larger():
     joined = resumed(a_pass(1, 0, 9, ONE, saves=[4, 8]), *BROKEN_PASSES[1:], struck=struck)
     verdict = judged(joined, fault_spec(faults=faults, nodes=(1, 2)))
     assert verdict.judgement is Judgement.PASS, verdict.cause
-    alone = judged(replace(BROKEN, struck=struck), fault_spec(faults=faults, nodes=(1, 2)))
-    assert answer(alone, "faults-struck").detail == "no node joined at step 9: 2 ranks go on"
+    alone = judged(
+        resumed(
+            a_pass(1, 0, 9, ONE, saves=[4, 8]),
+            a_pass(2, 8, 16, ONE, saves=[12, 16]),
+            a_pass(3, 12, STEPS, ONE, saves=[16, STEPS], ended=True),
+            struck=struck,
+        ),
+        fault_spec(faults=faults, nodes=(1, 2)),
+    )
+    assert (
+        answer(alone, "faults-struck").detail == "no node joined at step 9: one rank, then one rank"
+    )
     assert alone.judgement is Judgement.INVALID
+
+
+def test_a_lost_node_must_make_the_world_smaller():
+    faults = (Fault(FaultKind.AGENT_LOSS, 9), Fault(FaultKind.CKPT_TORN, 16))
+    struck = (Struck(0, "agent_loss", 9, 1990.0, 1), STRUCK[1])
+    lost = resumed(
+        BROKEN_PASSES[0],
+        a_pass(2, 8, 16, ONE, saves=[12, 16]),
+        a_pass(3, 12, STEPS, ONE, saves=[16, STEPS], ended=True),
+        struck=struck,
+    )
+    verdict = judged(lost, fault_spec(faults=faults, nodes=(1, 2)))
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    verdict = judged(replace(BROKEN, struck=struck), fault_spec(faults=faults, nodes=(1, 2)))
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause == "no node was lost at step 9: 2 ranks, then 2 ranks"
+
+
+def test_a_run_starts_with_the_nodes_of_its_script():
+    """Two nodes, unless one is to join first: a late start of the second is another experiment."""
+    test = resumed(a_pass(1, 0, 9, ONE, saves=[4, 8]), *BROKEN_PASSES[1:], struck=STRUCK)
+    verdict = judged(test, fault_spec(nodes=(1, 2)))
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause == "2 of 2 nodes should start with 2 ranks, pass 1 has one rank"
+    faults = (Fault(FaultKind.JOIN, 9), Fault(FaultKind.CKPT_TORN, 16))
+    struck = (Struck(0, "join", 9, 1990.0, 1), STRUCK[1])
+    test = resumed(BROKEN_PASSES[0], *BROKEN_PASSES[1:], struck=struck)
+    detail = answer(judged(test, fault_spec(faults=faults, nodes=(1, 2))), "faults-struck").detail
+    assert detail == "1 of 2 nodes should start with one rank, pass 1 has 2 ranks"
 
 
 def test_fewer_nodes_leave_a_smaller_dp_shard():
@@ -450,6 +493,56 @@ def test_a_count_of_tokens_that_is_one_ranks_own_is_told_and_no_failure():
     detail = answer(verdict, "passes-continuous").detail
     assert "tokens seen: 4000 in pass 2" in detail
     assert "8000 were saved, for the trainer restores the count of one rank" in detail
+
+
+# ------------------------------------------------- degrees that change on the way
+
+
+DDP2 = Parallelism(dp_replicate=2)
+REPLICATED = Segment(8, DDP2, 4), Segment(14, ONE, 4), Segment(STEPS, FSDP2, 4)
+
+
+def copies(first: int, last: int) -> tuple[ReplicaSample, ...]:
+    """Copies that were compared from a step to another, and nowhere else."""
+    kinds = {"parameter": 3, "gradient": 3}
+    return tuple(
+        ReplicaSample(step, kinds if first <= step <= last else {}) for step in SAMPLE_STEPS
+    )
+
+
+def test_copies_are_expected_where_the_pass_of_a_step_has_them():
+    passes = (a_pass(1, 0, 8, DDP2, saves=[8], segment=0, ended=True), *ELASTIC_PASSES[1:])
+    named = replace(ELASTIC_SPEC, parallelism=DDP2, segments=REPLICATED)
+    verdict = judged(resumed(*passes, replicas=copies(0, 8)), named)
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    found = answer(judged(resumed(*passes, replicas=copies(4, 8)), named), "replicas-agree")
+    assert (found.outcome, found.onset) == (Outcome.INVALID, 0)
+
+    last = a_pass(3, 14, STEPS, DDP2, saves=[STEPS], segment=2, ended=True)
+    named = replace(ELASTIC_SPEC, segments=(*SEGMENTS[:2], Segment(STEPS, DDP2, 4)))
+    verdict = judged(resumed(*ELASTIC_PASSES[:2], last, replicas=copies(16, 16)), named)
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    found = answer(judged(resumed(*ELASTIC_PASSES[:2], last), named), "replicas-agree")
+    assert (found.outcome, found.onset) == (Outcome.INVALID, 16)
+
+
+def test_a_factor_is_named_by_the_degrees_of_the_pass_that_it_begins_in():
+    segments = (Segment(8, ONE, 4), Segment(14, DDP2, 4), Segment(STEPS, ONE, 4))
+    passes = (
+        a_pass(1, 0, 8, ONE, saves=[8], segment=0, ended=True),
+        a_pass(2, 8, 14, DDP2, saves=[14], segment=1, ended=True),
+        a_pass(3, 14, STEPS, ONE, saves=[STEPS], segment=2, ended=True),
+    )
+    summed = dict.fromkeys(
+        ("grad_norm", "grad_norm_recomputed"),
+        lambda step, value: 2 * value if 9 <= step <= 14 else value,
+    )
+    test = with_signals(resumed(*passes, replicas=copies(9, 14)), **summed)
+    verdict = judged(test, replace(ELASTIC_SPEC, parallelism=ONE, segments=segments))
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause.startswith(
+        "from step 9 on gradients are scaled by 2, which equals the replicate degree (2)"
+    ), verdict.cause
 
 
 # ------------------------------------------------------------------- causes

@@ -224,7 +224,7 @@ def _with(scene: Scene) -> str:
 
 def differences(scene: Scene) -> list[str]:
     """Parallelism and techniques in force in the test set and not, or less, in its control."""
-    test, control = scene.case.test.in_force or {}, scene.case.control.in_force or {}
+    test, control = scene.in_force, scene.case.control.in_force or {}
     ours, theirs = (dict(each.get("degrees") or {}) for each in (test, control))
     news = [
         f"{name} {degree}"

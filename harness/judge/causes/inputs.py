@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judge.causes.cause import Cause
+from harness.judge.causes.resumes import of_pass
 from harness.judge.curves import series
 from harness.judge.scene import Scene, words_of
 from harness.judge.tensor_checks import FIRST_STEPS
@@ -100,7 +101,7 @@ def other_input(scene: Scene) -> Cause | None:
         onset = scene.checks[name].onset
         invalid = scene.outcome(name) is Outcome.INVALID
         if invalid and onset is not None and (parted is None or onset <= parted):
-            again = _started_over(scene, name, onset)
+            again = _started_over(scene, name, onset) + of_pass(scene, onset)
             sentence = f"{words}: {scene.detail(name)}, so the curves cannot agree{again}"
             return Cause(sentence, kind, look_at)
     return None

@@ -130,7 +130,7 @@ def _formula(compared: Agreement, _: Scene) -> Way | None:
 
 def _clipped(compared: Agreement, scene: Scene) -> Way | None:
     """What clipping leaves of a norm."""
-    config = (scene.case.test.in_force or {}).get("config") or {}
+    config = scene.in_force.get("config") or {}
     most = config.get("training.max_norm")
     if compared.signal != "grad_norm" or not isinstance(most, int | float) or most <= 0:
         return None

@@ -8,6 +8,7 @@ parted before the resume.
 from __future__ import annotations
 
 from harness.judge.causes.cause import Cause
+from harness.judge.degrees import owner
 from harness.judge.passes import TOKENS_SEEN, gaps, loads
 from harness.judge.restored import PARAMETERS
 from harness.judge.resume_checks import Lost, not_restored
@@ -129,6 +130,15 @@ def follows_from_resume(scene: Scene, name: str) -> bool:
     found = (scene.checks[each] for each in RESUME_CHECKS if each in scene.checks)
     failed = [check.onset for check in found if check.outcome is Outcome.FAIL]
     return any(onset is not None and onset <= since for onset in failed)
+
+
+def of_pass(scene: Scene, step: int) -> str:
+    """Which pass a step is of, if one that loads a checkpoint, and what its config leaves out."""
+    each = owner(scene.case.test, step)
+    load = next((load for load in loads(scene.case.test) if load.into is each), None)
+    if load is None:
+        return ""
+    return f"; step {step} is of {load.words}{_excluded(scene, 'dataloader', 'lr_scheduler')}"
 
 
 _LOADED = (

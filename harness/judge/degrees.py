@@ -1,0 +1,85 @@
+"""The degrees and settings in force at a step: in a resumed run, those of the pass that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from harness.model import Evidence, Flags, Integers, Parallelism, Pass, SetSpec
+
+LOCAL_BATCH = "training.local_batch_size"
+"""The key of a train config that each segment of an elastic set has its own value of."""
+
+
+def owner(evidence: Evidence, step: int) -> Pass | None:
+    """The pass whose training of a step is part of the final state: the last that trained it.
+
+    Of step 0, the last that started from the seed checkpoint. None when no pass has the step.
+    """
+    found = [
+        each
+        for each in evidence.passes
+        if step in each.steps or (step == 0 and not each.loaded_step)
+    ]
+    return found[-1] if found else None
+
+
+def ran_at(evidence: Evidence, step: int) -> Mapping[str, Any]:
+    """``in_force.json`` at a step; empty when the run left none."""
+    each = owner(evidence, step) if evidence.passes else None
+    return (each.in_force if each else evidence.in_force) or {}
+
+
+def in_force_over(evidence: Evidence, steps: Integers) -> Iterator[tuple[Mapping[str, Any], Flags]]:
+    """``in_force.json`` of each pass that owns some of the steps, and which; else the run's."""
+    owners = np.full(steps.size, -1)
+    for index, each in enumerate(evidence.passes):
+        owners[np.isin(steps, each.steps)] = index
+    for index in np.unique(owners).tolist():
+        ran = evidence.passes[index].in_force if index >= 0 else evidence.in_force
+        yield ran or {}, owners == index
+
+
+def degrees_of(each: Pass) -> str:
+    """The degrees that were in force, as people write them; else the number of ranks."""
+    degrees = parallelism_of(each.in_force)
+    return str(degrees) if degrees else ranks(each.world_size)
+
+
+def ranks(world_size: int) -> str:
+    """``one rank``, ``4 ranks``: as ``Parallelism`` spells itself."""
+    return "one rank" if world_size == 1 else f"{world_size} ranks"
+
+
+def parallelism_of(ran: Mapping[str, Any] | None) -> Parallelism | None:
+    """Degrees of an ``in_force.json``; None when it has none."""
+    degrees = (ran or {}).get("degrees")
+    if not degrees:
+        return None
+    return Parallelism(**{each.name: degrees.get(each.name) or 1 for each in fields(Parallelism)})
+
+
+def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
+    """What a set names for one of its passes: the degrees of its segment, or of its nodes."""
+    if spec.segments:
+        if each.segment is None or each.segment >= len(spec.segments):
+            return spec  # the check segments-as-scheduled says so
+        segment = spec.segments[each.segment]
+        return replace(
+            spec,
+            parallelism=segment.parallelism,
+            pipeline_schedule=segment.pipeline_schedule,
+            cp_rotation=spec.cp_rotation if segment.parallelism.cp > 1 else None,
+            overrides={**spec.overrides, LOCAL_BATCH: segment.local_batch_size},
+        )
+    recovery = spec.recovery
+    if recovery is not None and recovery.nodes[0] != recovery.nodes[1]:
+        # Nodes come and go, and dp_shard is what they leave over; faults-struck asks which.
+        ran = parallelism_of(each.in_force)
+        named = spec.parallelism
+        if ran is not None and 1 <= ran.dp_shard <= named.dp_shard:
+            return replace(spec, parallelism=replace(named, dp_shard=ran.dp_shard))
+    return spec
