@@ -212,6 +212,19 @@ def counts_one_rank(load: Load) -> str:
     )
 
 
+def tokens_off(evidence: Evidence) -> dict[int, int]:
+    """Steps from which on a count of tokens that is kept per rank is off, and by how many."""
+    off: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for load in loads(evidence):
+        number = load.into.number
+        off[number] = off.get(load.source.number, 0) if load.source else 0
+        if counts_one_rank(load) and load.saved and load.into.loaded:
+            off[number] += (load.into.loaded.tokens_seen or 0) - (load.saved.tokens_seen or 0)
+            found[load.step + 1] = off[number]
+    return found
+
+
 def _updates_counted(load: Load, saved: StateSample, loaded: StateSample) -> Iterator[Gap]:
     now, before = loaded.state_steps, saved.state_steps
     off = np.flatnonzero((now != before) & ~(np.isnan(now) & np.isnan(before)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.judge import JUDGED_SIGNALS
+from harness.judge.passes import tokens_off
 from harness.model import Calibration, Evidence, Precision, SignalScale, Verdict
 from harness.report.curves import Curve, difference, largest, signal_curve
 from harness.report.text import ABSENT, count, number, plain
@@ -109,7 +110,7 @@ def notes(
     evidences: Mapping[str, Evidence],
     calibration_of: Mapping[str, Calibration | None],
 ) -> tuple[str, ...]:
-    """Which limits are fixed floors and not learnt, so that only gross errors show.
+    """Which limits are fixed floors and not learnt, so that only gross errors show; wrong logs.
 
     ``calibration_of`` is by name of the test set.
     """
@@ -139,7 +140,24 @@ def notes(
             "they are at least fixed floors, fitted on CPU debug models, and only gross errors "
             "show."
         )
-    return tuple(sentences)
+    return (*sentences, *_miscounted(verdicts, evidences))
+
+
+def _miscounted(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) -> Iterator[str]:
+    """Runs whose logs count tokens wrongly after a resume, in one sentence."""
+    found = []
+    for verdict in verdicts:
+        test = evidences.get(verdict.name)
+        off = tokens_off(test) if test is not None else {}
+        steps = ", ".join(f"by {by:+,} from step {step} on" for step, by in off.items())
+        if steps:
+            found.append(f"{plain(verdict.name)} ({steps})")
+    if found:
+        yield (
+            f"n_tokens_seen in torchtitan's logs is off in {', '.join(found)}: its checkpoint "
+            "holds the count of one rank, and every rank of other degrees restores it as its own "
+            "(Trainer.state_dict). Nothing else reads it: training itself does not change."
+        )
 
 
 def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
