@@ -50,6 +50,8 @@ class RunningCall:
     ended_at: str | None = None
     steps: int = 0
     """Lines of steps so far."""
+    hangs_since: float | None = None
+    """When a rank was first seen to hang by the script."""
     _lingers_since: float | None = None
 
     @property

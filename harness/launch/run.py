@@ -13,7 +13,7 @@ from typing import Any
 from harness.launch.call import RunningCall
 from harness.launch.failure import AGENT_LOG, log_tail, rank_error, rank_log
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
-from harness.launch.script import Decision, Outcome, after, progress_limit_s
+from harness.launch.script import Decision, Outcome, after, hang_limit_s
 from harness.launch.warm import SERVER_GONE
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
 from harness.store import RunLock
@@ -95,18 +95,31 @@ class Run:
     def overdue(self, experiment: Experiment) -> str:
         """Which timeout has passed, as a sentence; empty when none has."""
         now = time.monotonic()
+        hang_limit = self._hang_limit_s(experiment.progress_timeout_s)
+        if hang_limit is not None:
+            self.call.hangs_since = self.call.hangs_since or now
+            if now - self.call.hangs_since <= hang_limit:
+                return ""
+            return f"no step finished for {hang_limit:g} s after a rank was made to hang"
         if self.last is None or not self.call.steps:
             limit = experiment.startup_timeout_s
             if now - self.call.started > limit:
                 return f"no step finished within {limit:g} s of the start (startup_timeout_s)"
             return ""
-        limit = progress_limit_s(self.job, experiment.progress_timeout_s)
+        limit = experiment.progress_timeout_s
         if now - self.last_step_at > limit:
-            name = "progress_timeout_s"
-            if limit < experiment.progress_timeout_s:
-                name = "half of recover_within_s"
-            return f"no step finished for {limit:g} s after step {self.last.step} ({name})"
+            return (
+                f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
+            )
         return ""
+
+    def _hang_limit_s(self, progress_timeout_s: float) -> float | None:
+        """Of a rank that hangs now because the script says so; None when none does."""
+        if self.job.spec.recovery is None:
+            return None
+        last = self.last.step if self.last is not None and self.call.steps else None
+        struck = struck_faults(self.folder) - self.call.faults_before
+        return hang_limit_s(self.job, struck, last, progress_timeout_s)
 
     def decide(self) -> Decision:
         """What comes after the call that is over, of a job in several passes."""

@@ -64,7 +64,7 @@ def _after_segment(job: Job, call: Call, outcome: Outcome) -> Decision:
             problem=f"{name}: left no whole checkpoint/step-{until} for the next one to start from"
         )
     following = replace(call, number=call.number + 1, segment=index + 1)
-    return Decision(following, f"segment {index + 1} has ended")
+    return Decision(following, f"segment {index + 2} of {len(segments)}")
 
 
 def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> Decision:
@@ -86,7 +86,10 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> 
     if not outcome.struck and not outcome.steps:
         return Decision(problem="failed before any step, and not by a fault of the script")
     following = replace(call, number=call.number + 1, nodes=outcome.nodes)
-    return Decision(following, f"restart {restarted + 1} of at most {recovery.max_restarts}")
+    return Decision(
+        following,
+        f"restarted by the harness, {restarted + 1} of at most {recovery.max_restarts} times",
+    )
 
 
 def due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fault]:
@@ -103,13 +106,20 @@ def due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fa
     }
 
 
-def progress_limit_s(job: Job, progress_timeout_s: float) -> float:
-    """Longest time between two finished steps before the ranks count as hung.
+def hang_limit_s(
+    job: Job, struck: Collection[int], last_step: int | None, progress_timeout_s: float
+) -> float | None:
+    """How long a rank that hangs by the script is left before the harness starts all again.
 
-    Where the harness restarts them it looks sooner: half of the time to recover is left for the
-    start.
+    Half of the time to recover, which leaves the other half for the start. None: none hangs, or
+    not for the harness to restart. ``struck`` are the call's faults that have struck; a hang at a
+    step that has ended is over.
     """
     recovery = job.spec.recovery if comes_in_passes(job) else None
     if recovery is None or recovery.restarts is RestartOwner.TORCHRUN:
-        return progress_timeout_s
-    return min(progress_timeout_s, recovery.within_s / 2)
+        return None
+    for index, fault in enumerate(recovery.faults):
+        ended = last_step is not None and last_step >= fault.step
+        if fault.kind is FaultKind.HANG and index in struck and not ended:
+            return min(progress_timeout_s, recovery.within_s / 2)
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from harness.trainers import (
 
 AGENT_MODULE = "harness.rank.agent"
 """torchrun's agent, tied to the life of the harness."""
+ARRIVED = "arrived"
+"""In an agent's log folder: its imports are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def _start_call(
     agents: list[Agent] = []
     try:
         agents.extend(
-            _start_agent(place, job, folder, call, slots, endpoint, node)
+            _start_agent(place, job, folder, call, slots, endpoint, node, together=True)
             for node in range(call.nodes)
         )
     except BaseException:
@@ -138,11 +141,18 @@ def _start_agent(
     slots: tuple[int, ...],
     endpoint: str,
     node: int,
+    *,
+    together: bool = False,
 ) -> Agent:
+    """``together``: with the other first nodes of its call, for which it waits."""
     logs = _logs(job, folder, call, node)
     work = folder if node == 0 else logs
     variables = environment(place.environment, _resources(place, slots), folder, job)
     variables["CONVERGE_FAILURES"] = str(logs / FAILURES_FILE)
+    if together and call.nodes > 1:
+        others = (other for other in range(call.nodes) if other != node)
+        arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
+        variables["CONVERGE_TOGETHER"] = json.dumps(arrived)
     stand_in = _stand_in(place, job)
     if stand_in is not None:
         variables["PYTHON_EXEC"] = str(stand_in)  # what torchrun starts its ranks with

@@ -1,8 +1,9 @@
 """``python -m harness.rank.agent TORCHRUN-ARGUMENTS``: torchrun that dies with its starter.
 
-Two things that ``python -m torch.distributed.run`` does not do: end when the harness that started
-it is killed, and leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
-torchrun only prints it.
+Three things that ``python -m torch.distributed.run`` does not do: end when the harness that
+started it is killed; leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
+torchrun only prints it; and wait with the rendezvous for the agents of the nodes that are to start
+together (``$CONVERGE_TOGETHER``).
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from harness.rank.parent import PARENT_VARIABLE, die_with_parent
 
 FAILURES_VARIABLE = "CONVERGE_FAILURES"
+TOGETHER_VARIABLE = "CONVERGE_TOGETHER"
+"""A JSON list of files, one of each agent that starts together, this one's first."""
+_POLL_SECONDS = 0.02
 
 
 def main(arguments: list[str]) -> int:
@@ -27,6 +32,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    _wait_for_others()
     try:
         run(parse_args(arguments))
     except ChildFailedError as error:
@@ -34,6 +40,20 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _wait_for_others() -> None:
+    """Come to the rendezvous with the others, however far apart the imports end.
+
+    torchrun's own last call would have to outlast that, and be waited out after every loss. The
+    harness ends an agent that waits for one that has ended, or until the start-up timeout.
+    """
+    own, *others = json.loads(os.environ.get(TOGETHER_VARIABLE) or "[null]")
+    if own is None:
+        return
+    Path(own).touch()
+    while not all(Path(other).exists() for other in others):
+        time.sleep(_POLL_SECONDS)
 
 
 def _write_failures(error: object) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from harness.model import Job, RestartOwner, Role
 
-_LAST_CALL_S = 15
-"""Agents wait so long for further nodes once there are enough: longer than the starts of agents
-on a loaded machine are apart, as each later one costs a restart."""
+_LAST_CALL_S = 5
+"""Agents wait so long for further nodes once there are enough. Those that start together come
+together (``harness.rank.agent``), so only a survivor of a loss waits in vain."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
 """A node that sends no sign of life for their product is taken for lost."""
 
