@@ -21,6 +21,7 @@ from rich.progress import (
 from harness.launch.events import (
     Ended,
     Event,
+    GoingOn,
     Notice,
     Overview,
     Preparing,
@@ -73,14 +74,8 @@ class Display:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Preparing(what=what):
-                self._print(what)
-            case Notice(message=message):
-                self._print(f"warning: {message}", "yellow")
-            case Reused(job=job, record=record):
-                self._print(f"{job.name}: reused {record.folder}", "dim")
-            case Waiting(job=job):
-                self._print(f"{job.name}: another harness runs it; waiting for its result")
+            case Preparing() | Notice() | Reused() | Waiting() | GoingOn():
+                self._print(*line(event))
             case Started(job=job, attempt=attempt):
                 self._start(job, attempt)
             case Step(job=job, step=step, loss=loss, eta_s=eta_s):
@@ -126,6 +121,21 @@ class Display:
         if self._total is None:
             self._total = self._progress.add_task("[bold]jobs", total=total, note="")
         self._progress.update(self._total, completed=done, total=total, note=left(eta_s))
+
+
+def line(event: Preparing | Notice | Reused | Waiting | GoingOn) -> tuple[str, str]:
+    """One line on something that moves no bar, and its style."""
+    match event:
+        case Preparing(what=what):
+            return what, ""
+        case Notice(message=message):
+            return f"warning: {message}", "yellow"
+        case Reused(job=job, record=record):
+            return f"{job.name}: reused {record.folder}", "dim"
+        case Waiting(job=job):
+            return f"{job.name}: another harness runs it; waiting for its result", ""
+        case GoingOn(job=job, reason=reason):
+            return f"{job.name}: goes on: {reason}", ""
 
 
 def left(eta_s: float | None) -> str:

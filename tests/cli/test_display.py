@@ -7,7 +7,17 @@ import pytest
 from rich.console import Console
 
 from harness.cli.display import Display, left
-from harness.launch import Ended, Notice, Overview, Preparing, Retrying, Reused, Started, Step
+from harness.launch import (
+    Ended,
+    GoingOn,
+    Notice,
+    Overview,
+    Preparing,
+    Retrying,
+    Reused,
+    Started,
+    Step,
+)
 from harness.model import (
     Job,
     Parallelism,
@@ -86,6 +96,7 @@ def test_a_terminal_shows_step_loss_and_time_left():
     [
         (Reused(1.0, job(), record()), ["reused", "runs/tp2"]),
         (Notice(1.0, "the warm server died"), ["warning: the warm server died"]),
+        (GoingOn(1.0, job(), "segment 2 of 3", ()), ["goes on: segment 2 of 3"]),
         (Retrying(1.0, job(), "the port was taken"), ["starting once more", "the port was taken"]),
         (
             Ended(1.0, job(), record(RunStatus.CRASHED, RankError(1, "ValueError: [red] no"))),
