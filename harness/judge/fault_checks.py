@@ -53,6 +53,8 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
         if not np.array_equal(each.steps, np.arange(first, segment.until + 1)):
             trained = f"{each.steps[0]} to {each.steps[-1]}" if each.steps.size else "none"
             yield f"{words} trained steps {trained}", first
+        if not each.ended:
+            yield f"{words} did not come to its end", first
         first = segment.until + 1
     more = len(test.passes) - len(segments)
     if more:
@@ -95,6 +97,9 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         number = pass_of(test, fault)
         each = next((each for each in test.passes if each.number == number), None)
         if each is None:
+            if number is not None:
+                words = f"struck pass {number}, which left no evidence"
+                yield f"{fault.kind} at step {fault.step} {words}", fault.step
             continue
         words = f"{fault.kind} at step {fault.step} did not end pass {number}"
         if fault.index not in ended:
@@ -164,7 +169,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
                 unit="s",
                 onset=fault.step,
             )
-        seconds = min(after) - fault.at
+        seconds = after[0] - fault.at
         details.append(f"{name}: {seconds:.1f} s")
         if seconds > limit.value and late is None:
             late = fault
@@ -180,7 +185,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
 
 
 def _steps_after(test: Evidence, fault: Struck) -> list[float] | None:
-    """When steps ended after a fault, but for the one that it struck; None when unknown."""
+    """When steps ended after a fault, as trained, without the one that it struck; None: unknown."""
     number = pass_of(test, fault)
     found: list[float] = []
     for each in test.passes:

@@ -185,9 +185,17 @@ def _counters(load: Load) -> Iterator[Gap]:
         if now is None or before is None:
             yield Gap(f"{what} are told on one side only of {load.words}", first, told=False)
         elif now != before and not (what == TOKENS_SEEN and counts_one_rank(load)):
-            yield Gap(f"{what}: {now} in {load.words}, {before} were saved", first, counts=what)
+            # Without the degrees nothing tells whether this is the count of one rank.
+            told = what != TOKENS_SEEN or _degrees_told(load)
+            words = f"{what}: {now} in {load.words}, {before} were saved"
+            yield Gap(words, first, told, counts=what)
     if loaded.names == saved.names:
         yield from _updates_counted(load, saved, loaded)
+
+
+def _degrees_told(load: Load) -> bool:
+    ran = (load.source.in_force if load.source else None, load.into.in_force)
+    return all(parallelism_of(each) is not None for each in ran)
 
 
 def counts_one_rank(load: Load) -> str:

@@ -134,7 +134,7 @@ def lost_words(lost: Lost) -> str:
     for part in lost.off:
         what = part.name if part.name != PARAMETERS else "the value"
         most = float(part.difference[part.off[0]])
-        off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing or zero"
+        off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing, zero or NaN"
         words.append(
             f"{what} of {part.off.size} of {len(part.tensors)} parameters is {off} "
             f"({part.tensors[part.off[0]]})"

@@ -190,7 +190,7 @@ ELASTIC_CASES = {
             state_sketch=nulled(LOST.state_sketch, (slice(None), 1)),
         ),
         FAIL,
-        "exp_avg_sq of 3 of 3 parameters is missing or zero",
+        "exp_avg_sq of 3 of 3 parameters is missing, zero or NaN",
     ),
     "a state gone": (
         "state-restored",
@@ -251,6 +251,18 @@ ELASTIC_CASES = {
         with_pass(ELASTIC, 2, world_size=2),
         INVALID,
         "segment 2 (steps 9 to 14, one rank) ran on 2 ranks",
+    ),
+    "a segment that did not end": (
+        "segments-as-scheduled",
+        with_pass(ELASTIC, 2, ended=False),
+        INVALID,
+        "segment 2 (steps 9 to 14, one rank) did not come to its end",
+    ),
+    "tokens of unknown degrees": (
+        "passes-continuous",
+        with_pass(with_loaded(ELASTIC, 2, tokens_seen=4000), 2, in_force=None),
+        INVALID,
+        "tokens seen: 4000 in pass 2",
     ),
     "other steps": (
         "segments-as-scheduled",
@@ -319,6 +331,18 @@ FAULT_CASES = {
         replace(BROKEN, struck=(replace(STRUCK[0], at=1940.0), STRUCK[1])),
         FAIL,
         "kill at step 10: 61.0 s",
+    ),
+    "late in its first step alone": (
+        "recovers-in-time",
+        with_signal(BROKEN, 2, "at", lambda step, x: x + 3600 * (step == 9)),
+        FAIL,
+        "kill at step 10: 3611.0 s",
+    ),
+    "struck what left nothing": (
+        "faults-struck",
+        replace(BROKEN, passes=BROKEN_PASSES[1:]),
+        INVALID,
+        "kill at step 10 struck pass 1, which left no evidence",
     ),
     "never again": (
         "recovers-in-time",
