@@ -608,6 +608,23 @@ def test_a_config_that_leaves_the_loader_out_is_named():
     assert "checkpoint.exclude_from_loading leaves out dataloader" in verdict.cause
 
 
+def test_a_schedule_that_starts_over_is_named_with_the_pass():
+    """The rate of the optimizer came back, and the schedule that sets the next one did not."""
+    left_out = {"checkpoint.exclude_from_loading": ["lr_scheduler"]}
+    test = with_signals(
+        with_pass(ELASTIC, 2, in_force={**ran(ONE), "config": {**ran(ONE)["config"], **left_out}}),
+        lr=lambda step, rate: rate if step < 10 else 5e-4,
+        loss=lambda step, loss: loss if step < 10 else loss * 1.01,
+        loss_recomputed=lambda step, loss: loss if step < 10 else loss * 1.01,
+    )
+    verdict = judged(test, ELASTIC_SPEC)
+    assert verdict.cause_class is CauseClass.LEARNING_RATE
+    assert (
+        "; step 10 is of pass 2, which loads step 8 (FSDP 2 -> one rank); "
+        "checkpoint.exclude_from_loading leaves out lr_scheduler" in verdict.cause
+    )
+
+
 CAUSES = {
     "moments": (CauseClass.STATE, "optimizer state (exp_avg_sq) lost at the resume", 9),
     "a parameter": (CauseClass.STATE, "parameters lost at the resume", 9),
