@@ -7,10 +7,10 @@ from collections.abc import Callable
 from harness.errors import Problem
 from harness.experiment.kinds import ElasticTable
 from harness.experiment.tables import ParallelismTable
-from harness.model import Parallelism, Segment, SetSpec
+from harness.model import LOCAL_BATCH, Parallelism, Segment, SetSpec
 
 
-def parallelism_of(table: ParallelismTable) -> Parallelism:
+def written_degrees(table: ParallelismTable) -> Parallelism:
     """The degrees in a table that may hold more."""
     return Parallelism(**{name: getattr(table, name) for name in ParallelismTable.model_fields})
 
@@ -52,9 +52,9 @@ def segments_of(
             )
         )
     # What is no number is refused with the sizes of the set (harness/plan).
-    local = spec.setting("training.local_batch_size")
+    local = spec.setting(LOCAL_BATCH)
     default = local if isinstance(local, int) else 1
-    degrees = [parallelism_of(segment) for segment in table.segments]
+    degrees = [written_degrees(segment) for segment in table.segments]
     return tuple(
         Segment(
             until=segment.until,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, Problem
-from harness.experiment.elastic import parallelism_of, schedule_of, segments_of
+from harness.experiment.elastic import schedule_of, segments_of, written_degrees
 from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
 from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
@@ -93,7 +93,7 @@ class SetBuilder:
         train_config = self._train_config(table, where, control)
         if train_config is None:
             return None
-        parallelism = parallelism_of(table.parallelism)
+        parallelism = written_degrees(table.parallelism)
         default_toolchain = control.toolchain if control else self.trainer.toolchain
         spec = SetSpec(
             name=name,

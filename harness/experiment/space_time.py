@@ -17,10 +17,8 @@ from harness.errors import Problem
 from harness.experiment.kinds import GeneratedTable, SpaceTimeTable
 from harness.experiment.read import flatten
 from harness.experiment.tables import FixedTable, validate
-from harness.model import Loader, SetSpec, Setting
+from harness.model import GLOBAL_BATCH, LOCAL_BATCH, Loader, SetSpec, Setting
 
-LOCAL_BATCH = "training.local_batch_size"
-GLOBAL_BATCH = "training.global_batch_size"
 RESHARD = "parallelism.fsdp_reshard_after_forward"
 """``always`` frees gathered parameters after the forward, ``never`` keeps them for the backward
 (torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.model import Evidence, Flags, Integers, Parallelism, Pass, SetSpec
-
-LOCAL_BATCH = "training.local_batch_size"
-"""The key of a train config that each segment of an elastic set has its own value of."""
+from harness.model import LOCAL_BATCH, Evidence, Flags, Integers, Parallelism, Pass, SetSpec
 
 
 def owner(evidence: Evidence, step: int) -> Pass | None:

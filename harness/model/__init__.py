@@ -24,28 +24,32 @@ from harness.model.evidence import (
 from harness.model.experiment import (
     CADENCE_OFF,
     DEFAULT_REPEATS,
+    GLOBAL_BATCH,
+    LOCAL_BATCH,
     POWERS_OF_TWO,
     Cadence,
     Experiment,
-    Fault,
-    FaultKind,
-    Kind,
     Loader,
-    Parallelism,
     Precision,
-    Recovery,
     Repeat,
     RepeatKind,
-    RestartOwner,
     Role,
-    Segment,
     SetSpec,
     Setting,
     SyntheticData,
     Technique,
-    Torn,
     TrainConfig,
 )
+from harness.model.kinds import (
+    Fault,
+    FaultKind,
+    Kind,
+    Recovery,
+    RestartOwner,
+    Segment,
+    Torn,
+)
+from harness.model.parallelism import Parallelism
 from harness.model.plan import Job, Plan, Surroundings, Toolchain
 from harness.model.runs import RankError, RunRecord, RunStatus
 from harness.model.verdict import (
@@ -62,6 +66,8 @@ from harness.model.verdict import (
 __all__ = [
     "CADENCE_OFF",
     "DEFAULT_REPEATS",
+    "GLOBAL_BATCH",
+    "LOCAL_BATCH",
     "POWERS_OF_TWO",
     "BufferRows",
     "Cadence",

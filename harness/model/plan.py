@@ -11,10 +11,10 @@ from harness.model.experiment import (
     Precision,
     Repeat,
     Role,
-    Segment,
     SetSpec,
     SyntheticData,
 )
+from harness.model.kinds import Segment
 
 
 @dataclass(frozen=True, slots=True)

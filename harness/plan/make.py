@@ -8,6 +8,7 @@ from typing import cast
 
 from harness.errors import ConfigError, Problem
 from harness.model import (
+    GLOBAL_BATCH,
     Experiment,
     Job,
     Parallelism,
@@ -131,7 +132,7 @@ def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
                 stated,
                 f"in {spec.train_config.path}, or by set",
             )
-    written = spec.setting("training.global_batch_size", -1)
+    written = spec.setting(GLOBAL_BATCH, -1)
     if written != -1 and _positive(written) is None:
         yield Problem(
             f"{experiment.path}: {spec.name!r}: training.global_batch_size",
@@ -179,7 +180,7 @@ def _job(
     local = _size(spec, "local_batch_size")
     if spec.segments:
         local = spec.segments[0].local_batch_size  # as the degrees of the set are the first's
-    written = _positive(spec.setting("training.global_batch_size"))
+    written = _positive(spec.setting(GLOBAL_BATCH))
     made = seed_identity(spec, toolchain, seed, surroundings)
     needs = made if experiment.seed_checkpoint is None else None
     return Job(

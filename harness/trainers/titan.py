@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.model import Fault, Job, Role, Segment
+from harness.model import GLOBAL_BATCH, Fault, Job, Role, Segment
 from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
 from harness.trainers.passes import has_metadata, last_step
 
@@ -55,7 +55,7 @@ def job_payload(
     overrides = dict(spec.overrides)
     if in_passes:
         # Each segment accumulates up to it: it must not follow from a segment's own degrees.
-        overrides["training.global_batch_size"] = job.global_batch_size
+        overrides[GLOBAL_BATCH] = job.global_batch_size
     recovery = spec.recovery if in_passes else None
     return {
         "name": job.name,

@@ -1,0 +1,104 @@
+"""What a test set puts to the test, and the parts of a run in several passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.model.parallelism import Parallelism
+
+
+class Kind(StrEnum):
+    """What a test set puts to the test."""
+
+    PARALLEL = "parallel"
+    """One uninterrupted run of other degrees or techniques."""
+    SPACE_TIME = "space_time"
+    """The same, generated: data-parallel degree against gradient accumulation, and DDP, HSDP and
+    FSDP's shardings."""
+    ELASTIC = "elastic"
+    """A schedule of segments with their own degrees, joined by resharded checkpoints."""
+    FAULT = "fault"
+    """A run that is broken by a script of faults and has to recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of an elastic run: from the step after the segment before to ``until``."""
+
+    until: int
+    """Its last step; a checkpoint is written then."""
+    parallelism: Parallelism
+    local_batch_size: int
+    """The global batch is held by accumulation."""
+    pipeline_schedule: str | None = None
+
+
+class FaultKind(StrEnum):
+    KILL = "kill"
+    """SIGKILL of one rank, in the middle of the step."""
+    HANG = "hang"
+    """One rank stops answering, in the middle of the step."""
+    NAN_BATCH = "nan_batch"
+    """One rank's forward pass gives NaN, in this step and this pass only."""
+    CKPT_TORN = "ckpt_torn"
+    """The checkpoint of the step is torn: death before it is whole, or a shard cut short."""
+    DISK_FULL = "disk_full"
+    """No space is left (ENOSPC) for one rank's shard of the checkpoint of the step."""
+    PREEMPT = "preempt"
+    """SIGTERM of the whole job once the step has ended, as a spot instance gets."""
+    AGENT_LOSS = "agent_loss"
+    """One node (torchrun's agent and its workers) is killed once the step has ended."""
+    JOIN = "join"
+    """A node joins the elastic job once the step has ended."""
+
+
+class Torn(StrEnum):
+    """How a checkpoint is torn."""
+
+    DEATH = "death"
+    """Every rank dies after the shards and before the metadata."""
+    TRUNCATED = "truncated"
+    """The checkpoint looks whole, one shard is cut short, and the job dies after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One entry of a script of faults. It strikes once, however often its step is replayed."""
+
+    kind: FaultKind
+    step: int
+    rank: int = 0
+    """Of ``kill hang nan_batch disk_full`` and a truncated shard."""
+    node: int = 1
+    """Of ``agent_loss``: 0 is the node with the rendezvous store."""
+    torn: Torn = Torn.DEATH
+
+
+class RestartOwner(StrEnum):
+    TORCHRUN = "torchrun"
+    """torchrun restarts its workers in place (``--max-restarts``)."""
+    HARNESS = "harness"
+    """The harness starts torchrun again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How a ``fault`` set is broken, and how it is to recover."""
+
+    faults: tuple[Fault, ...]
+    """In the order of their steps."""
+    checkpoint_every: int
+    restarts: RestartOwner = RestartOwner.HARNESS
+    max_restarts: int = 3
+    within_s: float = 120.0
+    """Longest time from a fault to the first step that ends after it."""
+    nodes: tuple[int, int] = (1, 1)
+    """Fewest and most nodes; the set's degrees are those of the most, dp_shard shrinks with it."""
+
+    @property
+    def first_nodes(self) -> int:
+        """Nodes at the start: the most, unless one is to join before any is lost."""
+        kinds = (fault.kind for fault in self.faults)
+        first = next((k for k in kinds if k in (FaultKind.JOIN, FaultKind.AGENT_LOSS)), None)
+        return self.nodes[0] if first is FaultKind.JOIN else self.nodes[1]
