@@ -80,7 +80,7 @@ def start_run(
         attempt=attempt,
         lock=lock,
         call=_start_call(place, job, folder, first_call(job), slots),
-        warm=_stand_in(place, job) is not None,
+        warm=place.servers.python(job.toolchain.name) is not None,
         environment=environment({}, _resources(place, slots), folder, job),
         payload=payload,
         tail=MetricsTail(folder, comes_in_passes(job)),
@@ -153,7 +153,7 @@ def _start_agent(
         others = (other for other in range(call.nodes) if other != node)
         arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
         variables["CONVERGE_TOGETHER"] = json.dumps(arrived)
-    stand_in = _stand_in(place, job)
+    stand_in = place.servers.python(job.toolchain.name)
     if stand_in is not None:
         variables["PYTHON_EXEC"] = str(stand_in)  # what torchrun starts its ranks with
     meeting = _meeting(job, endpoint, node)
@@ -168,15 +168,6 @@ def _start_agent(
     except OSError as error:
         raise StoreError(f"{folder}: cannot start {command[0]}: {error}") from error
     return Agent(process, work, logs)
-
-
-def _stand_in(place: Place, job: Job) -> Path | None:
-    """The warm start's Python; None: start cold.
-
-    Jobs of several nodes always do: agents forked from one server were seen to miss the
-    rendezvous of the first.
-    """
-    return None if most_nodes(job) > 1 else place.servers.python(job.toolchain.name)
 
 
 def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:

@@ -1,9 +1,9 @@
 """``python -m harness.rank.agent TORCHRUN-ARGUMENTS``: torchrun that dies with its starter.
 
-Three things that ``python -m torch.distributed.run`` does not do: end when the harness that
-started it is killed; leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
-torchrun only prints it; and wait with the rendezvous for the agents of the nodes that are to start
-together (``$CONVERGE_TOGETHER``).
+Some things that ``python -m torch.distributed.run`` does not do: end when the harness that
+started it is killed, leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
+torchrun only prints it, wait with the rendezvous for the agents of the nodes that are to start
+together (``$CONVERGE_TOGETHER``), and rendezvous without delay in a process with many modules.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    _quicken_rendezvous()
     _wait_for_others()
     try:
         run(parse_args(arguments))
@@ -40,6 +41,19 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _quicken_rendezvous() -> None:
+    """Name the callers of rendezvous actions without ``inspect.stack()``.
+
+    torch 2.13 (``dynamic_rendezvous.get_method_name``) calls it for every action, between reading
+    the shared state and writing it back if nobody else has meanwhile. It looks through all modules
+    of the process, which takes a fork of the warm server some 0.5 s: heartbeats of other nodes
+    then win every time, and a node that wants to join may never get in, or miss the last call.
+    """
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+    dynamic_rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
 def _wait_for_others() -> None:

@@ -64,6 +64,14 @@ def torn(name, how):
 
 
 WARM = (
+    # First, as it takes longest.
+    broken(
+        tiny_job("lost and joined", steps=7),
+        Fault(FaultKind.AGENT_LOSS, 3),
+        Fault(FaultKind.JOIN, 5),
+        restarts=TORCHRUN,
+        nodes=(1, 2),
+    ),
     elastic(tiny_job("elastic"), (2, 2), (3, 1), (5, 3)),
     elastic(tiny_job("elastic crash", mode="crash", at=3), (2, 2), (4, 1)),
     elastic(tiny_job("elastic forget", mode="forget"), (2, 1), (4, 1)),
@@ -77,14 +85,6 @@ WARM = (
     broken(tiny_job("bad at once", mode="crash", at=1)),
 )
 COLD = (
-    # Jobs of two nodes, which always start cold, begin first: they take longest.
-    broken(
-        tiny_job("lost and joined", steps=7),
-        Fault(FaultKind.AGENT_LOSS, 3),
-        Fault(FaultKind.JOIN, 5),
-        restarts=TORCHRUN,
-        nodes=(1, 2),
-    ),
     broken(tiny_job("joined", steps=6), Fault(FaultKind.JOIN, 3), restarts=TORCHRUN, nodes=(1, 2)),
     killed("killed cold"),
     preempted("preempted cold", TORCHRUN),
