@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import matrix, space_time
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
+from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
 from harness.experiment.seed_checkpoint import find_seed_checkpoint
 from harness.experiment.sets import SetBuilder, Where
@@ -24,7 +25,6 @@ from harness.experiment.tables import (
     TrainerTable,
     validate,
 )
-from harness.experiment.train_config import find_file
 from harness.model import Experiment, Repeat, RepeatKind, SetSpec
 
 GENERATED = re.compile(r"seed(\.\d+)?")
@@ -279,4 +279,4 @@ def _calibration(written: str | None, folders: tuple[Path, ...]) -> Path | None:
     """The file, if it is there; else where it should be, for `converge calibrate` to write."""
     if written is None:
         return None
-    return find_file(written, folders) or folders[0] / Path(written).expanduser()
+    return find_file(written, folders) or folders[0] / expanded(written)

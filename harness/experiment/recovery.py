@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from harness.errors import Problem
@@ -28,6 +29,8 @@ KEYS = {
 }
 """Which faults a key of a fault is for."""
 COLLECTIVE_TIMEOUT = "comm.train_timeout_seconds"
+HANG_FLOOR_S = 10.0
+"""A rank that hangs is noticed by its silence, which takes half of the time to recover."""
 
 Where = Callable[[str], str]
 
@@ -69,14 +72,8 @@ def recovery_of(
         nodes=(table.nodes[0], table.nodes[1]),
     )
     problems += _node_problems(recovery, spec, where)
-    needed = sum(fault.kind is not FaultKind.JOIN for fault in recovery.faults)
-    if needed > recovery.max_restarts:
-        problems.append(
-            Problem(
-                where("max_restarts"),
-                f"{recovery.max_restarts}, and {needed} faults of the script need a restart each",
-            )
-        )
+    problems += _time_problems(recovery, where)
+    problems += _script_problems(in_order, recovery, where)
     nodes = recovery.first_nodes
     for index, fault in in_order:
         at = _At(fault, FaultKind(fault.kind), nodes)
@@ -109,6 +106,51 @@ def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[
         )
     elif degrees.world_size % most:
         yield Problem(where("nodes"), f"{degrees.world_size} ranks do not fill {most} nodes")
+
+
+def _time_problems(recovery: Recovery, where: Where) -> Iterator[Problem]:
+    """There have to be restarts for all faults, and time to notice that a rank hangs."""
+    needed = sum(fault.kind is not FaultKind.JOIN for fault in recovery.faults)
+    if needed > recovery.max_restarts:
+        faults = (
+            "1 fault needs a restart" if needed == 1 else f"{needed} faults need a restart each"
+        )
+        yield Problem(where("max_restarts"), f"is {recovery.max_restarts}, and {faults}")
+    hangs = any(fault.kind is FaultKind.HANG for fault in recovery.faults)
+    if hangs and recovery.within_s < HANG_FLOOR_S:
+        yield Problem(
+            where("recover_within_s"),
+            f"{recovery.within_s:g} s are too few to notice a rank that hangs and to start again",
+            f"at least {HANG_FLOOR_S:g} s in a script with hang",
+        )
+
+
+def _script_problems(
+    in_order: Sequence[tuple[int, FaultTable]], recovery: Recovery, where: Where
+) -> Iterator[Problem]:
+    """Faults must not race with each other, and one of them has to lead to a checkpoint's load."""
+    for (earlier, first), (later, second) in pairwise(in_order):
+        if first.step == second.step:
+            yield Problem(
+                where(f"faults[{later}].step"),
+                f"{second.kind} strikes at step {second.step}, and so does faults[{earlier}], "
+                f"{first.kind}: they would race, and could not each end a pass",
+                "one fault a step at most",
+            )
+    every = recovery.checkpoint_every
+    if not any(_comes_after(every, fault) for fault in recovery.faults):
+        yield Problem(
+            where("faults"),
+            "none strikes after a whole checkpoint, so there is nothing to recover from: with "
+            f"checkpoint_every = {every} the first is that of step {every}",
+            f"a fault after step {every}",
+        )
+
+
+def _comes_after(checkpoint: int, fault: Fault) -> bool:
+    """Whether a fault strikes when that step's checkpoint is whole, if need be in a replay."""
+    at_its_step = fault.kind in AFTER_THE_STEP  # checkpoints are written before these strike
+    return fault.step > checkpoint or (at_its_step and fault.step == checkpoint)
 
 
 def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.errors import Problem
+from harness.experiment.paths import find
 
 METADATA = ".metadata"
 """Written last by torch.distributed.checkpoint, so a folder without it was never finished."""
@@ -31,8 +32,7 @@ def find_seed_checkpoint(
     if written is None:
         return None
     place = where("seed_checkpoint")
-    candidates = (folder / Path(written).expanduser() for folder in folders)
-    path = next((path for path in candidates if path.exists()), None)
+    path = find(written, folders)
     if path is None:
         looked = ", ".join(map(str, folders))
         problems.append(Problem(place, f"there is no folder {written!r}", f"looked in: {looked}"))

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, Problem
+from harness.experiment.checkpoint_keys import pass_problems, start_problems
 from harness.experiment.elastic import schedule_of, segments_of, written_degrees
 from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
+from harness.experiment.paths import find_file
 from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
 from harness.experiment.space_time import hold_global_batch
 from harness.experiment.tables import SetTable, TrainerTable, show
-from harness.experiment.train_config import find_file, load_train_config
+from harness.experiment.train_config import load_train_config
 from harness.model import Kind, SetSpec, Setting, Technique, TrainConfig
 
 OWNED = {
@@ -34,24 +36,6 @@ OWNED = {
 }
 """Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
 what the plan computes from that word."""
-
-CHECKPOINTS = frozenset(
-    f"checkpoint.{key}"
-    for key in (
-        "async_mode",
-        "create_seed_checkpoint",
-        "enable",
-        "folder",
-        "initial_load_path",
-        "interval",
-        "keep_latest_k",
-        "last_save_in_hf",
-        "last_save_model_only",
-        "load_only",
-        "load_step",
-    )
-)
-"""Keys by which the harness keeps the passes of an elastic or fault set together."""
 
 Where = Callable[[str], str]
 """From a key within a table to its place in the file, for messages."""
@@ -120,31 +104,17 @@ class SetBuilder:
         """The set with what only its kind has."""
         match table:
             case ElasticTable():
-                self._leave_checkpoints(table, where)
+                self.problems += pass_problems(spec, table.overrides, where, self.where_trainer)
                 segments = segments_of(table, spec, where, self.problems)
                 return replace(spec, kind=Kind.ELASTIC, segments=segments)
             case FaultSetTable():
-                self._leave_checkpoints(table, where)
+                self.problems += pass_problems(spec, table.overrides, where, self.where_trainer)
                 recovery = recovery_of(table, spec, where, self.problems)
                 return replace(spec, kind=Kind.FAULT, recovery=recovery)
             case GeneratedTable() if control is not None:
                 overrides = hold_global_batch(table, spec, control, where, self.problems)
                 return replace(spec, kind=Kind.SPACE_TIME, overrides=overrides)
         return spec
-
-    def _leave_checkpoints(self, table: SetTable | ElasticTable, where: Where) -> None:
-        """Refuse settings by which the harness itself writes and loads checkpoints."""
-        own = {key for key, _ in flatten(table.overrides)}
-        for key in sorted(CHECKPOINTS & (own | set(self.common))):
-            place = where if key in own else self.where_trainer
-            self.problems.append(
-                Problem(
-                    place(f"set.{key}"),
-                    "is not set here: the harness writes and loads the checkpoints of elastic and "
-                    "fault sets",
-                    "when: by `until` of segments and checkpoint_every",
-                )
-            )
 
     def _train_config(
         self, table: SetTable | ElasticTable, where: Where, control: SetSpec | None
@@ -184,6 +154,7 @@ class SetBuilder:
             elif isinstance(value, dict):
                 self.problems.append(Problem(place, f"must be a value, not {show(value)}"))
             overrides[key] = value
+        self.problems += start_problems(overrides, where)
         return overrides
 
     def _inject(self, written: str | None, where: Where) -> str | None:

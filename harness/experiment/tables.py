@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, suggest
+from harness.experiment.paths import expanded
 from harness.experiment.words import cadence_of, repeat_of
 from harness.model import DEFAULT_REPEATS, POWERS_OF_TWO, Cadence, Kind, Repeat, Technique
 
@@ -88,6 +89,14 @@ def _is_readable(schema: int) -> int:
     return schema
 
 
+def _is_path(value: str) -> str:
+    try:
+        expanded(value)
+    except ValueError as error:
+        raise PydanticCustomError("home", "{why}", {"why": str(error)}) from None
+    return value
+
+
 def _is_name(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("name", "is empty")
@@ -115,7 +124,9 @@ KindWord = Annotated[str, one_of(Kind)]
 Words = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_NAME)]], AfterValidator(_no_repetition)
 ]
-FilePath = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_is_name)]
+FilePath = Annotated[
+    str, Field(min_length=1, max_length=4096), AfterValidator(_is_name), AfterValidator(_is_path)
+]
 
 
 # --------------------------------------------------------------------- tables

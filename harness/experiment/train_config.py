@@ -26,6 +26,7 @@ from typing import Annotated
 from pydantic import Field
 
 from harness.errors import ConfigError, Problem
+from harness.experiment.paths import find_file
 from harness.experiment.read import read_toml
 from harness.experiment.tables import Table, one_of, validate
 from harness.model import Loader, SyntheticData, TrainConfig
@@ -57,12 +58,6 @@ class ConvergeTable(Table):
     config: Annotated[str, Field(min_length=1)] | None = None
     model: ModelShapeTable = ModelShapeTable()
     data: DataTable | None = None
-
-
-def find_file(written: str, folders: Sequence[Path]) -> Path | None:
-    """The first of ``folders`` in which the path exists as a file; None when none has it."""
-    candidates = (folder / Path(written).expanduser() for folder in folders)
-    return next((path for path in candidates if path.is_file()), None)
 
 
 def load_train_config(written: str, folders: Sequence[Path], asked_at: str) -> TrainConfig:

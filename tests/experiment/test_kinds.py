@@ -170,7 +170,7 @@ WRONG = {
     ),
     "checkpoint settings of a fault set": (
         FAULT + SCRIPT + 'set.checkpoint = { folder = "x", keep_latest_k = 1 }\n',
-        ["set.checkpoint.folder", "set.checkpoint.keep_latest_k"],
+        ["set.checkpoint.folder", "use trainer.seed_checkpoint", "set.checkpoint.keep_latest_k"],
     ),
     "no faults": (FAULT + "checkpoint_every = 5\nfaults = []\n", ["faults", "name a fault"]),
     "an unknown fault": (
@@ -245,7 +245,36 @@ WRONG = {
     ),
     "too few restarts": (
         FAULT + SCRIPT + "max_restarts = 0\n",
-        ["max_restarts", "1 faults of the script"],
+        ["max_restarts", "is 0, and 1 fault needs a restart"],
+    ),
+    "too few restarts for several faults": (
+        FAULT
+        + "max_restarts = 1\ncheckpoint_every = 5\n"
+        + 'faults = [{ kind = "kill", step = 6 }, { kind = "kill", step = 7 }]\n',
+        ["max_restarts", "is 1, and 2 faults need a restart each"],
+    ),
+    "checkpoints that are never written": (
+        FAULT + SCRIPT.replace("every = 5", "every = 100"),
+        ["faults of 't'", "none strikes after a whole checkpoint", "a fault after step 100"],
+    ),
+    "a fault before the first checkpoint": (
+        FAULT + SCRIPT.replace("step = 6", "step = 5"),
+        ["faults of 't'", "checkpoint_every = 5 the first is that of step 5"],
+    ),
+    "the first checkpoint torn": (
+        FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5 }]\n',
+        ["faults of 't'", "a fault after step 5"],
+    ),
+    "two faults at once": (
+        FAULT
+        + "checkpoint_every = 4\nfaults = [\n"
+        + '{ kind = "preempt", step = 8 }, { kind = "kill", step = 3 },\n'
+        + '{ kind = "ckpt_torn", step = 8 }]\n',
+        ["faults[2].step", "ckpt_torn strikes at step 8", "faults[0], preempt", "one fault a step"],
+    ),
+    "no time to notice a hang": (
+        FAULT + SCRIPT.replace('"kill"', '"hang"') + "recover_within_s = 5\n",
+        ["recover_within_s", "5 s are too few", "at least 10 s"],
     ),
     "torchrun preempted": (
         FAULT
@@ -304,6 +333,42 @@ def test_what_is_wrong_is_named_with_its_place(problems, case):
     found = problems(text)
     assert all(word in "\n".join(found) for word in words), found
     assert all(each.startswith(": test[0].") and " of 't'" in each for each in found), found
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        '{ kind = "preempt", step = 5 }',  # strikes when the checkpoint of its step is written
+        '{ kind = "kill", step = 6 }, { kind = "kill", step = 2 }',
+        '{ kind = "ckpt_torn", step = 5 }, { kind = "kill", step = 7 }',  # whole in the replay
+        '{ kind = "disk_full", step = 10 }',
+    ],
+)
+def test_one_fault_after_a_whole_checkpoint_makes_a_script(load, faults):
+    (test,) = load(FAULT + f"checkpoint_every = 5\nfaults = [{faults}]\n").tests
+    assert test.recovery.checkpoint_every == 5
+
+
+OF_HARNESS = ("interval = 5", "load_step = 4", 'initial_load_path = "x"', "load_only = true")
+
+
+@pytest.mark.parametrize("body", [ELASTIC + SEGMENTS, FAULT + SCRIPT])
+def test_a_train_config_leaves_the_checkpoints_of_resumed_sets_alone(problems, folder, body):
+    config = folder / "base.toml"
+    kept = 'exclude_from_loading = ["dataloader"]'
+    config.write_text(config.read_text() + "\n".join(["[checkpoint]", kept, *OF_HARNESS]))
+    found = problems(body)
+    keys = sorted(written.split()[0] for written in OF_HARNESS)
+    assert [each.split(": ")[:2] for each in found] == [
+        ["base.toml", f"checkpoint.{key}"] for key in keys
+    ]
+    assert all("the harness writes and loads" in each for each in found)
+
+
+def test_a_train_config_may_write_checkpoints_of_sets_that_do_not_resume(load, folder):
+    config = folder / "base.toml"
+    config.write_text(config.read_text() + "[checkpoint]\ninterval = 5\n")
+    assert load(HEAD + "parallelism = { dp_shard = 2 }\n").tests
 
 
 def test_torchrun_survives_a_hang_that_collectives_notice_in_time(load):

@@ -233,6 +233,9 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
     [
         ('control = "contrl"', "test[0].control of 'tp': there is no control 'contrl' (did you"),
         ("set = { parallelism.tensor_parallel_degree = 2 }", "is not set here (use parallelism.tp"),
+        ('set = { "checkpoint.initial_load_path" = "/w" }', "not set here: the harness decides"),
+        ("set.checkpoint = { load_step = 3 }", "use trainer.seed_checkpoint"),
+        ("set.checkpoint.initial_load_in_hf = true", "use trainer.seed_checkpoint"),
         ('set = { "training.steps" = 1, training = { steps = 2 } }', "is set twice"),
         ('set = { "training..steps" = 1 }', "is no dotted key"),
         ("set = { training = {} }", "must be a value, not {}"),
@@ -250,6 +253,9 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
         ("parallelism.tp = 70000", "this is no TOML"),
         ('train_config = "nowhere.toml"', "there is no train config 'nowhere.toml'"),
         ("parallel = 2", "unknown key (did you mean 'parallelism'?"),
+        ('train_config = "~nosuchuser/x.toml"', "nobody's home folder is known as '~nosuchuser'"),
+        ('inject = "~nosuchuser/x.py:f"', "nobody's home folder is known as '~nosuchuser'"),
+        (f'train_config = "{"n" * 300}"', "there is no train config 'nnn"),
         ("note = 3", "must be a string, not 3"),
     ],
 )
@@ -281,6 +287,21 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         ),
         ("schema = 1", "schema = 1\nrepeats = [2]", ": repeats[0]: must be a string, not 2"),
         ("schema = 1", "schema = 1\ncalibration = 3", ": calibration: must be a string, not 3"),
+        (
+            "schema = 1",
+            'schema = 1\ncalibration = "~nosuchuser/c.json"',
+            ": calibration: nobody's home folder is known as '~nosuchuser'",
+        ),
+        (
+            "[trainer]",
+            '[trainer]\nseed_checkpoint = "~nosuchuser/c"',
+            ": trainer.seed_checkpoint: nobody's home folder is known as '~nosuchuser'",
+        ),
+        (
+            "[trainer]",
+            "[trainer]\nset.checkpoint.load_step = 2",
+            ": trainer.set.checkpoint.load_step: is not set here",
+        ),
         (
             "[control]",
             "[probe]\ncadence = 'power of two'\n[control]",
