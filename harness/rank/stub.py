@@ -66,7 +66,10 @@ def wait(server: socket.socket) -> int:
     """Hand signals on until the server tells the child's exit code (negative: a signal)."""
 
     def hand_on(number: int, _frame: object) -> None:
-        server.send(bytes([number]))
+        try:
+            server.send(bytes([number]))
+        except OSError:  # it has closed the connection: its answer is there to be read, or none is
+            return
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # meant for the program itself
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +17,9 @@ from launch_jobs import plan_of
 
 from harness import launch
 from harness.launch import RunOptions, run_plan
-from harness.launch.warm import ServerState, start_server
+from harness.launch.warm import STUB, ServerState, start_server
 from harness.model import RunStatus
+from harness.rank.stub import EXIT_CODE, LENGTH
 from harness.trainers import Resources, environment
 
 pytestmark = pytest.mark.timeout(300)
@@ -91,6 +95,37 @@ def test_signals_are_handed_on(server):
     assert process.wait(10) == 5
     psutil.wait_procs([child], timeout=10)
     process.stdout.close()
+
+
+def until(true):
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_exit_code_comes_back_though_a_signal_comes_after_it(tmp_path):
+    """As torchrun's SIGTERM to a rank that has just been killed."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        stub = subprocess.Popen([sys.executable, "-I", "-S", STUB, tmp_path / "s", "-m", "any"])
+        connection, _ = listener.accept()
+    with connection:
+        head, streams, _, _ = socket.recv_fds(connection, LENGTH.size, 3)
+        for stream in streams:
+            os.close(stream)
+        connection.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+        status = Path(f"/proc/{stub.pid}/status")
+        caught = re.compile(r"SigCgt:\s*(\w+)")
+        handled = 1 << (signal.SIGTERM - 1)
+        until(lambda: int(caught.search(status.read_text())[1], 16) & handled)
+        stub.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(stub.pid).status() == psutil.STATUS_STOPPED)
+        connection.sendall(EXIT_CODE.pack(-signal.SIGKILL))
+    stub.terminate()
+    stub.send_signal(signal.SIGCONT)
+    assert stub.wait(20) == -signal.SIGKILL
 
 
 def test_child_dies_with_its_stub(server):
