@@ -71,7 +71,7 @@ def watch_checkpoints(trainer: Any, job: Job, probe: Probe) -> None:
         nonlocal began
         if not began:
             began = True
-            probe.on_load(_step_of(source, job), counters(trainer))
+            probe.on_load(_loaded_step(source, job), counters(trainer))
         return trainer.step < job.last_step and continues()
 
     checkpointer.dcp_load = watched_load
@@ -93,9 +93,16 @@ def counters(trainer: Any) -> Counters:
     )
 
 
-def _step_of(source: str | None, job: Job) -> int:
-    """Of the checkpoint that was loaded; 0 when it was none of the run's own."""
-    path = Path(source) if source is not None else None
-    if path is None or path.parent != job.run_folder / _FOLDER:
+def _loaded_step(source: str | None, job: Job) -> int | None:
+    """Of the checkpoint that was loaded; 0 for the seed checkpoint, None for one of no known place.
+
+    A run without a seed checkpoint starts at step 0 from the trainer's own weights.
+    """
+    if source is None:
+        return 0 if job.seed_checkpoint is None else None
+    path = Path(source)
+    if path == job.seed_checkpoint:
         return 0
+    if path.parent != job.run_folder / _FOLDER:
+        return None
     return int(path.name.removeprefix("step-"))

@@ -81,6 +81,7 @@ def _record(path: Path, index: int, fault: Fault, pass_number: int) -> None:
             "step": fault.step,
             "at": time.time(),
             "pass": pass_number,
+            "rank": fault.rank,
             "torn": fault.kind in ("ckpt_torn", "disk_full"),
         },
     )

@@ -270,10 +270,10 @@ class Probe:
             self._writer.step(self._line(rows, all_squares, problems))
         self._write_replicas(agreement)
 
-    def on_load(self, step: int, counters: Counters) -> None:
-        """Note from which checkpoint training goes on, and what it restored; 0 is none of ours.
+    def on_load(self, step: int | None, counters: Counters) -> None:
+        """Note from which checkpoint training goes on, and what it restored.
 
-        Collective over the world.
+        0 is the seed checkpoint, None one of no known place. Collective over the world.
         """
         if self._writer is not None:
             self._writer.loaded(step)

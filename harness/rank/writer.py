@@ -36,8 +36,8 @@ class MetricsWriter:
     def replicas(self, values: Mapping[str, Any]) -> None:
         self._line({"kind": "replicas", **values})
 
-    def loaded(self, step: int) -> None:
-        """The checkpoint of a step is loaded, now."""
+    def loaded(self, step: int | None) -> None:
+        """The checkpoint of a step is loaded, now; None: what was loaded is not known."""
         self._line({"kind": "loaded", "step": step, "at": time.time()})
 
     def finish(self, steps: int) -> None:

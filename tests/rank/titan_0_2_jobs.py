@@ -2,15 +2,13 @@
 
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 import tomllib
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_ranks import torchrun
 
 from harness.corpus import prepare
 from harness.model import SyntheticData
@@ -107,22 +105,8 @@ class Runs:
         ranks = 1
         for degree in degrees.values():
             ranks *= degree
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "0"),
-            *("-m", "harness.rank", str(path)),
-            *([] if segment is None else ["--segment", str(segment)]),
-        ]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
+        place = [] if segment is None else ["--segment", segment]
+        return torchrun("titan_0_2", ranks, [path, *place], folder=ROOT)
 
     def run(self, name, **changes):
         """Run a job to its end; returns its steps and its audit."""

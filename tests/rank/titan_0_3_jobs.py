@@ -2,15 +2,13 @@
 
 import importlib.metadata
 import json
-import os
-import subprocess
-import sys
 import tomllib
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
+from warm_ranks import torchrun
 
 from harness.corpus import prepare
 from harness.model import SyntheticData
@@ -98,24 +96,8 @@ class Runs:
             for degree in degrees.values():
                 ranks *= degree
         path = write_job(self.folder / name, data=self.data, **changes)
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *("--max-restarts", str(max_restarts), "-m", "harness.rank", str(path)),
-            *([] if segment is None else ["--segment", str(segment)]),
-        ]
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        if max_restarts:  # restarts in place race for the shared store (torch 2.13)
-            environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        return subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=800,
-            check=False,
-        )
+        place = [] if segment is None else ["--segment", segment]
+        return torchrun("titan_0_3", ranks, [path, *place], folder=ROOT, max_restarts=max_restarts)
 
     def run(self, name, **changes):
         """Run a job to its end; returns its steps and its audit."""

@@ -6,24 +6,26 @@ import functools
 from typing import Any
 
 
-def fall_back_to_initial_load(checkpointer: Any) -> None:
+def fall_back_to_initial_load() -> None:
     """Load ``checkpoint.initial_load_path`` also when the checkpoint folder holds no whole one.
 
     torchtitan 0.2.2 looks there only when the folder does not exist (components/checkpoint.py,
-    ``load``). After death in the middle of the first save it loads nothing at all, says nothing,
-    and trains on from random weights; 0.3.0 falls back as this does.
+    ``load``): after death in the middle of the first save it loads nothing at all. 0.3.0 falls
+    back as this does.
     """
-    load = checkpointer.load
+    from torchtitan.components.checkpoint import CheckpointManager
+
+    load = CheckpointManager.load
 
     @functools.wraps(load)
-    def load_or_start(step: int = -1) -> Any:
+    def load_or_start(checkpointer: Any, step: int = -1) -> Any:
         if step != -1 or checkpointer._find_load_step() != -1:
-            return load(step)
+            return load(checkpointer, step)
         folder = checkpointer.folder
         checkpointer.folder = f"{folder}/none"  # does not exist
         try:
-            return load(step)
+            return load(checkpointer, step)
         finally:
             checkpointer.folder = folder
 
-    checkpointer.load = load_or_start
+    CheckpointManager.load = load_or_start

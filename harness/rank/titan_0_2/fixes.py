@@ -14,6 +14,7 @@ RS_SCATTER = "rs-scatter"
 SYMM_MEM = "symm-mem"
 FLOAT8_TP = "float8-tp"
 CP_ROTATION = "cp-rotation"
+INITIAL_LOAD = "initial-load"
 
 FIXES: Mapping[str, str] = MappingProxyType(
     {
@@ -40,6 +41,11 @@ FIXES: Mapping[str, str] = MappingProxyType(
         CP_ROTATION: (
             "parallelism.context_parallel_rotate_method is read by nothing: context parallel always"
             " rotates by all-gather (torchtitan 0.2.2, distributed/context_parallel.py)."
+        ),
+        INITIAL_LOAD: (
+            "A restart whose checkpoint folder holds no whole checkpoint loads nothing, not even"
+            " checkpoint.initial_load_path, says nothing, and trains on from random weights"
+            " (torchtitan 0.2.2, components/checkpoint.py, load; 0.3.0 falls back)."
         ),
     }
 )

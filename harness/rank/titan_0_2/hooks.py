@@ -18,7 +18,6 @@ from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
 from harness.rank.probe import Probe, TrainerView, rate_of
-from harness.rank.titan_0_2.first_load import fall_back_to_initial_load
 
 
 def view(trainer: Any) -> TrainerView:
@@ -53,7 +52,6 @@ def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) ->
     trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, probe)
     trainer.train_step = _watch_step(trainer, probe, lambda: after_first_step(probe))
     if job.resumes:
-        fall_back_to_initial_load(trainer.checkpointer)
         watch_checkpoints(trainer, job, probe)
     return probe
 

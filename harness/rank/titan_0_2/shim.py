@@ -57,6 +57,10 @@ def prepare(
     ``parallelize`` is the parallelize function of the model's train spec.
     """
     repairs = Repairs(without_fixes)
+    if config.checkpoint.initial_load_path and not config.checkpoint.load_only:
+        from harness.rank.titan_0_2 import first_load
+
+        repairs.make(fixes.INITIAL_LOAD, first_load.fall_back_to_initial_load)
     if config.compile.enable:
         _prepare_compile(repairs)
     rotation = _prepare_context_parallel(config, device, repairs)
