@@ -86,7 +86,8 @@ def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
     for title in ("set", "degrees"):
         table.add_column(title, overflow="fold")
     for title in ("ranks", "steps", "batch", "tokens/step"):
-        table.add_column(title, justify="right", no_wrap=True)
+        # Of a run in segments, each has its own way to the same batch.
+        table.add_column(title, justify="right", no_wrap=title != "batch", overflow="fold")
     for row in described:
         table.add_row(
             escape(row.name),
@@ -101,11 +102,21 @@ def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
 
 
 def _batch(row: PlanRow) -> str:
-    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``."""
-    factors = [row.parallelism.dp, row.local_batch_size]
-    if row.gradient_accumulation_steps > 1:
-        factors.append(row.gradient_accumulation_steps)
-    return f"{row.global_batch_size} = {'x'.join(map(str, factors))}"
+    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``.
+
+    Of a run in segments those of each: ``8 = 2x4, 1x4x2``.
+    """
+    parts = [(each.parallelism.dp, each.local_batch_size) for each in row.segments]
+    made = (
+        _product(row.global_batch_size, dp, local)
+        for dp, local in parts or [(row.parallelism.dp, row.local_batch_size)]
+    )
+    return f"{row.global_batch_size} = {', '.join(made)}"
+
+
+def _product(samples: int, dp: int, local: int) -> str:
+    accumulated = samples // (dp * local)
+    return f"{dp}x{local}" + (f"x{accumulated}" if accumulated > 1 else "")
 
 
 def _sampled(made: Plan) -> str:

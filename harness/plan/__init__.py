@@ -1,12 +1,13 @@
 """``Experiment`` to ``Plan``. Pure: files and hardware come in as values (``Surroundings``)."""
 
 from harness.plan.describe import PlanRow, describe
-from harness.plan.identity import identity_facts
+from harness.plan.identity import broken_by, identity_facts
 from harness.plan.make import make_plan, precision_of
 from harness.plan.select import select, select_controls
 
 __all__ = [
     "PlanRow",
+    "broken_by",
     "describe",
     "identity_facts",
     "make_plan",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.model import Job, Recovery, Repeat, SetSpec, Surroundings, Toolchain
+from harness.model import FaultKind, Job, Recovery, Repeat, SetSpec, Surroundings, Toolchain
 
 HARNESS_DISTRIBUTION = "converge"
 """Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
@@ -72,7 +72,7 @@ def job_identity(
             "role": "training",
             **_facts(spec, toolchain, seed, surroundings, sample_steps),
             "segments": [asdict(segment) for segment in spec.segments],
-            "recovery": _broken_by(spec.recovery),
+            "recovery": broken_by(spec.recovery),
             "repeat": None if repeat is None else str(repeat),
             "starts_from": starts_from,
         }
@@ -133,12 +133,17 @@ def _common(
     }
 
 
-def _broken_by(recovery: Recovery | None) -> dict[str, Any] | None:
-    """How a fault set is broken and restarted; how long it may take changes no number."""
+def broken_by(recovery: Recovery | None) -> dict[str, Any] | None:
+    """How a fault set is broken and restarted.
+
+    How long a recovery may take is for the judge; with a rank that hangs it also decides when the
+    run is started again.
+    """
     if recovery is None:
         return None
     facts = asdict(recovery)
-    del facts["within_s"]
+    if not any(fault.kind is FaultKind.HANG for fault in recovery.faults):
+        del facts["within_s"]
     return facts
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.model import GLOBAL_BATCH, Fault, Job, Role, Segment
+from harness.model import GLOBAL_BATCH, Fault, Job, Recovery, Role, Segment
 from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
 from harness.trainers.passes import has_metadata, last_step
 
@@ -85,6 +85,7 @@ def job_payload(
         "checkpoint_every": recovery.checkpoint_every if recovery else None,
         "faults": [_plain(fault) for fault in recovery.faults] if recovery else [],
         "elastic_nodes": recovery is not None and recovery.nodes[0] < recovery.nodes[1],
+        "recovery": _plain(recovery) if recovery else None,
         "repeat": job.repeat.kind.value if job.repeat else None,
         "repeat_seed": job.repeat.seed if job.repeat else 1,
         "inject": spec.inject,
@@ -93,7 +94,7 @@ def job_payload(
     }
 
 
-def _plain(value: Segment | Fault) -> dict[str, Any]:
+def _plain(value: Segment | Fault | Recovery) -> dict[str, Any]:
     """A dataclass of ours in the words of JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(value)))
     return plain

@@ -133,7 +133,15 @@ def test_whatever_else_changes_a_number_changes_the_identity():
 
 
 def test_how_long_a_recovery_may_take_is_no_matter():
-    assert identity(with_recovery(within_s=1.0)) == identity(with_recovery())
+    assert identity(with_recovery(within_s=60.0)) == identity(with_recovery())
+
+
+def test_how_long_a_recovery_may_take_decides_when_a_rank_that_hangs_is_given_up():
+    hang = (Fault(FaultKind.HANG, 6),)
+    shorter, default = (
+        with_recovery(faults=hang, **changes) for changes in ({"within_s": 60.0}, {})
+    )
+    assert identity(shorter) != identity(default)
 
 
 def test_a_checkpoint_that_the_file_names_stands_for_the_seed_job(planner):

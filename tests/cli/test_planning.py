@@ -1,0 +1,59 @@
+"""What ``converge plan`` prints of runs in several passes."""
+
+import pytest
+
+from harness.cli import main
+
+TRAIN_CONFIG = """
+[training]
+steps = 12
+local_batch_size = 4
+global_batch_size = 8
+seq_len = 256
+mixed_precision_param = "float32"
+[converge.data]
+"""
+EXPERIMENT = """
+schema = 1
+[trainer]
+train_config = "t.toml"
+[control]
+parallelism.dp_shard = 2
+[[test]]
+name = "resized"
+kind = "elastic"
+segments = [
+  { until = 4, dp_shard = 2 },
+  { until = 8, dp_shard = 1 },
+  { until = 12, dp_shard = 4, local_batch_size = 2 },
+]
+[[test]]
+name = "killed"
+kind = "fault"
+parallelism.dp_shard = 2
+checkpoint_every = 4
+faults = [{ kind = "kill", step = 6, rank = 1 }]
+"""
+
+
+@pytest.fixture
+def printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
+    monkeypatch.setenv("COLUMNS", "120")
+    (tmp_path / "t.toml").write_text(TRAIN_CONFIG)
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    assert main(["plan", str(tmp_path / "e.toml"), "--store", str(tmp_path)]) == 0
+    return capsys.readouterr().out
+
+
+def test_every_segment_has_its_own_way_to_the_global_batch(printed):
+    rows = {line.split()[0]: line for line in printed.splitlines() if "│" in line}
+    assert " 8 = 2x4, 1x4x2, 4x2 " in rows["resized"]
+    assert " 8 = 2x4 " in rows["killed"]
+
+
+def test_a_script_of_faults_is_told_with_its_checkpoints_and_restarts(printed):
+    assert "faults: kill of rank 1 at step 6" in printed
+    assert (
+        "a checkpoint every 4 steps; restarts by harness, at most 3, each within 120 s" in printed
+    )
