@@ -14,13 +14,13 @@ from harness.launch.call import RunningCall
 from harness.launch.failure import AGENT_LOG, log_tail, rank_error, rank_log
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
 from harness.launch.script import Decision, Outcome, after, hang_limit_s
+from harness.launch.torn import is_whole
 from harness.launch.warm import SERVER_GONE
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
 from harness.store import RunLock
 from harness.trainers import (
     checkpoint_of,
     comes_in_passes,
-    has_metadata,
     is_complete,
     last_step,
 )
@@ -134,7 +134,7 @@ class Run:
             steps=self.call.steps,
             struck=struck_faults(self.folder) - self.call.faults_before,
             nodes=max(len(self.call.left), recovery.nodes[0] if recovery else 1),
-            checkpoint=has_metadata(checkpoint_of(self.folder, until)),
+            checkpoint=is_whole(self.folder, checkpoint_of(self.folder, until), until),
         )
         return after(self.job, self.call.call, outcome)
 

@@ -17,9 +17,9 @@ _STEP = re.compile(r"step-(\d+)")
 def set_torn_aside(folder: Path) -> tuple[int, ...]:
     """Move a run's torn checkpoints to ``torn/``; their steps. No process of the run may live.
 
-    Torn is a checkpoint without the metadata that are written last, and one with files shorter
-    than they were when the save had returned on all ranks (``state/saved-step-N.json`` of
-    a pass, written by the ranks).
+    Torn is a checkpoint without the metadata that are written last, one whose save did not return
+    on all ranks, and one with files shorter than they were then (``state/saved-step-N.json`` of
+    the pass that saved it, written by the ranks).
     Raises StoreError when a checkpoint cannot be moved.
     """
     torn = []
@@ -40,27 +40,26 @@ def set_torn_aside(folder: Path) -> tuple[int, ...]:
 
 def is_whole(folder: Path, checkpoint: Path, step: int) -> bool:
     """Whether nothing of a checkpoint is missing, as far as file sizes tell."""
-    if not has_metadata(checkpoint):
+    sizes = _sizes(folder, step)
+    if sizes is None or not has_metadata(checkpoint):
         return False
     try:
-        return all(
-            (checkpoint / name).stat().st_size >= size
-            for name, size in _sizes(folder, step).items()
-        )
+        return all((checkpoint / name).stat().st_size >= size for name, size in sizes.items())
     except FileNotFoundError:
         return False
 
 
-def _sizes(folder: Path, step: int) -> dict[str, int]:
-    """What the newest pass that saved the step says of its files; empty when none does."""
+def _sizes(folder: Path, step: int) -> dict[str, int] | None:
+    """What the last pass that began to save the step says of its files; None: not to the end."""
     for of_pass in reversed(pass_folders(folder)):
-        path = of_pass / "state" / f"saved-step-{step:08d}.json"
-        try:
-            files: dict[str, int] = read_json(path)["files"]
-        except (StoreError, KeyError):
-            continue
-        return files
-    return {}
+        state = of_pass / "state"
+        if (state / f"saved-step-{step:08d}.npz").is_file():
+            try:
+                files: dict[str, int] = read_json(state / f"saved-step-{step:08d}.json")["files"]
+            except (StoreError, KeyError):
+                return None
+            return files
+    return None
 
 
 def _free(path: Path) -> Path:

@@ -59,12 +59,13 @@ def strike(folder, index, fault):
 def save(folder, of_pass, step, *, whole):
     checkpoint = folder / "checkpoint" / f"step-{step}"
     checkpoint.mkdir(parents=True, exist_ok=True)
+    manifest = of_pass / "state" / f"saved-step-{step:08d}.json"
+    manifest.parent.mkdir(exist_ok=True)
+    manifest.with_suffix(".npz").touch()
     (checkpoint / "shard").write_bytes(SHARD)
     if not whole:
         return
     (checkpoint / ".metadata").touch()
-    manifest = of_pass / "state" / f"saved-step-{step:08d}.json"
-    manifest.parent.mkdir(exist_ok=True)
     manifest.write_text(json.dumps({"schema": 1, "files": {"shard": len(SHARD)}}))
 
 

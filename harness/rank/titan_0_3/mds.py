@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ def prepare_shards(data_folder: Path, corpus: Corpus, seq_len: int) -> Path:
     the last target. Collective over the world, if there is one; several jobs may do this at once:
     each writes a folder of its own, the first to finish names it.
     """
-    folder = data_folder / "mds" / f"seq_len-{seq_len}"
+    # A file names all that its bytes depend on: shuffles look at the sizes of shards.
+    kind = f"seq_len-{seq_len}-shard-{SHARD_BYTES}-streaming-{version('mosaicml-streaming')}"
+    folder = data_folder / "mds" / kind
     if os.environ.get("LOCAL_RANK", "0") == "0":  # hosts may share the folder or not
         _write_once(folder, corpus, seq_len)
     if dist.is_initialized():
