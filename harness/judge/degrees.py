@@ -54,9 +54,11 @@ def ranks(world_size: int) -> str:
 def parallelism_of(ran: Mapping[str, Any] | None) -> Parallelism | None:
     """Degrees of an ``in_force.json``; None when it has none."""
     degrees = (ran or {}).get("degrees")
-    if not degrees:
+    if not degrees or not isinstance(degrees, Mapping):
         return None
-    return Parallelism(**{each.name: degrees.get(each.name) or 1 for each in fields(Parallelism)})
+    names = {each.name for each in fields(Parallelism)}
+    found = {key: n for key, n in degrees.items() if key in names and type(n) is int}
+    return Parallelism(**found) if found else None
 
 
 def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
@@ -74,9 +76,8 @@ def spec_of(spec: SetSpec, each: Pass) -> SetSpec:
         )
     recovery = spec.recovery
     if recovery is not None and recovery.nodes[0] != recovery.nodes[1]:
-        # Nodes come and go, and dp_shard is what they leave over; faults-struck asks which.
-        ran = parallelism_of(each.in_force)
+        # Nodes come and go, which faults-struck asks, and dp_shard is what they leave over.
         named = spec.parallelism
-        if ran is not None and 1 <= ran.dp_shard <= named.dp_shard:
-            return replace(spec, parallelism=replace(named, dp_shard=ran.dp_shard))
+        dp_shard = named.dp_shard * each.world_size // named.world_size
+        return replace(spec, parallelism=replace(named, dp_shard=dp_shard))
     return spec

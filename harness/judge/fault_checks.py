@@ -9,9 +9,19 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.degrees import ranks
-from harness.judge.passes import NO_PASSES, pass_of, torn_checkpoints
+from harness.judge.passes import NO_PASSES
+from harness.judge.struck import (
+    faults_that_ended,
+    is_torn,
+    nodes_in,
+    pass_of,
+    steps_after,
+    struck_in,
+    torn_checkpoints,
+)
 from harness.model import (
     Evidence,
+    Fault,
     FaultKind,
     Limit,
     Outcome,
@@ -20,6 +30,7 @@ from harness.model import (
     SetSpec,
     Struck,
     Tier,
+    Torn,
 )
 
 
@@ -63,31 +74,56 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 
 @check(Tier.RESUME)
 def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
-    """Every fault of the script happened, once, and ended the pass that it struck.
+    """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
-    A run that was not broken says nothing about its recovery.
+    A run that was not broken says nothing about its recovery, nor does one that broke by itself.
     """
     if spec is None or spec.recovery is None:
         return skipped("no faults are named")
+    asked = [_unscripted(test, spec.recovery.faults), _without_effect(test), _without_fault(test)]
+    if spec.recovery.nodes[0] != spec.recovery.nodes[1]:
+        first, later = test.passes[:1], test.passes[1:]
+        asked.insert(1, _other_world(test, spec, first))
+        asked.append(_other_world(test, spec, later))
+    wrong = next(chain(*asked), None)
+    return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
+
+
+def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str, int]]:
+    """Faults that did not strike as the script says."""
     struck = {fault.index: fault for fault in test.struck}
-    for index, fault in enumerate(spec.recovery.faults):
+    for index, fault in enumerate(script):
         words = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
         found = struck.get(index)
         if found is None:
-            return invalid(f"{words} never struck", fault.step)
+            yield f"{words} never struck", fault.step
+            return
         if (found.kind, found.step) != (fault.kind.value, fault.step):
-            return invalid(f"{words} was {found.kind} at step {found.step}", fault.step)
+            yield f"{words} was {found.kind} at step {found.step}", fault.step
         if fault.kind is FaultKind.CKPT_TORN and not found.torn:
-            return invalid(f"{words} left no torn checkpoint", fault.step)
-    if len(test.struck) != len(spec.recovery.faults):
-        named = len(spec.recovery.faults)
-        return invalid(f"{counted(len(test.struck), 'fault')} struck, {named} are named")
-    nodes = spec.recovery.nodes
-    asked = [_without_effect(test)]
-    if nodes[0] != nodes[1]:
-        asked = [_other_start(test, spec), *asked, _other_nodes(test)]
-    idle = next(chain(*asked), None)
-    return invalid(*idle) if idle else passed(counted(len(test.struck), "fault"))
+            yield f"{words} left no torn checkpoint", fault.step
+        if elsewhere := _elsewhere(fault, found):
+            yield f"{words} {elsewhere}", fault.step
+    more = test.struck[len(script) :]
+    if more:
+        words = f"{counted(len(test.struck), 'fault')} struck, {len(script)} are named"
+        yield words, more[0].step
+
+
+def _elsewhere(fault: Fault, struck: Struck) -> str:
+    """Where a fault struck, if not on the rank or node that the script names."""
+    if fault.kind is FaultKind.AGENT_LOSS:
+        if struck.node not in (None, fault.node):
+            return f"struck node {struck.node}, node {fault.node} is named"
+    elif _names_rank(fault) and struck.rank not in (None, fault.rank):
+        return f"struck rank {struck.rank}, rank {fault.rank} is named"
+    return ""
+
+
+def _names_rank(fault: Fault) -> bool:
+    if fault.kind is FaultKind.CKPT_TORN:
+        return fault.torn is Torn.TRUNCATED
+    return fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN)
 
 
 def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
@@ -97,47 +133,44 @@ def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
         number = pass_of(test, fault)
         each = next((each for each in test.passes if each.number == number), None)
         if each is None:
-            if number is not None:
-                words = f"struck pass {number}, which left no evidence"
-                yield f"{fault.kind} at step {fault.step} {words}", fault.step
+            words = f"struck pass {number}, which left no evidence"
+            if number is None:
+                words = "struck nobody knows which pass"
+            yield f"{fault.kind} at step {fault.step} {words}", fault.step
             continue
         words = f"{fault.kind} at step {fault.step} did not end pass {number}"
         if fault.index not in ended:
             yield f"{words}, which went on to step {each.steps.max(initial=0)}", fault.step
 
 
-def _other_start(test: Evidence, spec: SetSpec) -> Iterator[tuple[str, int]]:
-    """A first pass of other nodes than the script starts with."""
+def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Passes that died of themselves."""
+    last = 0
+    for index, each in enumerate(test.passes, 1):
+        if each.number != index:
+            yield f"pass {index} left no evidence, and no fault of the script ended it", last + 1
+            return
+        last = int(each.steps.max(initial=last))
+        if not each.ended and not struck_in(test, each):
+            yield f"pass {each.number} died of no fault of the script", last + 1
+
+
+def _other_world(
+    test: Evidence, spec: SetSpec, passes: tuple[Pass, ...]
+) -> Iterator[tuple[str, int]]:
+    """Passes on other nodes than the script has by then: nodes that never came, or never left."""
     recovery = spec.recovery
-    if recovery is None or not test.passes:
+    if recovery is None:
         return
-    first = test.passes[0]
-    started = spec.parallelism.world_size // recovery.nodes[1] * recovery.first_nodes
-    if first.world_size != started:
-        words = f"{recovery.first_nodes} of {recovery.nodes[1]} nodes should start"
-        yield f"{words} with {ranks(started)}, pass 1 has {ranks(first.world_size)}", 1
-
-
-def _other_nodes(test: Evidence) -> Iterator[tuple[str, int]]:
-    """Nodes that came or went without making the world larger or smaller."""
-    passes = {each.number: each for each in test.passes}
-    for fault in test.struck:
-        number = pass_of(test, fault) or 0
-        before, after = passes.get(number), passes.get(number + 1)
-        if before is None or after is None:
-            continue
-        step, go_on = fault.step, f"{ranks(before.world_size)}, then {ranks(after.world_size)}"
-        if fault.kind == FaultKind.JOIN and after.world_size <= before.world_size:
-            yield f"no node joined at step {step}: {go_on}", step
-        if fault.kind == FaultKind.AGENT_LOSS and after.world_size >= before.world_size:
-            yield f"no node was lost at step {step}: {go_on}", step
-
-
-def faults_that_ended(test: Evidence) -> list[Struck]:
-    """Faults that ended a pass: the last that struck it, if it did not come to its end."""
-    ended = {each.number for each in test.passes if each.ended}
-    last: dict[int | None, Struck] = {pass_of(test, fault): fault for fault in test.struck}
-    return [fault for number, fault in last.items() if number not in ended]
+    most = recovery.nodes[1]
+    for each in passes:
+        nodes = nodes_in(test, recovery, each)
+        wanted = spec.parallelism.world_size * nodes // most
+        if each.world_size != wanted:
+            verb = "start" if each is test.passes[0] else "go on"
+            words = f"{nodes} of {most} nodes should {verb} with {ranks(wanted)}"
+            has = f"pass {each.number} has {ranks(each.world_size)}"
+            yield f"{words}, {has}", (each.loaded_step or 0) + 1
 
 
 @check(Tier.RESUME)
@@ -158,7 +191,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
     late: Struck | None = None
     for fault in broke:
         name = f"{fault.kind} at step {fault.step}"
-        after = _steps_after(test, fault)
+        after = steps_after(test, fault)
         if after is None:
             return invalid(f"some step does not tell when it ended: {name}", fault.step)
         if not after:
@@ -169,7 +202,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
                 unit="s",
                 onset=fault.step,
             )
-        seconds = after[0] - fault.at
+        seconds = after[0][0] - fault.at
         details.append(f"{name}: {seconds:.1f} s")
         if seconds > limit.value and late is None:
             late = fault
@@ -182,23 +215,6 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
         unit="s",
         onset=late.step if late else None,
     )
-
-
-def _steps_after(test: Evidence, fault: Struck) -> list[float] | None:
-    """When steps ended after a fault, as trained, without the one that it struck; None: unknown."""
-    number = pass_of(test, fault)
-    found: list[float] = []
-    for each in test.passes:
-        if number is not None and each.number < number:
-            continue
-        times = each.signals.get("at")
-        if not each.steps.size:
-            continue
-        if times is None or not times.present.all():
-            return None
-        itself = (each.steps <= fault.step) if each.number == number else np.zeros(1, np.bool_)
-        found += times.values[(times.values > fault.at) & ~itself].tolist()
-    return found
 
 
 @check(Tier.RESUME)
@@ -227,13 +243,12 @@ def torn_never_loaded(test: Evidence) -> Finding:
 
 def _saved_whole(test: Evidence, loading: Pass, step: int) -> bool:
     """Whether the last pass that saved a step before another loaded it was not torn at it."""
-    torn = torn_checkpoints(test)
     savers = [
         each.number
         for each in test.passes
         if each.number < loading.number and any(sample.step == step for sample in each.saved)
     ]
-    return bool(savers) and (savers[-1], step) not in torn and (None, step) not in torn
+    return bool(savers) and not is_torn(test, savers[-1], step)
 
 
 CHECKS: tuple[Question, ...] = (

@@ -18,6 +18,7 @@ from harness.judge.soundness import (
     non_finite,
     ranks_disagree,
     replicas_differ,
+    resumed,
     unfinished,
 )
 from harness.model import Calibration, Evidence, Outcome, SetSpec, Tier
@@ -25,12 +26,13 @@ from harness.model import Calibration, Evidence, Outcome, SetSpec, Tier
 
 @check(Tier.INTEGRITY)
 def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | None) -> Finding:
-    """The control is complete and finite, and reports what it computes.
+    """The control is complete and finite, was never resumed, and reports what it computes.
 
     Nothing can be judged against a control that is itself broken: repair or rerun it first.
     """
     flaw = (
-        unfinished(control)
+        resumed(control)
+        or unfinished(control)
         or disordered(control)
         or missing_values(control, _required(control_spec, control, control))
         or non_finite(control)

@@ -8,12 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.judge.degrees import degrees_of, parallelism_of
-from harness.model import Evidence, Pass, SetSpec, StateSample, Struck
+from harness.judge.struck import is_torn, last_whole_step
+from harness.model import Evidence, Pass, SetSpec, StateSample
 
 NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
 
 TOKENS_SEEN = "tokens seen"
 """A counter that nothing but logs and dashboards read."""
+
+
+SAMPLES = "samples consumed"
+FROM_ELSEWHERE = (
+    "started from something else than a checkpoint of the run or the job's seed checkpoint"
+)
 
 
 class Load(NamedTuple):
@@ -66,73 +73,83 @@ def saved_before(
 
     A torn checkpoint only for want of a whole one.
     """
-    torn = torn_checkpoints(evidence)
     found = [
         (each, sample)
         for each in evidence.passes
         for sample in each.saved
         if each.number < number and sample.step == step
     ]
-    whole = [pair for pair in found if (pair[0].number, step) not in torn]
+    whole = [pair for pair in found if not is_torn(evidence, pair[0].number, step)]
     if not found:
         reached = [each for each in evidence.passes if each.number < number and step in each.steps]
         return (reached[-1] if reached else None), None
     return (whole or found)[-1]
 
 
-def torn_checkpoints(evidence: Evidence) -> frozenset[tuple[int | None, int]]:
-    """Number of the pass and step of every checkpoint that a fault tore."""
-    return frozenset(
-        (pass_of(evidence, fault), fault.step) for fault in evidence.struck if fault.torn
-    )
-
-
-def pass_of(evidence: Evidence, fault: Struck) -> int | None:
-    """The pass that a fault struck: as it says, else the last that had started by then."""
-    if fault.number is not None:
-        return fault.number
-    started = [
-        each.number
-        for each in evidence.passes
-        if each.started is not None and each.started <= fault.at
-    ]
-    return max(started, default=None)
-
-
 def newest_whole(evidence: Evidence, number: int) -> int:
-    """Step of the newest checkpoint that was surely whole when a pass began; 0: there is none.
-
-    One that is the last that a pass did before it died may have been cut off.
-    """
-    torn = torn_checkpoints(evidence)
+    """Step of the newest checkpoint that was whole when a pass began; 0: there is none."""
     return max(
         (
-            sample.step
+            step
             for each in evidence.passes
-            for sample in each.saved
-            if each.number < number
-            and (each.number, sample.step) not in torn
-            and (each.ended or (each.steps > sample.step).any())
+            for step in each.whole
+            if each.number < number and not is_torn(evidence, each.number, step)
         ),
         default=0,
     )
 
 
-def gaps(evidence: Evidence) -> Iterator[Gap]:
-    """Where passes do not join: steps that are lost or trained again, and counters that jump."""
+def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
+    """Where passes do not join: steps that are lost or trained again, and counters that jump.
+
+    What a set promises, its checkpoints and a loader that counts samples, is asked where it is
+    named.
+    """
     for each in evidence.passes:
         if each.loaded_step is not None:
             yield from _wrong_start(evidence, each, each.loaded_step)
         elif each.steps.size:
             first = int(each.steps[0])
-            yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
+            if each.started is None:
+                yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
+            else:
+                yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first)
+        if spec is not None:
+            yield from _not_saved(evidence, spec, each)
     for load in loads(evidence):
-        yield from _counters(load)
+        yield from _counters(load, counts=spec is not None and spec.train_config.own_loader)
     steps = evidence.steps
     lost = np.setdiff1d(np.arange(1, steps.max(initial=0) + 1), steps)
     if lost.size:
         last = int(lost[-1])
         yield Gap(f"{_steps(int(lost[0]), last)} no part of the final state", int(lost[0]))
+
+
+def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
+    """Checkpoints that a pass should have written, and did not."""
+    for step in _promised(evidence, spec, each):
+        if step in each.whole or is_torn(evidence, each.number, step):
+            continue
+        if any(sample.step == step for sample in each.saved):
+            words = f"nothing tells that the checkpoint of step {step} of pass {each.number}"
+            yield Gap(f"{words} was whole", step, told=False)
+        else:
+            yield Gap(f"pass {each.number} has left no checkpoint of step {step}", step)
+
+
+def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
+    """Steps whose checkpoints a pass should have written: the run's last needs none."""
+    last = evidence.expected_steps or int(evidence.steps.max(initial=0))
+    if spec.recovery is not None:
+        reached = min(last_whole_step(evidence, each), last - 1)
+        due = each.steps[
+            (each.steps <= reached) & (each.steps % spec.recovery.checkpoint_every == 0)
+        ]
+        return [int(step) for step in due]
+    if each.segment is None or each.segment >= len(spec.segments) or not each.ended:
+        return []
+    until = spec.segments[each.segment].until
+    return [until] if until < last else []
 
 
 def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
@@ -166,8 +183,11 @@ def _steps(first: int, last: int) -> str:
     return f"step {first} is" if first == last else f"steps {first} to {last} are"
 
 
-def _counters(load: Load) -> Iterator[Gap]:
-    """Counters right after a load that are not those that were saved."""
+def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
+    """Counters right after a load that are not those that were saved.
+
+    ``counts``: the loader counts the samples that it gives, so nothing may hide them.
+    """
     first = load.step + 1
     loaded, saved = load.into.loaded, load.saved
     if loaded is None or saved is None:
@@ -178,9 +198,11 @@ def _counters(load: Load) -> Iterator[Gap]:
         yield Gap(f"the trainer is at step {loaded.trainer_step} in {load.words}", first)
     for what, now, before in (
         (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
-        ("samples consumed", loaded.samples_consumed, saved.samples_consumed),
+        (SAMPLES, loaded.samples_consumed, saved.samples_consumed),
     ):
         if now is None and before is None:
+            if counts and what == SAMPLES:
+                yield Gap(f"nothing tells the {what} of {load.words}", first, told=False)
             continue
         if now is None or before is None:
             yield Gap(f"{what} are told on one side only of {load.words}", first, told=False)

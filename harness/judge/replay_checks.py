@@ -11,7 +11,8 @@ from harness.judge.check import Finding, Question, check, counted, invalid, skip
 from harness.judge.curves import relative_difference
 from harness.judge.degrees import degrees_of
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS
-from harness.judge.passes import NO_PASSES, pass_of
+from harness.judge.passes import NO_PASSES
+from harness.judge.struck import IN_A_STEP, pass_of
 from harness.model import Evidence, FaultKind, Limit, Outcome, Pass, Tier
 
 
@@ -32,6 +33,9 @@ def replays_agree(test: Evidence) -> Finding:
     """
     if not test.passes:
         return invalid(NO_PASSES)
+    untold = next(_untold(test), None)
+    if untold:
+        return invalid(*untold)
     found = list(replays(test))
     if not found:
         return skipped("no step was replayed")
@@ -44,7 +48,7 @@ def replays_agree(test: Evidence) -> Finding:
             return Finding(
                 Outcome.FAIL, f"step {replay.step} {words}{_of(replay)}", onset=replay.step
             )
-        for signal in () if _poisoned(test, replay) else JUDGED_SIGNALS:
+        for signal in () if _poisoned(test, replay.step, replay.first[0]) else JUDGED_SIGNALS:
             before, again = _value(replay.first, signal), _value(replay.again, signal)
             if before is None and again is None:
                 continue
@@ -74,14 +78,31 @@ def replays_agree(test: Evidence) -> Finding:
     )
 
 
+def _untold(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Steps that a pass had trained when a fault struck, and whose values it did not leave."""
+    passes = {each.number: each for each in test.passes}
+    for fault in test.struck:
+        each = passes.get(pass_of(test, fault) or 0)
+        if each is None or each.loaded_step is None:
+            continue
+        last = fault.step - (fault.kind in IN_A_STEP)
+        missing = np.setdiff1d(np.arange(each.loaded_step + 1, last + 1), each.steps)
+        if missing.size:
+            words = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"
+            yield f"{words}, left nothing of step {missing[0]}", int(missing[0])
+
+
 def replays(test: Evidence) -> Iterator[Replay]:
-    """Every step that a pass trained and an earlier one had, with the first that had it."""
+    """Every step that a pass trained and an earlier one had, with the first that had it.
+
+    Values that a fault made NaN are compared once, and the next take their place.
+    """
     first: dict[int, tuple[Pass, int]] = {}
     for each in test.passes:
         for index, step in enumerate(each.steps.tolist()):
             if step in first:
                 yield Replay(step, first[step], (each, index))
-            else:
+            if step not in first or _poisoned(test, step, first[step][0]):
                 first[step] = (each, index)
 
 
@@ -97,12 +118,12 @@ def _differs_exactly(replay: Replay) -> str:
     return ""
 
 
-def _poisoned(test: Evidence, replay: Replay) -> bool:
-    """Whether a fault made the first values NaN: they are to be others the second time."""
+def _poisoned(test: Evidence, step: int, each: Pass) -> bool:
+    """Whether a fault made a pass's values of a step NaN: a replay is to have others."""
     return any(
         fault.kind == FaultKind.NAN_BATCH
-        and fault.step == replay.step
-        and pass_of(test, fault) == replay.first[0].number
+        and fault.step == step
+        and pass_of(test, fault) == each.number
         for fault in test.struck
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.degrees import degrees_of
+from harness.judge.known_state import says_nothing
 from harness.judge.passes import NO_PASSES, Load, counts_one_rank, gaps, loads
 from harness.judge.restored import PARAMETERS, RESTORED, Part, parts
 from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
@@ -20,16 +21,17 @@ MOST_DEVIATIONS = 20
 
 
 @check(Tier.RESUME)
-def passes_continuous(test: Evidence) -> Finding:
-    """Every pass goes on from the newest checkpoint: no step is lost or trained twice.
+def passes_continuous(test: Evidence, spec: SetSpec | None) -> Finding:
+    """Every pass goes on from the newest whole checkpoint: no step is lost or trained twice.
 
-    Steps, tokens, samples and the optimizer's updates are counted right after every load as they
-    were when the checkpoint was saved. A count of tokens that the trainer keeps per rank, and
-    restores so, is told and no failure: nothing but logs reads it.
+    Every checkpoint that the set promises was written. Steps, tokens, samples and the optimizer's
+    updates are counted right after every load as they were when the checkpoint was saved. A count
+    of tokens that the trainer keeps per rank, and restores so, is told and no failure: nothing but
+    logs reads it.
     """
     if not test.passes:
         return invalid(NO_PASSES)
-    found = sorted(gaps(test), key=lambda gap: (not gap.told, gap.step))
+    found = sorted(gaps(test, spec), key=lambda gap: (not gap.told, gap.step))
     if not found:
         resumes = list(loads(test))
         words = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
@@ -43,10 +45,11 @@ def passes_continuous(test: Evidence) -> Finding:
 
 
 @check(Tier.RESUME)
-def state_restored(test: Evidence) -> Finding:
+def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
     """Parameters, optimizer state and lr right after every load are those that were saved.
 
-    Compared by sketches of whole tensors, so across a change of degrees too.
+    Compared by sketches of whole tensors, so across a change of degrees too: all tensors that the
+    runs' samples know. A run that never loaded a checkpoint of its own tests no resume.
     """
     if not test.passes:
         return invalid(NO_PASSES)
@@ -63,8 +66,13 @@ def state_restored(test: Evidence) -> Finding:
             untold.append(load)
     if untold:
         return invalid(f"nothing tells what came back in {untold[0].words}", untold[0].step + 1)
+    for load in loads(test):
+        if empty := says_nothing(load, test, control):
+            return invalid(f"in {load.words}, nothing tells {empty}", load.step + 1)
     if not compared:
-        return skipped("no pass loaded a checkpoint of the run")
+        detail = "no pass loaded a checkpoint of the run"
+        asked = spec is not None and spec.resumes
+        return invalid(f"{detail}, so no resume was tested") if asked else skipped(detail)
     return Finding(
         Outcome.PASS,
         f"{counted(len(compared), 'load')} of {', '.join(part.name for part in compared[0].parts)}",

@@ -38,6 +38,13 @@ def unfinished(evidence: Evidence) -> Flaw | None:
     return None
 
 
+def resumed(evidence: Evidence) -> Flaw | None:
+    """The run was made in several passes, so it is no uninterrupted one."""
+    if not evidence.passes:
+        return None
+    return Flaw("was itself resumed, so it does not show what an uninterrupted run does")
+
+
 def disordered(evidence: Evidence) -> Flaw | None:
     """A step that occurs twice, or that follows a later one."""
     wrong = np.flatnonzero(np.diff(evidence.steps) <= 0)

@@ -194,7 +194,7 @@ class Pass:
     world_size: int
     loaded_step: int | None
     """Step of the checkpoint that it started from; 0: the seed checkpoint; None: it died before it
-    had loaded any."""
+    had loaded any, or (if ``started`` is known) started from something else."""
     started: float | None
     """When its ranks had loaded; seconds since 1970, None when unknown."""
     steps: Integers
@@ -209,6 +209,8 @@ class Pass:
     """Right after the load; None for a start from the seed checkpoint."""
     saved: tuple[StateSample, ...] = ()
     """At every checkpoint that it wrote, in order."""
+    whole: tuple[int, ...] = ()
+    """Steps of the checkpoints whose save had returned, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,10 @@ class Struck:
     """Pass that it struck; None when unknown."""
     torn: bool = False
     """Whether it left a torn checkpoint at its step."""
+    rank: int | None = None
+    """That it struck; None when unknown, or of no single one."""
+    node: int | None = None
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -114,6 +114,7 @@ _JOB: Mapping[str, Shape] = {
     "checkpoint_every": _COUNT,
     "faults": _OBJECTS,
     "elastic_nodes": _FLAG,
+    "recovery": _OBJECT,
 }
 
 _FAULT: Mapping[str, Shape] = {
@@ -123,6 +124,8 @@ _FAULT: Mapping[str, Shape] = {
     "at": _TIME,
     "pass": _COUNT,
     "torn": _FLAG,
+    "rank": _COUNT,
+    "node": _COUNT,
 }
 
 _IN_FORCE: Mapping[str, Shape] = {

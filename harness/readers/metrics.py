@@ -51,7 +51,8 @@ _Lines = Sequence[_Line]
 class Loaded(NamedTuple):
     """What a pass said once it had loaded a checkpoint."""
 
-    step: int
+    step: int | None
+    """None: neither a checkpoint of the run nor the job's seed checkpoint."""
     at: float | None
     """Seconds since 1970."""
 
@@ -151,6 +152,8 @@ def _loaded(place: Place, lines: _Lines) -> Loaded | None:
         fail(place(lines[1][0]), "a second line of kind 'loaded', but a pass loads once")
     for line, value in lines:
         at = number(place, line, "at", value.get("at"))
+        if "step" in value and value["step"] is None:
+            return Loaded(None, at)
         return Loaded(step_number(place, line, value.get("step")), at)
     return None
 

@@ -9,7 +9,7 @@ from harness.model import Pass, Struck, TensorSample
 from harness.readers.documents import METRICS, PASSES, read_fault, read_in_force
 from harness.readers.lines import fail
 from harness.readers.metrics import Metrics, read_metrics
-from harness.readers.state import read_loaded, read_saved
+from harness.readers.state import read_loaded, read_saved, read_whole
 from harness.readers.tensors import read_samples
 
 FAULTS = "faults"
@@ -69,6 +69,7 @@ def _life(folder: Path) -> Life | None:
             in_force=read_in_force(folder),
             loaded=loaded,
             saved=read_saved(folder),
+            whole=read_whole(folder),
         ),
         metrics,
         read_samples(folder),
@@ -98,4 +99,6 @@ def _struck(path: Path) -> Struck:
         at=float(value["at"]),
         number=value.get("pass"),
         torn=bool(value.get("torn")),
+        rank=value.get("rank"),
+        node=value.get("node"),
     )

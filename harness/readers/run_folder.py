@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from harness.model import (
     Parallelism,
     Precision,
     Recovery,
+    RestartOwner,
     RunStatus,
     Segment,
     SetSpec,
+    SyntheticData,
     Technique,
     Torn,
     TrainConfig,
@@ -117,8 +119,9 @@ def _require_same_job(folder: Path, job: Mapping[str, Any], metrics: Metrics) ->
 def read_spec(path: Path) -> SetSpec | None:
     """What a run was told to be, from its ``job.json``; None when the path is no run folder.
 
-    Tolerances are not part of a job, so they are empty, and neither is who restarts a run and how
-    soon it has to recover: those are the defaults. Raises EvidenceError when the job is missing or
+    Tolerances are not part of a job, so they are empty; of the corpus only whether there is one is
+    told. Who restarts a run and how soon it has to recover older jobs do not say: those are then
+    the defaults. Raises EvidenceError when the job is missing or
     cannot be understood, StoreError when the file is damaged.
     """
     folder = run_folder_of(path)
@@ -136,6 +139,7 @@ def read_spec(path: Path) -> SetSpec | None:
                 module=config["module"],
                 config=config["config"],
                 model=config["model"],
+                data=SyntheticData() if job.get("data") else None,
                 loader=Loader(config.get("loader", Loader.CONVERGE)),
             ),
             toolchain=job["dialect"],
@@ -159,7 +163,8 @@ def _kind(job: Mapping[str, Any]) -> Kind:
     """What the job puts to the test; a set of a space-time product is a parallel one in a job."""
     if job.get("segments"):
         return Kind.ELASTIC
-    return Kind.PARALLEL if job.get("checkpoint_every") is None else Kind.FAULT
+    broken = job.get("recovery") is not None or job.get("checkpoint_every") is not None
+    return Kind.FAULT if broken else Kind.PARALLEL
 
 
 def _segment(entry: Mapping[str, Any]) -> Segment:
@@ -172,11 +177,26 @@ def _segment(entry: Mapping[str, Any]) -> Segment:
 
 
 def _recovery(job: Mapping[str, Any]) -> Recovery | None:
+    """How the run is broken and is to recover; older jobs name only part of it."""
+    told = job.get("recovery")
+    if told is not None:
+        return Recovery(
+            _faults(told["faults"]),
+            checkpoint_every=int(told["checkpoint_every"]),
+            restarts=RestartOwner(told["restarts"]),
+            max_restarts=int(told["max_restarts"]),
+            within_s=float(told["within_s"]),
+            nodes=(int(told["nodes"][0]), int(told["nodes"][1])),
+        )
     every = job.get("checkpoint_every")
     if every is None:
         return None
-    nodes = (1, 2) if job.get("elastic_nodes") else (1, 1)  # how many, a job does not say
-    faults = (
+    nodes = (1, 2) if job.get("elastic_nodes") else (1, 1)  # how many, these do not say
+    return Recovery(_faults(job.get("faults") or ()), checkpoint_every=int(every), nodes=nodes)
+
+
+def _faults(entries: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+    return tuple(
         Fault(
             kind=FaultKind(entry["kind"]),
             step=int(entry["step"]),
@@ -184,9 +204,8 @@ def _recovery(job: Mapping[str, Any]) -> Recovery | None:
             node=int(entry.get("node") or 0),
             torn=Torn(entry.get("torn") or Torn.DEATH),
         )
-        for entry in job.get("faults") or ()
+        for entry in entries
     )
-    return Recovery(tuple(faults), checkpoint_every=int(every), nodes=nodes)
 
 
 def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Precision:

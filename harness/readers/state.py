@@ -18,6 +18,7 @@ from harness.readers.arrays import (
     states_of,
 )
 from harness.readers.lines import fail
+from harness.store import read_json
 
 FOLDER = "state"
 _UNKNOWN = -1
@@ -29,6 +30,18 @@ def read_saved(folder: Path) -> tuple[StateSample, ...]:
         read_state(path, "saved-step") for path in (folder / FOLDER).glob("saved-step-*.npz")
     ]
     return tuple(sorted(samples, key=lambda sample: sample.step))
+
+
+def read_whole(folder: Path) -> tuple[int, ...]:
+    """Steps of the checkpoints whose save had returned in a pass, in order: a manifest names each.
+
+    Raises StoreError for a damaged or newer manifest.
+    """
+    paths = sorted((folder / FOLDER).glob("saved-step-*.json"))
+    for path in paths:
+        read_json(path)
+    steps = (path.stem.removeprefix("saved-step-") for path in paths)
+    return tuple(sorted(int(step) for step in steps if step.isdecimal()))
 
 
 def read_loaded(folder: Path) -> StateSample | None:

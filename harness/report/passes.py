@@ -6,13 +6,14 @@ Only shows: whether a resume or a recovery is right is judged by ``harness.judge
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from harness.judge.passes import pass_of
-from harness.model import Evidence, Floats, Job, Kind, Parallelism, Pass, SetSpec, Struck
+from harness.judge.degrees import parallelism_of
+from harness.judge.struck import pass_of, steps_after
+from harness.model import Evidence, Floats, Job, Kind, Pass, SetSpec, Struck
 from harness.report.curves import Curve
 from harness.report.text import ABSENT, count, duration, plain, step_range
 
@@ -164,12 +165,7 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
 
 def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
     """The degrees of an ``in_force.json``; empty when it has none."""
-    found = (seen or {}).get("degrees")
-    if not isinstance(found, Mapping):
-        return ""
-    known = {each.name for each in fields(Parallelism)}
-    ran = {key: degree for key, degree in found.items() if key in known and type(degree) is int}
-    return str(Parallelism(**ran)) if ran else ""
+    return str(parallelism_of(seen) or "")
 
 
 def _degrees(each: Pass, spec: SetSpec | None) -> str:
@@ -218,21 +214,11 @@ def _faults(
 
 
 def _recovery(fault: Struck, evidence: Evidence) -> tuple[int, float] | None:
-    """The pass with the first step that ends after a fault, and the seconds until then.
-
-    As the check ``recovers-in-time`` has it: the step that was struck may still end, and in the
-    pass that was struck only those after it count.
-    """
-    number = pass_of(evidence, fault)
-    after = []
-    for each in evidence.passes:
-        if number is None or each.number >= number:
-            ends = _ends(each)
-            counts = (ends > fault.at) & ((each.steps > fault.step) | (each.number != number))
-            after += [(at, each.number) for at in ends[counts].tolist()]
+    """The pass with the first step that is trained after a fault, and the seconds until its end."""
+    after = steps_after(evidence, fault)
     if not after:
         return None
-    at, recovered = min(after)
+    at, recovered = after[0]
     return recovered, at - fault.at
 
 

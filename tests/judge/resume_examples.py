@@ -20,6 +20,7 @@ from harness.model import (
     SetSpec,
     StateSample,
     Struck,
+    TensorRows,
 )
 
 ONE = Parallelism()
@@ -83,6 +84,7 @@ def a_pass(
         in_force=ran(parallelism) if last > loaded else None,
         loaded=state(loaded) if loaded else None,
         saved=tuple(state(step) for step in saves),
+        whole=tuple(saves),
     )
     return replace(found, **changes)
 
@@ -127,6 +129,13 @@ BROKEN = resumed(*BROKEN_PASSES, struck=STRUCK)
 def fault_spec(**changes: Any) -> SetSpec:
     recovery = Recovery(FAULTS, checkpoint_every=4, within_s=WITHIN)
     return spec("resumed", FSDP2, kind=Kind.FAULT, recovery=replace(recovery, **changes))
+
+
+def rows_of(values: TensorRows, which: slice) -> TensorRows:
+    """Some rows of what was measured of every parameter."""
+    return TensorRows(
+        values.sketch[which], values.norm[which], values.zeros[which], values.not_finite[which]
+    )
 
 
 def with_pass(evidence: Evidence, number: int, **changes: Any) -> Evidence:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from judge_examples import FSDP2, SAMPLE_STEPS, STEPS, run, spec, with_signals
 from resume_examples import (
@@ -19,6 +20,7 @@ from resume_examples import (
     nulled,
     ran,
     resumed,
+    rows_of,
     state,
     with_digests,
     with_loaded,
@@ -41,6 +43,7 @@ from harness.model import (
     Segment,
     SetSpec,
     Struck,
+    SyntheticData,
     Tier,
 )
 from harness.report.tolerances import notes
@@ -102,6 +105,40 @@ def test_a_run_that_should_have_been_resumed_and_left_no_passes_is_invalid():
 
 FAIL, INVALID = Outcome.FAIL, Outcome.INVALID
 LOST = state(8)
+EMPTY = {
+    "a parameter": (
+        {
+            "names": LOST.names[:2],
+            "sizes": LOST.sizes[:2],
+            "parameters": rows_of(LOST.parameters, slice(2)),
+            "state_norm": LOST.state_norm[:2],
+            "state_sketch": LOST.state_sketch[:2],
+            "state_steps": LOST.state_steps[:2],
+        },
+        "the value of 1 of 3 parameters (tok_embeddings.weight)",
+    ),
+    "a state": (
+        {
+            "states": (),
+            "state_norm": LOST.state_norm[:, :0],
+            "state_sketch": LOST.state_sketch[:, :0],
+        },
+        "exp_avg of any parameter",
+    ),
+    "a moment": (
+        {"state_norm": LOST.state_norm * np.nan},
+        "exp_avg of layers.0.attention.wq.weight",
+    ),
+    "moments but 0": (
+        {"state_norm": LOST.state_norm * 0, "state_sketch": LOST.state_sketch * 0},
+        "exp_avg of any parameter but 0",
+    ),
+    "updates": (
+        {"state_steps": LOST.state_steps * np.nan},
+        "the optimizer's updates of layers.0.attention.wq.weight",
+    ),
+}
+"""What equals itself, for it says nothing."""
 ELASTIC_CASES = {
     "a step lost": (
         "passes-continuous",
@@ -165,9 +202,33 @@ ELASTIC_CASES = {
     ),
     "nothing told of what was loaded": (
         "passes-continuous",
-        with_pass(ELASTIC, 2, loaded_step=None),
+        with_pass(ELASTIC, 2, loaded_step=None, started=None),
         INVALID,
         "pass 2 does not tell what it loaded",
+    ),
+    "something else was loaded": (
+        "passes-continuous",
+        with_pass(ELASTIC, 2, loaded_step=None, loaded=None),
+        FAIL,
+        "pass 2 started from something else than a checkpoint of the run",
+    ),
+    "no checkpoint": (
+        "passes-continuous",
+        with_pass(ELASTIC, 1, saved=(), whole=()),
+        FAIL,
+        "pass 1 has left no checkpoint of step 8",
+    ),
+    "a save that never returned": (
+        "passes-continuous",
+        with_pass(ELASTIC, 1, whole=()),
+        INVALID,
+        "nothing tells that the checkpoint of step 8 of pass 1 was whole",
+    ),
+    "an end that never came": (
+        "segments-as-scheduled",
+        with_pass(ELASTIC, 2, ended=False),
+        INVALID,
+        "segment 2 (steps 9 to 14, one rank) did not come to its end",
     ),
     "a parameter": (
         "state-restored",
@@ -216,6 +277,15 @@ ELASTIC_CASES = {
         INVALID,
         "nothing tells what came back in pass 2",
     ),
+    **{
+        f"{name} on neither side": (
+            "state-restored",
+            with_pass(with_loaded(ELASTIC, 2, **empty), 1, saved=(replace(state(8), **empty),)),
+            INVALID,
+            f"nothing tells {words} as it was saved",
+        )
+        for name, (empty, words) in EMPTY.items()
+    },
     "data lost": (
         "data-resumed",
         with_digests(ELASTIC, 2, NEW_DATA[:6]),
@@ -374,6 +444,58 @@ FAULT_CASES = {
         INVALID,
         "3 faults struck, 2 are named",
     ),
+    "a death of no fault": (
+        "faults-struck",
+        resumed(
+            *BROKEN_PASSES[:2],
+            a_pass(3, 12, 18, saves=[16]),
+            a_pass(4, 16, STEPS, ended=True),
+            struck=STRUCK,
+        ),
+        INVALID,
+        "pass 3 died of no fault of the script",
+    ),
+    "a death before the first line": (
+        "faults-struck",
+        replace(BROKEN, passes=(*BROKEN_PASSES[:2], replace(BROKEN_PASSES[2], number=4))),
+        INVALID,
+        "pass 3 left no evidence, and no fault of the script ended it",
+    ),
+    "a fault of a pass that nobody knows": (
+        "faults-struck",
+        replace(BROKEN, struck=(replace(STRUCK[0], at=1.0, number=None), STRUCK[1])),
+        INVALID,
+        "kill at step 10 struck nobody knows which pass",
+    ),
+    "another rank": (
+        "faults-struck",
+        replace(BROKEN, struck=(replace(STRUCK[0], rank=0), STRUCK[1])),
+        INVALID,
+        "fault 1 (kill at step 10) struck rank 0, rank 1 is named",
+    ),
+    "a checkpoint passed over": (
+        "passes-continuous",
+        resumed(
+            a_pass(1, 0, 8, saves=[4, 8]),
+            a_pass(2, 4, 16, saves=[8, 12, 16]),
+            BROKEN_PASSES[2],
+            struck=(replace(STRUCK[0], step=9), STRUCK[1]),
+        ),
+        FAIL,
+        "pass 2 starts from step 4 although step 8 was saved",
+    ),
+    "a checkpoint never written": (
+        "passes-continuous",
+        with_pass(BROKEN, 3, saved=(), whole=()),
+        FAIL,
+        "pass 3 has left no checkpoint of step 16",
+    ),
+    "a replay of a step that is not told": (
+        "replays-agree",
+        resumed(a_pass(1, 0, 8, saves=[4, 8]), *BROKEN_PASSES[1:], struck=STRUCK),
+        INVALID,
+        "pass 1, which kill struck at step 10, left nothing of step 9",
+    ),
     "not torn": (
         "faults-struck",
         replace(BROKEN, struck=(STRUCK[0], replace(STRUCK[1], torn=False))),
@@ -447,7 +569,7 @@ def test_nan_of_a_fault_is_no_difference_of_a_replay():
 def test_a_fault_that_broke_nothing_is_no_failure_to_recover():
     faults = (Fault(FaultKind.KILL, 10), Fault(FaultKind.JOIN, 12))
     struck = (STRUCK[0], Struck(1, "join", 12, 9999.0, 3))
-    test = resumed(*BROKEN_PASSES[:1], a_pass(3, 8, STEPS, ended=True), struck=struck)
+    test = resumed(BROKEN_PASSES[0], a_pass(3, 8, STEPS, saves=[12, 16], ended=True), struck=struck)
     verdict = judged(test, fault_spec(faults=faults, within_s=2000.0))
     assert verdict.judgement is Judgement.INVALID
     assert verdict.cause.startswith("join at step 12 did not end pass 3")
@@ -468,9 +590,8 @@ def test_a_join_must_make_the_world_larger():
         ),
         fault_spec(faults=faults, nodes=(1, 2)),
     )
-    assert (
-        answer(alone, "faults-struck").detail == "no node joined at step 9: one rank, then one rank"
-    )
+    detail = answer(alone, "faults-struck").detail
+    assert detail == "2 of 2 nodes should go on with 2 ranks, pass 2 has one rank"
     assert alone.judgement is Judgement.INVALID
 
 
@@ -487,7 +608,7 @@ def test_a_lost_node_must_make_the_world_smaller():
     assert verdict.judgement is Judgement.PASS, verdict.cause
     verdict = judged(replace(BROKEN, struck=struck), fault_spec(faults=faults, nodes=(1, 2)))
     assert verdict.judgement is Judgement.INVALID
-    assert verdict.cause == "no node was lost at step 9: 2 ranks, then 2 ranks"
+    assert verdict.cause == "1 of 2 nodes should go on with one rank, pass 2 has 2 ranks"
 
 
 def test_a_run_starts_with_the_nodes_of_its_script():
@@ -503,12 +624,65 @@ def test_a_run_starts_with_the_nodes_of_its_script():
     assert detail == "1 of 2 nodes should start with one rank, pass 1 has 2 ranks"
 
 
-def test_fewer_nodes_leave_a_smaller_dp_shard():
+def test_a_node_that_no_fault_took_away_is_missed():
     test = resumed(
         BROKEN_PASSES[0], a_pass(2, 8, 16, ONE, saves=[12, 16]), BROKEN_PASSES[2], struck=STRUCK
     )
     assert judged(test, fault_spec()).judgement is Judgement.INVALID
-    assert judged(test, fault_spec(nodes=(1, 2))).judgement is Judgement.PASS
+    verdict = judged(test, fault_spec(nodes=(1, 2)))
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause == "2 of 2 nodes should go on with 2 ranks, pass 2 has one rank"
+
+
+def test_a_run_that_never_loaded_a_checkpoint_tests_no_resume():
+    faults = (Fault(FaultKind.KILL, 3),)
+    test = resumed(
+        a_pass(1, 0, 2),
+        a_pass(2, 0, STEPS, saves=[4, 8, 12, 16], ended=True),
+        struck=(Struck(0, "kill", 3, 1990.0, 1),),
+    )
+    verdict = judged(test, fault_spec(faults=faults))
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause == ("no pass loaded a checkpoint of the run, so no resume was tested")
+
+
+def test_our_loader_has_to_count_its_samples():
+    train_config = replace(ELASTIC_SPEC.train_config, data=SyntheticData())
+    test_spec = replace(ELASTIC_SPEC, train_config=train_config)
+    assert judged(ELASTIC, test_spec).judgement is Judgement.PASS
+    unknown = {"samples_consumed": None}
+    silent = with_pass(with_loaded(ELASTIC, 2, **unknown), 1, saved=(replace(state(8), **unknown),))
+    assert judged(silent, ELASTIC_SPEC).judgement is Judgement.PASS
+    verdict = judged(silent, test_spec)
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause.startswith("nothing tells the samples consumed of pass 2")
+
+
+def test_a_control_that_was_itself_resumed_shows_nothing():
+    verdict = judge(run("t"), replace(ELASTIC, name="control"), spec=spec(), control_spec=spec())
+    assert verdict.judgement is Judgement.INVALID
+    assert verdict.cause.startswith("the control control was itself resumed")
+
+
+def test_a_later_replay_of_a_nan_step_is_compared():
+    """The first values were made NaN by a fault, so the second are what the third must be."""
+    faults = (Fault(FaultKind.NAN_BATCH, 9), Fault(FaultKind.KILL, 11))
+    struck = (Struck(0, "nan_batch", 9, 1008.5, 1), Struck(1, "kill", 11, 2990.0, 2))
+    test = resumed(
+        a_pass(1, 0, 9, saves=[4, 8]),
+        a_pass(2, 8, 10),
+        a_pass(3, 8, STEPS, saves=[12, 16], ended=True),
+        struck=struck,
+    )
+    test = with_signal(test, 1, "loss", lambda step, x: float("nan") if step == 9 else x)
+    test_spec = fault_spec(faults=faults, within_s=2000.0)
+    verdict = judged(test, test_spec)
+    assert verdict.judgement is Judgement.PASS, verdict.cause
+    other = with_signal(test, 2, "loss", lambda step, x: x * (1.001 if step == 9 else 1))
+    found = answer(judged(other, test_spec), "replays-agree")
+    assert found.outcome is FAIL
+    assert "loss of step 9" in found.detail
+    assert "pass 3 after pass 2" in found.detail
 
 
 def test_a_count_of_tokens_that_is_one_ranks_own_is_told_and_no_failure():

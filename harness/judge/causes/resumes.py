@@ -80,7 +80,7 @@ def not_continued(scene: Scene) -> Cause | None:
     """A pass went on from elsewhere, or counts otherwise."""
     if not _first(scene, "passes-continuous"):
         return None
-    if all(gap.counts == TOKENS_SEEN for gap in gaps(scene.case.test)):
+    if all(gap.counts == TOKENS_SEEN for gap in gaps(scene.case.test, scene.case.spec)):
         return Cause(
             f"only the trainer's count of tokens is lost at the resume: "
             f"{scene.detail('passes-continuous')}; samples and state came back",

@@ -1,0 +1,87 @@
+"""Faults that struck a run: which pass each ended, what it tore, and when training went on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.model import Evidence, FaultKind, Pass, Recovery, Struck
+
+IN_A_STEP = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.NAN_BATCH})
+"""Faults that strike before their step has ended; all others strike once its evidence is there."""
+
+
+def pass_of(evidence: Evidence, fault: Struck) -> int | None:
+    """The pass that a fault struck: as it says, else the last that had started by then."""
+    if fault.number is not None:
+        return fault.number
+    started = [
+        each.number
+        for each in evidence.passes
+        if each.started is not None and each.started <= fault.at
+    ]
+    return max(started, default=None)
+
+
+def struck_in(evidence: Evidence, each: Pass) -> list[Struck]:
+    """The faults that struck a pass, in the order of the script."""
+    return [fault for fault in evidence.struck if pass_of(evidence, fault) == each.number]
+
+
+def faults_that_ended(evidence: Evidence) -> list[Struck]:
+    """Faults that ended a pass: the last that struck it, if it did not come to its end."""
+    faults = ((each, struck_in(evidence, each)) for each in evidence.passes if not each.ended)
+    return [struck[-1] for _, struck in faults if struck]
+
+
+def torn_checkpoints(evidence: Evidence) -> frozenset[tuple[int | None, int]]:
+    """Number of the pass and step of every checkpoint that a fault tore."""
+    return frozenset(
+        (pass_of(evidence, fault), fault.step) for fault in evidence.struck if fault.torn
+    )
+
+
+def is_torn(evidence: Evidence, number: int, step: int) -> bool:
+    """Whether a fault tore the checkpoint that a pass wrote of a step, or may have."""
+    torn = torn_checkpoints(evidence)
+    return (number, step) in torn or (None, step) in torn
+
+
+def steps_after(evidence: Evidence, fault: Struck) -> list[tuple[float, int]] | None:
+    """End and pass of every step that was trained after a fault, as trained.
+
+    The step that was struck may still end; in its pass only those after it count. None: some step
+    does not tell when it ended.
+    """
+    number = pass_of(evidence, fault)
+    found: list[tuple[float, int]] = []
+    for each in evidence.passes:
+        if not each.steps.size or (number is not None and each.number < number):
+            continue
+        times = each.signals.get("at")
+        if times is None or not times.present.all():
+            return None
+        after = (times.values > fault.at) & ((each.steps > fault.step) | (each.number != number))
+        found += [(at, each.number) for at in times.values[after].tolist()]
+    return found
+
+
+def nodes_in(evidence: Evidence, recovery: Recovery, each: Pass) -> int:
+    """How many nodes a pass should have: those of the start, and what came and went before it."""
+    nodes = recovery.first_nodes
+    for fault in faults_that_ended(evidence):
+        if (pass_of(evidence, fault) or 0) < each.number:
+            nodes += (fault.kind == FaultKind.JOIN) - (fault.kind == FaultKind.AGENT_LOSS)
+    return min(max(nodes, recovery.nodes[0]), recovery.nodes[1])
+
+
+def last_whole_step(evidence: Evidence, each: Pass) -> int:
+    """The last step of a pass that had surely ended with all that follows it, 0 if none had.
+
+    A pass that died may have done so right after its last step, before the checkpoint of it was
+    whole; but whatever strikes in a step strikes after all that belongs to the one before.
+    """
+    reached = int(each.steps.max(initial=0))
+    if each.ended:
+        return reached
+    struck = [fault.step - 1 for fault in struck_in(evidence, each) if fault.kind in IN_A_STEP]
+    return max(int(np.max(struck, initial=0)), reached - 1, 0)
