@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.calibrations import FILE as CALIBRATION
 from harness.cli.matrix import load_plan
 from harness.errors import StoreError
-from harness.model import Job, Plan, Role, RunRecord, SetSpec
+from harness.model import GLOBAL_BATCH, Job, Plan, Role, RunRecord, SetSpec
+from harness.plan import broken_by
 from harness.readers import read_spec
 from harness.store import read_json, read_record, write_json
 from harness.toolchain import assume_toolchain
+from harness.trainers import comes_in_passes
 
 FILE = "matrix.json"
 
@@ -116,12 +118,20 @@ def _record(job: Job, saved: _Saved, experiment: Path) -> RunRecord:
     if record.identity != run.identity:
         raise StoreError(f"{run.folder} has been replaced by another run; {again}")
     told = read_spec(record.folder)
-    if job.role is not Role.SEED and told is not None and _meaning(told) != _meaning(job.spec):
+    if job.role is not Role.SEED and told is not None and _meaning(told) != _told(job):
         raise StoreError(
             f"{experiment} or its train config has changed: {job.name!r} was run as something "
             f"else; {again}"
         )
     return record
+
+
+def _told(job: Job) -> tuple[object, ...]:
+    """What the ranks of a job are told; of one in several passes also the global batch."""
+    spec = job.spec
+    if comes_in_passes(job):
+        spec = replace(spec, overrides={**spec.overrides, GLOBAL_BATCH: job.global_batch_size})
+    return _meaning(spec)
 
 
 def _meaning(spec: SetSpec) -> tuple[object, ...]:
@@ -138,5 +148,5 @@ def _meaning(spec: SetSpec) -> tuple[object, ...]:
         spec.inject,
         spec.without_fixes,
         spec.segments,
-        (spec.recovery.faults, spec.recovery.checkpoint_every) if spec.recovery else None,
+        broken_by(spec.recovery),
     )
