@@ -56,6 +56,8 @@ class Gap(NamedTuple):
     """False: the evidence that would tell is missing."""
     counts: str = ""
     """The counter that jumps, if it is one."""
+    unsaved: bool = False
+    """Whether it is a checkpoint that was not written."""
 
 
 def loads(evidence: Evidence) -> Iterator[Load]:
@@ -88,15 +90,16 @@ def saved_before(
 
 def newest_whole(evidence: Evidence, number: int) -> int:
     """Step of the newest checkpoint that was whole when a pass began; 0: there is none."""
-    return max(
-        (
-            step
-            for each in evidence.passes
-            for step in each.whole
-            if each.number < number and not is_torn(evidence, each.number, step)
-        ),
-        default=0,
+    wrote: dict[int, Pass] = {}
+    for each in evidence.passes:
+        if each.number < number:
+            wrote |= dict.fromkeys((*(sample.step for sample in each.saved), *each.whole), each)
+    whole = (
+        step
+        for step, each in wrote.items()
+        if step in each.whole and not is_torn(evidence, each.number, step)
     )
+    return max(whole, default=0)
 
 
 def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
@@ -134,7 +137,8 @@ def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
             words = f"nothing tells that the checkpoint of step {step} of pass {each.number}"
             yield Gap(f"{words} was whole", step, told=False)
         else:
-            yield Gap(f"pass {each.number} has left no checkpoint of step {step}", step)
+            words = f"pass {each.number} has left no checkpoint of step {step}"
+            yield Gap(words, step, unsaved=True)
 
 
 def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:

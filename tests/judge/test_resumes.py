@@ -806,6 +806,7 @@ CAUSES = {
     "tokens": (CauseClass.METRIC_ONLY, "only the trainer's count of tokens is lost", 9),
     "samples": (CauseClass.STATE, "samples consumed: 0", 9),
     "checkpoint ignored": (CauseClass.STATE, "although step 8 was saved", 1),
+    "no checkpoint": (CauseClass.STATE, "a checkpoint is missing: pass 1 has left", 8),
     "a replay with another loss": (CauseClass.REPLAY, "a replay differs from the first time", 14),
     "late": (CauseClass.RECOVERY, "no recovery in time: kill at step 10: 61.0 s", 10),
     "never again": (CauseClass.RECOVERY, "no step ended after the fault", 16),

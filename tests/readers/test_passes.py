@@ -11,10 +11,13 @@ from reader_files import file
 
 from harness.errors import EvidenceError
 from harness.model import (
+    Fault,
     FaultKind,
     Kind,
     Loader,
     Pass,
+    Recovery,
+    RestartOwner,
     Struck,
 )
 from harness.readers import read_curves, read_run, read_spec
@@ -31,12 +34,13 @@ def killed(tmp_path):
     folder = write_job(tmp_path / "resized-abc")
     first = write_pass(folder, 1, 0, [step(n, loss=5.0 if n > 4 else 6.0) for n in range(1, 7)])
     write_state(first, "saved", 4)
+    file(first / "state", "saved-step-00000004.json", '{"schema": 1, "files": {}}')
     write_pass(folder, 2, None, [])
     last = write_pass(folder, 3, 4, [step(n, loss=7.0) for n in range(5, STEPS + 1)], end=STEPS)
     write_state(last, "loaded", 4)
     write_state(last, "saved", 8)
     fault = {"index": 0, "kind": "kill", "step": 7, "at": 1006.5, "pass": 1, "torn": False}
-    file(folder / "faults", "0.json", json.dumps({"schema": 1, **fault}))
+    file(folder / "faults", "0.json", json.dumps({"schema": 1, **fault, "rank": 1}))
     file(folder / "faults", "0.over.json", "{}")
     return folder
 
@@ -55,6 +59,7 @@ def test_passes_are_kept_apart(killed):
     assert last.signals["at"][0] == 1005.0
     assert first.loaded is None
     assert [sample.step for sample in first.saved] == [4]
+    assert (first.whole, last.whole) == ((4,), ())
     assert last.loaded is not None
     assert last.loaded.lr == 1e-3
     assert (last.loaded.tokens_seen, last.loaded.samples_consumed) == (4096, None)
@@ -70,7 +75,7 @@ def test_passes_make_one_curve_of_what_the_last_that_trained_a_step_left(killed)
     assert evidence.replayed == (5, 6)
     assert evidence.replay_conflicts == ()
     assert (evidence.complete, evidence.expected_steps) == (True, STEPS)
-    assert evidence.struck == (Struck(0, "kill", 7, 1006.5, 1),)
+    assert evidence.struck == (Struck(0, "kill", 7, 1006.5, 1, rank=1),)
     assert read_curves(killed).steps.tolist() == evidence.steps.tolist()
 
 
@@ -135,6 +140,29 @@ def test_a_step_twice_in_one_pass_is_no_replay(tmp_path):
         "step 1 twice in pass 1: loss 8.875, then 2.0",
         "step 2 twice in pass 1: of the same values",
     )
+
+
+def test_a_pass_that_loaded_something_else_says_so(tmp_path):
+    folder = write_job(tmp_path)
+    loaded = {"kind": "loaded", "step": None, "at": 1000.0}
+    write_pass(folder, 1, None, [loaded, step(1)])
+    (only,) = read_run(folder).passes
+    assert (only.loaded_step, only.started, only.steps.tolist()) == (None, 1000.0, [1])
+
+
+def test_a_job_says_how_its_run_is_to_recover(tmp_path):
+    recovery = {
+        "checkpoint_every": 3,
+        "restarts": "torchrun",
+        "max_restarts": 1,
+        "within_s": 20.0,
+        "nodes": [1, 3],
+        "faults": [{"kind": "agent_loss", "step": 7, "rank": 0, "node": 2, "torn": "death"}],
+    }
+    spec = read_spec(write_job(tmp_path, recovery=recovery))
+    fault = Fault(FaultKind.AGENT_LOSS, 7, node=2)
+    asked = Recovery((fault,), 3, RestartOwner.TORCHRUN, 1, within_s=20.0, nodes=(1, 3))
+    assert (spec.kind, spec.recovery) == (Kind.FAULT, asked)
 
 
 def test_what_a_job_says_of_segments_faults_and_loader(tmp_path):

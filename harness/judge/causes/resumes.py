@@ -80,7 +80,15 @@ def not_continued(scene: Scene) -> Cause | None:
     """A pass went on from elsewhere, or counts otherwise."""
     if not _first(scene, "passes-continuous"):
         return None
-    if all(gap.counts == TOKENS_SEEN for gap in gaps(scene.case.test, scene.case.spec)):
+    found = [gap for gap in gaps(scene.case.test, scene.case.spec) if gap.told]
+    if all(gap.unsaved for gap in found):
+        return Cause(
+            f"a checkpoint is missing: {scene.detail('passes-continuous')}",
+            CauseClass.STATE,
+            "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
+            "checkpointer's save after a step",
+        )
+    if all(gap.counts == TOKENS_SEEN for gap in found):
         return Cause(
             f"only the trainer's count of tokens is lost at the resume: "
             f"{scene.detail('passes-continuous')}; samples and state came back",
