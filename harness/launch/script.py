@@ -75,10 +75,7 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> 
             problem=f"every rank ended well, but the last step {job.steps} was not reached"
         )
     restarted = call.number - 1
-    preempted = any(
-        recovery.faults[index].kind is FaultKind.PREEMPT for index in outcome.struck
-    )  # nobody but the harness can start a job again that was ended as a whole
-    if recovery.restarts is RestartOwner.TORCHRUN and not preempted:
+    if recovery.restarts is RestartOwner.TORCHRUN:
         return Decision(problem=f"torchrun gave up (max_restarts = {recovery.max_restarts})")
     if restarted >= recovery.max_restarts:
         times = f"{restarted} restart{'s' * (restarted != 1)}"

@@ -53,8 +53,8 @@ def killed(name, **values):
     return broken(tiny_job(name, steps=5), Fault(FaultKind.KILL, 4, rank=1), **values)
 
 
-def preempted(name, owner):
-    return broken(tiny_job(name, steps=5), Fault(FaultKind.PREEMPT, 3), restarts=owner)
+def preempted(name):
+    return broken(tiny_job(name, steps=5), Fault(FaultKind.PREEMPT, 3))
 
 
 def torn(name, how):
@@ -78,7 +78,7 @@ WARM = (
     killed("killed", restarts=TORCHRUN),
     hanging("hung"),
     hanging("hung in the end", max_restarts=0),
-    preempted("preempted", RestartOwner.HARNESS),
+    preempted("preempted"),
     torn("torn death", Torn.DEATH),
     torn("torn truncated", Torn.TRUNCATED),
     broken(tiny_job("bad again", steps=5, mode="crash", at=4), max_restarts=2),
@@ -87,7 +87,7 @@ WARM = (
 COLD = (
     broken(tiny_job("joined", steps=6), Fault(FaultKind.JOIN, 3), restarts=TORCHRUN, nodes=(1, 2)),
     killed("killed cold"),
-    preempted("preempted cold", TORCHRUN),
+    preempted("preempted cold"),
 )
 
 
@@ -215,7 +215,6 @@ def test_a_rank_that_hangs_in_the_end_is_a_hang(ran):
 
 @pytest.mark.parametrize("name", ["preempted", "preempted cold"])
 def test_a_preempted_job_goes_on_from_its_checkpoint(ran, name):
-    """Whoever restarts it otherwise: nothing of its torchrun is left."""
     one = ran[name]
     assert one.record.status is RunStatus.FINISHED
     assert one.passes == [(2, 0, [1, 2, 3], False), (2, 2, [3, 4, 5], True)]
