@@ -35,6 +35,7 @@ def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
             "at": time.time(),
             "pass": run.tail.number,
             "torn": False,
+            **({"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}),
         },
     )
     if fault.kind is FaultKind.PREEMPT:
