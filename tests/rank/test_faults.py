@@ -51,6 +51,7 @@ def test_a_killed_rank_dies_in_its_step_and_never_again(job):
         "kind": "kill",
         "step": 3,
         "pass": 1,
+        "rank": 1,
         "torn": False,
     }
     assert tiny.run_ranks(killed, pass_number=2) == [0, 0]
