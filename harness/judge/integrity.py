@@ -59,7 +59,9 @@ def repeats_sound(calibration: Calibration | None) -> Finding:
     if calibration.problems:
         return invalid(calibration.problems[0])
     taught, made = calibration.taught_by, len(calibration.repeats)
-    return passed(f"{made} repeats, of which {made - taught} are bit-identical")
+    same = made - taught
+    verb = "is" if same == 1 else "are"
+    return passed(f"{made} repeats, of which {same} {verb} bit-identical")
 
 
 @check(Tier.INTEGRITY)

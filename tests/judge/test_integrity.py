@@ -201,7 +201,7 @@ def test_repeats_that_are_sound_pass():
     check = answer(judged(run("t"), repeats=(run("rerun"), ulp)), "repeats-sound")
     assert (check.outcome, check.detail) == (
         Outcome.PASS,
-        "2 repeats, of which 1 are bit-identical",
+        "2 repeats, of which 1 is bit-identical",
     )
 
 
