@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from harness.model import (
     Calibration,
@@ -70,7 +71,8 @@ def build_view(
     jobs = {job.name: job for job in plan.jobs} if plan else {}
     every_evidence = {evidence.name: evidence for evidence in evidences}
     learnt = calibrations or {}
-    runs = _Runs(jobs, every_evidence, tuple(records), learnt)
+    source = experiment.path if experiment else None
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source)
 
     anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
     # A control that an anchor challenges has a verdict itself.
@@ -125,10 +127,12 @@ class _Runs:
         evidences: Mapping[str, Evidence],
         records: tuple[RunRecord, ...],
         calibrations: Mapping[str, Calibration],
+        source: Path | None,
     ) -> None:
         self.jobs = jobs
         self.evidences = evidences
         self.calibrations = calibrations
+        self.source = source
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
@@ -152,7 +156,7 @@ class _Runs:
                 view,
                 wall_s=record.wall_s,
                 reused=record.reused,
-                command=plain(shlex.join(record.argv)),
+                command=plain(shlex.join(_command(record, job, self.source))),
                 folder=plain(str(record.folder)),
                 error=_plain_error(record.error),
             )
@@ -203,6 +207,17 @@ class _Runs:
     def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
         run = self.view(job.name, anchor)
         return RepeatView(run=run, control=control.name, comparisons=_compare(run, control, {}))
+
+
+def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[str, ...]:
+    """What makes a run again; empty when nothing tells.
+
+    The launcher's command is that of one pass. In a run's own folder it would go on from what is
+    there, and the faults of a script strike once.
+    """
+    if job is None or not job.spec.resumes:
+        return record.argv
+    return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
 
 
 def _compare(run: RunView, control: RunView, limits: Mapping[str, Floats]) -> dict[str, Comparison]:

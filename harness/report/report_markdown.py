@@ -119,7 +119,7 @@ def _test(test: TestView) -> Iterator[str]:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
     if test.resumed:
         yield from _passes(test.resumed)
-    yield from _checks(verdict.checks)
+    yield from _checks(test.asked)
     if test.tensors:
         yield from _tensors(test.tensors)
     if test.replicas:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.model import Judgement, Kind, Outcome, RankError, Tier, Verdict
+from harness.model import Check, Judgement, Kind, Outcome, RankError, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
 from harness.report.passes import PassesView
 from harness.report.tensors import ReplicaView, TensorTable
@@ -69,7 +69,7 @@ class RunView:
     wall_s: float | None = None
     reused: bool = False
     command: str = ""
-    """The exact command, quoted for a shell."""
+    """The exact command, quoted for a shell; of a run in several passes, that of ``converge``."""
     folder: str = ""
     error: RankError | None = None
     signals: Mapping[str, Curve] = field(default_factory=dict)
@@ -109,6 +109,19 @@ class TestView:
     kind: Kind = Kind.PARALLEL
     resumed: PassesView | None = None
     """None for a run that was made in one pass."""
+
+    @property
+    def asked(self) -> tuple[Check, ...]:
+        """The checks that this set's kind asks for, in their order.
+
+        A check of resumes is skipped only where there was nothing to ask: no faults are named, no
+        step was replayed. Where its evidence is missing it is INVALID.
+        """
+        return tuple(
+            check
+            for check in self.verdict.checks
+            if check.tier is not Tier.RESUME or check.outcome is not Outcome.SKIPPED
+        )
 
     def comparison(self, signal: str) -> Comparison:
         """The comparison of a signal, empty when a side lacks it."""
@@ -190,17 +203,12 @@ class ReportView:
 
     @property
     def without_evidence(self) -> tuple[str, ...]:
-        """Checks that some test set has no evidence for.
-
-        A run too short for a test is none, nor is one that was never to be resumed.
-        """
+        """Checks that some test set has no evidence for; a run too short for a test is none."""
         skipped = {
             check.name
             for test in self.tests
-            for check in test.verdict.checks
-            if check.outcome is Outcome.SKIPPED
-            and check.tier is not Tier.EQUIVALENCE
-            and (check.tier is not Tier.RESUME or test.kind in (Kind.ELASTIC, Kind.FAULT))
+            for check in test.asked
+            if check.outcome is Outcome.SKIPPED and check.tier is not Tier.EQUIVALENCE
         }
         return tuple(sorted(skipped))
 

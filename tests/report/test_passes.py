@@ -128,18 +128,34 @@ def test_the_degrees_say_what_a_set_goes_through(one, text):
     assert degrees_of(job(one, Role.TEST, 20)) == text
 
 
-def test_a_resume_check_without_evidence_counts_only_where_a_run_was_to_be_resumed():
-    check = Check("resumes", "It resumes.", Tier.RESUME, Outcome.SKIPPED)
-    specs = (KILLED, spec("plain", dp_shard=2))
-    counted = {}
-    for one in specs:
-        view = build_view(
+def test_a_check_of_resumes_that_had_nothing_to_ask_is_no_missing_evidence_and_no_row():
+    def asked(tier: Tier, name: str):
+        check = Check(name, f"Title of {name}.", tier, Outcome.SKIPPED)
+        return build_view(
             title="t",
-            verdicts=[Verdict(one.name, "fsdp2", Judgement.PASS, checks=(check,))],
-            subject=Plan(None, (job(one, Role.TEST, 20),)),
+            verdicts=[Verdict("killed", "fsdp2", Judgement.PASS, checks=(check,))],
+            subject=Plan(None, (job(KILLED, Role.TEST, 20),)),
         )
-        counted[one.name] = view.without_evidence
-    assert counted == {"killed": ("resumes",), "plain": ()}
+
+    resume, other = asked(Tier.RESUME, "segments"), asked(Tier.INTEGRITY, "digests")
+    assert (resume.without_evidence, other.without_evidence) == ((), ("digests",))
+    assert resume.headline == "1 test set: agrees with the control."
+    for render in (to_markdown, to_html):
+        assert "Title of segments." not in render(resume)
+        assert "Title of digests." in render(other)
+    # Programs are told of every check.
+    assert [check["name"] for check in document(resume)["tests"][0]["checks"]] == ["segments"]
+
+
+def test_a_run_in_passes_is_made_again_by_the_harness_in_a_folder_of_its_own():
+    """torchrun's own command is that of one pass, in a folder whose faults have struck."""
+    again = "converge run experiments/faults.toml --only {} --fresh"
+    commands = {test.run.name: test.run.command for test in resumed_view().tests}
+    plain = commands.pop("plain")
+    assert plain.startswith("torchrun ")
+    assert commands == {name: again.format(name) for name in ("resized", "killed", "battered")}
+    for render in (to_markdown, to_html):
+        assert again.format("killed") in render(resumed_view())
 
 
 # ------------------------------------------------------------------ the lines
