@@ -10,7 +10,7 @@ from rich.table import Table
 
 from harness.cli.shared import WIDE
 from harness.model import Judgement
-from harness.report import HEADER, ReportView, rows, write_reports
+from harness.report import HEADER, ReportView, header, rows, write_reports
 
 STYLES = {
     Judgement.PASS: "bold green",
@@ -26,8 +26,9 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
     paths = write_reports(view, folder) if folder else []
     shown = _columns(console.width)
     table = Table(title=escape(view.title), title_justify="left", show_edge=False)
+    titles = dict(zip(HEADER, header(view), strict=True))
     for title in shown:
-        table.add_column(title, overflow="fold", no_wrap=title == "verdict")
+        table.add_column(titles[title], overflow="fold", no_wrap=title == "verdict")
     for row in rows(view):
         cells = dict(zip(HEADER, (row.judgement.value, *map(escape, row[1:])), strict=True))
         cells["verdict"] = _styled(row.judgement)

@@ -15,9 +15,7 @@ from harness.model import (
     Experiment,
     Floats,
     Job,
-    Kind,
     Limit,
-    Parallelism,
     Plan,
     RankError,
     Role,
@@ -26,7 +24,7 @@ from harness.model import (
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
-from harness.report.passes import degrees_of, passes_view
+from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
 from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors, plain, plain_block
 from harness.report.tolerances import CalibrationView, calibration_view, notes
@@ -160,8 +158,8 @@ class _Runs:
                 folder=plain(str(record.folder)),
                 error=_plain_error(record.error),
             )
-        if evidence and not job and evidence.in_force:
-            view = replace(view, degrees=str(Parallelism(**evidence.in_force.get("degrees", {}))))
+        if evidence and not job:
+            view = replace(view, degrees=degrees_seen(evidence))
         if evidence:
             view = replace(
                 view,
@@ -188,7 +186,7 @@ class _Runs:
             config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
             tensors=first_step_tensors(evidence, theirs, self.calibration_of(verdict)),
             replicas=replica_view(evidence.replicas) if evidence else None,
-            kind=job.spec.kind if job else Kind.PARALLEL,
+            kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),
         )
 

@@ -25,6 +25,7 @@ def figure(
     levels: Sequence[dict[str, Any]] = (),
     ticks: dict[str, Any] | None = None,
     log: bool = False,
+    span: tuple[float, float] | None = None,
     onset: int | None = None,
 ) -> Figure:
     return {
@@ -33,6 +34,8 @@ def figure(
         "levels": list(levels),
         "ticks": ticks,
         "log": log or ticks is not None,
+        "span": list(span) if span else None,
+        "digits": math.ceil(1 - math.log10(span[1] - span[0])) if span else None,
         "onset": onset,
     }
 

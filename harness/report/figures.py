@@ -14,7 +14,7 @@ from harness.report.downsample import corners, downsample
 from harness.report.figure_parts import Figure, figure, label, mark_line, packed, ticks
 from harness.report.marks import marks
 from harness.report.palette import style
-from harness.report.scales import raised, ratio_needs_log, zero_line
+from harness.report.scales import raised, ratio_needs_log, ratio_range, zero_line
 from harness.report.text import number
 from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
 
@@ -180,7 +180,9 @@ class Figures:
             curves += [curve for _, curve in replays]
         log = ratio_needs_log(curves)
         level = {"y": 1.0, "text": "", "colour": _INK}
-        return figure(traces, "test / control", levels=[level], log=log, onset=onset)
+        span = ratio_range(curves)
+        title = "test / control"
+        return figure(traces, title, levels=[level], log=log, span=span, onset=onset)
 
     def _floor(self) -> list[dict[str, Any]]:
         floor = self.view.entropy_floor

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 
+from harness.report.faults import FaultView
 from harness.report.passes import PassesView, PassView
 
 _NO_STEP = (0, 0)
@@ -42,10 +44,12 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
         characters: How many characters of a label the figure is wide.
     """
     found = Counter(
-        (float(fault.step), fault.words, MarkKind.FAULT) for fault in view.faults if fault.struck
+        (float(fault.step), fault.numbered(fault.words), MarkKind.FAULT)
+        for fault in view.faults
+        if fault.struck
     )
     loaded = [each for each in view.passes if each.loaded_step is not None]
-    found.update(map(_resume, loaded, loaded[1:]))
+    found.update(_resume(*pair, view.faults) for pair in pairwise(loaded))
     every = [
         Mark(step, text if times == 1 else f"{text} ({times}x)", kind)
         for (step, text, kind), times in sorted(found.items())
@@ -54,15 +58,24 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
     return _placed(every, last, max(last, 1) / characters)
 
 
-def _resume(before: PassView, after: PassView) -> tuple[float, str, MarkKind]:
+def _resume(
+    before: PassView, after: PassView, faults: Sequence[FaultView]
+) -> tuple[float, str, MarkKind]:
     step = after.loaded_step or 0
     between = step + 0.5
     resharded = before.degrees != after.degrees
     degrees = f"{before.degrees} -> {after.degrees}" if resharded else ""
     if before.ended == "ended" and before.steps and before.steps[1] == step:
         return between, degrees or "resume", MarkKind.BORDER
-    restart = f"restart from {step}"
-    return between, f"{restart}: {degrees}" if degrees else restart, MarkKind.RESTART
+    answered = [
+        fault.position
+        for fault in faults
+        if fault.position and before.number <= (fault.at_pass or 0) < after.number
+    ]
+    source = f"step {step}" if step else "the seed checkpoint"
+    restart = f"after {answered[-1]}: from {source}" if answered else f"restart from {step}"
+    separator = ", " if answered else ": "
+    return between, separator.join([restart, degrees] if degrees else [restart]), MarkKind.RESTART
 
 
 def _placed(every: Sequence[Mark], last: int, steps_per_character: float) -> tuple[Mark, ...]:

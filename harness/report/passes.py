@@ -5,17 +5,28 @@ Only shows: whether a resume or a recovery is right is judged by ``harness.judge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from harness.judge.degrees import parallelism_of
-from harness.judge.struck import pass_of, steps_after
-from harness.model import Evidence, Floats, Job, Kind, Pass, SetSpec, Struck
+from harness.judge.struck import pass_of
+from harness.model import (
+    Evidence,
+    Fault,
+    FaultKind,
+    Floats,
+    Job,
+    Kind,
+    Pass,
+    SetSpec,
+    Struck,
+)
 from harness.report.curves import Curve
-from harness.report.text import ABSENT, count, duration, plain, step_range
+from harness.report.faults import FaultView, fault_words, faults_view, recovery
+from harness.report.text import ABSENT, count, duration, step_range
 
 PASS_TITLES = (
     "Pass",
@@ -28,10 +39,12 @@ PASS_TITLES = (
     "Recovered in",
     "Steps replayed",
 )
-FAULT_TITLES = ("Fault", "Step", "Struck", "Recovered in")
 
 _NAMED_FAULTS = 3
 """Faults that a table cell names; the rest is counted."""
+_RESHARD = "parallelism.fsdp_reshard_after_forward"
+_ZERO = {"always": " (ZeRO-3)", "never": " (ZeRO-2)"}
+"""What it makes of FSDP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +60,7 @@ class PassView:
     loaded_step: int | None
     """None when it died before it had loaded a checkpoint."""
     ended: str
-    """``ended``, ``died``, or ``struck by kill``."""
+    """``ended``, ``died``, ``struck by kill``, or ``ended: a node joined``."""
     wall_s: float | None = None
     """From the end of the load to the end of the last step, seconds."""
     recovery_s: float | None = None
@@ -62,35 +75,6 @@ class PassView:
         if self.loaded_step is None:
             return ABSENT
         return f"step {self.loaded_step}" if self.loaded_step else "seed checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class FaultView:
-    """One fault of the script."""
-
-    kind: str
-    """As experiment files write it: ``nan_batch``."""
-    step: int
-    struck: bool = True
-    """False when it never happened."""
-    at_pass: int | None = None
-    torn: bool = False
-    """Whether it left a torn checkpoint."""
-    recovery_s: float | None = None
-    """To the end of the first step after it, seconds; None when there is none."""
-
-    @property
-    def words(self) -> str:
-        """The kind, for people."""
-        return _words(self.kind)
-
-    @property
-    def fate(self) -> str:
-        """Where it struck, for a table cell."""
-        if not self.struck:
-            return "did not strike"
-        where = ABSENT if self.at_pass is None else f"pass {self.at_pass}"
-        return f"{where}, tore the checkpoint" if self.torn else where
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +103,35 @@ def degrees_of(job: Job) -> str:
     if spec.segments:
         return joined(str(segment.parallelism) for segment in spec.segments)
     if spec.recovery:
-        named = [f"{_words(f.kind)} at {f.step}" for f in spec.recovery.faults]
-        more = len(named) - _NAMED_FAULTS
-        rest = [f"and {more} more"] if more > 0 else []
-        return ", ".join([str(spec.parallelism), *named[:_NAMED_FAULTS], *rest])
+        return _with_faults(str(spec.parallelism), spec.recovery.faults)
     if spec.kind is Kind.SPACE_TIME:
-        return f"{spec.parallelism}, accumulation {job.gradient_accumulation_steps}"
+        sharding = _ZERO.get(str(spec.overrides.get(_RESHARD)), "")
+        return f"{spec.parallelism}{sharding}, accumulation {job.gradient_accumulation_steps}"
     return str(spec.parallelism)
+
+
+def degrees_seen(evidence: Evidence) -> str:
+    """The same of a run whose set nothing names, from what it left; empty when that tells none."""
+    if not evidence.passes:
+        return degrees_in_force(evidence.in_force)
+    # One that died before it had loaded tells its number of ranks at most.
+    alive = [each for each in evidence.passes if each.steps.size or each.in_force]
+    return _with_faults(joined(_degrees(each, None) for each in alive), evidence.struck)
+
+
+def kind_seen(evidence: Evidence | None) -> Kind:
+    """What a run whose set nothing names put to the test, as far as its passes tell."""
+    passes = evidence.passes if evidence else ()
+    if any(each.segment is not None for each in passes):
+        return Kind.ELASTIC
+    return Kind.FAULT if passes else Kind.PARALLEL
+
+
+def _with_faults(degrees: str, faults: Sequence[Fault | Struck]) -> str:
+    named = [f"{fault_words(fault.kind)} at {fault.step}" for fault in faults]
+    more = len(named) - _NAMED_FAULTS
+    rest = [f"and {more} more"] if more > 0 else []
+    return ", ".join([degrees, *named[:_NAMED_FAULTS], *rest])
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -141,7 +147,7 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
     """The passes of a run, in order; None when it was made in one."""
     if evidence is None or not evidence.passes:
         return None
-    recoveries = {struck.index: _recovery(struck, evidence) for struck in evidence.struck}
+    recoveries = {struck.index: recovery(struck, evidence) for struck in evidence.struck}
     views = []
     for index, each in enumerate(evidence.passes):
         earlier = _steps(evidence.passes[:index])
@@ -160,7 +166,7 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
                 superseded=_superseded(each, _steps(evidence.passes[index + 1 :])),
             )
         )
-    return PassesView(tuple(views), _faults(evidence, spec, recoveries))
+    return PassesView(tuple(views), faults_view(evidence, spec, recoveries))
 
 
 def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
@@ -183,43 +189,12 @@ def _degrees(each: Pass, spec: SetSpec | None) -> str:
 def _ended(each: Pass, evidence: Evidence) -> str:
     if each.ended:
         return "ended"
-    kinds = [_words(f.kind) for f in evidence.struck if pass_of(evidence, f) == each.number]
-    return f"struck by {', '.join(kinds)}" if kinds else "died"
-
-
-def _faults(
-    evidence: Evidence,
-    spec: SetSpec | None,
-    recoveries: Mapping[int, tuple[int, float] | None],
-) -> tuple[FaultView, ...]:
-    happened = {fault.index: fault for fault in evidence.struck}
-    script = spec.recovery.faults if spec and spec.recovery else ()
-    views = []
-    for index in sorted({*happened, *range(len(script))}):
-        fault = happened.get(index)
-        if fault is None:
-            views.append(FaultView(script[index].kind.value, script[index].step, struck=False))
-            continue
-        found = recoveries[index]
-        views.append(
-            FaultView(
-                kind=plain(fault.kind),
-                step=fault.step,
-                at_pass=pass_of(evidence, fault),
-                torn=fault.torn,
-                recovery_s=found[1] if found else None,
-            )
-        )
-    return tuple(views)
-
-
-def _recovery(fault: Struck, evidence: Evidence) -> tuple[int, float] | None:
-    """The pass with the first step that is trained after a fault, and the seconds until its end."""
-    after = steps_after(evidence, fault)
-    if not after:
-        return None
-    at, recovered = after[0]
-    return recovered, at - fault.at
+    kinds = [f.kind for f in evidence.struck if pass_of(evidence, f) == each.number]
+    struck = ", ".join(fault_words(kind) for kind in kinds if kind != FaultKind.JOIN)
+    ended = [f"struck by {struck}"] if struck else []
+    if FaultKind.JOIN in kinds:
+        ended.append("a node joined" if struck else "ended: a node joined")
+    return ", ".join(ended) or "died"
 
 
 def _ends(each: Pass) -> Floats:
@@ -263,12 +238,3 @@ def pass_cells(each: PassView) -> tuple[str, ...]:
         duration(each.recovery_s),
         str(each.replayed),
     )
-
-
-def fault_cells(fault: FaultView) -> tuple[str, ...]:
-    """What stands under :data:`FAULT_TITLES`; plain text, no markup."""
-    return fault.words, str(fault.step), fault.fate, duration(fault.recovery_s)
-
-
-def _words(kind: str) -> str:
-    return plain(kind).replace("_", " ")

@@ -17,7 +17,7 @@ from harness.report.downsample import corners, downsample
 from harness.report.palette import SYMBOLS, style
 from harness.report.pass_plot import draw_passes
 from harness.report.plot_parts import BAND, INK, QUIET, SHADE, Line, frame, handles_of, plot, to_png
-from harness.report.scales import decades, raised, ratio_needs_log, zero_line
+from harness.report.scales import decades, raised, ratio_needs_log, ratio_range, zero_line
 from harness.report.text import number
 from harness.report.view import ReportView, TestView
 
@@ -101,6 +101,8 @@ def _grad_norm_ratio(view: ReportView) -> bytes | None:
         axes.yaxis.set_minor_locator(FixedLocator([]))
     else:
         axes.ticklabel_format(axis="y", useOffset=False)
+        if span := ratio_range(line.curve for line in lines):
+            axes.set_ylim(*span)
     axes.axhline(1.0, color=INK, linewidth=1.0, zorder=1)
     return to_png(figure, axes, handles_of(lines))
 

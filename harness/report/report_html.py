@@ -15,9 +15,10 @@ from plotly.offline import get_plotlyjs
 from harness import __version__
 from harness.model import Tier
 from harness.report import terminal, text
+from harness.report.faults import FAULT_TITLES, fault_cells
 from harness.report.figures import Figures
 from harness.report.palette import SYMBOLS
-from harness.report.passes import FAULT_TITLES, PASS_TITLES, fault_cells, pass_cells
+from harness.report.passes import PASS_TITLES, pass_cells
 from harness.report.report_json import to_json
 from harness.report.tensors import SHOWN
 from harness.report.view import SIGNAL_TITLES, ReportView

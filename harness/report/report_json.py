@@ -113,6 +113,9 @@ def _passes(resumed: PassesView | None) -> dict[str, Any]:
                 "struck": fault.struck,
                 "at_pass": fault.at_pass,
                 "torn": fault.torn,
+                "how_torn": fault.how_torn.value if fault.how_torn else None,
+                "rank": fault.rank,
+                "node": fault.node,
                 "recovery_s": _value(fault.recovery_s),
             }
             for fault in faults

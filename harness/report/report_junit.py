@@ -45,7 +45,7 @@ def _passes(test: TestView) -> dict[str, str]:
         ]
         properties[f"pass {each.number}"] = ", ".join(parts)
     for index, fault in enumerate(test.resumed.faults, 1):
-        fate = f"{fault.words} at step {fault.step}: {fault.fate}"
+        fate = f"{fault.details} at step {fault.step}: {fault.fate}"
         if fault.recovery_s is not None:
             fate += f", recovered in {duration(fault.recovery_s)}"
         properties[f"fault {index}"] = fate

@@ -6,16 +6,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from harness.model import Check, Judgement, Outcome
+from harness.report.faults import FAULT_TITLES, fault_cells
 from harness.report.palette import SYMBOLS
-from harness.report.passes import (
-    FAULT_TITLES,
-    PASS_TITLES,
-    PassesView,
-    fault_cells,
-    pass_cells,
-)
+from harness.report.passes import PASS_TITLES, PassesView, pass_cells
 from harness.report.tensors import SHOWN, ReplicaView, TensorTable
-from harness.report.terminal import HEADER, rows
+from harness.report.terminal import header, rows
 from harness.report.text import ABSENT, duration, excess, number, of_limit, step_range, tail
 from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
 
@@ -60,7 +55,7 @@ def _lines(view: ReportView) -> Iterator[str]:
     yield ""
     table = rows(view)
     yield from _table(
-        [title.capitalize() for title in HEADER],
+        [title.capitalize() for title in header(view)],
         ([_word(row.judgement), *map(escape, row[1:])] for row in table),
     )
     yield ""
@@ -132,7 +127,7 @@ def _test(test: TestView) -> Iterator[str]:
         yield ""
     if test.config:
         yield from _table(
-            ["Configuration key", "Control", "Test", "Declared"],
+            ["Configuration key", "Control", test.configured, "Declared"],
             (
                 [
                     *map(escape, (row.key, row.control, row.test)),

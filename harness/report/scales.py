@@ -11,6 +11,9 @@ from harness.model import Floats
 from harness.report.curves import Curve
 
 _RATIO_LINEAR_UP_TO = 1.5
+_NEARLY_EQUAL = 1e-4
+"""Differences of a ratio to 1 that six digits at the ticks do not tell apart."""
+_LEAST_RATIO_RANGE = 1e-6
 
 
 def zero_line(curves: Iterable[Curve]) -> float:
@@ -39,6 +42,19 @@ def ratio_needs_log(curves: Iterable[Curve]) -> bool:
         max(positive.max(), 1 / positive.min()) > _RATIO_LINEAR_UP_TO
         for positive in _positive(curves)
     )
+
+
+def ratio_range(curves: Iterable[Curve]) -> tuple[float, float] | None:
+    """A range around 1 for ratios so near to it that rounding alone would fill an axis; else None.
+
+    It reaches at least 1e-6 to either side, so that noise below the signal's precision looks small.
+    """
+    finite = (curve.values[np.isfinite(curve.values)] for curve in curves)
+    furthest = max((float(np.abs(values - 1).max()) for values in finite if values.size), default=1)
+    if furthest > _NEARLY_EQUAL:
+        return None
+    half = max(1.1 * furthest, _LEAST_RATIO_RANGE)
+    return 1 - half, 1 + half
 
 
 def _positive(curves: Iterable[Curve]) -> list[Floats]:

@@ -21,6 +21,15 @@ HEADER = (
 )
 
 
+def header(view: ReportView) -> tuple[str, ...]:
+    """Titles of :data:`HEADER` as a table of this report has them.
+
+    Beside its degrees, a set that resumes tells what it goes through.
+    """
+    events = "degrees, events"
+    return tuple(events if view.resumes and title == "degrees" else title for title in HEADER)
+
+
 class Row(NamedTuple):
     """Cells of one test set, in the order of :data:`HEADER`; plain text, no markup."""
 

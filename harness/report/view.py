@@ -111,6 +111,11 @@ class TestView:
     """None for a run that was made in one pass."""
 
     @property
+    def configured(self) -> str:
+        """Whose configuration ``config`` shows beside the control's; a column title."""
+        return "Test, first pass" if self.resumed else "Test"
+
+    @property
     def asked(self) -> tuple[Check, ...]:
         """The checks that this set's kind asks for, in their order.
 
@@ -173,6 +178,11 @@ class ReportView:
     def by_severity(self) -> tuple[TestView, ...]:
         """Test sets, what needs a person first, else in the file's order."""
         return tuple(sorted(self.tests, key=lambda test: SEVERITY.index(test.verdict.judgement)))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether some test set is made in several passes."""
+        return any(test.kind in (Kind.ELASTIC, Kind.FAULT) for test in self.tests)
 
     @property
     def counts(self) -> Mapping[Judgement, int]:

@@ -23,9 +23,11 @@ from harness.model import (
     Role,
     Struck,
     Tier,
+    Torn,
     Verdict,
 )
-from harness.report import build_view, rows
+from harness.report import build_view, header, rows
+from harness.report.faults import fault_cells
 from harness.report.figures import Figures
 from harness.report.marks import Mark, MarkKind, marks
 from harness.report.passes import degrees_of, passes_view
@@ -93,12 +95,52 @@ def test_a_pass_that_left_nothing_and_a_fault_that_did_not_strike_are_shown_as_s
     view = passes_view(battered(), BATTERED)
     unborn = view.passes[2]
     assert (unborn.degrees, unborn.steps, unborn.ended) == ("2 ranks", None, "died")
+    assert [fault_cells(fault)[0] for fault in view.faults] == [
+        "1: ckpt torn (death)",
+        "2: agent loss, node 1",
+        "3: nan batch, rank 0",
+        "4: join",
+    ]
     assert [fault.fate for fault in view.faults] == [
         "pass 1, tore the checkpoint",
         "pass 2",
         "pass 4",
         "did not strike",
     ]
+
+
+def test_a_fault_names_the_rank_that_it_really_struck():
+    """Of a torn checkpoint only where one shard is cut short; without a script, what it left."""
+    cut = Fault(FaultKind.CKPT_TORN, 4, rank=1, torn=Torn.TRUNCATED)
+    whole, recovery = killed(), KILLED.recovery
+    torn = replace(whole, struck=(Struck(0, "ckpt_torn", 4, STARTED + 2.1, 1, torn=True, rank=0),))
+    for script, text in ((cut, "ckpt torn (truncated), rank 0"), (None, "ckpt torn")):
+        named = replace(KILLED, recovery=replace(recovery, faults=(script,))) if script else None
+        assert [fault.details for fault in passes_view(torn, named).faults] == [text]
+    other = replace(whole, struck=(replace(whole.struck[0], rank=3),))
+    assert passes_view(other, KILLED).faults[0].details == "kill, rank 3"
+
+
+def test_a_pass_that_a_joining_node_ended_was_not_struck():
+    whole = killed()
+    joined = replace(whole, struck=(replace(whole.struck[0], kind="join"),))
+    assert passes_view(joined, None).passes[0].ended == "ended: a node joined"
+    both = replace(whole, struck=(*whole.struck, replace(joined.struck[0], index=1)))
+    assert passes_view(both, None).passes[0].ended == "struck by kill, a node joined"
+
+
+def test_the_degrees_of_a_run_without_a_plan_are_those_of_its_passes():
+    verdicts = [Verdict(name, "c", Judgement.PASS) for name in ("resized", "killed", "battered")]
+    found = [resized(), killed(), battered(), evidence("c", 20)]
+    view = build_view(title="t", verdicts=verdicts, evidences=found)
+    assert {test.run.name: (test.run.degrees, test.kind) for test in view.tests} == {
+        "resized": ("FSDP 2 -> one rank -> FSDP 2 x PP 2", Kind.ELASTIC),
+        "killed": ("FSDP 2, kill at 7", Kind.FAULT),
+        "battered": (
+            "FSDP 4 -> FSDP 2, ckpt torn at 4, agent loss at 7, nan batch at 10",
+            Kind.FAULT,
+        ),
+    }
 
 
 def test_degrees_of_a_pass_are_those_in_force_else_those_of_its_segment():
@@ -121,6 +163,15 @@ def test_a_run_in_one_piece_has_no_passes():
         (KILLED, "FSDP 2, kill at 7"),
         (BATTERED, "FSDP 4, ckpt torn at 4, agent loss at 7, nan batch at 10, and 1 more"),
         (spec("st", dp_shard=2, kind=Kind.SPACE_TIME), "FSDP 2, accumulation 1"),
+        (
+            spec(
+                "st",
+                dp_shard=2,
+                kind=Kind.SPACE_TIME,
+                overrides={"parallelism.fsdp_reshard_after_forward": "never"},
+            ),
+            "FSDP 2 (ZeRO-2), accumulation 1",
+        ),
         (spec("plain", dp_shard=2), "FSDP 2"),
     ],
 )
@@ -175,14 +226,15 @@ def test_faults_and_restarts_stand_where_they_were():
     ]
 
 
-def test_a_restart_on_fewer_ranks_says_so_and_a_pass_that_loaded_nothing_is_no_restart():
+def test_of_several_faults_each_has_a_number_that_its_restart_names():
+    """A restart on fewer ranks says so; a pass that loaded nothing is none."""
     assert lines(passes_view(battered(), BATTERED)) == [
-        (0.5, "restart from 0", MarkKind.RESTART),
-        (4.0, "ckpt torn", MarkKind.FAULT),
-        (4.5, "restart from 4: FSDP 4 -> FSDP 2", MarkKind.RESTART),
-        (7.0, "agent loss", MarkKind.FAULT),
-        (8.5, "restart from 8", MarkKind.RESTART),
-        (10.0, "nan batch", MarkKind.FAULT),
+        (0.5, "after 1: from the seed checkpoint", MarkKind.RESTART),
+        (4.0, "1: ckpt torn", MarkKind.FAULT),
+        (4.5, "after 2: from step 4, FSDP 4 -> FSDP 2", MarkKind.RESTART),
+        (7.0, "2: agent loss", MarkKind.FAULT),
+        (8.5, "after 3: from step 8", MarkKind.RESTART),
+        (10.0, "3: nan batch", MarkKind.FAULT),
     ]
 
 
@@ -219,6 +271,11 @@ def test_the_verdict_table_shows_what_each_set_goes_through():
     assert shown["resized"] == "FSDP 2 -> one rank -> FSDP 2 x PP 2"
     assert shown["killed"] == "FSDP 2, kill at 7"
     assert shown["plain"] == "FSDP 2"
+    assert header(resumed_view())[2] == "degrees, events"
+    assert header(sample_view())[2] == "degrees"
+    for render in (to_markdown, to_html):
+        assert "Degrees, events" in render(resumed_view())
+        assert "Degrees, events" not in render(sample_view())
 
 
 def test_markdown_has_a_table_of_passes_and_one_of_faults():
@@ -228,7 +285,7 @@ def test_markdown_has_a_table_of_passes_and_one_of_faults():
         f"| 1 | FSDP 2 | 2 | 1{dash}6 | seed checkpoint | struck by kill | 3.0 s | {dash} | 0 |"
     ) in text
     assert f"| 2 | FSDP 2 | 2 | 5{dash}20 | step 4 | ended | 8.0 s | 6.8 s | 2 |" in text
-    assert "| kill | 7 | pass 1 | 6.8 s |" in text
+    assert "| kill, rank 1 | 7 | pass 1 | 6.8 s |" in text
     assert text.count("| Pass | Degrees |") == 3
     assert text.count("| Fault | Step |") == 2
     page = MarkdownIt("gfm-like", {"html": True, "linkify": False}).render(text)
@@ -297,7 +354,7 @@ def test_junit_has_them_as_properties_of_the_suite():
     properties = {each.name: each.value for each in suites["killed"].properties()}
     assert properties["kind"] == "fault"
     assert properties["pass 1"].endswith("started from seed checkpoint, struck by kill")
-    assert properties["fault 1"] == "kill at step 7: pass 1, recovered in 6.8 s"
+    assert properties["fault 1"] == "kill, rank 1 at step 7: pass 1, recovered in 6.8 s"
     assert {each.name for each in suites["plain"].properties()} == {"verdict", "control"}
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from harness.model import Evidence
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
 from harness.report.downsample import corners, downsample
-from harness.report.scales import decades, raised, ratio_needs_log, zero_line
+from harness.report.figure_parts import figure
+from harness.report.scales import decades, raised, ratio_needs_log, ratio_range, zero_line
 
 
 def curve(*values, first=1):
@@ -94,3 +95,23 @@ def test_decades_thin_out_over_a_long_range():
 )
 def test_only_far_ratios_need_a_log_axis(value, log):
     assert ratio_needs_log([curve(value)]) is log
+
+
+@pytest.mark.parametrize(
+    ("values", "span"),
+    [
+        ((1.0, 1.0), (1 - 1e-6, 1 + 1e-6)),
+        ((1 + 2e-7, math.nan), (1 - 1e-6, 1 + 1e-6)),
+        ((1.0, 1 - 2e-5), (1 - 2.2e-5, 1 + 2.2e-5)),
+        ((1.0, 1.01), None),
+        ((math.inf,), None),
+    ],
+)
+def test_ratios_that_are_nearly_equal_get_a_range_that_shows_by_how_much(values, span):
+    assert ratio_range([Curve(), curve(*values)]) == (span and pytest.approx(span, abs=1e-12))
+
+
+def test_ticks_of_such_a_range_have_the_digits_that_tell_them_apart():
+    drawn = figure([], "test / control", span=(1 - 1e-6, 1 + 1e-6))
+    assert (drawn["span"], drawn["digits"]) == ([1 - 1e-6, 1 + 1e-6], 7)
+    assert figure([], "loss")["span"] is None

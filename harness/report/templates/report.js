@@ -22,6 +22,7 @@ function readings(series, zero) {
 
 function traceOf(spec, figure, colours) {
   const series = payload.series[spec.series];
+  const value = figure.span ? `%{y:.${figure.digits}~f}` : "%{y:.5~g}";
   return {
     ...series,
     text: figure.ticks ? readings(series, figure.ticks.zero) : undefined,
@@ -32,7 +33,7 @@ function traceOf(spec, figure, colours) {
     marker: { color: colours[spec.colour] || spec.colour, size: 9, symbol: spec.symbol },
     showlegend: !spec.unlisted,
     fill: spec.fill ? "tozeroy" : "none", fillcolor: colours[spec.fill],
-    hovertemplate: `step %{x}: ${figure.ticks ? "%{text}" : "%{y:.5~g}"}<extra>${spec.hover ?? "%{fullData.name}"}</extra>`,
+    hovertemplate: `step %{x}: ${figure.ticks ? "%{text}" : value}<extra>${spec.hover ?? "%{fullData.name}"}</extra>`,
     hoverinfo: spec.fill ? "skip" : undefined,
   };
 }
@@ -74,6 +75,8 @@ function layoutOf(figure, colours, single) {
   const y = { ...axis, title: { ...axis.title, text: figure.yTitle }, type: figure.log ? "log" : "linear" };
   if (figure.ticks) {
     Object.assign(y, { tickvals: figure.ticks.values, ticktext: figure.ticks.labels, range: figure.ticks.range });
+  } else if (figure.span) {
+    Object.assign(y, { tickformat: `.${figure.digits}~f`, range: figure.span });
   } else {
     y.tickformat = "~g";
   }
