@@ -16,7 +16,6 @@ NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
 TOKENS_SEEN = "tokens seen"
 """A counter that nothing but logs and dashboards read."""
 
-
 SAMPLES = "samples consumed"
 FROM_ELSEWHERE = (
     "started from something else than a checkpoint of the run or the job's seed checkpoint"
@@ -58,6 +57,8 @@ class Gap(NamedTuple):
     """The counter that jumps, if it is one."""
     unsaved: bool = False
     """Whether it is a checkpoint that was not written."""
+    unplaced: int | None = None
+    """Number of the pass, if it started from something of no known place."""
 
 
 def loads(evidence: Evidence) -> Iterator[Load]:
@@ -116,7 +117,7 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
             if each.started is None:
                 yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
             else:
-                yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first)
+                yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
         if spec is not None:
             yield from _not_saved(evidence, spec, each)
     for load in loads(evidence):

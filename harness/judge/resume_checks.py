@@ -22,7 +22,7 @@ MOST_DEVIATIONS = 20
 
 @check(Tier.RESUME)
 def passes_continuous(test: Evidence, spec: SetSpec | None) -> Finding:
-    """Every pass goes on from the newest whole checkpoint: no step is lost or trained twice.
+    """Every pass goes on from the newest checkpoint, and the final state has every step once.
 
     Every checkpoint that the set promises was written. Steps, tokens, samples and the optimizer's
     updates are counted right after every load as they were when the checkpoint was saved. A count

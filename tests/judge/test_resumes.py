@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import FSDP2, SAMPLE_STEPS, STEPS, run, spec, with_signals
+from judge_examples import FSDP2, SAMPLE_STEPS, STEPS, run, samples, spec, with_signals
 from resume_examples import (
     BROKEN,
     BROKEN_PASSES,
@@ -35,6 +35,7 @@ from harness.model import (
     Fault,
     FaultKind,
     Judgement,
+    Loader,
     Outcome,
     Parallelism,
     RankError,
@@ -770,6 +771,61 @@ def test_lost_data_is_named_with_the_step_and_the_degrees():
     assert "started over from the beginning" in verdict.cause
     assert "mind that" not in verdict.cause
     assert "components/dataloader.py" in verdict.look_at
+
+
+def test_lost_data_of_streaming_point_at_its_own_settings():
+    test = with_digests(ELASTIC, 2, NEW_DATA[:6])
+    train_config = replace(ELASTIC_SPEC.train_config, loader=Loader.STREAMING)
+    look_at = judged(test, replace(ELASTIC_SPEC, train_config=train_config)).look_at
+    for name in ("num_canonical_nodes", "batching_method", "epoch_size", "shuffle_algo"):
+        assert name in look_at
+    assert "components/dataloader.py" not in look_at
+
+
+OTHER_WEIGHTS = samples(initial=lambda name, values: values[::-1].copy())
+TORN_FIRST = (
+    a_pass(1, 0, 4, saves=[4]),
+    a_pass(2, 0, 9, saves=[4, 8], loaded_step=None),
+    a_pass(3, 8, STEPS, saves=[12, 16], ended=True),
+)
+"""The only checkpoint is torn, and the restart loads nothing at all."""
+TORN_FIRST_STRUCK = (
+    Struck(0, "ckpt_torn", 4, 1990.0, number=1, torn=True),
+    Struck(1, "kill", 10, 2990.0, number=2),
+)
+TORN_FIRST_SPEC = fault_spec(faults=(Fault(FaultKind.CKPT_TORN, 4), Fault(FaultKind.KILL, 10)))
+
+
+def test_a_restart_that_loads_nothing_is_the_cause_of_other_weights():
+    test = resumed(*TORN_FIRST, samples=OTHER_WEIGHTS, struck=TORN_FIRST_STRUCK)
+    verdict = judged(test, TORN_FIRST_SPEC)
+    assert verdict.cause_class is CauseClass.STATE
+    assert verdict.cause.startswith(
+        "state is lost at the resume: while no checkpoint of the run was whole, pass 2 started "
+        "from something else than a checkpoint of the run or the job's seed checkpoint, and so not "
+        "with the control's weights: "
+    ), verdict.cause
+    assert "differ before the first step (worst " in verdict.cause
+    assert "checkpoint.initial_load_path" in verdict.look_at
+    assert "checkpoint.folder" in verdict.look_at
+
+
+def test_a_restart_that_loads_nothing_although_a_checkpoint_is_whole_chose_wrongly():
+    test = resumed(*TORN_FIRST, samples=OTHER_WEIGHTS, struck=(TORN_FIRST_STRUCK[1],))
+    verdict = judged(test, TORN_FIRST_SPEC)
+    assert verdict.cause.startswith("state is lost at the resume: pass 2 started from something")
+    assert "checkpoint.load_step" in verdict.look_at
+
+
+def test_a_first_pass_with_other_weights_is_no_loss_of_a_resume():
+    right = a_pass(2, 0, 9, saves=[4, 8])
+    nowhere = replace(TORN_FIRST[0], loaded_step=None)
+    for first in (TORN_FIRST[0], nowhere):
+        passes = (first, right, TORN_FIRST[2])
+        test = resumed(*passes, samples=OTHER_WEIGHTS, struck=TORN_FIRST_STRUCK)
+        verdict = judged(test, TORN_FIRST_SPEC)
+        assert verdict.cause.startswith("training does not begin with the control's weights: ")
+        assert "initialises again" in verdict.look_at
 
 
 def test_a_config_that_leaves_the_loader_out_is_named():

@@ -49,6 +49,7 @@ from harness.judge.causes.resumes import (
     data_lost,
     follows_from_resume,
     not_continued,
+    nothing_loaded,
     recovered_late,
     replayed_otherwise,
     state_lost,
@@ -72,6 +73,7 @@ _DOUBTS = (
 Signature = Callable[[Scene], Cause | None]
 
 SIGNATURES: tuple[Signature, ...] = (
+    nothing_loaded,
     data_lost,
     torn_loaded,
     state_lost,

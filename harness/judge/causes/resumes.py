@@ -8,12 +8,13 @@ parted before the resume.
 from __future__ import annotations
 
 from harness.judge.causes.cause import Cause
+from harness.judge.causes.updates import initial_words
 from harness.judge.degrees import owner
-from harness.judge.passes import TOKENS_SEEN, gaps, loads
+from harness.judge.passes import TOKENS_SEEN, gaps, loads, newest_whole
 from harness.judge.restored import PARAMETERS
 from harness.judge.resume_checks import Lost, not_restored
 from harness.judge.scene import Scene
-from harness.model import CauseClass, Outcome
+from harness.model import CauseClass, Loader, Outcome
 
 RESUME_CHECKS = (
     "passes-continuous",
@@ -31,13 +32,50 @@ def data_lost(scene: Scene) -> Cause | None:
         return None
     sentence = f"data order is lost at the resume: {scene.detail('data-resumed')}"
     sentence += _counted(scene) + _excluded(scene, "dataloader")
+    spec = scene.case.spec
+    streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
+    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _STATE_OF_RANKS)
+
+
+_STATE_OF_RANKS = (
+    "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
+    "keeps a state per data-parallel rank, which another degree cannot use; whether "
+    "dataloader is in checkpoint.exclude_from_loading; our own loader "
+    "([converge.data] loader) counts samples instead"
+)
+_STREAMING = (
+    "what StreamingDataset orders samples by, besides its seed: num_canonical_nodes (the same for "
+    "all degrees, not left to the package), batching_method (device_per_stream depends on the "
+    "ranks), epoch_size (a multiple of the global batch) and shuffle_algo; whether dataloader is "
+    "in checkpoint.exclude_from_loading"
+)
+
+
+def nothing_loaded(scene: Scene) -> Cause | None:
+    """A restart loaded nothing, or something of no known place, and trained on from there.
+
+    What a pass that begins again at step 1 begins with is then the run's first sample, so its
+    weights are no failure of the initial load of the job.
+    """
+    check = scene.checks.get("passes-continuous")
+    if check is None or check.outcome is not Outcome.FAIL:
+        return None
+    test = scene.case.test
+    found = next((gap for gap in gaps(test, scene.case.spec) if gap.unplaced is not None), None)
+    if found is None or found.unplaced is None or found.unplaced <= 1:
+        return None
+    before = scene.first_failure("recovers-in-time")
+    if before is not None and max(before, 1) < found.step:
+        return None
+    untorn = newest_whole(test, found.unplaced)
+    when = "" if untorn else "while no checkpoint of the run was whole, "
+    sample = scene.sample(0) if found.step == 1 else None
+    weights = initial_words(sample) if sample is not None else ""
+    others = f", and so not with the control's weights: {weights}" if weights else ""
     return Cause(
-        sentence,
-        CauseClass.DATA,
-        "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
-        "keeps a state per data-parallel rank, which another degree cannot use; whether "
-        "dataloader is in checkpoint.exclude_from_loading; our own loader "
-        "([converge.data] loader) counts samples instead",
+        f"state is lost at the resume: {when}{found.what}{others}",
+        CauseClass.STATE,
+        _CHOSEN if untorn else _NOTHING_WHOLE,
     )
 
 
@@ -99,9 +137,18 @@ def not_continued(scene: Scene) -> Cause | None:
     return Cause(
         f"state is lost at the resume: {scene.detail('passes-continuous')}",
         CauseClass.STATE,
-        "which checkpoint a start chooses (checkpoint.load_step, the newest folder with "
-        ".metadata), and what train_state holds: the trainer's state_dict and load_state_dict",
+        f"{_CHOSEN}, and what train_state holds: the trainer's state_dict and load_state_dict",
     )
+
+
+_CHOSEN = (
+    "which checkpoint a start chooses (checkpoint.load_step, the newest folder with .metadata)"
+)
+_NOTHING_WHOLE = (
+    "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
+    "torchtitan 0.2.2 reads only while the checkpoint folder does not exist "
+    "(components/checkpoint.py, load), and what that folder (checkpoint.folder) holds"
+)
 
 
 def replayed_otherwise(scene: Scene) -> Cause | None:

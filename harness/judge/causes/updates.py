@@ -32,7 +32,6 @@ def initial(scene: Scene) -> Cause | None:
     ours, theirs = sample.test.parameters, sample.control.parameters
     sorting = sort(ours.sketch, theirs.sketch, sample.initial)
     off = sample.initial.outside.tolist()
-    names = [sample.names[index] for index in off]
     swapped = _swapped(sample, off)
     look_at = (
         "what loads the initial weights: checkpoint.initial_load_path, the names that each "
@@ -44,13 +43,24 @@ def initial(scene: Scene) -> Cause | None:
         swapped = f"; scaled by {sorting.scaled[0].factor:.4g}"
     elif len(off) == len(sorting.judged):
         swapped = "; no checkpoint was loaded, or another one"
-    worst = [f"{names[i]} by {sample.initial.difference[off[i]]:.2g}" for i in range(len(off))]
     sentence = (
-        f"training does not begin with the control's weights: {describe(names, sample.names)} "
-        f"differ{'s' * (len(off) == 1)} before the first step (worst {joined(worst[:NAMED])})"
-        f"{swapped}"
+        f"training does not begin with the control's weights: {initial_words(sample)}{swapped}"
     )
     return Cause(sentence, CauseClass.STATE, look_at)
+
+
+def initial_words(sample: TensorComparison) -> str:
+    """Which weights differ before the first step, and by how much; empty when none does."""
+    found = sample.initial
+    if found is None or not found.outside.size:
+        return ""
+    off = found.outside.tolist()
+    names = [sample.names[index] for index in off]
+    worst = [f"{sample.names[index]} by {found.difference[index]:.2g}" for index in off[:NAMED]]
+    return (
+        f"{describe(names, sample.names)} differ{'s' * (len(off) == 1)} before the first step "
+        f"(worst {joined(worst)})"
+    )
 
 
 def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
