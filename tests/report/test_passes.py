@@ -305,6 +305,12 @@ def test_html_has_the_tables_and_the_tier():
     assert "Passes" not in sections["plain"]
 
 
+def test_the_configuration_that_is_shown_of_a_run_in_passes_is_that_of_its_first():
+    titles = {test.run.name: test.configured for test in resumed_view().tests}
+    assert titles["killed"] == titles["resized"] == "Test, first pass"
+    assert titles["plain"] == "Test"
+
+
 def test_figures_of_a_set_have_its_lines_replays_and_resumes_and_the_overview_none():
     figures = Figures(resumed_view()).payload()["figures"]
     for name in ("loss", "difference-loss", "difference-grad_norm", "ratio"):
