@@ -183,7 +183,7 @@ def test_joints_of_a_run_in_passes_are_labelled_without_overlap(opened, width):
     )
     texts = plot.locator(".annotation").all_text_contents()
     assert len(texts) == 6
-    assert "restart from 4: FSDP 4 -> FSDP 2" in texts
+    assert "after 2: from step 4, FSDP 4 -> FSDP 2" in texts
     boxes = [each.bounding_box() for each in plot.locator(".annotation-text").all()]
     boxes.append(plot.locator(".legend").bounding_box())
     frame = plot.bounding_box()
@@ -198,6 +198,15 @@ def test_joints_of_a_run_in_passes_are_labelled_without_overlap(opened, width):
                 one["y"], other["y"]
             )
             assert apart_x <= 0 or apart_y <= 1
+
+
+def test_ticks_of_a_ratio_of_nearly_equal_curves_are_told_apart(opened):
+    plot = opened("resumed").locator("#overview-ratio")
+    plot.scroll_into_view_if_needed()
+    plot.locator(".ytick text").first.wait_for(timeout=30_000)
+    ticks = plot.locator(".ytick text").all_text_contents()
+    assert len(set(ticks)) == len(ticks) > 2
+    assert "1" in ticks
 
 
 def test_a_set_can_be_hidden_with_the_keyboard(opened):
