@@ -17,12 +17,17 @@ from harness.errors import Problem
 from harness.experiment.kinds import GeneratedTable, SpaceTimeTable
 from harness.experiment.read import flatten
 from harness.experiment.tables import FixedTable, validate
-from harness.model import GLOBAL_BATCH, LOCAL_BATCH, Loader, SetSpec, Setting
+from harness.model import (
+    GLOBAL_BATCH,
+    LOCAL_BATCH,
+    RESHARD,
+    ZERO_2,
+    ZERO_3,
+    Loader,
+    SetSpec,
+    Setting,
+)
 
-RESHARD = "parallelism.fsdp_reshard_after_forward"
-"""``always`` frees gathered parameters after the forward, ``never`` keeps them for the backward
-(torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""
-ZERO_2, ZERO_3 = "never", "always"
 GROUPS = 2
 """Replicas of the sharded model in the HSDP set."""
 

@@ -56,7 +56,8 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
     limit = Limit(RESTORED, "rounding of sums in float64")
     compared: list[Lost] = []
     untold: list[Load] = []
-    for load in loads(test):
+    resumes = list(loads(test))
+    for load in resumes:
         lost = not_restored(load)
         if lost is not None and lost.any:
             return _not_restored(load, lost, limit)
@@ -66,7 +67,7 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
             untold.append(load)
     if untold:
         return invalid(f"nothing tells what came back in {untold[0].words}", untold[0].step + 1)
-    for load in loads(test):
+    for load in resumes:
         if empty := says_nothing(load, test, control):
             return invalid(f"in {load.words}, nothing tells {empty}", load.step + 1)
     if not compared:

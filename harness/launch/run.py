@@ -16,7 +16,7 @@ from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
 from harness.launch.script import Decision, Outcome, after, hang_limit_s
 from harness.launch.torn import is_whole
 from harness.launch.warm import SERVER_GONE
-from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
+from harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
 from harness.store import RunLock
 from harness.trainers import (
     checkpoint_of,
@@ -115,8 +115,9 @@ class Run:
 
     def _hang_limit_s(self, progress_timeout_s: float) -> float | None:
         """Of a rank that hangs now because the script says so; None when none does."""
-        if self.job.spec.recovery is None:
-            return None
+        recovery = self.job.spec.recovery
+        if recovery is None or FaultKind.HANG not in {fault.kind for fault in recovery.faults}:
+            return None  # asked at every poll: looks into no folder for nothing
         last = self.last.step if self.last is not None and self.call.steps else None
         struck = struck_faults(self.folder) - self.call.faults_before
         return hang_limit_s(self.job, struck, last, progress_timeout_s)

@@ -13,6 +13,11 @@ from harness.model.parallelism import Parallelism
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None
 """A value that TOML and a train config can hold."""
+RESHARD = "parallelism.fsdp_reshard_after_forward"
+"""``always`` frees gathered parameters after the forward, ``never`` keeps them for the backward
+(torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""
+ZERO_2, ZERO_3 = "never", "always"
+"""What ZeRO-2 and ZeRO-3 keep in memory, as values of ``RESHARD``."""
 LOCAL_BATCH = "training.local_batch_size"
 """Train config key of the samples that a rank takes at once."""
 GLOBAL_BATCH = "training.global_batch_size"

@@ -14,6 +14,9 @@ import numpy as np
 from harness.judge.degrees import parallelism_of
 from harness.judge.struck import pass_of
 from harness.model import (
+    RESHARD,
+    ZERO_2,
+    ZERO_3,
     Evidence,
     Fault,
     FaultKind,
@@ -42,9 +45,8 @@ PASS_TITLES = (
 
 _NAMED_FAULTS = 3
 """Faults that a table cell names; the rest is counted."""
-_RESHARD = "parallelism.fsdp_reshard_after_forward"
-_ZERO = {"always": " (ZeRO-3)", "never": " (ZeRO-2)"}
-"""What it makes of FSDP."""
+_ZERO = {ZERO_3: " (ZeRO-3)", ZERO_2: " (ZeRO-2)"}
+"""What resharding makes of FSDP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def degrees_of(job: Job) -> str:
     if spec.recovery:
         return _with_faults(str(spec.parallelism), spec.recovery.faults)
     if spec.kind is Kind.SPACE_TIME:
-        sharding = _ZERO.get(str(spec.overrides.get(_RESHARD)), "")
+        sharding = _ZERO.get(str(spec.overrides.get(RESHARD)), "")
         return f"{spec.parallelism}{sharding}, accumulation {job.gradient_accumulation_steps}"
     return str(spec.parallelism)
 
