@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import titan_0_2_jobs as jobs
+from run_folders import largest_difference, tensor_differences
 
 jobs.require_titan_0_2()
 pytestmark = pytest.mark.slow
@@ -54,11 +55,11 @@ def test_an_elastic_run_is_an_uninterrupted_one(runs, control):
     assert [of_kind(lines, "end")[0]["steps"] for lines in passes] == [2, 4, STEPS]
     assert [line["batch_digest"] for line in steps] == [line["batch_digest"] for line in control]
     assert [line["lr"] for line in steps] == [line["lr"] for line in control]
-    assert jobs.largest_difference(control, steps, "loss") < 1e-6
+    assert largest_difference(control, steps, "loss") < 1e-6
     for number, step in ((1, 2), (2, 4)):
         saved = runs.state("elastic", number, "saved", step)
         loaded = runs.state("elastic", number + 1, "loaded", step)
-        assert max(jobs.tensor_differences(saved, loaded, "parameters").values()) < 1e-12
+        assert max(tensor_differences(saved, loaded, "parameters").values()) < 1e-12
         apart = np.linalg.norm(loaded["state_sketch"] - saved["state_sketch"], axis=2)
         assert np.max(apart / saved["state_norm"]) < 1e-12
         assert set(saved["state_steps"]) == set(loaded["state_steps"]) == {step}

@@ -5,6 +5,7 @@ A job takes 10 to 20 seconds on two idle cores, one that compiles about a minute
 
 import pytest
 import titan_0_2_jobs as jobs
+from run_folders import largest_difference, tensor_differences
 
 jobs.require_titan_0_2()
 pytestmark = pytest.mark.slow
@@ -35,20 +36,18 @@ def assert_every_gradient_is_scaled(runs, name, factor):
     """Against the control, at step 1, and nothing else: divided by the factor they are the same."""
     control, test = runs.sample("fsdp2", 1), runs.sample(name, 1)
     test["gradients_sketch"] /= factor
-    assert max(jobs.tensor_differences(control, test, "gradients").values()) < 1e-5
+    assert max(tensor_differences(control, test, "gradients").values()) < 1e-5
 
 
 def assert_same_samples(runs, name):
     for step, kind in ((0, "parameters"), (1, "gradients"), (1, "parameters")):
-        differences = jobs.tensor_differences(
-            runs.sample("fsdp2", step), runs.sample(name, step), kind
-        )
+        differences = tensor_differences(runs.sample("fsdp2", step), runs.sample(name, step), kind)
         assert max(differences.values()) < (1e-14 if step == 0 else 1e-5)
 
 
 def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):
     steps, _ = runs.run("ulp", repeat="ulp")
-    assert 0 < jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
+    assert 0 < largest_difference(control, steps, "loss_recomputed") < 1e-6
 
 
 def test_gradient_accumulation_reads_the_same_batches(runs, control):
@@ -56,7 +55,7 @@ def test_gradient_accumulation_reads_the_same_batches(runs, control):
     assert in_force["gradient_accumulation_steps"] == 2
     assert in_force["global_batch_size"] == 8
     assert [a["batch_digest"] for a in steps] == [b["batch_digest"] for b in control]
-    assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+    assert largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
     assert_same_samples(runs, "accumulation")
 
 
@@ -69,8 +68,8 @@ def test_context_parallel_rotates_as_configured_only_with_its_fix(runs, control)
         assert in_force["cp_rotation"] == rotation
         assert in_force["without_fixes"] == without_fixes
         assert in_force["degrees"] == {**jobs.DEGREES, "cp": 2}
-        assert jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
-        assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+        assert largest_difference(control, steps, "loss_recomputed") < 1e-6
+        assert largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
 
 
 def test_tensor_parallelism_leaves_the_same_samples(runs, control):
@@ -93,7 +92,7 @@ def test_float8_tp_styles_are_in_force_only_with_their_fix(runs, control):
             "tp_styles": styles,
         }
         assert in_force["without_fixes"] == without_fixes
-        assert 1e-7 < jobs.largest_difference(control, steps, "loss_recomputed") < 2e-3
+        assert 1e-7 < largest_difference(control, steps, "loss_recomputed") < 2e-3
 
 
 def test_pipeline_gradients_are_too_large_by_the_tokens_of_a_batch(runs, control):
@@ -102,7 +101,7 @@ def test_pipeline_gradients_are_too_large_by_the_tokens_of_a_batch(runs, control
     assert in_force["pipeline_schedule"] == "ScheduleInterleaved1F1B"
     assert in_force["pipeline_microbatches"] == 4
     assert in_force["degrees"] == {**jobs.DEGREES, "pp": 2}
-    assert jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
+    assert largest_difference(control, steps, "loss_recomputed") < 1e-6
     ratio = steps[0]["grad_norm_recomputed"] / control[0]["grad_norm_recomputed"]
     assert ratio == pytest.approx(control[0]["tokens"], rel=1e-6)
     assert_every_gradient_is_scaled(runs, "pp2", control[0]["tokens"])
@@ -124,11 +123,11 @@ def test_compiled_async_tp_fuses_and_trains_the_embedding_only_with_its_fixes(ru
     assert in_force["compile"]["regions"] == 4
     fused = in_force["async_tp"]["fused_nodes"]
     assert set(fused) == {"fused_all_gather_matmul", "fused_matmul_reduce_scatter"}
-    assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+    assert largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
     assert_same_samples(runs, "async-tp")
     steps, in_force = runs.run(
         "async-tp-unfixed", tp=2, techniques=techniques, without_fixes=["symm-mem", "act-grad"]
     )
     assert in_force["async_tp"]["fused_nodes"] == {}
     assert steps[0]["grads_missing_names"] == ["tok_embeddings.weight"]
-    assert jobs.largest_difference(control, steps, "grad_norm_recomputed") > 1e-4
+    assert largest_difference(control, steps, "grad_norm_recomputed") > 1e-4

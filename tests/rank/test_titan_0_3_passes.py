@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import titan_0_3_jobs as jobs
+from run_folders import largest_difference, tensor_differences
 
 jobs.require_titan_0_3()
 pytestmark = pytest.mark.slow
@@ -69,7 +70,7 @@ def state_differences(saved, loaded):
     assert (
         saved["state_names"].tolist() == loaded["state_names"].tolist() == ["exp_avg", "exp_avg_sq"]
     )
-    parameters = max(jobs.tensor_differences(saved, loaded, "parameters").values())
+    parameters = max(tensor_differences(saved, loaded, "parameters").values())
     apart = np.linalg.norm(loaded["state_sketch"] - saved["state_sketch"], axis=2)
     return parameters, np.max(apart / saved["state_norm"])
 
@@ -79,9 +80,9 @@ def test_the_passes_of_an_elastic_run_make_the_curve_of_an_uninterrupted_one(con
     assert [line["step"] for line in steps] == [line["step"] for line in control]
     assert [line["batch_digest"] for line in steps] == [line["batch_digest"] for line in control]
     assert [line["lr"] for line in steps] == [line["lr"] for line in control]
-    assert jobs.largest_difference(control, steps, "loss") < 1e-6
-    assert jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
-    assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-5
+    assert largest_difference(control, steps, "loss") < 1e-6
+    assert largest_difference(control, steps, "loss_recomputed") < 1e-6
+    assert largest_difference(control, steps, "grad_norm_recomputed") < 1e-5
 
 
 def test_each_pass_says_what_it_is_and_where_it_started(runs, elastic):
@@ -156,8 +157,8 @@ def test_a_resume_that_drops_the_optimizers_state_is_seen(runs, control, elastic
     assert loaded["lr"] != saved["lr"]
     assert saved["parameters_sketch"] == pytest.approx(loaded["parameters_sketch"], rel=1e-12)
     steps = curve(runs.passes("dropped"))
-    assert jobs.largest_difference(control[:3], steps[:3], "loss") < 1e-6  # the load was no loss
-    assert jobs.largest_difference(control[3:4], steps[3:4], "loss") > 1e-5
+    assert largest_difference(control[:3], steps[:3], "loss") < 1e-6  # the load was no loss
+    assert largest_difference(control[3:4], steps[3:4], "loss") > 1e-5
 
 
 def test_a_killed_run_goes_on_from_its_newest_checkpoint(runs, control):

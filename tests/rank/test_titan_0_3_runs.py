@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import titan_0_3_jobs as jobs
+from run_folders import largest_difference, tensor_differences
 
 jobs.require_titan_0_3()
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def test_samples_are_those_of_the_whole_model(runs, control):
 
 def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):
     steps, _ = runs.run("ulp", repeat="ulp")
-    assert 0 < jobs.largest_difference(control, steps, "loss_recomputed") < 1e-6
+    assert 0 < largest_difference(control, steps, "loss_recomputed") < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -92,12 +93,10 @@ def test_a_parallelism_differs_from_fsdp_by_rounding_only(runs, control, name, c
     assert in_force["degrees"] == {**jobs.DEGREES, **degrees}
     assert [a["batch_digest"] for a in steps] == [b["batch_digest"] for b in control]
     for signal in ("loss", "grad_norm"):
-        assert jobs.largest_difference(control, steps, signal) < 1e-6
-        assert jobs.largest_difference(control, steps, f"{signal}_recomputed") < 1e-7
+        assert largest_difference(control, steps, signal) < 1e-6
+        assert largest_difference(control, steps, f"{signal}_recomputed") < 1e-7
     for step, kind in ((0, "parameters"), (1, "gradients"), (1, "parameters")):
-        differences = jobs.tensor_differences(
-            runs.sample("fsdp2", step), runs.sample(name, step), kind
-        )
+        differences = tensor_differences(runs.sample("fsdp2", step), runs.sample(name, step), kind)
         assert max(differences.values()) < (1e-14 if step == 0 else 1e-5)
     assert in_force["global_batch_size"] == 8
     assert in_force["cp_rotation"] == ("allgather" if "cp" in changes else None)
@@ -115,20 +114,20 @@ def test_rowwise_float8_is_tensorwise_when_emulated(runs, control):
         "emulated": True,
         "tp_styles": 0,
     }
-    assert 1e-7 < jobs.largest_difference(control, steps, "loss_recomputed") < 1e-2
+    assert 1e-7 < largest_difference(control, steps, "loss_recomputed") < 1e-2
 
 
 def test_compile_is_in_force(runs, control):
     steps, in_force = runs.run("compile", techniques=["compile"])
     assert in_force["compile"]["regions"] == 4
     assert in_force["compile"]["graphs"] >= 2
-    assert jobs.largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
+    assert largest_difference(control, steps, "grad_norm_recomputed") < 1e-6
 
 
 def test_bf16_is_in_force(runs, control):
     steps, in_force = runs.run("bf16", techniques=["bf16"])
     assert (in_force["param_dtype"], in_force["mixed_precision_param"]) == ("bfloat16", "bfloat16")
-    assert 1e-7 < jobs.largest_difference(control, steps, "loss_recomputed") < 2e-2
+    assert 1e-7 < largest_difference(control, steps, "loss_recomputed") < 2e-2
 
 
 def test_full_dtensor_reports_twice_the_loss(runs, control):
@@ -167,7 +166,7 @@ def test_a_gradient_of_wrong_direction_shows_in_its_sketch_and_nowhere_else(runs
     (first, *_), _ = runs.run("negated", tp=2, inject=f"{BUGS}:negate_one_gradient")
     for signal in ("loss_recomputed", "grad_norm_recomputed"):
         assert first[signal] == pytest.approx(control[0][signal], rel=1e-7)
-    differences = jobs.tensor_differences(
+    differences = tensor_differences(
         runs.sample("fsdp2", 1), runs.sample("negated", 1), "gradients"
     )
     wrong = differences.pop("layers.2.feed_forward.w2.weight")

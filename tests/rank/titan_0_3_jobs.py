@@ -6,8 +6,8 @@ import tomllib
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
+from run_folders import RunFolders
 from warm_ranks import torchrun
 
 from harness.corpus import prepare
@@ -76,7 +76,7 @@ def job(folder, **changes):
     return read_job(write_job(folder, **changes))
 
 
-class Runs:
+class Runs(RunFolders):
     """Real runs below one folder, all from one corpus and one seed checkpoint."""
 
     def __init__(self, folder):
@@ -106,34 +106,3 @@ class Runs:
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return steps, json.loads((self.folder / name / "in_force.json").read_text())
-
-    def passes(self, name):
-        """The lines of each pass of a run, finished or not, in the order of the starts."""
-        folders = sorted((self.folder / name / "passes").iterdir())
-        assert [folder.name for folder in folders] == [f"{i + 1:03d}" for i in range(len(folders))]
-        files = [next(folder.glob("metrics.jsonl*")) for folder in folders]
-        return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
-
-    def state(self, name, number, event, step):
-        """The arrays of what a pass of a run saved or loaded."""
-        folder = self.folder / name / "passes" / f"{number:03d}" / "state"
-        with np.load(folder / f"{event}-step-{step:08d}.npz") as arrays:
-            return dict(arrays)
-
-    def sample(self, name, step):
-        """The arrays of a run's per-tensor evidence of a step."""
-        with np.load(self.folder / name / "tensors" / f"step-{step:08d}.npz") as arrays:
-            return dict(arrays)
-
-
-def tensor_differences(control, test, kind):
-    """Per parameter, the estimated norm of the difference relative to the control's norm."""
-    assert control["names"].tolist() == test["names"].tolist()
-    apart = np.linalg.norm(test[f"{kind}_sketch"] - control[f"{kind}_sketch"], axis=1)
-    return dict(zip(control["names"].tolist(), apart / control[f"{kind}_norm"], strict=True))
-
-
-def largest_difference(control, test, signal):
-    """Largest relative difference of a signal over all steps."""
-    pairs = zip(control, test, strict=True)
-    return max(abs(b[signal] - a[signal]) / abs(a[signal]) for a, b in pairs)
