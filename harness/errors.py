@@ -7,6 +7,7 @@
     ├── ToolchainError     a named Python environment is missing or broken: exit code 2
     ├── StoreError         a file of ours cannot be read or written: exit code 2
     ├── EvidenceError      curves given to a reader cannot be understood: exit code 2
+    ├── ClusterError       a scheduler cannot be reached or understood: exit code 2
     └── Interrupted        the user or a signal stopped the harness: exit code 130
 
 A user's mistake ends in one of these, never in a traceback. The message names the value, the
@@ -66,6 +67,10 @@ class StoreError(ConvergeError):
 
 class EvidenceError(ConvergeError):
     """Foreign curves cannot be read as evidence."""
+
+
+class ClusterError(ConvergeError):
+    """A scheduler is not there, or does not answer as it should."""
 
 
 class Interrupted(ConvergeError):  # noqa: N818 - an interruption is no error

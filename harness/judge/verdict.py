@@ -141,6 +141,9 @@ def _how_it_ended(case: Case) -> str:
     words = {
         RunStatus.CRASHED: "crashed",
         RunStatus.HUNG: "hung: no step finished within the timeout",
+        RunStatus.TIMED_OUT: "ran into the time limit of its job",
+        RunStatus.CANCELLED: "was cancelled",
+        RunStatus.REFUSED: "was refused by the scheduler",
         RunStatus.INTERRUPTED: "was interrupted",
         RunStatus.SKIPPED: "was not started, because something it needs did not finish",
     }[test.status]

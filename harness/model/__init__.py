@@ -5,6 +5,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
 """
 
 from harness.model.calibration import Calibration, SignalScale, TensorScale
+from harness.model.cluster import Cluster, Launcher
 from harness.model.evidence import (
     BufferRows,
     Column,
@@ -80,6 +81,7 @@ __all__ = [
     "Calibration",
     "CauseClass",
     "Check",
+    "Cluster",
     "Column",
     "Deviation",
     "Disagreement",
@@ -93,6 +95,7 @@ __all__ = [
     "Job",
     "Judgement",
     "Kind",
+    "Launcher",
     "Limit",
     "Loader",
     "Outcome",

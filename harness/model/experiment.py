@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+from harness.model.cluster import Cluster, Launcher
 from harness.model.kinds import Kind, Recovery, Segment
 from harness.model.parallelism import Parallelism
 
@@ -181,7 +182,7 @@ class SetSpec:
     segments: tuple[Segment, ...] = ()
     """Of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
-    """Of a fault set."""
+    """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
 
     @property
     def resumes(self) -> bool:
@@ -227,3 +228,8 @@ class Experiment:
     seed_checkpoint: Path | None = None
     """Absolute path of the distributed checkpoint that every set starts from; None: the harness
     makes one."""
+    launcher: Launcher = Launcher.LOCAL
+    cluster: Cluster | None = None
+    """``[cluster]``, completed by the user's own file; None where neither is there."""
+    tokens_per_gpu_second: float | None = None
+    """Stated throughput, for estimates of cost; None: costs are not told."""

@@ -80,11 +80,17 @@ class RestartOwner(StrEnum):
     """torchrun restarts its workers in place (``--max-restarts``)."""
     HARNESS = "harness"
     """The harness starts torchrun again."""
+    CLUSTER = "cluster"
+    """The scheduler requeues the job, after faults of its own: no script names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a ``fault`` set is broken, and how it is to recover."""
+    """How a ``fault`` set is broken, and how it is to recover.
+
+    Any other set has one without faults where a scheduler may interrupt and requeue its job
+    (``restarts`` is then ``CLUSTER``).
+    """
 
     faults: tuple[Fault, ...]
     """In the order of their steps."""

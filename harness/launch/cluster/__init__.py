@@ -1,0 +1,11 @@
+"""Runs the jobs of a plan by a scheduler, attached or detached.
+
+::
+
+    backend.py      what a scheduler must do for us: submit, poll, cancel
+    slurm.py        Slurm as a backend
+    batch.py        a job as the script that a scheduler runs; pure
+    submission.py   which scheduler's job a run folder belongs to
+    settle.py       what came of a job that is over
+    follow.py       rounds of: poll, settle, submit what fits
+"""
