@@ -53,6 +53,9 @@ class Request:
     """Ids of jobs that must have ended well before; if one does not, the job is never started."""
     after_any: tuple[str, ...] = ()
     """Ids of jobs that must be over before, however they end."""
+    perhaps_there: bool = False
+    """Whether a harness may have died between giving it away and writing its id down: a job of
+    that name that waits or runs is then taken for it."""
 
 
 class Refused(Exception):  # noqa: N818 - the scheduler's answer
@@ -80,11 +83,4 @@ class Backend(Protocol):
 
     def cancel(self, ids: Collection[str]) -> None:
         """Have these jobs ended, whether they run or wait; unknown ones are over already."""
-        ...
-
-    def find(self, names: Collection[str]) -> Mapping[str, str]:
-        """Ids of our own jobs that wait or run, by the names they were submitted under.
-
-        For a harness that died between giving a job away and writing its id down.
-        """
         ...
