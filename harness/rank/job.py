@@ -116,6 +116,11 @@ class Job:
         return bool(self.segments) or self.checkpoint_every is not None
 
     @property
+    def is_requeued(self) -> bool:
+        """Whether a scheduler may start the run again, after faults that no script names."""
+        return self.checkpoint_every is not None and not self.faults
+
+    @property
     def last_step(self) -> int:
         """The last step that this call is meant to reach."""
         return self.steps if self.segment is None else self.segments[self.segment].until

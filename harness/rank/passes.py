@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from harness.rank.torn import set_torn_aside
+from harness.rank.writer import SupersededError
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -17,21 +20,54 @@ class Pass:
     folder: Path
     """``passes/NNN`` in the run folder."""
 
+    def require_newest(self) -> None:
+        """Raise SupersededError when a later pass has begun.
 
-def begin_pass(run_folder: Path) -> Pass:
+        A scheduler that has lost a node starts its job again elsewhere, and ranks that live on
+        there unseen must not write into checkpoints that others load.
+        """
+        newest = _newest(self.folder.parent)
+        if newest > self.number:
+            raise SupersededError(
+                f"pass {newest} of this run has begun elsewhere, so this one, pass {self.number}, "
+                "writes no checkpoint any more"
+            )
+
+
+def begin_pass(run_folder: Path, *, requeued: bool = False) -> Pass:
     """Make the folder of the next pass. Collective over the world.
 
-    Raises FileExistsError on rank 0 when the ranks of another pass do the same at the same time.
+    No two lives get the same one, even if they begin at the same time.
+
+    Args:
+        run_folder: of the job.
+        requeued: whether a scheduler starts the job again, so that nobody but its ranks sets
+            torn checkpoints aside.
     """
     found: list[int] = [0]
     if dist.get_rank() == 0:
-        passes = run_folder / "passes"
-        passes.mkdir(parents=True, exist_ok=True)
-        found = [1 + max((int(folder.name) for folder in passes.iterdir()), default=0)]
-        _folder(run_folder, found[0]).mkdir()
+        found = [_claim(run_folder / "passes")]
+        if requeued:
+            set_torn_aside(run_folder)
     dist.broadcast_object_list(found, src=0)
-    return Pass(found[0], _folder(run_folder, found[0]))
+    return Pass(found[0], _folder(run_folder / "passes", found[0]))
 
 
-def _folder(run_folder: Path, number: int) -> Path:
-    return run_folder / "passes" / f"{number:03d}"
+def _claim(passes: Path) -> int:
+    """Make the folder of a number that nobody has; to make a folder is atomic, on NFS too."""
+    passes.mkdir(parents=True, exist_ok=True)
+    while True:
+        number = _newest(passes) + 1
+        try:
+            _folder(passes, number).mkdir()
+        except FileExistsError:
+            continue
+        return number
+
+
+def _newest(passes: Path) -> int:
+    return max((int(folder.name) for folder in passes.iterdir()), default=0)
+
+
+def _folder(passes: Path, number: int) -> Path:
+    return passes / f"{number:03d}"

@@ -130,7 +130,9 @@ class Probe:
         self._missing: tuple[str, ...] = ()
         self.writer_rank = _lowest_rank_with(view.has_last_stage)
         self._last_step = job.last_step
-        self.this_pass = begin_pass(job.run_folder) if job.resumes else None
+        self.this_pass = (
+            begin_pass(job.run_folder, requeued=job.is_requeued) if job.resumes else None
+        )
         """None but in a run of several passes."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
         """Where the evidence is left."""
@@ -281,7 +283,14 @@ class Probe:
             self._state.write("loaded", step, counters)
 
     def on_save(self, step: int, counters: Counters) -> None:
-        """Note what the checkpoint of a step will hold. Collective over the world."""
+        """Note what the checkpoint of a step will hold. Collective over the world.
+
+        Raises SupersededError on the writer when a later pass of the run has begun.
+        """
+        if self.this_pass and self.is_writer:
+            self.this_pass.require_newest()
+        if self._writer is not None:
+            self._writer.sync()
         self._state.write("saved", step, counters)
 
     def close(self) -> None:

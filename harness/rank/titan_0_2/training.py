@@ -104,7 +104,8 @@ def _move_loaded_weights(trainer: Any, seed: int) -> None:
     @functools.wraps(load)
     def load_and_move(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        move_by_one_ulp(trainer.model_parts, seed)
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
         return loaded
 
     trainer.checkpointer.load = load_and_move

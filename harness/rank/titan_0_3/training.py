@@ -109,7 +109,8 @@ def _move_weights_after_loading(trainer: Any, seed: int) -> None:
 
     def load_and_move(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        move_by_one_ulp(trainer.model_parts, seed)
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
         return loaded
 
     trainer.checkpointer.load = load_and_move
