@@ -7,7 +7,14 @@
     passes.py   the files of a run in several passes
 """
 
-from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, most_nodes
+from harness.trainers.calls import (
+    Call,
+    Rendezvous,
+    comes_in_passes,
+    first_call,
+    most_nodes,
+    part_of,
+)
 from harness.trainers.passes import (
     CHECKPOINTS,
     checkpoint_of,
@@ -17,12 +24,14 @@ from harness.trainers.passes import (
     pass_folders,
 )
 from harness.trainers.titan import (
+    RANK_MODULE,
     Resources,
     argv,
     environment,
     is_complete,
     job_payload,
     metrics_files,
+    node_arguments,
     printable_command,
     seed_checkpoint_of,
     torchrun_arguments,
@@ -30,6 +39,7 @@ from harness.trainers.titan import (
 
 __all__ = [
     "CHECKPOINTS",
+    "RANK_MODULE",
     "Call",
     "Rendezvous",
     "Resources",
@@ -44,6 +54,8 @@ __all__ = [
     "last_step",
     "metrics_files",
     "most_nodes",
+    "node_arguments",
+    "part_of",
     "pass_files",
     "pass_folders",
     "printable_command",

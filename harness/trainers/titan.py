@@ -33,12 +33,12 @@ _FOREIGN = re.compile(
 class Resources:
     """What a job gets from the machine.
 
-    ``devices`` are GPU ids, empty on the CPU; ``loopback`` names the loopback interface, None to
-    let gloo choose.
+    ``devices`` are GPU ids, empty on the CPU, None where a scheduler hands them out; ``loopback``
+    names the loopback interface, None to let gloo choose.
     """
 
     device: str = "cpu"
-    devices: tuple[int, ...] = ()
+    devices: tuple[int, ...] | None = ()
     loopback: str | None = "lo"
 
 
@@ -115,15 +115,39 @@ def torchrun_arguments(
     folder = folder.absolute()
     call = call or first_call(job)
     meeting = meeting or Rendezvous()
-    nodes, *where = meeting.arguments()
     return (
-        nodes,
-        f"--nproc-per-node={part_of(job, call).world_size // meeting.most}",
-        *where,
+        *_agent_arguments(job, call, meeting),
         f"--rdzv-id={job.identity[:12]}",
         f"--max-restarts={call.max_restarts}",
         f"--log-dir={logs or folder / 'logs'}",
         "--redirects=3",
+        *_rank_arguments(folder, rank_module, call),
+    )
+
+
+def node_arguments(
+    job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
+) -> tuple[str, ...]:
+    """The same for ``harness.rank.node``, which adds what nodes and lives of a job differ in.
+
+    Those are the rendezvous id, the folder of logs, and whether the node has the rendezvous store.
+    """
+    return (
+        *_agent_arguments(job, call, meeting),
+        f"--max-restarts={call.max_restarts}",
+        "--redirects=3",
+        *_rank_arguments(folder.absolute(), rank_module, call),
+    )
+
+
+def _agent_arguments(job: Job, call: Call, meeting: Rendezvous) -> tuple[str, ...]:
+    nodes, *where = meeting.arguments()
+    ranks = part_of(job, call).world_size // meeting.most
+    return (nodes, f"--nproc-per-node={ranks}", *where)
+
+
+def _rank_arguments(folder: Path, rank_module: str, call: Call) -> tuple[str, ...]:
+    return (
         "-m",
         rank_module,
         str(folder / "job.json"),
@@ -164,8 +188,6 @@ def environment(
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
         # With it a later run dies with "Could not resolve the process group": the cache keeps
         # names of process groups. The FX graph cache would also hide what a run's own graph
         # passes did (fused async-TP nodes are counted there).
@@ -178,13 +200,17 @@ def environment(
         # Of its own: Inductor writes compiled kernels in place, so a killed job would leave
         # half a library behind for the next one to load.
         pinned["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute() / "inductor")
+    if job is None or job.spec.train_config.data is not None:
+        # Our corpus needs nothing from the network; torchtitan's own datasets (c4) come from it.
+        pinned |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     if resources.loopback is not None:
         pinned["GLOO_SOCKET_IFNAME"] = resources.loopback
     if job is not None and comes_in_passes(job) and job.spec.recovery is not None:
         # torch 2.13: restarts in place and joining nodes race on the agents' own store, which the
         # ranks otherwise share.
         pinned["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    pinned["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in resources.devices)
+    if resources.devices is not None:
+        pinned["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in resources.devices)
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
     return {**kept, **pinned}
 

@@ -1,0 +1,325 @@
+"""A job as the script that Slurm runs: what it asks for, and the torchrun calls. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import ConfigError, Problem
+from harness.launch.cluster.words import arguments, sbatch_lines, sbatch_option, variables
+from harness.model import Cluster, Job, RestartOwner
+from harness.store import slug
+from harness.trainers import (
+    RANK_MODULE,
+    Call,
+    Rendezvous,
+    Resources,
+    comes_in_passes,
+    environment,
+    first_call,
+    node_arguments,
+    part_of,
+)
+
+JOB_SCRIPT = "job.sh"
+SLURM_LOG = "slurm.log"
+ENDED_FILE = "ended.json"
+HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
+"""Overrides the name under which the nodes of a job reach their first one."""
+_NODE_MODULE = "harness.rank.node"
+_FIRST_PORT, _PORTS = 10_000, 20_000
+"""Ports of the rendezvous: below those that Linux gives to outgoing connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the ranks of a job, or of one of its segments, lie on nodes."""
+
+    nodes: int
+    ranks: int
+    """On each node."""
+
+
+def job_name(job: Job) -> str:
+    """The name that Slurm shows, and under which a job is found again."""
+    return f"cv-{slug(job.name)}-{job.identity[:12]}"
+
+
+def rendezvous_port(job: Job) -> int:
+    """Where the agents of a job's nodes meet, on its first node: one of 20,000 by its identity."""
+    return _FIRST_PORT + int(job.identity[:8], 16) % _PORTS
+
+
+def batch_script(
+    job: Job,
+    folder: Path,
+    cluster: Cluster,
+    *,
+    experiment: str,
+    rank_module: str = RANK_MODULE,
+) -> str:
+    """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
+
+    Raises ConfigError when the ranks do not fill nodes, and when a value of the cluster's, or the
+    folder, cannot be said to sbatch or bash.
+    """
+    folder = folder.absolute()
+    calls = _calls(job)
+    layouts = [_layout(job, part_of(job, call).world_size, cluster) for call in calls]
+    largest = max(layouts, key=lambda layout: layout.nodes * layout.ranks)
+    sections = (
+        _header(job, largest, experiment, folder),
+        _requests(job, folder, cluster, largest),
+        _ending(folder),
+        _restart(job),
+        _surroundings(job, folder, cluster),
+        _head_node() if largest.nodes > 1 else "",
+        *(
+            _call(job, folder, cluster, call, layout, largest, rank_module)
+            for call, layout in zip(calls, layouts, strict=True)
+        ),
+    )
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _calls(job: Job) -> tuple[Call, ...]:
+    """One, or for an elastic set one per segment."""
+    first = first_call(job)
+    if first.segment is None:
+        return (first,)
+    return tuple(Call(index + 1, segment=index) for index in range(len(job.spec.segments)))
+
+
+def _layout(job: Job, ranks: int, cluster: Cluster) -> _Layout:
+    if ranks <= cluster.ranks_per_node:
+        return _Layout(1, ranks)
+    nodes, rest = divmod(ranks, cluster.ranks_per_node)
+    if rest:
+        raise ConfigError(
+            Problem(
+                "cluster.ranks_per_node",
+                f"the {ranks} ranks of {job.name} do not fill nodes of {cluster.ranks_per_node}",
+                "choose degrees whose product is a multiple of it, or no more than it",
+            )
+        )
+    return _Layout(nodes, cluster.ranks_per_node)
+
+
+# ------------------------------------------------------------------ sections
+
+
+def _header(job: Job, largest: _Layout, experiment: str, folder: Path) -> str:
+    nodes = "1 node" if largest.nodes == 1 else f"{largest.nodes} nodes of {largest.ranks}"
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    lines = (
+        f"{job.name} ({job.role}) of the experiment {experiment}: {ranks} on {nodes}.",
+        *([job.spec.note] if job.spec.note else []),
+        "Written by converge. To submit it by hand:",
+        f"  sbatch {shlex.quote(str(folder / JOB_SCRIPT))}",
+    )
+    return "\n".join(("#!/bin/bash", *(f"# {_one_line(line)}" for line in lines)))
+
+
+def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str:
+    cpus = cluster.cpus_per_rank
+    words = (
+        ("partition", "partition", cluster.partition),
+        ("account", "account", cluster.account),
+        ("qos", "qos", cluster.qos),
+        ("time", "time", cluster.time),
+        *_gpus(cluster, largest),
+        ("cpus_per_rank", "cpus-per-task", None if cpus is None else cpus * largest.ranks),
+        ("memory_per_node", "mem", cluster.memory_per_node),
+        ("constraint", "constraint", cluster.constraint),
+    )
+    options = (
+        f"--job-name={job_name(job)}",
+        f"--chdir={_quoted_for_sbatch(folder)}",
+        f"--output={SLURM_LOG}",
+        "--open-mode=append",
+        f"--nodes={largest.nodes}",
+        "--ntasks-per-node=1",
+        *(sbatch_option(key, option, value) for key, option, value in words if value is not None),
+        "--requeue" if _may_be_requeued(job, cluster) else "--no-requeue",
+        "--kill-on-invalid-dep=yes",
+        *sbatch_lines(cluster.sbatch),
+    )
+    return "\n".join(f"#SBATCH {option}" for option in options)
+
+
+def _gpus(cluster: Cluster, largest: _Layout) -> tuple[tuple[str, str, str | int], ...]:
+    if cluster.gres is not None:
+        return (("gres", "gres", cluster.gres),)
+    if cluster.device == "cuda" and cluster.gpus_per_node:
+        return (("gpus_per_node", "gpus-per-node", largest.ranks),)
+    return ()
+
+
+def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
+    """Whether the script can begin again: not in the middle of an elastic or a fault set."""
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    scripted = recovery is not None and recovery.restarts is not RestartOwner.CLUSTER
+    return cluster.requeue and not scripted and first_call(job).segment is None
+
+
+def _ending(folder: Path) -> str:
+    return f"""\
+set -euo pipefail
+
+run_folder={shlex.quote(str(folder))}
+
+# The last word of this script, however it ends: for when Slurm has forgotten the job.
+finish() {{
+    code=$?
+    trap '' TERM
+    printf '{{"schema": 1, "returncode": %d, "restart": %d}}\\n' \\
+        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED_FILE}.part"
+    mv "$run_folder/{ENDED_FILE}.part" "$run_folder/{ENDED_FILE}"
+    exit "$code"
+}}
+trap finish EXIT
+trap 'exit 143' TERM"""
+
+
+def _restart(job: Job) -> str:
+    """What an earlier life left must not be taken for evidence of this one."""
+    stale = [ENDED_FILE, "inductor"]
+    if not comes_in_passes(job):
+        stale += ["metrics.jsonl", "metrics.jsonl.part", "tensors", "in_force.json"]
+        stale += ["checkpoint", "datasets", "streaming"]
+    files = " ".join(stale)
+    how = "goes on from its newest checkpoint" if comes_in_passes(job) else "starts over"
+    return f"""\
+# A job that Slurm has requeued {how}.
+if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
+    echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"
+    (cd "$run_folder" && rm -rf {files})
+fi"""
+
+
+def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
+    on_cpu = cluster.device == "cpu"
+    resources = Resources(cluster.device, () if on_cpu else None, loopback=None)
+    exported: Mapping[str, str] = {
+        **environment({}, resources, folder, job),
+        **variables(cluster.environment),
+    }
+    exports = [f"export {name}={shlex.quote(exported[name])}" for name in sorted(exported)]
+    modules = [f"module load {shlex.quote(name)}" for name in arguments("modules", cluster.modules)]
+    prologue = list(arguments("prologue", cluster.prologue))
+    if not modules and not prologue:
+        return "\n".join(exports)
+    if modules:
+        modules.insert(0, "type module > /dev/null 2>&1 || source /etc/profile")
+    strict_not = "set +u  # modules and the like read variables that are not set"
+    return "\n".join((strict_not, *modules, *exports, *prologue, "set -u"))
+
+
+def _head_node() -> str:
+    return f"""\
+# Where the agents of the nodes meet.
+head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"""
+
+
+def _call(
+    job: Job,
+    folder: Path,
+    cluster: Cluster,
+    call: Call,
+    layout: _Layout,
+    largest: _Layout,
+    rank_module: str,
+) -> str:
+    """One srun: an agent on each of the first nodes of the allocation."""
+    srun = [
+        "srun",
+        f"--nodes={layout.nodes}",
+        f"--ntasks={layout.nodes}",
+        "--ntasks-per-node=1",
+        # The ranks of a node share its CPUs; srun would bind their agent to one, and takes
+        # --cpus-per-task from no #SBATCH line (since Slurm 22.05).
+        *_cpus(cluster, largest),
+        "--cpu-bind=none",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        *(["--relative=0"] if layout.nodes < largest.nodes else []),
+        *arguments("srun", cluster.srun),
+    ]
+    node = [
+        *arguments("container", cluster.container),
+        *(str(job.toolchain.python), "-m", _NODE_MODULE),
+        *("--logs", str(folder / "logs"), "--call", str(call.number), "--"),
+    ]
+    torchrun = _torchrun(job, folder, call, layout, rank_module)
+    rest = torchrun.index("-m")
+    lines = (
+        _quoted(srun),
+        _quoted(node),
+        " ".join(_quoted_but_head(word) for word in torchrun[:rest]),
+        _quoted(torchrun[rest:]),
+    )
+    segment = "" if call.segment is None else _segment_comment(job, call.segment)
+    return segment + " \\\n    ".join(lines)
+
+
+def _torchrun(
+    job: Job, folder: Path, call: Call, layout: _Layout, rank_module: str
+) -> tuple[str, ...]:
+    meeting = Rendezvous()
+    if layout.nodes > 1:
+        endpoint = f"$head_node:{rendezvous_port(job)}"
+        meeting = Rendezvous(layout.nodes, layout.nodes, endpoint, here=False)
+    return node_arguments(job, folder, call, meeting, rank_module)
+
+
+def _cpus(cluster: Cluster, largest: _Layout) -> list[str]:
+    if cluster.cpus_per_rank is None:
+        return []
+    return [f"--cpus-per-task={cluster.cpus_per_rank * largest.ranks}"]
+
+
+def _segment_comment(job: Job, index: int) -> str:
+    segments = job.spec.segments
+    first = segments[index - 1].until + 1 if index else 1
+    return (
+        f"# Segment {index + 1} of {len(segments)}: steps {first} to {segments[index].until}, "
+        f"{segments[index].parallelism.world_size} ranks.\n"
+    )
+
+
+# ------------------------------------------------------------------- quoting
+
+
+def _quoted(words: list[str] | tuple[str, ...]) -> str:
+    return shlex.join(words)
+
+
+def _quoted_but_head(word: str) -> str:
+    """An argument of torchrun in which bash is to put the name of the head node."""
+    before, variable, after = word.partition("$head_node")
+    if not variable:
+        return shlex.quote(word)
+    return f'{shlex.quote(before)}"${{head_node}}"{shlex.quote(after)}'
+
+
+def _quoted_for_sbatch(folder: Path) -> str:
+    """A path on an ``#SBATCH`` line, where double quotes keep blanks and ``#``.
+
+    Raises ConfigError when it has what they do not keep.
+    """
+    text = str(folder)
+    if not text.isprintable() or '"' in text or "\\" in text:
+        raise ConfigError(
+            Problem(
+                f"run folder {text!r}",
+                "sbatch cannot be told of it",
+                "use a --store whose path has no quotes, backslashes and line breaks",
+            )
+        )
+    return f'"{text}"'
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())

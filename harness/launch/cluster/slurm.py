@@ -1,0 +1,206 @@
+"""Slurm as a backend: sbatch, squeue, sacct and scancel, and what they say."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import ClusterError
+from harness.launch.cluster.backend import JobState, Refused, Request
+from harness.launch.cluster.slurm_words import (
+    JOB_WIDTH,
+    SACCT_FORMAT,
+    SQUEUE_FORMAT,
+    read_sacct,
+    read_squeue,
+    unknown,
+)
+
+_TIMEOUT_S = 120.0
+"""Longest that a command of Slurm's may take; sbatch by itself tries again for about a minute."""
+
+_KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)")
+_SLURMS = re.compile(r"(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC)_.*")
+"""Variables that change what these commands ask for or print, and those of a job that the harness
+itself may run in, which its jobs must not take for their own."""
+
+_FOR_NOW = re.compile(
+    r"MaxSubmitJob|MaxJobCount|job submit limit|temporarily unable to accept job"
+    r"|QOSMaxJobs|Job violates accounting/QOS policy|pending job array|Resource temporarily unav",
+    re.IGNORECASE,
+)
+"""Of sbatch's refusals, those that pass when other jobs have ended."""
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|could not establish a configuration source"
+    r"|connection refused|zero bytes were transmitted|failure in connecting|munge"
+    r"|protocol authentication error|socket timed out",
+    re.IGNORECASE,
+)
+_PERHAPS_TAKEN = re.compile(r"socket timed out|zero bytes were transmitted", re.IGNORECASE)
+"""The answer was lost: the job may have been taken."""
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|slurmdbd|SlurmDBD", re.IGNORECASE)
+
+
+class Slurm:
+    """Jobs of this user on the cluster that Slurm's commands speak to."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """``environment``: what commands and, by sbatch, jobs inherit; None: this process's."""
+        self._environment = _environment(os.environ if environment is None else environment)
+        self._accounting = True
+        """Until sacct has said that there is none."""
+
+    def submit(self, request: Request) -> str:
+        """Give a job to Slurm; its id there.
+
+        Raises Refused when sbatch does not take the job, and ClusterError when it has no answer.
+        """
+        if request.perhaps_there and (there := self._named(request.name)):
+            return there
+        command = ("sbatch", "--parsable", *_dependency(request), str(request.script))
+        try:
+            done = self._call(command, cwd=request.script.parent)
+            complaint = done.stderr
+            lost = done.returncode != 0 and bool(_PERHAPS_TAKEN.search(complaint))
+        except subprocess.TimeoutExpired:
+            complaint, lost = f"sbatch gave no answer within {_TIMEOUT_S:g} s", True
+        if lost:
+            if there := self._named(request.name):
+                return there
+            raise Refused(_last_words(complaint), for_now=True)
+        if done.returncode != 0:
+            self._raise_unreachable("sbatch", complaint)
+            raise Refused(_last_words(complaint), for_now=bool(_FOR_NOW.search(complaint)))
+        # "1234", or "1234;cluster" where there are several; wrappers may print lines before it.
+        lines = done.stdout.split()
+        job_id = lines[-1].partition(";")[0] if lines else ""
+        if not job_id.isdecimal():
+            raise ClusterError(f"sbatch was to print the id of {request.name}: {done.stdout!r}")
+        return job_id
+
+    def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
+        """What Slurm says of these jobs: one squeue, and one sacct for those it has forgotten.
+
+        Raises ClusterError when squeue has no answer.
+        """
+        if not ids:
+            return {}
+        output = self._ask("squeue", "--me", "--states=all", "--noheader", SQUEUE_FORMAT)
+        queue = read_squeue(output)
+        found = {job_id: queue[job_id] for job_id in ids if job_id in queue}
+        forgotten = [job_id for job_id in ids if job_id not in found]
+        if forgotten:
+            found |= self._accounted(forgotten)
+        return {job_id: found.get(job_id) or unknown() for job_id in ids}
+
+    def cancel(self, ids: Collection[str]) -> None:
+        """Have these jobs ended, whether they run or wait; unknown ones are over already.
+
+        Raises ClusterError when Slurm cannot be reached.
+        """
+        if not ids:
+            return
+        try:
+            done = self._call(("scancel", "--quiet", *ids))
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"scancel gave no answer within {_TIMEOUT_S:g} s") from error
+        if done.returncode != 0:  # as for ids that Slurm does not know
+            self._raise_unreachable("scancel", done.stderr)
+
+    # -------------------------------------------------------------- commands
+
+    def _named(self, name: str) -> str | None:
+        """The id of a job of that name that waits or runs; of several the newest."""
+        output = self._ask(
+            "squeue", "--me", "--noheader", f"--name={name}", f"--Format=JobID:{JOB_WIDTH}"
+        )
+        return max((word for word in output.split() if word.isdecimal()), key=int, default=None)
+
+    def _accounted(self, ids: Sequence[str]) -> dict[str, JobState]:
+        if not self._accounting:
+            return {}
+        command = ("sacct", "--noheader", "--parsable2", "--allocations", SACCT_FORMAT)
+        try:
+            done = self._call((*command, f"--jobs={','.join(ids)}"))
+        except (ClusterError, subprocess.TimeoutExpired):
+            return {}  # it may answer the next time
+        if done.returncode != 0:
+            self._accounting = not _NO_ACCOUNTING.search(done.stderr)
+            return {}
+        return read_sacct(done.stdout)
+
+    def _ask(self, *command: str) -> str:
+        """What a command prints.
+
+        Raises ClusterError when it fails.
+        """
+        try:
+            done = self._call(command)
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"{command[0]} gave no answer within {_TIMEOUT_S:g} s") from error
+        if done.returncode != 0:
+            self._raise_unreachable(command[0], done.stderr)
+            raise ClusterError(f"{command[0]} failed: {_last_words(done.stderr)}")
+        return done.stdout
+
+    def _call(
+        self, command: Sequence[str], cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        try:
+            return subprocess.run(
+                command,
+                env=self._environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise ClusterError(
+                f"{command[0]} is not on the PATH: run converge on a login node of the cluster "
+                "(perhaps after `module load slurm`), or with --launcher local"
+            ) from error
+        except OSError as error:
+            raise ClusterError(f"cannot run {command[0]}: {error}") from error
+
+    def _raise_unreachable(self, program: str, complaint: str) -> None:
+        if _UNREACHABLE.search(complaint):
+            raise ClusterError(
+                f"{program} cannot reach Slurm: {_last_words(complaint)}. Try `scontrol ping`; "
+                "jobs that were submitted go on, and `converge collect` takes them up again"
+            )
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if _KEPT.fullmatch(name) or not _SLURMS.fullmatch(name)
+    }
+    return {**kept, "LC_ALL": "C"}
+
+
+def _dependency(request: Request) -> tuple[str, ...]:
+    """Conditions that must all be met."""
+    conditions = [
+        ":".join((kind, *ids))
+        for kind, ids in (("afterok", request.after_ok), ("afterany", request.after_any))
+        if ids
+    ]
+    return (f"--dependency={','.join(conditions)}",) if conditions else ()
+
+
+def _last_words(complaint: str) -> str:
+    """What a command said last, without its own name and whatever came before."""
+    lines = [
+        re.sub(r"^\w+: (error|fatal): ", "", line)
+        for line in complaint.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(lines[-2:]) or "it gave no reason"
