@@ -1,11 +1,14 @@
 """Bugs for ``inject``: each breaks a built torchtitan trainer as a known bug did."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from harness.rank.fault_checkpoints import die_before_metadata
 
 
 def _before_clipping(change):
@@ -90,3 +93,29 @@ def killed_in_the_first_pass(trainer):
         train_step(batches)
 
     trainer.train_step = dying
+
+
+def node_lost(trainer):
+    """SIGKILL of all ranks, once, as ``node_lost.json`` says.
+
+    ``{"step": 3}``: as step 3 begins; with ``"saving": true`` while its checkpoint is written.
+    """
+    run = Path(trainer.checkpointer.folder).parent
+    plan = run / "node_lost.json"
+    if not plan.exists():
+        return
+    told = json.loads(plan.read_text())
+    dist.barrier()  # all have read it
+    plan.unlink(missing_ok=True)
+
+    if told.get("saving"):
+        die_before_metadata(run / "checkpoint" / f"step-{told['step']}", lambda: None)
+        return
+    train_step = trainer.train_step
+
+    def lost(batches):
+        if trainer.step == told["step"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        train_step(batches)
+
+    trainer.train_step = lost
