@@ -85,8 +85,9 @@ def apply_rules(cases: Sequence[Case]) -> Ruling:
     for case in cases:
         spec = case.job.spec
         problems += _unknown_waivers(case)
+        parts = [(each.name, replace(case, job=each.job)) for each in stretches(case.job)]
         for rule in RULES.values():
-            for stretch, (key, message, hint) in _breaches(rule, case):
+            for stretch, (key, message, hint) in _breaches(rule, parts):
                 if rule.waivable and rule.name in spec.waive:
                     reason = f": {spec.note}" if spec.note else ""
                     said = f"{stretch}: {message}" if stretch else message
@@ -99,12 +100,12 @@ def apply_rules(cases: Sequence[Case]) -> Ruling:
     return Ruling(problems, tuple(waived))
 
 
-def _breaches(rule: Rule, case: Case) -> Iterator[tuple[str, Finding]]:
-    """Every finding, with the name of the stretch that it is about; empty: the whole job."""
-    found = {
-        stretch.name: list(rule.check(replace(case, job=stretch.job)))
-        for stretch in stretches(case.job)
-    }
+def _breaches(rule: Rule, parts: Sequence[tuple[str, Case]]) -> Iterator[tuple[str, Finding]]:
+    """Every finding, with the name of the stretch that it is about; empty: the whole job.
+
+    ``parts`` are the job's stretches by name.
+    """
+    found = {name: list(rule.check(case)) for name, case in parts}
     first, *others = found.values()
     throughout = [each for each in first if all(each in other for other in others)]
     yield from (("", each) for each in throughout)
