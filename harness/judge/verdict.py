@@ -50,6 +50,13 @@ runs that were made in several passes, or should have been."""
 CONTROL_CHECKS = (integrity.control_sound, comparability.control_in_force)
 """Asked first: when the control is broken, no other answer means anything."""
 
+_TOLD_BY = {
+    RunStatus.REFUSED: "job.sh",
+    RunStatus.TIMED_OUT: "slurm.log",
+    RunStatus.CANCELLED: "slurm.log",
+}
+"""The file of a run folder that says most of how a scheduler ended the run."""
+
 NEEDED = ("loss-first-step", "loss-envelope")
 """Without these two answered PASS there is no PASS, whatever the others say."""
 
@@ -149,7 +156,7 @@ def _how_it_ended(case: Case) -> str:
     }[test.status]
     if test.status in (RunStatus.CRASHED, RunStatus.HUNG):
         words += at_resume(test, case.spec)
-    return f"{words}: rank {test.error.rank}: {test.error.message}" if test.error else words
+    return f"{words}: {test.error.words}" if test.error else words
 
 
 def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: Cause) -> Verdict:
@@ -181,7 +188,9 @@ def _next_command(case: Case, judgement: Judgement) -> str:
     if judgement is Judgement.PASS:
         return ""
     if judgement is Judgement.ERROR:
-        return f"grep -rn Error {_quoted(case.test.source)}/logs"
+        folder = _quoted(case.test.source)
+        told = _TOLD_BY.get(case.test.status)
+        return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
     sources = case.calibration.sources if case.calibration else ()
     repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
     return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"

@@ -27,10 +27,16 @@ class RunStatus(StrEnum):
 class RankError:
     """What the first failing rank said (torchelastic error file, else the end of its log)."""
 
-    rank: int
+    rank: int | None
+    """None: no rank said it, but the harness, or the scheduler that ran the job."""
     message: str
     """One line: type and text of the exception."""
     traceback: str = ""
+
+    @property
+    def words(self) -> str:
+        """The message, and whose it is: ``rank 3: ValueError: …``."""
+        return self.message if self.rank is None else f"rank {self.rank}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,7 +287,8 @@ def _run(run: RunView) -> Iterator[str]:
     if run.command:
         yield f"Run again:\n\n{fenced(run.command, 'sh')}\n"
     if run.error:
-        yield f"Rank {run.error.rank}: {escape(run.error.message)}\n"
+        whose = "" if run.error.rank is None else f"Rank {run.error.rank}: "
+        yield f"{whose}{escape(run.error.message)}\n"
         if run.error.traceback:
             yield f"{fenced(tail(run.error.traceback, LOG_LINES))}\n"
 
