@@ -19,6 +19,7 @@ ALLOWED = {
     "surroundings": {"model", "errors"},
     "rules": {"model", "errors"},
     "plan": {"model", "errors", "rules"},
+    "guide": {"model", "errors", "rules", "plan"},
     "corpus": {"model", "errors"},
     "store": {"model", "errors"},
     "calibrations": {"model", "errors", "store"},

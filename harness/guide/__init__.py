@@ -1,0 +1,33 @@
+"""Help with planning: which sets to run for the techniques that somebody named.
+
+``recommend`` lists the sets that torchtitan's converging guide (its ``docs/converging.md``) asks
+for, ``write_experiment`` is their experiment file, and ``cover_pairs`` finds the fewest jobs in
+which every pair of techniques meets. All of it is pure: what may run together is asked of
+``harness/rules``, and where those have no rule, of ``harness.guide.facts``, each with its source.
+"""
+
+from harness.guide.base import Base, control_of, nominal_base, sized_base
+from harness.guide.cover import Cover, cover_pairs
+from harness.guide.experiment_file import write_experiment, write_tests
+from harness.guide.factor import Factor, factors_of, parse_factors
+from harness.guide.fit import completed
+from harness.guide.recommend import Recommended, proposed, recommend, with_own_names
+
+__all__ = [
+    "Base",
+    "Cover",
+    "Factor",
+    "Recommended",
+    "completed",
+    "control_of",
+    "cover_pairs",
+    "factors_of",
+    "nominal_base",
+    "parse_factors",
+    "proposed",
+    "recommend",
+    "sized_base",
+    "with_own_names",
+    "write_experiment",
+    "write_tests",
+]

@@ -1,0 +1,247 @@
+"""What proposed sets stand beside: a 1D FSDP control with its base config and batch sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.errors import ConfigError, Problem
+from harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, Factor, ordered
+from harness.model import (
+    GLOBAL_BATCH,
+    LOCAL_BATCH,
+    Experiment,
+    Job,
+    Kind,
+    Parallelism,
+    Role,
+    SetSpec,
+    Setting,
+    Technique,
+    Toolchain,
+    TrainConfig,
+)
+from harness.plan.make import precision_of
+from harness.rules import RULES, Case
+
+MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
+CUDA_GRAPHS = "training.disable_cuda_graphs"
+PIPELINE_RULES = ("pp-microbatches", "pp-microbatches-fit", "batch-divisible")
+"""Rules that a local batch can be chosen to keep."""
+MOST_RAISED = 64
+"""A token budget is raised to at most so many times one local batch per rank."""
+FUSING_MICROBATCH = 2
+"""torchtitan 0.2.2 on torch 2.13: the all-gathers of a pipeline stage fuse for async TP only when
+a microbatch holds several samples (``experiments/four_d.toml``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The control that sets are proposed beside, in an experiment of its own."""
+
+    experiment: Experiment
+    control: Job
+    sizes_known: bool = True
+    """False for a nominal one: its batch and sequence are made to hold everything."""
+
+    @property
+    def dp(self) -> int:
+        return self.control.spec.parallelism.dp
+
+    def spec(self, factors: Iterable[Factor], name: str = "proposed") -> SetSpec:
+        """The test set of these factors; its ``overrides`` are the control's and what it needs."""
+        factors = ordered(factors)
+        by_slot = {factor.slot: factor for factor in factors}
+        axes = {slot: by_slot[slot].degree for slot in ("tp", "cp", "pp", "ep") if slot in by_slot}
+        pipeline, ring = by_slot.get("pp"), by_slot.get("cp")
+        control = self.control.spec
+        spec = replace(
+            control,
+            name=name,
+            parallelism=Parallelism(**_data_degrees(by_slot.get(DATA), self.dp), **axes),
+            techniques=tuple(each for factor in factors if (each := factor.technique)),
+            pipeline_schedule=(pipeline.variant or DEFAULT_SCHEDULE) if pipeline else None,
+            cp_rotation=(ring.variant or None) if ring else None,
+            control=control.name,
+            tolerances={},
+            margin=None,
+            waive=(),
+            inject=None,
+            without_fixes=(),
+            note="",
+            kind=Kind.PARALLEL,
+        )
+        return self._sized(spec)
+
+    def job(self, spec: SetSpec) -> Job:
+        """A set as the job that rules look at. It is never launched and has no identity."""
+        local = spec.setting(LOCAL_BATCH)
+        return replace(
+            self.control,
+            name=spec.name,
+            role=Role.TEST,
+            spec=spec,
+            local_batch_size=local if isinstance(local, int) else self.control.local_batch_size,
+            identity="",
+        )
+
+    def case(self, spec: SetSpec) -> Case:
+        """A set beside its control."""
+        return Case(self.experiment, self.control, self.job(spec), on_cpu=False)
+
+    def _sized(self, spec: SetSpec) -> SetSpec:
+        """The set with the local batch that its pipeline takes; as it is where none does."""
+        if spec.parallelism.pp == 1:
+            return spec
+        overrides = dict(spec.overrides)
+        if self._fuses_in_twos(spec):
+            overrides[MICROBATCH] = FUSING_MICROBATCH
+        for local in self._locals():
+            other = local != self.control.local_batch_size
+            tried = replace(spec, overrides=overrides | ({LOCAL_BATCH: local} if other else {}))
+            case = self.case(tried)
+            if not any(list(RULES[name].check(case)) for name in PIPELINE_RULES):
+                return tried
+        return spec
+
+    def _fuses_in_twos(self, spec: SetSpec) -> bool:
+        return (
+            Technique.ASYNC_TP in spec.techniques
+            and self.control.toolchain.dialect == "titan_0_2"
+            and spec.setting(MICROBATCH) is None
+        )
+
+    def _locals(self) -> Iterator[int]:
+        """Local batches that keep the global one: the control's, then larger, then smaller."""
+        per_rank, own = self.control.global_batch_size // self.dp, self.control.local_batch_size
+        divisors = _divisors(per_rank)
+        yield own
+        yield from (each for each in divisors if each > own)
+        yield from (each for each in reversed(divisors) if each < own)
+
+
+def control_of(job: Job, experiment: Experiment) -> Base:
+    """The base that a planned control is."""
+    return Base(experiment, job)
+
+
+def nominal_base(dp: int, toolchain: Toolchain, factors: Iterable[Factor]) -> Base:
+    """A base without a config: no batch or sequence of it keeps a set from being proposed."""
+    degrees = math.prod({factor.degree for factor in factors})
+    config = TrainConfig(path="any base config", settings={})
+    per_rank = 4 * degrees
+    sizes = {"steps": 1, "seq_len": 256 * degrees**2, "local_batch_size": per_rank}
+    return replace(_base(config, toolchain, dp, sizes, per_rank * dp, {}), sizes_known=False)
+
+
+def sized_base(
+    config: TrainConfig, toolchain: Toolchain, dp: int, factors: Iterable[Factor]
+) -> Base:
+    """A 1D FSDP control of a config, whose token budget every pipeline among ``factors`` takes.
+
+    The budget is the config's own where that can be divided over ``dp`` ranks and into enough
+    microbatches, else the least multiple of a local batch on every rank that can.
+
+    Raises:
+        ConfigError: a size is not stated, or no budget of a sensible size does.
+    """
+    sizes = _stated(config)
+    factors = tuple(factors)
+    pipelines = [factor for factor in factors if factor.slot == "pp"]
+    beside = [factor for factor in factors if not factor.is_parallelism or factor.slot == "tp"]
+    local, written = sizes["local_batch_size"], config_setting(config, GLOBAL_BATCH)
+    budgets = [local * dp * times for times in range(1, MOST_RAISED + 1)]
+    if isinstance(written, int) and written > 0 and written % dp == 0:
+        budgets.insert(0, written)
+    for budget in budgets:
+        held = max(each for each in _divisors(budget // dp) if each <= local)
+        overrides: dict[str, Setting] = {}
+        if held != local:
+            overrides[LOCAL_BATCH] = held
+        if budget != (written if written not in (None, -1) else held * dp):
+            overrides[GLOBAL_BATCH] = budget
+        base = _base(config, toolchain, dp, sizes | {"local_batch_size": held}, budget, overrides)
+        if all(_takes(base, {pipeline, *beside}) for pipeline in pipelines):
+            return base
+    raise ConfigError(
+        Problem(
+            f"--technique {', '.join(map(str, pipelines))}",
+            f"no local batch up to {MOST_RAISED} x {local} makes the microbatches that the "
+            "pipeline needs",
+            f"state a larger training.local_batch_size in {config.path}",
+        )
+    )
+
+
+def config_setting(config: TrainConfig, key: str) -> Setting:
+    """What a train config alone says of a dotted key."""
+    return SetSpec("", Parallelism(), config, "").setting(key)
+
+
+def _takes(base: Base, factors: Iterable[Factor]) -> bool:
+    case = base.case(base.spec(factors))
+    return not any(list(RULES[name].check(case)) for name in PIPELINE_RULES)
+
+
+def _stated(config: TrainConfig) -> dict[str, int]:
+    """Sizes that a plan cannot be made without."""
+    problems, sizes = [], {}
+    for name in ("steps", "local_batch_size", "seq_len"):
+        value: Any = config_setting(config, f"training.{name}")
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            sizes[name] = value
+        else:
+            said = "is not set" if value is None else f"must be a positive integer, not {value!r}"
+            problems.append(Problem(f"{config.path}: training.{name}", said))
+    if problems:
+        raise ConfigError(problems)
+    return sizes
+
+
+def _base(
+    config: TrainConfig,
+    toolchain: Toolchain,
+    dp: int,
+    sizes: dict[str, int],
+    budget: int,
+    overrides: dict[str, Setting],
+) -> Base:
+    control = SetSpec(
+        name=f"fsdp{dp}",
+        parallelism=Parallelism(dp_shard=dp),
+        train_config=config,
+        toolchain=toolchain.name,
+        overrides=overrides,
+    )
+    experiment = Experiment(name="", path=Path(config.path), controls=(control,), tests=())
+    job = Job(
+        name=control.name,
+        role=Role.CONTROL,
+        spec=control,
+        toolchain=toolchain,
+        seed=experiment.seed,
+        steps=sizes["steps"],
+        local_batch_size=sizes["local_batch_size"],
+        global_batch_size=budget,
+        seq_len=sizes["seq_len"],
+        precision=precision_of(control),
+        identity="",
+    )
+    return Base(experiment, job)
+
+
+def _data_degrees(factor: Factor | None, dp: int) -> dict[str, int]:
+    """FSDP unless a factor says otherwise; the product is ``dp`` in any case."""
+    if factor is None:
+        return {"dp_shard": dp}
+    if factor.variant == DDP:
+        return {"dp_replicate": dp}
+    return {"dp_replicate": factor.degree, "dp_shard": dp // factor.degree}
+
+
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})

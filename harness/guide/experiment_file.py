@@ -1,0 +1,168 @@
+"""Recommended sets as the text of an experiment file that a person goes on with."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+
+from harness.guide.base import CUDA_GRAPHS, Base, config_setting
+from harness.guide.factor import DATA, Factor
+from harness.guide.facts import TITAN_03
+from harness.guide.recommend import KEPT, Recommended
+from harness.model import Setting
+from harness.rules import RULES
+
+WIDTH = 100
+FEW_REPEATS = ("rerun", "ulp", "ulp.2")
+"""For a config of a size that nobody repeats seven times; as in ``experiments/llama3_8b.toml``."""
+
+
+def write_experiment(
+    base: Base,
+    named: Sequence[Factor],
+    sets: Sequence[Recommended],
+    *,
+    name: str | None,
+    train_config: str,
+) -> str:
+    """The whole file.
+
+    Args:
+        base: the control and its config.
+        named: what ``--technique`` named, for the heading.
+        sets: the control first, then the tests.
+        name: of the experiment; None: the file's.
+        train_config: path of the base config as the file shall write it.
+    """
+    control, *tests = sets
+    lines = [*_heading(base, named), "schema = 1"]
+    if name is not None:
+        lines.append(f"name = {_toml(name)}")
+    if not base.control.spec.train_config.own_loader:
+        lines.append("# A/A repeats of the control; `converge calibrate` keeps what they teach.")
+        lines.append(f"repeats = {_toml(list(FEW_REPEATS))}")
+    lines += ["", "[trainer]", f"train_config = {_toml(train_config)}"]
+    lines += [f"toolchain = {_toml(base.control.spec.toolchain)}"]
+    common = dict(base.control.spec.overrides)
+    lines += _common(base, common, tests)
+    lines += ["", "[control]", *_entry(control, common)]
+    return "\n".join([*lines, "", *write_tests(tests, common)]) + "\n"
+
+
+def write_tests(tests: Iterable[Recommended], common: Mapping[str, Setting]) -> list[str]:
+    """``[[test]]`` entries, without what ``common``, the file's ``[trainer.set]``, says already."""
+    return "\n\n".join(
+        "\n".join(["[[test]]", *_entry(test, common)]) for test in tests
+    ).splitlines()
+
+
+def _heading(base: Base, named: Sequence[Factor]) -> Iterator[str]:
+    yield from _comment(
+        "What torchtitan's converging guide (its docs/converging.md) recommends for "
+        f"{', '.join(map(str, named))} on dp {base.dp}, as `converge init` wrote it. "
+        "`converge plan` shows what it runs."
+    )
+    yield "# Rules of the guide that all test sets keep:"
+    for name in KEPT:
+        yield from _comment(f"{name}: {RULES[name].title}", indent="  ")
+    for sentence in _warnings(base, {str(each.technique or each.slot) for each in named}):
+        yield from _comment(sentence)
+
+
+def _warnings(base: Base, words: set[str]) -> Iterator[str]:
+    """What is known of a release's own bugs and limits."""
+    if base.control.toolchain.dialect == TITAN_03:
+        if "async_tp" in words:
+            yield "On a CPU, async_tp needs torchtitan-0.2.2 and a base config of it."
+        if {"async_tp", "compile"} & words and {"float8", "float8_rowwise"} & words:
+            yield "On a CPU, torchtitan 0.3 emulates Float8 and then refuses compile."
+        return
+    if "pp" in words:
+        yield (
+            "torchtitan 0.2.2 does not divide a pipeline's gradients by the valid tokens "
+            "(issue 2972): expect its sets with PP to FAIL."
+        )
+    if DATA in words:
+        yield (
+            "torchtitan 0.2.2 divides DDP's gradients by the replicate degree as well "
+            "(issue 2318): expect DDP to FAIL."
+        )
+
+
+def _comment(text: str, indent: str = "") -> Iterator[str]:
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"# {indent}",
+        subsequent_indent=f"# {indent}",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    yield from lines
+
+
+def _common(
+    base: Base, common: Mapping[str, Setting], tests: Sequence[Recommended]
+) -> Iterator[str]:
+    """``[trainer.set]``: what control and tests share beyond the base config."""
+    graphs = _excludes_cuda_graphs(base, tests)
+    if not common and not graphs:
+        return
+    yield ""
+    yield "[trainer.set]"
+    if common:
+        yield from _comment(
+            f"The token budget of all sets: {base.control.global_batch_size} samples a step, which "
+            "the data-parallel ranks and the microbatches of pipelines divide."
+        )
+    for key, value in common.items():
+        yield f"{_toml(key)} = {_toml(value)}"
+    if graphs:
+        yield from _comment(
+            "torchtitan 0.3 takes no CUDA graphs with pipelines or experts; off in the control "
+            "too, so that only what is under test differs."
+        )
+        yield f"{_toml(CUDA_GRAPHS)} = true"
+
+
+def _excludes_cuda_graphs(base: Base, tests: Sequence[Recommended]) -> bool:
+    degrees = [test.spec.parallelism for test in tests]
+    return (
+        base.control.toolchain.dialect == TITAN_03
+        and any(each.pp > 1 or each.ep > 1 for each in degrees)
+        and config_setting(base.control.spec.train_config, CUDA_GRAPHS) is None
+    )
+
+
+def _entry(written: Recommended, common: Mapping[str, Setting]) -> Iterator[str]:
+    spec = written.spec
+    yield from _comment(" ".join(written.comments))
+    yield f"name = {_toml(spec.name)}"
+    degrees = {axis: degree for axis, degree in asdict(spec.parallelism).items() if degree > 1}
+    yield f"parallelism = {_toml(degrees)}"
+    if spec.pipeline_schedule:
+        yield f"pipeline_schedule = {_toml(spec.pipeline_schedule)}"
+    if spec.cp_rotation:
+        yield f"cp_rotation = {_toml(spec.cp_rotation)}"
+    if spec.techniques:
+        yield f"techniques = {_toml([each.value for each in spec.techniques])}"
+    own = {key: value for key, value in spec.overrides.items() if common.get(key) != value}
+    if own:
+        yield f"set = {_toml(own)}"
+    yield f"note = {_toml(spec.note)}"
+
+
+def _toml(value: object) -> str:
+    """A value in TOML. Its basic strings are JSON's, but for DEL, which JSON leaves as it is."""
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{_key(key)} = {_toml(each)}" for key, each in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(key: str) -> str:
+    return _toml(key) if "." in key else key

@@ -1,0 +1,135 @@
+"""A technique under test as people name it: ``tp=2``, ``pp=2:Interleaved1F1B``, ``float8``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from harness.errors import ConfigError, Problem, suggest
+from harness.model import Kind, SetSpec, Technique
+
+AXES = ("tp", "cp", "pp", "ep")
+"""Parallelisms that take ranks of their own beside data parallelism, or borrow them (``ep``)."""
+DATA = "dp"
+"""Slot of what replaces FSDP: ``hsdp`` and ``ddp``."""
+SLOTS = (DATA, *AXES, *map(str, Technique))
+"""A job has at most one factor in each."""
+HSDP, DDP = "hsdp", "ddp"
+ALIASES = {"dp_replicate": HSDP}
+WORDS = (*AXES, HSDP, *ALIASES, DDP, *map(str, Technique))
+"""What ``--technique`` takes, degrees left out."""
+DEFAULT_SCHEDULE = "1F1B"
+"""What a pipeline without a named schedule is."""
+MOST_RANKS = 65_536
+"""The largest degree that an experiment file takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One thing under test: a parallelism with its degree, or a technique that is none."""
+
+    slot: str
+    """One of ``SLOTS``."""
+    degree: int = 1
+    """1 for ``ddp`` and for a technique."""
+    variant: str = ""
+    """Pipeline schedule or rotation where one was named; ``hsdp`` or ``ddp`` in slot ``dp``."""
+
+    @property
+    def is_parallelism(self) -> bool:
+        return self.slot in (DATA, *AXES)
+
+    @property
+    def technique(self) -> Technique | None:
+        return None if self.is_parallelism else Technique(self.slot)
+
+    def __str__(self) -> str:
+        """As ``--technique`` takes it."""
+        if self.slot == DATA:
+            return DDP if self.variant == DDP else f"{HSDP}={self.degree}"
+        if not self.is_parallelism:
+            return self.slot
+        return f"{self.slot}={self.degree}" + (f":{self.variant}" if self.variant else "")
+
+
+def ordered(factors: Iterable[Factor]) -> tuple[Factor, ...]:
+    """Parallelisms first, as names and tables list them."""
+    return tuple(
+        sorted(factors, key=lambda each: (SLOTS.index(each.slot), each.degree, each.variant))
+    )
+
+
+def parse_factors(
+    texts: Sequence[str], variants: dict[str, Sequence[str]], where: str = "--technique"
+) -> tuple[Factor, ...]:
+    """What ``--technique`` names, in its order, each once.
+
+    Args:
+        texts: comma-separated words, of one or several options.
+        variants: what may follow a degree, by parallelism: schedules of ``pp``, rotations of
+            ``cp``.
+        where: the option, for messages.
+
+    Raises:
+        ConfigError: with everything wrong in all words.
+    """
+    words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
+    problems: list[Problem] = []
+    found = [_parse(word, variants, where, problems) for word in words]
+    if not words:
+        problems.append(Problem(where, "names no technique", f"valid: {', '.join(WORDS)}"))
+    if problems:
+        raise ConfigError(problems)
+    return tuple(dict.fromkeys(factor for factor in found if factor is not None))
+
+
+def _parse(
+    word: str, variants: dict[str, Sequence[str]], where: str, problems: list[Problem]
+) -> Factor | None:
+    name, equals, rest = word.partition("=")
+    name = ALIASES.get(name, name)
+    place = f"{where} {word}"
+    if name not in WORDS:
+        problems.append(Problem(place, f"{name!r} is not known", suggest(name, WORDS)))
+        return None
+    if name not in (*AXES, HSDP):
+        if equals:
+            problems.append(Problem(place, f"{name} takes no degree", f"write {name}"))
+            return None
+        return Factor(DATA, variant=DDP) if name == DDP else Factor(name)
+    degree, colon, variant = rest.partition(":")
+    if not (degree.isascii() and degree.isdigit() and 1 < int(degree[:9]) <= MOST_RANKS):
+        problems.append(
+            Problem(place, f"{name} needs a degree from 2 to {MOST_RANKS}", f"as {name}=2")
+        )
+        return None
+    valid = variants.get(name, ())
+    if colon and variant not in valid:
+        hint = suggest(variant, valid) or f"write {name}={degree}"
+        problems.append(Problem(place, f"{name} has no {variant!r}", hint))
+        return None
+    return Factor(DATA, int(degree), HSDP) if name == HSDP else Factor(name, int(degree), variant)
+
+
+def factors_of(specs: Iterable[SetSpec]) -> tuple[Factor, ...]:
+    """What the parallel sets among ``specs`` put to the test, each once, in order of first use."""
+    return tuple(
+        dict.fromkeys(
+            factor for spec in specs if spec.kind is Kind.PARALLEL for factor in _factors(spec)
+        )
+    )
+
+
+def _factors(spec: SetSpec) -> Iterable[Factor]:
+    degrees = spec.parallelism
+    if degrees.dp_replicate > 1:
+        if degrees.dp_shard > 1:
+            yield Factor(DATA, degrees.dp_replicate, HSDP)
+        else:
+            yield Factor(DATA, variant=DDP)
+    named = {"pp": spec.pipeline_schedule or "", "cp": spec.cp_rotation or ""}
+    for axis in AXES:
+        degree = getattr(degrees, axis)
+        if degree > 1:
+            yield Factor(axis, degree, named.get(axis, ""))
+    yield from (Factor(technique.value) for technique in spec.techniques)
