@@ -1,4 +1,7 @@
-"""In CI a skip hides a failure: with ``CONVERGE_NO_SKIPS`` what a test needs has to be there."""
+"""What all tests share: a real Slurm on loopback, and what skips are allowed.
+
+In CI a skip hides a failure: with ``CONVERGE_NO_SKIPS`` what a test needs has to be there.
+"""
 
 import os
 
@@ -33,3 +36,21 @@ def pytest_make_collect_report():
     report = yield
     _refuse(report)
     return report
+
+
+@pytest.fixture(scope="session")
+def slurm_installed():
+    """Skips where Slurm's programs are missing."""
+    from slurm_daemons import INSTALL, missing_programs
+
+    if missing := missing_programs():
+        pytest.skip(f"there is no {', '.join(missing)}: {INSTALL}")
+
+
+@pytest.fixture(scope="module")
+def slurm(slurm_installed):
+    """Two nodes with 16 CPUs and 8 GPUs each, for the tests of a module."""
+    from slurm_daemons import slurm_daemons
+
+    with slurm_daemons() as cluster:
+        yield cluster
