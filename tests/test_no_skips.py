@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+HERE = Path(__file__).parent
 EXAMPLES = {
     "test_missing_browser": 'def test_one(): pytest.skip("no browser")',
     "test_missing_module": 'pytest.importorskip("no_such_module")',
@@ -22,7 +23,7 @@ def refused(folder, **environment):
     result = subprocess.run(
         [sys.executable, "-m", "pytest", *listing, str(folder)],
         cwd=folder,
-        env=kept | environment,
+        env=kept | {"PYTHONPATH": str(HERE)} | environment,
         capture_output=True,
         text=True,
         timeout=120,
@@ -38,7 +39,7 @@ def refused(folder, **environment):
 
 
 def test_what_is_missing_fails_in_ci_and_is_skipped_elsewhere(tmp_path):
-    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    shutil.copy(HERE / "conftest.py", tmp_path)
     for name, text in EXAMPLES.items():
         (tmp_path / f"{name}.py").write_text(f"import pytest\n{text}\n")
     assert refused(tmp_path) == []
