@@ -40,6 +40,11 @@ def default_root(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(ROOT_VARIABLE) or DEFAULT_ROOT)
 
 
+def folder_key(identity: str) -> str:
+    """What the name of an identity's run folder ends in."""
+    return identity[:_IDENTITY_DIGITS]
+
+
 def slug(name: str) -> str:
     """A short ASCII folder name for a person's eyes; what keeps folders apart is the identity."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
@@ -164,8 +169,20 @@ class Store:
     def run_folder(self, name: str, identity: str) -> Path:
         """The folder of a job: the existing one of that identity, else the one to be made."""
         return self._existing(identity) or self.root / "runs" / (
-            f"{slug(name)}-{identity[:_IDENTITY_DIGITS]}"
+            f"{slug(name)}-{folder_key(identity)}"
         )
+
+    def run_folders(self) -> dict[str, Path]:
+        """Every run folder by the first digits of its identity (``folder_key``), in one look."""
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.root / "runs"))
+        except OSError:  # no store yet
+            return {}
+        found: dict[str, Path] = {}
+        for name in names:
+            if not name.startswith("."):
+                found.setdefault(name.rpartition("-")[2], self.root / "runs" / name)
+        return found
 
     def calibration_file(self, identity: str) -> Path:
         """Where what repeats of that control taught is kept (``harness/calibrations/``)."""
@@ -227,7 +244,7 @@ class Store:
         require_writable(self.root)
 
     def _existing(self, identity: str) -> Path | None:
-        suffix = f"-{identity[:_IDENTITY_DIGITS]}"
+        suffix = f"-{folder_key(identity)}"
         try:
             found = [
                 entry.path

@@ -7,6 +7,10 @@ Each carries ``at``, seconds since 1970. A job's life is one of::
     Queued (Waiting)? Started Step* Retrying Started …   an infrastructure fault, tried once more
     Queued (Waiting)? Started Step* (GoingOn Step*)* Ended  segments, or restarts after faults
     Queued Ended                                    skipped: what it needs did not finish
+
+On a cluster ``Queued`` comes once a scheduler has taken the job, ``Started`` once it runs it, and
+``GoingOn`` once it runs it again. Jobs that were in the queue before have no ``Queued``, and
+refused ones have neither.
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ class Reused:
 class Queued:
     at: float
     job: Job
+    job_id: str = ""
+    """A scheduler's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +67,11 @@ class Started:
     at: float
     job: Job
     slots: tuple[int, ...]
-    """GPU ids, or slot numbers on the CPU: one per rank."""
+    """GPU ids, or slot numbers on the CPU: one per rank; empty on a cluster."""
     argv: tuple[str, ...]
     attempt: int
+    nodes: str = ""
+    """Of a cluster, as the scheduler writes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,10 @@ class Overview:
     running: tuple[str, ...]
     eta_s: float | None
     """Until the last job ends, as far as can be told; None before any pace is known."""
+    queued: int = 0
+    """Jobs that wait in a scheduler's queue."""
+    reason: str = ""
+    """Why most of them wait, in its word."""
 
 
 Event: TypeAlias = (

@@ -32,6 +32,9 @@ _INFRASTRUCTURE = re.compile(
 )
 """Faults of the machine that a second try may not meet."""
 
+_SCHEDULER = re.compile(r"(srun|sbatch|slurmstepd|slurmd)(\[\d+\])?: ")
+"""How lines of a scheduler begin, which say that something ended and not why."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
@@ -43,14 +46,16 @@ class _Failure:
     traceback: str
 
 
-def rank_error(*logs: Path) -> RankError:
+def rank_error(*logs: Path, script: Path | None = None) -> RankError:
     """The error of the rank that failed first, else the end of the best log there is.
 
-    ``logs`` are the log folders of a call's agents.
+    ``logs`` are the log folders of a call's agents, ``script`` is the log of the batch script
+    around them.
     """
     found = [(failure, folder) for folder in logs for failure in _failures(folder)]
     if not found:
-        text = next((text for folder in logs if (text := log_tail(folder / AGENT_LOG))), "")
+        best = [*(folder / AGENT_LOG for folder in logs), *([script] if script else [])]
+        text = next((text for path in best if (text := log_tail(path))), "")
         return RankError(rank=0, message=_last_line(text), traceback=text)
     first, folder = min(found, key=lambda pair: (_is_aftermath(pair[0]), pair[0].written))
     text = first.traceback or rank_log(folder, first.rank)
@@ -130,4 +135,6 @@ def _first_line(text: str) -> str:
 
 
 def _last_line(text: str) -> str:
-    return _first_line("\n".join(reversed(text.splitlines()))) or "ended without a word"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not _SCHEDULER.match(line)]
+    return next(reversed(said or lines), "ended without a word")

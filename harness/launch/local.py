@@ -43,7 +43,7 @@ def run_plan(
     pending = {job.identity: job for job in plan.jobs if job.identity not in records}
     if pending:
         jobs = tuple(pending.values())
-        _require_seed_checkpoints(jobs, records, store)
+        require_seed_checkpoints(jobs, records, store)
         store.require_writable()
         with interruptible() as stop:
             records = _run(plan, jobs, records, store, options, observer, stop)
@@ -117,9 +117,10 @@ def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
     return cpu_slots(cores, jobs, plan.experiment.cpu_ranks)
 
 
-def _require_seed_checkpoints(
+def require_seed_checkpoints(
     jobs: Sequence[Job], records: Mapping[str, RunRecord], store: Store
 ) -> None:
+    """Raise StoreError when a job's initial weights are neither planned nor there."""
     known = {*records, *(job.identity for job in jobs)}
     for job in jobs:
         if job.needs is not None and job.needs not in known:

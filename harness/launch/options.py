@@ -17,7 +17,9 @@ class RunOptions:
     data: Mapping[SyntheticData, Path] = field(default_factory=dict)
     """The folder of every corpus that the plan's jobs read."""
     gpus: tuple[int, ...] = ()
-    """Ids of the GPUs to use, one rank each; empty: ranks run on the CPU."""
+    """Ids of this machine's GPUs to use, one rank each; empty: ranks run on the CPU."""
+    cluster_device: str | None = None
+    """What ranks run on where a scheduler places them, ``cuda`` or ``cpu``; None: they run here."""
     fresh: bool = False
     """Run everything again, even what has finished with the same identity."""
     warm: bool = True
@@ -34,7 +36,7 @@ class RunOptions:
 
     @property
     def device(self) -> str:
-        return "cuda" if self.gpus else "cpu"
+        return self.cluster_device or ("cuda" if self.gpus else "cpu")
 
     def data_of(self, job: Job) -> Path | None:
         """The folder of a job's corpus; None when it reads torchtitan's own dataset."""

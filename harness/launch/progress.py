@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ from pathlib import Path
 from harness.model import Job
 from harness.store import number
 from harness.trainers import metrics_files, pass_files, pass_folders
+
+_END_BYTES = 1 << 18
+"""Hundreds of steps' lines, those on replicas included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ class MetricsTail:
         for path in files:
             try:
                 with path.open("rb") as stream:
+                    if stream.seek(0, os.SEEK_END) < self._offset:
+                        self._offset = 0  # a requeued job has started over
                     stream.seek(self._offset)
                     content = stream.read()
             except FileNotFoundError:
@@ -67,6 +73,27 @@ class MetricsTail:
             self.reached = ends[-1] if ends else self.reached
             return tuple(line for line in lines if isinstance(line, StepLine))
         return ()
+
+
+def last_line(folder: Path, *, in_passes: bool) -> StepLine | None:
+    """The last step that a run has ended so far, from the ends of its files; None before any."""
+    files = [pass_files(each) for each in reversed(pass_folders(folder))]
+    for pair in files if in_passes else [metrics_files(folder)]:
+        for path in pair:
+            lines = [_line(text) for text in _end_of(path).splitlines()]
+            steps = [line for line in lines if isinstance(line, StepLine)]
+            if steps:
+                return steps[-1]
+    return None
+
+
+def _end_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - _END_BYTES))
+            return stream.read()
+    except OSError:
+        return b""
 
 
 def _line(text: bytes) -> StepLine | int | None:

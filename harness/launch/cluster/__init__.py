@@ -9,5 +9,9 @@
     words.py        which words of a user's may go into it; pure
     submission.py   which scheduler's job a run folder belongs to
     settle.py       what came of a job that is over
-    follow.py       rounds of: poll, settle, submit what fits
+    standing.py     where every job of a plan stands, by one query
+    submitting.py   gives jobs to a scheduler, each once
+    followed.py     one job in a scheduler's hands: its steps and timeouts
+    follow.py       attached: rounds of poll, settle, submit what fits
+    detached.py     submit, status, collect, cancel
 """

@@ -1,0 +1,274 @@
+"""Runs a plan on a cluster while the harness stays: submit all, poll, settle, until all is over.
+
+Rounds of one query for all jobs. When the harness is interrupted it cancels what it has submitted;
+when it is killed, nothing is lost: the jobs go on, and the same command, or ``converge collect``,
+finds them by their run folders.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+
+from harness.errors import ClusterError, ConvergeError
+from harness.launch.cluster.backend import JobState, Phase
+from harness.launch.cluster.followed import Followed, follow_from
+from harness.launch.cluster.settle import Known, skipped
+from harness.launch.cluster.standing import Site, conclude
+from harness.launch.cluster.submission import Submission, read_submission, write_submission
+from harness.launch.cluster.submitting import Opening, Submitter, open_plan
+from harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
+from harness.launch.interruption import Interruption, interruptible
+from harness.model import Job, Plan, RunRecord, RunStatus
+
+OUTAGE_S = 3600.0
+"""A scheduler that does not answer for so long is given up; its jobs go on."""
+_PAUSE_S = 0.1
+_ORDINARY = frozenset(
+    {
+        "",
+        "None",
+        "Priority",
+        "Resources",
+        "Dependency",
+        "BeginTime",
+        "Cleaning",
+        "WaitingForScheduling",
+    }
+)
+"""Reasons for which jobs wait that pass by themselves."""
+
+
+def follow_plan(plan: Plan, site: Site, observer: Observer) -> tuple[RunRecord, ...]:
+    """Bring every job of a plan to a record, in the plan's order.
+
+    Jobs that have finished with the same identity are reused; jobs in the queue, whoever submitted
+    them, are followed and not submitted again.
+
+    Raises:
+        ConfigError: a toolchain refuses a job's config; nothing was submitted.
+        ToolchainError: a toolchain does not start.
+        StoreError: the store cannot be read or written.
+        ClusterError: the scheduler cannot be reached, at the start or for an hour.
+        Interrupted: Ctrl-C or a signal; what this harness has submitted is cancelled.
+    """
+    with interruptible() as stop:
+        opening = open_plan(plan, site, observer, stop)
+        records = _Follower(opening, site, observer).run(stop)
+    return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
+
+
+class _Follower:
+    """The loop; ``run`` is called once."""
+
+    def __init__(self, opening: Opening, site: Site, observer: Observer) -> None:
+        self._site = site
+        self._tell = observer
+        self._records = opening.records
+        self._waiting = list(opening.todo)
+        self._submitter = Submitter(opening, site, observer)
+        self._followed: dict[str, Followed] = {
+            identity: follow_from(each.job, each.folder, each.submission)
+            for identity, each in opening.queued.items()
+            if each.submission is not None
+        }
+        self._told_reasons: set[str] = set()
+        self._told_busy = ""
+        self._silent_since: float | None = None
+        """When the scheduler first did not answer, by the monotonic clock."""
+
+    def run(self, stop: Interruption) -> dict[str, RunRecord]:
+        try:
+            while True:
+                self._submit(stop)
+                self._round()
+                self._tell(self._overview())
+                if not self._waiting and not self._followed:
+                    return self._records
+                self._pause(stop)
+        except BaseException as error:
+            self._cancel_ours(str(error) if isinstance(error, ConvergeError) else "")
+            raise
+
+    # ----------------------------------------------------------- submitting
+
+    def _submit(self, stop: Interruption) -> None:
+        """Submit what is left to submit, until the scheduler takes no more."""
+        for job in list(self._waiting):
+            stop.check()
+            needed = self._records.get(job.needs) if job.needs else None
+            given = self._submitter.give(job, needed)
+            if self._submitter.busy:
+                self._say_busy(self._submitter.busy)
+                return
+            if isinstance(given, Submission):
+                folder = self._submitter.folder_of(job)
+                self._waiting.remove(job)
+                self._followed[job.identity] = follow_from(job, folder, given)
+            elif given is not None:
+                self._waiting.remove(job)
+                self._conclude(job, given)
+
+    def _say_busy(self, why: str) -> None:
+        if why != self._told_busy:
+            self._told_busy = why
+            message = f"{len(self._waiting)} jobs are submitted later: {why}"
+            self._tell(Notice(time.time(), message))
+
+    # ------------------------------------------------------------ following
+
+    def _round(self) -> None:
+        """Look at all jobs once: those that others start from come first."""
+        if not self._followed:
+            return
+        states = self._ask()
+        if states is None:
+            return
+        for identity, followed in list(self._followed.items()):
+            unknown = JobState(Phase.UNKNOWN)
+            state = states.get(followed.submission.job_id or "", unknown)
+            followed.state = state
+            self._tell_life(followed, state)
+            if followed.is_doubtful(state):
+                continue
+            if self._settle(followed, state):
+                del self._followed[identity]
+            elif sentence := followed.overdue(self._site.experiment):
+                self._cancel([followed], sentence, hung=True)
+        self._say_why_jobs_wait()
+
+    def _ask(self) -> dict[str, JobState] | None:
+        """One query for all jobs; None while the scheduler does not answer."""
+        ids = [each.submission.job_id for each in self._followed.values()]
+        try:
+            states = dict(self._site.backend.poll([id_ for id_ in ids if id_ is not None]))
+        except ClusterError as error:
+            if self._silent_since is None:
+                self._silent_since = time.monotonic()
+                self._tell(Notice(time.time(), f"{error}; asking again"))
+            elif time.monotonic() - self._silent_since > OUTAGE_S:
+                raise
+            return None
+        self._silent_since = None
+        return states
+
+    def _tell_life(self, followed: Followed, state: JobState) -> None:
+        """Starts, steps and restarts of a job."""
+        if state.phase is Phase.PENDING:
+            followed.runs = False
+            return
+        if state.phase is Phase.RUNNING and (
+            not followed.runs or state.restarts > followed.restarts
+        ):
+            followed.new_life(state)
+            argv = ("sbatch", str(followed.folder / "job.sh"))
+            if followed.lives == 1:
+                attempt = state.restarts + 1
+                self._tell(Started(time.time(), followed.job, (), argv, attempt, state.nodes))
+            else:
+                reason = f"requeued by Slurm, restart {state.restarts}"
+                self._tell(GoingOn(time.time(), followed.job, reason, argv))
+        for line in followed.new_steps():
+            told = Step(
+                time.time(),
+                followed.job,
+                line.step,
+                line.loss,
+                followed.elapsed_s,
+                followed.eta_s,
+            )
+            self._tell(told)
+
+    def _settle(self, followed: Followed, state: JobState) -> bool:
+        """Whether the job is over and has its record now."""
+        job = followed.job
+        known = Known(
+            job=job,
+            folder=followed.folder,
+            submission=followed.submission,
+            state=state,
+            cluster=self._site.cluster,
+            needed=self._records.get(job.needs) if job.needs else None,
+        )
+        record = conclude(self._site, known)
+        if record is None:
+            if state.phase in (Phase.ENDED, Phase.UNKNOWN):
+                # Another harness is at it: it settles the job, or has submitted it anew.
+                followed.submission = read_submission(followed.folder) or followed.submission
+            return False
+        self._submitter.lanes.is_over(followed.submission.job_id or "")
+        self._conclude(job, record)
+        return True
+
+    def _conclude(self, job: Job, record: RunRecord) -> None:
+        self._records[job.identity] = record
+        self._tell(Ended(time.time(), job, record))
+        if record.status is RunStatus.FINISHED:
+            return
+        for other in [each for each in self._waiting if each.needs == job.identity]:
+            self._waiting.remove(other)
+            self._conclude(other, skipped(other, self._submitter.folder_of(other), record))
+
+    def _say_why_jobs_wait(self) -> None:
+        """A reason that does not pass by itself is told once."""
+        found = self._reasons()
+        for reason in found.keys() - _ORDINARY - self._told_reasons:
+            self._told_reasons.add(reason)
+            count = found[reason]
+            jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
+            self._tell(Notice(time.time(), f"{jobs} in Slurm's queue: {reason}"))
+
+    def _reasons(self) -> Counter[str]:
+        states = (each.state for each in self._followed.values())
+        return Counter(
+            state.reason for state in states if state is not None and state.phase is Phase.PENDING
+        )
+
+    # -------------------------------------------------------------- ending
+
+    def _cancel_ours(self, why: str) -> None:
+        """Take what this harness submitted out of the queue, as far as the scheduler answers."""
+        ours = [
+            each for identity, each in self._followed.items() if identity in self._submitter.ours
+        ]
+        with suppress(ConvergeError):
+            self._cancel(ours, f"cancelled by converge ({why or 'its own end'})")
+
+    def _cancel(self, jobs: Iterable[Followed], why: str, *, hung: bool = False) -> None:
+        ids: list[str] = []
+        for each in jobs:
+            job_id = each.submission.job_id
+            if each.submission.cancelled or job_id is None:
+                continue
+            each.submission = replace(each.submission, cancelled=why, hung=hung)
+            write_submission(each.folder, each.submission)
+            ids.append(job_id)
+        if ids:
+            self._site.backend.cancel(ids)
+
+    def _pause(self, stop: Interruption) -> None:
+        until = time.monotonic() + self._site.cluster.poll_s
+        while (left := until - time.monotonic()) > 0:
+            stop.check()
+            time.sleep(min(left, _PAUSE_S))
+
+    def _overview(self) -> Overview:
+        running = [each for each in self._followed.values() if each.is_running]
+        reasons = self._reasons()
+        unfinished = len(self._followed) + len(self._waiting)
+        etas = [each.eta_s for each in running]
+        known = [eta for eta in etas if eta is not None]
+        # When a queue starts a job, nobody knows.
+        eta_s = max(known) if known and len(known) == unfinished else None
+        return Overview(
+            at=time.time(),
+            done=len(self._records),
+            total=len(self._records) + unfinished,
+            running=tuple(each.job.name for each in running),
+            eta_s=eta_s,
+            queued=unfinished - len(running),
+            reason=next((reason for reason, _ in reasons.most_common(1)), ""),
+        )

@@ -1,0 +1,329 @@
+"""Gives the jobs of a plan to a scheduler: run folder, script, what it waits for, each once."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.errors import ClusterError
+from harness.launch.check import check_jobs, unchecked
+from harness.launch.cluster.backend import JobState, Phase, Refused, Request
+from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
+from harness.launch.cluster.settle import Known, facts, skipped
+from harness.launch.cluster.standing import (
+    Site,
+    Standing,
+    ask,
+    look,
+    names_of,
+    settle_all,
+)
+from harness.launch.cluster.submission import (
+    Submission,
+    read_submission,
+    write_submission,
+)
+from harness.launch.events import Notice, Observer, Preparing, Queued, Reused, Waiting
+from harness.launch.interruption import Interruption
+from harness.launch.local import require_seed_checkpoints
+from harness.launch.warm import WarmServers
+from harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from harness.store import atomic_write, read_record
+from harness.trainers import Resources, environment, job_payload, seed_checkpoint_of
+
+_DYING_S = 120.0
+"""Longest wait for jobs that a harness has cancelled; Slurm kills after ``KillWait``, 30 s."""
+_DYING_POLL_S = 1.0
+
+
+@dataclass(slots=True)
+class Lanes:
+    """At most ``limit`` jobs at once, by dependencies, so that it holds without a harness.
+
+    Every lane is a chain of jobs each of which waits for the one before; None: no limit.
+    """
+
+    limit: int | None
+    ends: deque[str] = field(default_factory=deque)
+    """The last job of every lane, the oldest first."""
+
+    def waits_for(self) -> tuple[str, ...]:
+        """The jobs that must be over before the next one."""
+        surplus = len(self.ends) + 1 - self.limit if self.limit is not None else 0
+        return tuple(list(self.ends)[: max(surplus, 0)])
+
+    def add(self, job_id: str) -> None:
+        """Another job has been submitted, to wait for ``waits_for()``."""
+        for _ in self.waits_for():
+            self.ends.popleft()
+        self.ends.append(job_id)
+
+    def is_over(self, job_id: str) -> None:
+        if job_id in self.ends:
+            self.ends.remove(job_id)
+
+
+def lanes_of(limit: int | None, submissions: Iterable[Submission]) -> Lanes:
+    """The lanes that jobs in the queue are in."""
+    queued = sorted(submissions, key=lambda each: each.submitted)
+    waited_for = {id_ for each in queued for id_ in each.after_any}
+    ids = [each.job_id for each in queued if each.job_id is not None]
+    return Lanes(limit, deque(id_ for id_ in ids if id_ not in waited_for))
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What there is to do when a plan is begun, or gone on with."""
+
+    standings: dict[str, Standing]
+    """Of all jobs, by identity, after what was over has been settled."""
+    todo: tuple[Job, ...]
+    """Jobs to be submitted, in the plan's order."""
+
+    @property
+    def records(self) -> dict[str, RunRecord]:
+        """Of the jobs that are not to run again, by identity."""
+        again = {job.identity for job in self.todo}
+        return {
+            identity: each.record
+            for identity, each in self.standings.items()
+            if each.record is not None and identity not in again
+        }
+
+    @property
+    def queued(self) -> dict[str, Standing]:
+        """The jobs that the scheduler has, by identity."""
+        return {identity: each for identity, each in self.standings.items() if each.in_queue}
+
+
+def open_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> Opening:
+    """See what has finished and what is in the queue, settle what is over, and check the rest.
+
+    A job runs again if it has failed, as everywhere in converge.
+
+    Raises:
+        ConfigError: a toolchain refuses a job's config; nothing was submitted.
+        ToolchainError: a toolchain does not start.
+        StoreError: the store cannot be read or written.
+        ClusterError: the scheduler cannot be reached.
+        Interrupted: a signal came.
+    """
+    site.store.require_writable()
+    standings = _await_dying(look(site, plan.jobs), site, observer, stop)
+    standings, _ = settle_all(site, standings)
+    fresh = site.options.fresh
+    todo = []
+    for identity, standing in standings.items():
+        if standing.in_queue:
+            continue
+        if standing.record is None or not standing.finished or fresh:
+            todo.append(standing.job)
+            continue
+        record = replace(standing.record, reused=True)
+        standings[identity] = replace(standing, record=record)
+        observer(Reused(time.time(), standing.job, record))
+    opening = Opening(standings, tuple(todo))
+    _say_what_runs_again(todo, standings, observer)
+    queued = [each.job for each in opening.queued.values()]
+    require_seed_checkpoints((*queued, *todo), opening.records, site.store)
+    for job in todo:
+        _script(job, standings[job.identity].folder, site)  # what cannot be said is said now
+    _check(todo, site, observer, stop)
+    return opening
+
+
+class Submitter:
+    """Gives jobs to the scheduler, one by one, in the plan's order."""
+
+    def __init__(self, opening: Opening, site: Site, observer: Observer) -> None:
+        self._site = site
+        self._tell = observer
+        self._before = dict(opening.standings)
+        self._folders = {identity: each.folder for identity, each in opening.standings.items()}
+        queued = [each.submission for each in opening.queued.values() if each.submission]
+        self._ids = {each.identity: each.job_id for each in queued if each.job_id is not None}
+        self._elsewhere: set[str] = set()
+        self.lanes = lanes_of(site.cluster.max_jobs, queued)
+        self.busy = ""
+        """Why the scheduler takes no job for now; empty: it does."""
+        self.ours: set[str] = set()
+        """Identities of the jobs that this process has submitted."""
+
+    def folder_of(self, job: Job) -> Path:
+        """Its run folder, whether it is there or not."""
+        return self._folders[job.identity]
+
+    def give(self, job: Job, needed: RunRecord | None) -> Submission | RunRecord | None:
+        """Submit a job; its record where there is one without, None where it is to be tried again.
+
+        That is: another harness is at it, the scheduler takes no more for now (``busy``), or the
+        job whose weights it needs has not been submitted yet. ``needed`` is that job's record, None
+        while it has none.
+
+        Raises StoreError and ClusterError.
+        """
+        if needed is not None and needed.status is not RunStatus.FINISHED:
+            return skipped(job, self._folders[job.identity], needed)
+        if job.needs is not None and needed is None and job.needs not in self._ids:
+            return None
+        lock = self._site.store.lock(job.identity)
+        if not lock.acquire():
+            if job.identity not in self._elsewhere:
+                self._elsewhere.add(job.identity)
+                self._tell(Waiting(time.time(), job))
+            return None
+        try:
+            return self._of_another(job) or self._submit(job, needed)
+        finally:
+            lock.release()
+
+    def _of_another(self, job: Job) -> Submission | RunRecord | None:
+        """What another harness made of the job since this one looked."""
+        folder, before = self._folders[job.identity], self._before[job.identity]
+        if (folder / "record.json").is_file():
+            record = read_record(folder)
+            new = before.record is None and record.status is RunStatus.FINISHED
+            return replace(record, name=job.name, reused=True) if new else None
+        submission = read_submission(folder)
+        if submission is None or submission.job_id is None or submission == before.submission:
+            return None
+        self._note(job, submission.job_id)
+        return submission
+
+    def _submit(self, job: Job, needed: RunRecord | None) -> Submission | RunRecord | None:
+        folder = self._folders[job.identity]
+        before = self._before[job.identity]
+        perhaps_there = before.submission is not None and before.submission.job_id is None
+        # The folder of a job that may be running must not be cleaned; it was prepared for the same
+        # identity, and so with the same content.
+        self._prepare(job, folder, needed, clean=not perhaps_there)
+        wanted = job.needs if job.needs is not None and needed is None else None
+        request = Request(
+            script=folder / JOB_SCRIPT,
+            name=job_name(job),
+            after_ok=(self._ids[wanted],) if wanted is not None else (),
+            after_any=self.lanes.waits_for(),
+            perhaps_there=perhaps_there,
+        )
+        submission = Submission(
+            identity=job.identity,
+            name=request.name,
+            submitted=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            after_ok=request.after_ok,
+            after_any=request.after_any,
+        )
+        write_submission(folder, submission)
+        try:
+            job_id = self._site.backend.submit(request)
+        except Refused as answer:
+            if answer.for_now:
+                # The submission stays: an answer that was lost may have been a yes.
+                self._before[job.identity] = replace(before, record=None, submission=submission)
+                self.busy = str(answer)
+                return None
+            return self._refused(job, folder, submission, str(answer))
+        self.busy = ""
+        submission = replace(submission, job_id=job_id)
+        write_submission(folder, submission)
+        self.ours.add(job.identity)
+        self._note(job, job_id)
+        self._tell(Queued(time.time(), job, job_id))
+        return submission
+
+    def _note(self, job: Job, job_id: str) -> None:
+        self._ids[job.identity] = job_id
+        self.lanes.add(job_id)
+
+    def _prepare(self, job: Job, folder: Path, needed: RunRecord | None, *, clean: bool) -> None:
+        site, options = self._site, self._site.options
+        seed = job.starts_from
+        if job.needs is not None:
+            seed = seed_checkpoint_of(needed.folder if needed else self._folders[job.needs])
+        payload = job_payload(
+            job,
+            folder,
+            data=options.data_of(job),
+            seed_checkpoint=seed,
+            device=site.cluster.device,
+        )
+        if clean:
+            site.store.start_run(folder, payload)
+        atomic_write(folder / JOB_SCRIPT, _script(job, folder, site).encode())
+
+    def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
+        known = Known(
+            job, folder, submission, JobState(Phase.ENDED, word="REFUSED"), self._site.cluster
+        )
+        record = RunRecord(
+            name=job.name,
+            identity=job.identity,
+            folder=folder,
+            status=RunStatus.REFUSED,
+            wall_s=0.0,
+            argv=known.argv,
+            error=RankError(None, words),
+        )
+        self._site.store.finish_run(record, facts(known))
+        return record
+
+
+def _script(job: Job, folder: Path, site: Site) -> str:
+    return batch_script(
+        job,
+        folder,
+        site.cluster,
+        experiment=site.experiment.name,
+        rank_module=site.options.rank_module,
+    )
+
+
+def _say_what_runs_again(
+    todo: Sequence[Job], standings: Mapping[str, Standing], observer: Observer
+) -> None:
+    by_status: dict[RunStatus, list[Job]] = {}
+    for job in todo:
+        record = standings[job.identity].record
+        if record is not None and record.status is not RunStatus.FINISHED:
+            by_status.setdefault(record.status, []).append(job)
+    for status, jobs in by_status.items():
+        observer(Notice(time.time(), f"runs again: {names_of(jobs)} ({status} before)"))
+
+
+def _await_dying(
+    standings: dict[str, Standing], site: Site, observer: Observer, stop: Interruption
+) -> dict[str, Standing]:
+    """Wait for jobs that were cancelled to be over: they are to run again, in the same folders."""
+    deadline = time.monotonic() + _DYING_S
+    told = False
+    while dying := [each.job for each in standings.values() if each.is_dying]:
+        if not told:
+            observer(Preparing(time.time(), f"waiting for what was cancelled: {names_of(dying)}"))
+            told = True
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"{names_of(dying)}: cancelled, and still not over; see squeue, and give the same "
+                "command again later"
+            )
+        stop.check()
+        time.sleep(min(_DYING_POLL_S, site.cluster.poll_s))
+        standings = ask(site.backend, standings)
+    return standings
+
+
+def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interruption) -> None:
+    """Have the toolchains, which are on this machine too, build the configs of jobs."""
+    to_check = unchecked(jobs, site.store) if site.options.check else ()
+    if not to_check:
+        return
+    observer(Preparing(time.time(), f"checking {len(to_check)} configs"))
+    inherited, device = dict(os.environ), site.options.device
+    servers = WarmServers(environment(inherited, Resources(device=device)), device)
+    try:
+        check_jobs(to_check, site.store, site.options, inherited, servers, stop)
+    finally:
+        servers.close()
