@@ -22,6 +22,7 @@ from harness.judge.curves import (
 )
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
 from harness.judge.in_force import unlike_a_repeat
+from harness.judge.requeues import badly_requeued
 from harness.judge.sketches import gradient_difference, shared_samples, update_difference
 from harness.judge.soundness import (
     disordered,
@@ -31,6 +32,7 @@ from harness.judge.soundness import (
     other_steps,
     ranks_disagree,
     replicas_differ,
+    resumed,
     unfinished,
 )
 from harness.model import (
@@ -102,7 +104,8 @@ def _unusable(repeat: Evidence, control: Evidence) -> str:
         keys = unlike_a_repeat(repeat.in_force, control.in_force)
         if keys:
             return f"{repeat.name} is no repeat of {control.name}: {', '.join(keys[:3])} differ"
-    flaw = unfinished(repeat) or disordered(repeat) or non_finite(repeat)
+    flaw = resumed(repeat) or unfinished(repeat) or badly_requeued(repeat)
+    flaw = flaw or disordered(repeat) or non_finite(repeat)
     flaw = flaw or missing_values(repeat, ()) or ranks_disagree(repeat) or replicas_differ(repeat)
     flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
     return f"the repeat {repeat.name} {flaw.what}" if flaw else ""

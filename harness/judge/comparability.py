@@ -34,8 +34,8 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> Finding
         return skipped("nothing says what the control should be")
     if control.in_force is None:
         return invalid(f"the control {control.name} left no record of what ran")
-    wrong = [*not_in_force(control_spec, control.in_force)]
-    wrong += not_named(control_spec, control.in_force)
+    wrong = [*_of_passes(control, control_spec, not_in_force)]
+    wrong += _of_passes(control, control_spec, not_named)
     return _clauses(f"the control {control.name}: ", wrong)
 
 

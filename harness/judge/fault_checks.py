@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.degrees import ranks
-from harness.judge.passes import NO_PASSES
+from harness.judge.passes import NEVER_INTERRUPTED, NO_PASSES
 from harness.judge.struck import (
     faults_that_ended,
     is_torn,
@@ -26,6 +26,7 @@ from harness.model import (
     Limit,
     Outcome,
     Pass,
+    RestartOwner,
     Segment,
     SetSpec,
     Struck,
@@ -80,6 +81,8 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
     """
     if spec is None or spec.recovery is None:
         return skipped("no faults are named")
+    if test.restarts is RestartOwner.CLUSTER:
+        return _by_scheduler(test)
     asked = [_unscripted(test, spec.recovery.faults), _without_effect(test), _without_fault(test)]
     if spec.recovery.nodes[0] != spec.recovery.nodes[1]:
         first, later = test.passes[:1], test.passes[1:]
@@ -87,6 +90,17 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
         asked.append(_other_world(test, spec, later))
     wrong = next(chain(*asked), None)
     return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
+
+
+def _by_scheduler(test: Evidence) -> Finding:
+    """No script names what a cluster does to a run; that one struck it is another experiment."""
+    if wrong := next(_unscripted(test, ()), None):
+        return invalid(*wrong)
+    if not test.requeued:
+        return skipped(NEVER_INTERRUPTED)
+    reached = [int(each.steps.max(initial=each.loaded_step or 0)) for each in test.passes[:-1]]
+    steps = ", ".join(str(step) for step in reached)
+    return skipped(f"requeued by the scheduler, of which no script tells: after step {steps}")
 
 
 def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str, int]]:
@@ -179,7 +193,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
 
     Training never went on, or took longer to than was promised.
     """
-    if spec is None or spec.recovery is None:
+    if spec is None or spec.recovery is None or test.restarts is RestartOwner.CLUSTER:
         return skipped("no time to recover is named")
     if not test.passes:
         return invalid(NO_PASSES)

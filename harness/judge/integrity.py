@@ -11,6 +11,7 @@ from harness.judge.agreement import agreement, other_objective
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.requeues import badly_requeued
 from harness.judge.soundness import (
     Flaw,
     disordered,
@@ -26,14 +27,17 @@ from harness.model import Calibration, Evidence, Outcome, SetSpec, Tier
 
 @check(Tier.INTEGRITY)
 def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | None) -> Finding:
-    """The control is complete and finite, was never resumed, and reports what it computes.
+    """The control is complete and finite, in one piece, and reports what it computes.
 
-    Nothing can be judged against a control that is itself broken: repair or rerun it first.
+    Nothing can be judged against a control that is itself broken: repair or rerun it first. One
+    that a scheduler requeued is in one piece when every resume gave back what was saved; one that
+    was resumed on purpose never is.
     """
     flaw = (
         resumed(control)
         or unfinished(control)
         or disordered(control)
+        or badly_requeued(control, control_spec)
         or missing_values(control, _required(control_spec, control, control))
         or non_finite(control)
         or ranks_disagree(control)
@@ -45,7 +49,8 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
     if control.replay_conflicts:
         conflict = control.replay_conflicts[0]
         return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
-    return passed(f"{control.steps.size} steps")
+    lives = f" in {len(control.passes)} passes, requeued by the scheduler"
+    return passed(f"{control.steps.size} steps{lives if control.requeued else ''}")
 
 
 @check(Tier.INTEGRITY)

@@ -9,9 +9,10 @@ import numpy as np
 
 from harness.judge.degrees import degrees_of, parallelism_of
 from harness.judge.struck import is_torn, last_whole_step
-from harness.model import Evidence, Pass, SetSpec, StateSample
+from harness.model import Evidence, Pass, RestartOwner, SetSpec, StateSample
 
 NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
+NEVER_INTERRUPTED = "the scheduler never interrupted the run, so there is no resume to judge"
 
 TOKENS_SEEN = "tokens seen"
 """A counter that nothing but logs and dashboards read."""
@@ -31,11 +32,14 @@ class Load(NamedTuple):
     """The last pass before that saved it; None when none did."""
     saved: StateSample | None
     """What that pass saved; None when nothing tells."""
+    requeued: bool = False
+    """Whether a scheduler interrupted the run."""
 
     @property
     def words(self) -> str:
         """``pass 2, which loads step 4 (FSDP 2 -> one rank)``."""
-        return f"pass {self.into.number}, which loads step {self.step}{self.change}"
+        how = " (requeued by the scheduler)" if self.requeued else ""
+        return f"pass {self.into.number}{how}, which loads step {self.step}{self.change}"
 
     @property
     def change(self) -> str:
@@ -61,12 +65,17 @@ class Gap(NamedTuple):
     """Number of the pass, if it started from something of no known place."""
 
 
+def never_interrupted(evidence: Evidence) -> bool:
+    """Whether a scheduler might have interrupted a run, and did not."""
+    return evidence.restarts is RestartOwner.CLUSTER and len(evidence.passes) == 1
+
+
 def loads(evidence: Evidence) -> Iterator[Load]:
     """Every load of a checkpoint of the run's own, in order."""
     for each in evidence.passes:
         if each.loaded_step:
             source, saved = saved_before(evidence, each.number, each.loaded_step)
-            yield Load(each.loaded_step, each, source, saved)
+            yield Load(each.loaded_step, each, source, saved, evidence.requeued)
 
 
 def saved_before(
@@ -118,7 +127,7 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
                 yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
             else:
                 yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
-        if spec is not None:
+        if spec is not None and not never_interrupted(evidence):
             yield from _not_saved(evidence, spec, each)
     for load in loads(evidence):
         yield from _counters(load, counts=spec is not None and spec.train_config.own_loader)

@@ -13,9 +13,17 @@ import numpy as np
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.degrees import degrees_of
 from harness.judge.known_state import says_nothing
-from harness.judge.passes import NO_PASSES, Load, counts_one_rank, gaps, loads
+from harness.judge.passes import (
+    NEVER_INTERRUPTED,
+    NO_PASSES,
+    Load,
+    counts_one_rank,
+    gaps,
+    loads,
+    never_interrupted,
+)
 from harness.judge.restored import PARAMETERS, RESTORED, Part, parts
-from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
+from harness.model import Deviation, Evidence, Limit, Outcome, RestartOwner, SetSpec, Tier
 
 MOST_DEVIATIONS = 20
 
@@ -35,6 +43,7 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> Finding:
     if not found:
         resumes = list(loads(test))
         words = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
+        words += ", requeued by the scheduler" if test.requeued else ""
         notes = [note for load in resumes if (note := counts_one_rank(load))]
         return passed("; ".join([words, *notes]))
     told = [gap for gap in found if gap.told] or found
@@ -72,7 +81,7 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
             return invalid(f"in {load.words}, nothing tells {empty}", load.step + 1)
     if not compared:
         detail = "no pass loaded a checkpoint of the run"
-        asked = spec is not None and spec.resumes
+        asked = spec is not None and spec.resumes and test.restarts is not RestartOwner.CLUSTER
         return invalid(f"{detail}, so no resume was tested") if asked else skipped(detail)
     return Finding(
         Outcome.PASS,
@@ -171,8 +180,8 @@ def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Fin
 
     The loader lost its place at a resume: it starts over, skips samples or gives them twice.
     """
-    if not test.passes:
-        return invalid(NO_PASSES)
+    if not test.passes or never_interrupted(test):
+        return skipped(NEVER_INTERRUPTED) if test.passes else invalid(NO_PASSES)
     expected = digests_of(control)
     if not expected or not any(any(each.batch_digests) for each in test.passes):
         detail = "no batch digests: nothing tells which samples a resume went on with"

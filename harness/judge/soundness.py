@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.judge.curves import common_steps, has
 from harness.judge.floors import JUDGED_SIGNALS
-from harness.model import Evidence, RunStatus
+from harness.model import Evidence, RestartOwner, RunStatus
 
 
 class Flaw(NamedTuple):
@@ -39,8 +39,8 @@ def unfinished(evidence: Evidence) -> Flaw | None:
 
 
 def resumed(evidence: Evidence) -> Flaw | None:
-    """The run was made in several passes, so it is no uninterrupted one."""
-    if not evidence.passes:
+    """The run was made in several passes on purpose, so it is no uninterrupted one."""
+    if not evidence.passes or evidence.restarts is RestartOwner.CLUSTER:
         return None
     return Flaw("was itself resumed, so it does not show what an uninterrupted run does")
 

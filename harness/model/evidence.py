@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.model.experiment import Precision
+from harness.model.kinds import RestartOwner
 from harness.model.runs import RankError, RunStatus
 
 Floats = npt.NDArray[np.float64]
@@ -288,6 +289,14 @@ class Evidence:
     that they make: of a replayed step, what its last pass left. Empty for other runs."""
     struck: tuple[Struck, ...] = ()
     """Faults that happened, in the order of the script."""
+    restarts: RestartOwner | None = None
+    """Who starts a run again that was interrupted; None where nobody does, and where nothing says
+    so."""
+
+    @property
+    def requeued(self) -> bool:
+        """Whether it came in several passes because a scheduler interrupted it."""
+        return self.restarts is RestartOwner.CLUSTER and len(self.passes) > 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))

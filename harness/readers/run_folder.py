@@ -81,6 +81,7 @@ def read_run(folder: Path) -> Evidence:
         "identity": job.get("identity"),
         "repeat": job.get("repeat"),
         "struck": read_struck(folder),
+        "restarts": _restarts(folder, job),
     }
     if lives:
         merged = merge(lives, job.get("steps", lives[-1].metrics.expected_steps), **known)
@@ -163,7 +164,10 @@ def _kind(job: Mapping[str, Any]) -> Kind:
     """What the job puts to the test; a set of a space-time product is a parallel one in a job."""
     if job.get("segments"):
         return Kind.ELASTIC
-    broken = job.get("recovery") is not None or job.get("checkpoint_every") is not None
+    told = job.get("recovery")
+    if told is not None and told["restarts"] == RestartOwner.CLUSTER:
+        return Kind.PARALLEL
+    broken = told is not None or job.get("checkpoint_every") is not None
     return Kind.FAULT if broken else Kind.PARALLEL
 
 
@@ -193,6 +197,18 @@ def _recovery(job: Mapping[str, Any]) -> Recovery | None:
         return None
     nodes = (1, 2) if job.get("elastic_nodes") else (1, 1)  # how many, these do not say
     return Recovery(_faults(job.get("faults") or ()), checkpoint_every=int(every), nodes=nodes)
+
+
+def _restarts(folder: Path, job: Mapping[str, Any]) -> RestartOwner | None:
+    """Who starts the run again; None for one that nobody does, and where older jobs do not say."""
+    told = (job.get("recovery") or {}).get("restarts")
+    try:
+        return None if told is None else RestartOwner(told)
+    except ValueError as error:
+        raise EvidenceError(
+            f"{folder / 'job.json'}: recovery.restarts is {told!r}, must be one of "
+            f"{', '.join(RestartOwner)}; run the job again"
+        ) from error
 
 
 def _faults(entries: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pass_files import STEPS, step, write_job, write_pass, write_state
+from pass_files import JOB, STEPS, step, write_job, write_pass, write_state
 from reader_files import file
 
 from harness.errors import EvidenceError
@@ -163,6 +163,45 @@ def test_a_job_says_how_its_run_is_to_recover(tmp_path):
     fault = Fault(FaultKind.AGENT_LOSS, 7, node=2)
     asked = Recovery((fault,), 3, RestartOwner.TORCHRUN, 1, within_s=20.0, nodes=(1, 3))
     assert (spec.kind, spec.recovery) == (Kind.FAULT, asked)
+
+
+REQUEUE = {
+    "checkpoint_every": 4,
+    "restarts": "cluster",
+    "max_restarts": 3,
+    "within_s": 120.0,
+    "nodes": [1, 1],
+    "faults": [],
+}
+
+
+def test_a_job_that_a_scheduler_may_requeue_is_no_fault_set(tmp_path):
+    folder = write_job(tmp_path, role="control", faults=[], recovery=REQUEUE)
+    spec = read_spec(folder)
+    assert (spec.kind, spec.segments) == (Kind.PARALLEL, ())
+    assert spec.recovery == Recovery((), 4, RestartOwner.CLUSTER)
+    write_pass(folder, 1, 0, [step(n) for n in range(1, 7)])
+    evidence = read_run(folder)
+    assert (evidence.restarts, evidence.requeued) == (RestartOwner.CLUSTER, False)
+    write_pass(folder, 2, 4, [step(n) for n in range(5, STEPS + 1)], end=STEPS)
+    evidence = read_run(folder)
+    assert evidence.requeued
+    assert evidence.complete
+    assert evidence.replayed == (5, 6)
+
+
+def test_passes_of_a_script_are_not_a_schedulers(killed):
+    assert read_run(killed).restarts is None  # older jobs do not say
+    write_job(killed, recovery={**REQUEUE, "restarts": "torchrun", "faults": JOB["faults"]})
+    evidence = read_run(killed)
+    assert (evidence.restarts, evidence.requeued) == (RestartOwner.TORCHRUN, False)
+
+
+def test_an_unknown_owner_of_restarts_is_named(tmp_path):
+    folder = write_job(tmp_path, recovery={**REQUEUE, "restarts": "luck"})
+    for read in (read_run, read_spec):
+        with pytest.raises(EvidenceError, match="luck"):
+            read(folder)
 
 
 def test_what_a_job_says_of_segments_faults_and_loader(tmp_path):
