@@ -73,7 +73,7 @@ def batch_script(
         _header(job, largest, experiment, folder),
         _requests(job, folder, cluster, largest),
         _ending(folder),
-        _restart(job),
+        _restart(job) if _may_be_requeued(job, cluster) else "",
         _surroundings(job, folder, cluster),
         _head_node() if largest.nodes > 1 else "",
         *(
@@ -220,7 +220,7 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
 def _head_node() -> str:
     return f"""\
 # Where the agents of the nodes meet.
-head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"""
+head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}}"""
 
 
 def _call(
@@ -233,35 +233,30 @@ def _call(
     rank_module: str,
 ) -> str:
     """One srun: an agent on each of the first nodes of the allocation."""
-    srun = [
-        "srun",
-        f"--nodes={layout.nodes}",
-        f"--ntasks={layout.nodes}",
-        "--ntasks-per-node=1",
-        # The ranks of a node share its CPUs; srun would bind their agent to one, and takes
-        # --cpus-per-task from no #SBATCH line (since Slurm 22.05).
-        *_cpus(cluster, largest),
-        "--cpu-bind=none",
-        "--export=ALL",
-        "--kill-on-bad-exit=1",
+    where = [
+        *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}", "--ntasks-per-node=1"),
         *(["--relative=0"] if layout.nodes < largest.nodes else []),
-        *arguments("srun", cluster.srun),
     ]
+    # The ranks of a node share its CPUs: srun would bind their agent to one of them, and takes
+    # --cpus-per-task from no #SBATCH line (since Slurm 22.05).
+    how = [*_cpus(cluster, largest), "--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=1"]
     node = [
-        *arguments("container", cluster.container),
         *(str(job.toolchain.python), "-m", _NODE_MODULE),
         *("--logs", str(folder / "logs"), "--call", str(call.number), "--"),
     ]
     torchrun = _torchrun(job, folder, call, layout, rank_module)
     rest = torchrun.index("-m")
     lines = (
-        _quoted(srun),
-        _quoted(node),
+        shlex.join(where),
+        shlex.join(how),
+        shlex.join(arguments("srun", cluster.srun)),
+        shlex.join(arguments("container", cluster.container)),
+        shlex.join(node),
         " ".join(_quoted_but_head(word) for word in torchrun[:rest]),
-        _quoted(torchrun[rest:]),
+        shlex.join(torchrun[rest:]),
     )
     segment = "" if call.segment is None else _segment_comment(job, call.segment)
-    return segment + " \\\n    ".join(lines)
+    return segment + " \\\n    ".join(line for line in lines if line)
 
 
 def _torchrun(
@@ -290,10 +285,6 @@ def _segment_comment(job: Job, index: int) -> str:
 
 
 # ------------------------------------------------------------------- quoting
-
-
-def _quoted(words: list[str] | tuple[str, ...]) -> str:
-    return shlex.join(words)
 
 
 def _quoted_but_head(word: str) -> str:

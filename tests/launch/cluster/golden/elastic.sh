@@ -1,0 +1,65 @@
+#!/bin/bash
+# shrink and grow (test) of the experiment experiments/llama3_8b.toml: 16 ranks on 2 nodes of 8.
+# Written by converge. To submit it by hand:
+#   sbatch /store/runs/run-0123456789ab/job.sh
+
+#SBATCH --job-name=cv-shrink-and-grow-0123456789ab
+#SBATCH --chdir="/store/runs/run-0123456789ab"
+#SBATCH --output=slurm.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --no-requeue
+#SBATCH --kill-on-invalid-dep=yes
+
+set -euo pipefail
+
+run_folder=/store/runs/run-0123456789ab
+
+# The last word of this script, however it ends: for when Slurm has forgotten the job.
+finish() {
+    code=$?
+    trap '' TERM
+    printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
+        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
+    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
+    exit "$code"
+}
+trap finish EXIT
+trap 'exit 143' TERM
+
+export MKL_NUM_THREADS=1
+export OMP_NUM_THREADS=1
+export OPENBLAS_NUM_THREADS=1
+export PYTHONHASHSEED=0
+export PYTHONUNBUFFERED=1
+export TOKENIZERS_PARALLELISM=false
+export TORCHINDUCTOR_AUTOGRAD_CACHE=0
+export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
+export TORCHINDUCTOR_COMPILE_THREADS=1
+export TORCHINDUCTOR_FX_GRAPH_CACHE=0
+
+# Where the agents of the nodes meet.
+head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
+
+# Segment 1 of 3: steps 1 to 10, 16 ranks.
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
+    --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
+    /tools/bin/python -m harness.rank.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="${head_node}":18743 --max-restarts=0 --redirects=3 \
+    -m harness.rank /store/runs/run-0123456789ab/job.json --segment 0
+
+# Segment 2 of 3: steps 11 to 20, 4 ranks.
+srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --relative=0 \
+    --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
+    /tools/bin/python -m harness.rank.node --logs /store/runs/run-0123456789ab/logs --call 2 -- \
+    --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --local-addr=127.0.0.1 --max-restarts=0 --redirects=3 \
+    -m harness.rank /store/runs/run-0123456789ab/job.json --segment 1
+
+# Segment 3 of 3: steps 21 to 30, 16 ranks.
+srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
+    --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
+    /tools/bin/python -m harness.rank.node --logs /store/runs/run-0123456789ab/logs --call 3 -- \
+    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="${head_node}":18743 --max-restarts=0 --redirects=3 \
+    -m harness.rank /store/runs/run-0123456789ab/job.json --segment 2

@@ -1,0 +1,48 @@
+#!/bin/bash
+# killed (test) of the experiment experiments/llama3_8b.toml: 2 ranks on 1 node.
+# Written by converge. To submit it by hand:
+#   sbatch /store/runs/run-0123456789ab/job.sh
+
+#SBATCH --job-name=cv-killed-0123456789ab
+#SBATCH --chdir="/store/runs/run-0123456789ab"
+#SBATCH --output=slurm.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+#SBATCH --no-requeue
+#SBATCH --kill-on-invalid-dep=yes
+
+set -euo pipefail
+
+run_folder=/store/runs/run-0123456789ab
+
+# The last word of this script, however it ends: for when Slurm has forgotten the job.
+finish() {
+    code=$?
+    trap '' TERM
+    printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
+        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
+    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
+    exit "$code"
+}
+trap finish EXIT
+trap 'exit 143' TERM
+
+export MKL_NUM_THREADS=1
+export OMP_NUM_THREADS=1
+export OPENBLAS_NUM_THREADS=1
+export PYTHONHASHSEED=0
+export PYTHONUNBUFFERED=1
+export TOKENIZERS_PARALLELISM=false
+export TORCHINDUCTOR_AUTOGRAD_CACHE=0
+export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
+export TORCHINDUCTOR_COMPILE_THREADS=1
+export TORCHINDUCTOR_FX_GRAPH_CACHE=0
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
+    --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
+    /tools/bin/python -m harness.rank.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    --nnodes=1 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --local-addr=127.0.0.1 --max-restarts=2 --redirects=3 \
+    -m harness.rank /store/runs/run-0123456789ab/job.json

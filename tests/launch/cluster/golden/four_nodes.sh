@@ -1,0 +1,78 @@
+#!/bin/bash
+# fsdp32 (test) of the experiment experiments/llama3_8b.toml: 32 ranks on 4 nodes of 8.
+# Written by converge. To submit it by hand:
+#   sbatch /store/runs/run-0123456789ab/job.sh
+
+#SBATCH --job-name=cv-fsdp32-0123456789ab
+#SBATCH --chdir="/store/runs/run-0123456789ab"
+#SBATCH --output=slurm.log
+#SBATCH --open-mode=append
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --partition=gpu,gpu-large
+#SBATCH --account=proj-42
+#SBATCH --qos=high
+#SBATCH --time=1-12:00:00
+#SBATCH --gres=gpu:h100:8
+#SBATCH --cpus-per-task=96
+#SBATCH --mem=900G
+#SBATCH --constraint=[rack1|rack2]&ib
+#SBATCH --requeue
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --exclusive
+#SBATCH --mail-type=END,FAIL
+#SBATCH --comment="convergence of tp"
+
+set -euo pipefail
+
+run_folder=/store/runs/run-0123456789ab
+
+# The last word of this script, however it ends: for when Slurm has forgotten the job.
+finish() {
+    code=$?
+    trap '' TERM
+    printf '{"schema": 1, "returncode": %d, "restart": %d}\n' \
+        "$code" "${SLURM_RESTART_COUNT:-0}" > "$run_folder/ended.json.part"
+    mv "$run_folder/ended.json.part" "$run_folder/ended.json"
+    exit "$code"
+}
+trap finish EXIT
+trap 'exit 143' TERM
+
+# A job that Slurm has requeued goes on from its newest checkpoint.
+if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
+    echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"
+    (cd "$run_folder" && rm -rf ended.json inductor)
+fi
+
+set +u  # modules and the like read variables that are not set
+type module > /dev/null 2>&1 || source /etc/profile
+module load cuda/13.0
+module load nccl
+export GLOO_SOCKET_IFNAME=ib0
+export MKL_NUM_THREADS=1
+export NCCL_SOCKET_IFNAME=ib0
+export OMP_NUM_THREADS=1
+export OPENBLAS_NUM_THREADS=1
+export PYTHONHASHSEED=0
+export PYTHONUNBUFFERED=1
+export TOKENIZERS_PARALLELISM=false
+export TORCHINDUCTOR_AUTOGRAD_CACHE=0
+export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
+export TORCHINDUCTOR_COMPILE_THREADS=1
+export TORCHINDUCTOR_FX_GRAPH_CACHE=0
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+source /opt/site.sh
+ulimit -l unlimited  # for RDMA
+set -u
+
+# Where the agents of the nodes meet.
+head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
+
+srun --nodes=4 --ntasks=4 --ntasks-per-node=1 \
+    --cpus-per-task=96 --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
+    --container-image=nvcr.io/nvidia/pytorch:26.01 --container-mounts=/store \
+    apptainer exec --nv image.sif \
+    /tools/bin/python -m harness.rank.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="${head_node}":18743 --max-restarts=0 --redirects=3 \
+    -m harness.rank /store/runs/run-0123456789ab/job.json
