@@ -166,6 +166,7 @@ class _Runs:
                 source=plain(evidence.source),
                 wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
                 error=view.error or _plain_error(evidence.error),
+                requeues=len(evidence.passes) - 1 if evidence.requeued else 0,
                 signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
             )
         return view

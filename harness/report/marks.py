@@ -49,7 +49,8 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
         if fault.struck
     )
     loaded = [each for each in view.passes if each.loaded_step is not None]
-    found.update(_resume(*pair, view.faults) for pair in pairwise(loaded))
+    how = "requeued" if view.requeued else "restart"
+    found.update(_resume(*pair, view.faults, how) for pair in pairwise(loaded))
     every = [
         Mark(step, text if times == 1 else f"{text} ({times}x)", kind)
         for (step, text, kind), times in sorted(found.items())
@@ -59,7 +60,7 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
 
 
 def _resume(
-    before: PassView, after: PassView, faults: Sequence[FaultView]
+    before: PassView, after: PassView, faults: Sequence[FaultView], how: str
 ) -> tuple[float, str, MarkKind]:
     step = after.loaded_step or 0
     between = step + 0.5
@@ -73,7 +74,7 @@ def _resume(
         if fault.position and before.number <= (fault.at_pass or 0) < after.number
     ]
     source = f"step {step}" if step else "the seed checkpoint"
-    restart = f"after {answered[-1]}: from {source}" if answered else f"restart from {step}"
+    restart = f"after {answered[-1]}: from {source}" if answered else f"{how} from {step}"
     separator = ", " if answered else ": "
     return between, separator.join([restart, degrees] if degrees else [restart]), MarkKind.RESTART
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.judge.degrees import parallelism_of
+from harness.judge.passes import never_interrupted
 from harness.judge.struck import pass_of
 from harness.model import (
     RESHARD,
@@ -24,6 +25,7 @@ from harness.model import (
     Job,
     Kind,
     Pass,
+    RestartOwner,
     SetSpec,
     Struck,
 )
@@ -62,7 +64,7 @@ class PassView:
     loaded_step: int | None
     """None when it died before it had loaded a checkpoint."""
     ended: str
-    """``ended``, ``died``, ``struck by kill``, or ``ended: a node joined``."""
+    """``ended``, ``died``, ``struck by kill``, ``ended: a node joined``, or ``requeued``."""
     wall_s: float | None = None
     """From the end of the load to the end of the last step, seconds."""
     recovery_s: float | None = None
@@ -85,6 +87,8 @@ class PassesView:
 
     passes: tuple[PassView, ...]
     faults: tuple[FaultView, ...] = ()
+    requeued: bool = False
+    """Whether a scheduler interrupted the run, and no script of faults."""
 
     @property
     def summary(self) -> str:
@@ -92,6 +96,7 @@ class PassesView:
         replayed = sum(each.replayed for each in self.passes)
         amount = len(self.passes)
         joined = f"One curve of {amount} pass{'es' * (amount != 1)}"
+        joined += ", between which the scheduler requeued the job" if self.requeued else ""
         if not replayed:
             return f"{joined}; no step was trained twice."
         verb = "was" if replayed == 1 else "were"
@@ -104,7 +109,7 @@ def degrees_of(job: Job) -> str:
     spec = job.spec
     if spec.segments:
         return joined(str(segment.parallelism) for segment in spec.segments)
-    if spec.recovery:
+    if spec.recovery and spec.recovery.restarts is not RestartOwner.CLUSTER:
         return _with_faults(str(spec.parallelism), spec.recovery.faults)
     if spec.kind is Kind.SPACE_TIME:
         sharding = _ZERO.get(str(spec.overrides.get(RESHARD)), "")
@@ -123,6 +128,8 @@ def degrees_seen(evidence: Evidence) -> str:
 
 def kind_seen(evidence: Evidence | None) -> Kind:
     """What a run whose set nothing names put to the test, as far as its passes tell."""
+    if evidence and evidence.restarts is RestartOwner.CLUSTER:
+        return Kind.PARALLEL
     passes = evidence.passes if evidence else ()
     if any(each.segment is not None for each in passes):
         return Kind.ELASTIC
@@ -147,7 +154,7 @@ def joined(parts: Iterable[str]) -> str:
 
 def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView | None:
     """The passes of a run, in order; None when it was made in one."""
-    if evidence is None or not evidence.passes:
+    if evidence is None or not evidence.passes or never_interrupted(evidence):
         return None
     recoveries = {struck.index: recovery(struck, evidence) for struck in evidence.struck}
     views = []
@@ -168,7 +175,7 @@ def passes_view(evidence: Evidence | None, spec: SetSpec | None) -> PassesView |
                 superseded=_superseded(each, _steps(evidence.passes[index + 1 :])),
             )
         )
-    return PassesView(tuple(views), faults_view(evidence, spec, recoveries))
+    return PassesView(tuple(views), faults_view(evidence, spec, recoveries), evidence.requeued)
 
 
 def degrees_in_force(seen: Mapping[str, Any] | None) -> str:
@@ -191,6 +198,8 @@ def _degrees(each: Pass, spec: SetSpec | None) -> str:
 def _ended(each: Pass, evidence: Evidence) -> str:
     if each.ended:
         return "ended"
+    if evidence.requeued and each is not evidence.passes[-1]:
+        return "requeued"
     kinds = [f.kind for f in evidence.struck if pass_of(evidence, f) == each.number]
     struck = ", ".join(fault_words(kind) for kind in kinds if kind != FaultKind.JOIN)
     ended = [f"struck by {struck}"] if struck else []

@@ -60,6 +60,7 @@ def _run(run: RunView) -> dict[str, Any]:
         "tokens_per_step": run.tokens_per_step,
         "wall_s": _value(run.wall_s),
         "reused": run.reused,
+        "requeues": run.requeues,
         "command": run.command,
         "error": ({"rank": run.error.rank, "message": run.error.message} if run.error else None),
     }

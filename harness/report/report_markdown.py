@@ -75,7 +75,8 @@ def _lines(view: ReportView) -> Iterator[str]:
 
 def _facts(view: ReportView) -> Iterator[str]:
     for control in view.controls:
-        yield f"- control **{escape(control.name)}**: {escape(_set_up(control))}"
+        requeued = f" {control.requeue_words}" if control.requeues else ""
+        yield f"- control **{escape(control.name)}**: {escape(_set_up(control))}{requeued}"
     if view.anchor:
         yield f"- anchor **{escape(view.anchor.name)}**: {escape(_set_up(view.anchor))}"
     for sentence in view.waived:

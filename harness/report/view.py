@@ -71,8 +71,16 @@ class RunView:
     command: str = ""
     """The exact command, quoted for a shell; of a run in several passes, that of ``converge``."""
     folder: str = ""
+    requeues: int = 0
+    """How often a scheduler interrupted it, so far as its passes tell."""
     error: RankError | None = None
     signals: Mapping[str, Curve] = field(default_factory=dict)
+
+    @property
+    def requeue_words(self) -> str:
+        """One sentence on its interruptions; empty when there were none."""
+        times = "once" if self.requeues == 1 else f"{self.requeues} times"
+        return f"The scheduler requeued it {times}." if self.requeues else ""
 
     def signal(self, name: str) -> Curve:
         """The run's curve, empty when it has none."""
