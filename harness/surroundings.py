@@ -9,9 +9,10 @@ import platform
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from harness.errors import ConfigError, Problem
-from harness.model import Experiment, Surroundings, SyntheticData
+from harness.model import Cluster, Experiment, Surroundings, SyntheticData
 
 RANK_CODE = Path(__file__).parent / "rank"
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
@@ -26,7 +27,7 @@ def read_surroundings(
     Args:
         experiment: as loaded.
         data_digest: from the values of a synthetic corpus to the digest of its bytes.
-        on_gpu: whether ranks will run on GPUs.
+        on_gpu: whether ranks will run on GPUs of this machine; a cluster says it itself.
 
     Raises:
         ConfigError: a file to inject, or the seed checkpoint, cannot be read.
@@ -35,8 +36,10 @@ def read_surroundings(
     specs = (*experiment.controls, *anchors, *experiment.tests)
     corpora = dict.fromkeys(spec.train_config.data for spec in specs)
     injected = dict.fromkeys(spec.inject for spec in specs)
+    cluster = experiment.cluster
     return Surroundings(
-        hardware=hardware_class(on_gpu=on_gpu),
+        hardware=cluster_hardware(cluster) if cluster else hardware_class(on_gpu=on_gpu),
+        software=cluster_software(cluster) if cluster else {},
         rank_code=rank_code_digest(),
         data={data: data_digest(data) for data in corpora if data is not None},
         injected={each: _injected_digest(experiment, each) for each in injected if each},
@@ -64,6 +67,32 @@ def hardware_class(*, on_gpu: bool) -> str:
         models = sorted(set(gpu_models())) or ["of unknown model"]
         return f"gpu {', '.join(models)}"
     return f"cpu-{platform.machine()} {_cpu_model()}".strip()
+
+
+def cluster_hardware(cluster: Cluster) -> str:
+    """``gpu H100``, or ``cpu slurm PARTITION …`` where the hardware is not named.
+
+    What is asked for stands for the hardware then. A partition of several kinds of nodes needs a
+    name, or a constraint.
+    """
+    asked = ("slurm", cluster.partition, cluster.gres, cluster.constraint)
+    named = cluster.hardware or " ".join(each for each in asked if each)
+    return f"{'cpu' if cluster.device == 'cpu' else 'gpu'} {named}"
+
+
+def cluster_software(cluster: Cluster) -> dict[str, Any]:
+    """What a cluster's jobs are given besides their toolchain; empty where that is nothing.
+
+    A variable of the environment can choose another algorithm, a container another NCCL.
+    """
+    given = {
+        "container": list(cluster.container),
+        "environment": dict(cluster.environment),
+        "modules": list(cluster.modules),
+        "prologue": list(cluster.prologue),
+        "srun": list(cluster.srun),
+    }
+    return {key: value for key, value in given.items() if value}
 
 
 def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:

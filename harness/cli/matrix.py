@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,13 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from harness import corpus
+from harness.errors import ConfigError, Problem
 from harness.experiment import load_experiment
 from harness.judge import calibrate, judge, limits
 from harness.model import (
     Calibration,
+    Cluster,
     Evidence,
     Experiment,
     Job,
+    Launcher,
     Plan,
     Role,
     RunRecord,
@@ -50,19 +54,66 @@ def load_plan(
     on_gpu: bool,
     slots: int | None = None,
     calibration: Path | None = None,
+    launcher: Launcher | None = None,
+    cluster: Path | Cluster | None = None,
     find: Callable[[str], Toolchain] = find_toolchain,
 ) -> Plan:
     """Experiment file to plan; everything wrong with it in one ConfigError.
 
     ``slots`` replaces the file's ``cpu_ranks``: a set with more ranks is refused. ``calibration``
-    replaces the file's: a plan with one makes no repeats.
+    replaces the file's: a plan with one makes no repeats. ``launcher`` and ``cluster`` as in
+    ``load``.
     """
-    experiment = load_experiment(path)
+    experiment = load(path, launcher, cluster)
     if calibration is not None:
         experiment = replace(experiment, calibration=calibration)
     if only:  # before anything is looked for: a part needs only its own toolchains
         experiment = select(experiment, only)
     return plan_experiment(experiment, on_gpu=on_gpu, slots=slots, find=find)
+
+
+def load(
+    path: Path, launcher: Launcher | None = None, cluster: Path | Cluster | None = None
+) -> Experiment:
+    """Read an experiment file, and the cluster that its launcher needs.
+
+    ``launcher`` replaces the file's. ``cluster`` is the user's own cluster file (by default the
+    one that the environment names, else that of the home folder, where there is one), or a whole
+    cluster that replaces it and ``[cluster]``.
+
+    Raises:
+        ConfigError: with every problem of the files.
+    """
+    experiment = load_experiment(
+        path,
+        launcher=launcher,
+        cluster=own_cluster_file(os.environ) if cluster is None else cluster,
+    )
+    if isinstance(cluster, Path) and experiment.launcher is Launcher.LOCAL:
+        raise ConfigError(
+            Problem(
+                f"--cluster {cluster}",
+                "says nothing: the jobs run on this machine",
+                "add --launcher slurm",
+            )
+        )
+    return experiment
+
+
+def own_cluster_file(environ: Mapping[str, str]) -> Path | None:
+    """``$CONVERGE_CLUSTER``, else ``converge/cluster.toml`` of the user's settings if it is there.
+
+    The folder of settings is ``$XDG_CONFIG_HOME`` or ``~/.config`` (XDG Base Directory
+    Specification).
+    """
+    if named := environ.get("CONVERGE_CLUSTER"):
+        return Path(named)
+    settings = environ.get("XDG_CONFIG_HOME") or "~/.config"
+    try:
+        path = Path(settings).expanduser() / "converge" / "cluster.toml"
+        return path if path.is_file() else None
+    except (OSError, RuntimeError):  # a folder that may not be searched, no home folder
+        return None
 
 
 def plan_experiment(

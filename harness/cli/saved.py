@@ -11,7 +11,16 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.calibrations import FILE as CALIBRATION
 from harness.cli.matrix import load_plan
 from harness.errors import StoreError
-from harness.model import GLOBAL_BATCH, Job, Plan, Role, RunRecord, SetSpec
+from harness.model import (
+    GLOBAL_BATCH,
+    Cluster,
+    Job,
+    Launcher,
+    Plan,
+    Role,
+    RunRecord,
+    SetSpec,
+)
 from harness.plan import broken_by
 from harness.readers import read_spec
 from harness.store import read_json, read_record, write_json
@@ -39,6 +48,9 @@ class _Saved(BaseModel):
     runs: dict[str, _SavedRun]
     calibrated: bool = False
     """Whether a calibration file was given; what it held is in ``calibration.json`` then."""
+    launcher: Launcher = Launcher.LOCAL
+    cluster: Cluster | None = None
+    """As it was then: the user's own file may say something else by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,8 @@ def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gp
         versions=dict(matrix.versions),
         calibrated=plan.experiment.calibration is not None,
         entropy_floor=matrix.entropy_floor,
+        launcher=plan.experiment.launcher,
+        cluster=plan.experiment.cluster,
         runs={
             job.name: _SavedRun(folder=str(record.folder.resolve()), identity=record.identity)
             for job, record in zip(plan.jobs, matrix.records, strict=True)
@@ -98,6 +112,8 @@ def load_matrix(folder: Path) -> SavedMatrix:
         saved.only,
         on_gpu=saved.on_gpu,
         calibration=folder / CALIBRATION if saved.calibrated else None,
+        launcher=saved.launcher,
+        cluster=saved.cluster,
         find=assume_toolchain,
     )
     return SavedMatrix(

@@ -39,8 +39,11 @@ PASSES = START | _of_table(
     "last_save_in_hf",
     "last_save_model_only",
 )
-"""How the passes of an elastic or fault set are kept together."""
-OF_PASSES = "the harness writes and loads the checkpoints of elastic and fault sets"
+"""How the passes of a run are kept together."""
+OF_PASSES = (
+    "the harness writes and loads the checkpoints of elastic and fault sets, and of all sets with "
+    "cluster.checkpoint_every"
+)
 WHEN = "when: by `until` of segments and checkpoint_every"
 
 Where = Callable[[str], str]

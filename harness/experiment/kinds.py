@@ -61,6 +61,8 @@ FEWEST_SEGMENTS = 2
 FEWEST_AND_MOST = 2
 MAX_NODES = 4096
 MAX_PRODUCT = 4096
+RESTARTS = (RestartOwner.TORCHRUN, RestartOwner.HARNESS)
+"""Who may restart a fault set: a cluster answers to faults that no script names."""
 T = TypeVar("T")
 
 
@@ -134,7 +136,7 @@ class FaultSetTable(TestTable):
     kind: KindWord = Kind.FAULT
     checkpoint_every: Step
     faults: Annotated[list[FaultTable], AfterValidator(_some_fault)]
-    restarts: Annotated[str, one_of(RestartOwner)] = RestartOwner.HARNESS
+    restarts: Annotated[str, one_of(RESTARTS)] = RestartOwner.HARNESS
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     recover_within_s: Seconds = 120.0
     nodes: Annotated[

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import matrix, space_time
+from harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
@@ -25,7 +26,7 @@ from harness.experiment.tables import (
     TrainerTable,
     validate,
 )
-from harness.model import Experiment, Repeat, RepeatKind, SetSpec
+from harness.model import Cluster, Experiment, Launcher, Repeat, RepeatKind, SetSpec
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -46,8 +47,16 @@ class PlacedTest(NamedTuple):
     where: Where
 
 
-def load_experiment(path: Path) -> Experiment:
+def load_experiment(
+    path: Path, *, launcher: Launcher | None = None, cluster: Path | Cluster | None = None
+) -> Experiment:
     """Read and validate an experiment file.
+
+    Args:
+        path: the file.
+        launcher: replaces the file's.
+        cluster: the user's own cluster file, whose keys those of ``[cluster]`` replace; or a whole
+            cluster that replaces both. Looked at only where the launcher needs one.
 
     Raises:
         ConfigError: with every problem of the file. Rules that need batch sizes and toolchains
@@ -64,7 +73,9 @@ def load_experiment(path: Path) -> Experiment:
     _check_names(controls, anchor, tests, top.repeats if top else [], problems)
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
-    builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
+    launcher = launcher or Launcher(top.launcher if top else Launcher.LOCAL)
+    placed = _cluster(path, data, launcher, cluster, problems)
+    builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems, placed)
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
@@ -89,6 +100,9 @@ def load_experiment(path: Path) -> Experiment:
         progress_timeout_s=trainer.progress_timeout_s,
         cpu_ranks=trainer.cpu_ranks,
         seed_checkpoint=seed_checkpoint,
+        launcher=launcher,
+        cluster=placed.cluster if placed else None,
+        tokens_per_gpu_second=trainer.tokens_per_gpu_second,
     )
 
 
@@ -129,6 +143,23 @@ def _trainer(path: Path, data: dict[str, Any], problems: list[Problem]) -> Train
 
 def _fits(key: str, value: object) -> bool:
     return validate(TrainerTable, {key: value}, str, []) is not None
+
+
+def _cluster(
+    path: Path,
+    data: dict[str, Any],
+    launcher: Launcher,
+    given: Path | Cluster | None,
+    problems: list[Problem],
+) -> PlacedCluster | None:
+    """The cluster that the launcher needs, if it does; ``[cluster]`` is looked at in any case."""
+    table, where = _tables_of(data, "cluster"), _place(path, "cluster")
+    if launcher is Launcher.LOCAL:
+        check_cluster(table, where, problems)
+        return None
+    if isinstance(given, Cluster):
+        return PlacedCluster(given, where)
+    return cluster_of(table, where, given, problems)
 
 
 def _control_tables(data: dict[str, Any]) -> dict[str, Any]:

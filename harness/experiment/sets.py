@@ -9,11 +9,13 @@ from typing import Any
 
 from harness.errors import ConfigError, Problem
 from harness.experiment.checkpoint_keys import pass_problems, start_problems
+from harness.experiment.cluster import PlacedCluster
 from harness.experiment.elastic import schedule_of, segments_of, written_degrees
 from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
 from harness.experiment.paths import find_file
 from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
+from harness.experiment.requeue import requeued
 from harness.experiment.space_time import hold_global_batch
 from harness.experiment.tables import SetTable, TrainerTable, show
 from harness.experiment.train_config import load_train_config
@@ -50,6 +52,7 @@ class SetBuilder:
     folders: tuple[Path, ...]
     """Where relative paths are looked up; the first match wins."""
     problems: list[Problem]
+    cluster: PlacedCluster | None = None
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
@@ -113,8 +116,17 @@ class SetBuilder:
                 return replace(spec, kind=Kind.FAULT, recovery=recovery)
             case GeneratedTable() if control is not None:
                 overrides = hold_global_batch(table, spec, control, where, self.problems)
-                return replace(spec, kind=Kind.SPACE_TIME, overrides=overrides)
-        return spec
+                spec = replace(spec, kind=Kind.SPACE_TIME, overrides=overrides)
+        return self._requeued(spec, table, where)
+
+    def _requeued(self, spec: SetSpec, table: SetTable | ElasticTable, where: Where) -> SetSpec:
+        """The set as a scheduler may interrupt it, if it is to go on from checkpoints then."""
+        if self.cluster is None:
+            return spec
+        recovery = requeued(self.cluster, spec, self.problems)
+        if recovery is not None:
+            self.problems += pass_problems(spec, table.overrides, where, self.where_trainer)
+        return replace(spec, recovery=recovery)
 
     def _train_config(
         self, table: SetTable | ElasticTable, where: Where, control: SetSpec | None

@@ -25,7 +25,15 @@ from pydantic_core import PydanticCustomError
 from harness.errors import Problem, suggest
 from harness.experiment.paths import expanded
 from harness.experiment.words import cadence_of, repeat_of
-from harness.model import DEFAULT_REPEATS, POWERS_OF_TWO, Cadence, Kind, Repeat, Technique
+from harness.model import (
+    DEFAULT_REPEATS,
+    POWERS_OF_TWO,
+    Cadence,
+    Kind,
+    Launcher,
+    Repeat,
+    Technique,
+)
 
 SCHEMA = 1
 MAX_NAME = 80
@@ -46,6 +54,7 @@ UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories kept out of names: control characters, surrogates, line separators."""
 
 KINDS = {
+    "bool_type": "true or false",
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
@@ -100,11 +109,20 @@ def _is_path(value: str) -> str:
 def _is_name(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("name", "is empty")
+    return is_printable(value)
+
+
+def is_printable(value: str) -> str:
+    """A text of one line.
+
+    Raises pydantic's error, which becomes a problem of the file.
+    """
     if any(unicodedata.category(letter) in UNPRINTABLE for letter in value):
         raise PydanticCustomError("name", "holds control characters")
     return value
 
 
+SchemaVersion = Annotated[int, AfterValidator(_is_readable)]
 Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_is_name)]
 ToolchainName = Annotated[
     str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\z", max_length=MAX_NAME)
@@ -195,6 +213,7 @@ class TrainerTable(Table):
     progress_timeout_s: Seconds = 300.0
     cpu_ranks: Annotated[int, Field(ge=1, le=65_536)] | None = None
     seed_checkpoint: FilePath | None = None
+    tokens_per_gpu_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     overrides: dict[str, Any] = Field(default={}, alias="set")
 
 
@@ -209,11 +228,13 @@ class FileTable(Table):
     of another.
     """
 
-    schema_version: Annotated[int, AfterValidator(_is_readable)] = Field(alias="schema")
+    schema_version: SchemaVersion = Field(alias="schema")
     name: Name | None = None
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     repeats: Repeats = list(DEFAULT_REPEATS)
     calibration: FilePath | None = None
+    launcher: Annotated[str, one_of(Launcher)] = Launcher.LOCAL
+    cluster: dict[str, Any] = {}
     probe: dict[str, Any] = {}
     trainer: dict[str, Any] = {}
     anchor: dict[str, Any] | None = None

@@ -230,6 +230,6 @@ class Experiment:
     makes one."""
     launcher: Launcher = Launcher.LOCAL
     cluster: Cluster | None = None
-    """``[cluster]``, completed by the user's own file; None where neither is there."""
+    """``[cluster]``, completed by the user's own file; None where the launcher needs none."""
     tokens_per_gpu_second: float | None = None
     """Stated throughput, for estimates of cost; None: costs are not told."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from harness.model.experiment import (
     Experiment,
@@ -43,6 +44,9 @@ class Surroundings:
     """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
     seed_checkpoint: str | None = None
     """Hex digest of the checkpoint that the experiment's sets start from, where it names one."""
+    software: Mapping[str, Any] = field(default_factory=dict)
+    """What a cluster gives its jobs besides the toolchain (container, environment variables …), as
+    JSON values; empty on this machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,7 @@ class PlanRow:
     segments: tuple[Segment, ...] = ()
     """Of an elastic set; degrees and batch sizes above are those of the first."""
     recovery: Recovery | None = None
-    """Of a fault set."""
-
+    """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
     passes: int = 1
     """How many passes the run is made of when everything goes as it is meant to."""
 
@@ -121,7 +120,7 @@ def _serves_kind(job: Job) -> str:
     if spec.segments:
         degrees = ", ".join(str(segment.parallelism) for segment in spec.segments)
         return f"elastic determinism: {degrees} as one curve"
-    if spec.recovery is not None:
+    if spec.kind is Kind.FAULT and spec.recovery is not None:
         kinds = dict.fromkeys(fault.kind.value for fault in spec.recovery.faults)
         return f"recovery from {', '.join(kinds)}"
     if spec.kind is Kind.SPACE_TIME:

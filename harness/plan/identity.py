@@ -130,6 +130,8 @@ def _common(
         "versions": versions,
         "rank_code": surroundings.rank_code,
         "hardware": surroundings.hardware,
+        # Not there on this machine, so that its runs keep their identities.
+        **({"software": surroundings.software} if surroundings.software else {}),
     }
 
 

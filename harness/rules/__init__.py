@@ -10,7 +10,17 @@ says so. Necessities are arithmetic or upstream requirements: the run would cras
 than the one named, so nothing waives them.
 """
 
-from harness.rules import guide, necessities
+from harness.rules import guide, necessities, nodes
 from harness.rules.rule import RULES, Case, Finding, Rule, Ruling, apply_rules
 
-__all__ = ["RULES", "Case", "Finding", "Rule", "Ruling", "apply_rules", "guide", "necessities"]
+__all__ = [
+    "RULES",
+    "Case",
+    "Finding",
+    "Rule",
+    "Ruling",
+    "apply_rules",
+    "guide",
+    "necessities",
+    "nodes",
+]

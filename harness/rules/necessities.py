@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.model import Technique
+from harness.model import Launcher, Technique
 from harness.rules.rule import Case, Finding, necessity
 from harness.rules.stages import (
     count_microbatches,
@@ -136,9 +136,10 @@ def expert_degree_divides(case: Case) -> Iterator[Finding]:
 
 @necessity
 def ranks_fit(case: Case) -> Iterator[Finding]:
-    """A job's ranks fit into the CPU slots that the file or --slots allows."""
+    """A job's ranks fit into the CPU slots of this machine that the file or --slots allows."""
     slots = case.experiment.cpu_ranks
-    if case.on_cpu and slots is not None and case.job.world_size > slots:
+    here = case.experiment.launcher is Launcher.LOCAL
+    if here and case.on_cpu and slots is not None and case.job.world_size > slots:
         yield Finding(
             "parallelism",
             f"{case.job.world_size} ranks; trainer.cpu_ranks or --slots allows {slots}",

@@ -7,7 +7,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
-from harness.model import Plan, Surroundings, SyntheticData, Toolchain
+from harness.model import Launcher, Plan, Surroundings, SyntheticData, Toolchain
 from harness.plan import make_plan
 
 TITAN_03 = Toolchain(
@@ -48,6 +48,10 @@ schema = 1
 [trainer]
 train_config = "base.toml"
 """
+CLUSTER = """
+[cluster]
+ranks_per_node = 4
+"""
 CONTROL = """
 [control]
 parallelism = { dp_shard = 2 }
@@ -66,11 +70,14 @@ class Planner:
         text: str,
         surroundings: Surroundings = SURROUNDINGS,
         toolchains: tuple[Toolchain, ...] = (TITAN_02, TITAN_03),
+        launcher: Launcher | None = None,
     ) -> Plan:
         path = self.folder / "x.toml"
         path.write_text(text)
         return make_plan(
-            load_experiment(path), {each.name: each for each in toolchains}, surroundings
+            load_experiment(path, launcher=launcher),
+            {each.name: each for each in toolchains},
+            surroundings,
         )
 
     def sets(self, tests: str, *, control: str = CONTROL, trainer: str = "", **options) -> Plan:

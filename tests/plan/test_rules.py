@@ -3,14 +3,16 @@
 from dataclasses import replace
 
 import pytest
-from plan_examples import CONTROL, HEAD, SURROUNDINGS
+from plan_examples import CLUSTER, CONTROL, HEAD, SURROUNDINGS
 
 from harness.errors import ConfigError
+from harness.model import Launcher
 from harness.rules import RULES
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
 PP_2 = "parallelism = { dp_shard = 2, pp = 2 }\n"
 INTERLEAVED = PP_2 + 'pipeline_schedule = "Interleaved1F1B"\n'
+KILLED = FSDP_2 + "\nkind = 'fault'\ncheckpoint_every = 4\nfaults = [{ kind = 'kill', step = 6 }]\n"
 MICROBATCH = '"parallelism.pipeline_parallel_microbatch_size"'
 
 
@@ -40,6 +42,8 @@ KEPT = {
     "model-divisible": "parallelism = { dp_shard = 2, tp = 2 }",
     "expert-degree-divides": "parallelism = { dp_shard = 2, tp = 2, ep = 4 }",
     "ranks-fit": "parallelism = { dp_shard = 2, tp = 2 }",
+    "nodes-filled": "parallelism = { dp_shard = 2, tp = 2, cp = 2 }",
+    "faults-on-a-cluster": KILLED + 'restarts = "torchrun"',
 }
 
 BROKEN = [
@@ -74,22 +78,35 @@ BROKEN = [
     ("model-divisible", "parallelism = { dp_shard = 2, pp = 7 }"),
     ("expert-degree-divides", "parallelism = { dp_shard = 2, ep = 3 }"),
     ("ranks-fit", "parallelism = { dp_shard = 2, tp = 2, pp = 2 }"),
+    ("nodes-filled", "parallelism = { dp_shard = 2, pp = 3 }"),
+    (
+        "nodes-filled",
+        "kind = 'elastic'\nsegments = [{ until = 4, dp_shard = 2 }, "
+        + "{ until = 20, dp_shard = 2, pp = 3 }]",
+    ),
+    ("faults-on-a-cluster", KILLED),
+    ("faults-on-a-cluster", KILLED.replace("kill", "preempt")),
+    ("faults-on-a-cluster", KILLED + 'restarts = "torchrun"\nnodes = [2, 2]'),
 ]
 
 LIMITED = "cpu_ranks = 4\n"
+OPTIONS = {
+    "ranks-fit": {"trainer": LIMITED},
+    "nodes-filled": {"trainer": CLUSTER, "launcher": Launcher.SLURM},
+    "faults-on-a-cluster": {"trainer": CLUSTER, "launcher": Launcher.SLURM},
+}
+"""What an experiment needs for a rule to have a say."""
 
 
 @pytest.mark.parametrize(("rule", "body"), KEPT.items(), ids=KEPT)
 def test_a_set_that_keeps_the_rule_is_planned(planner, rule, body):
     assert rule in RULES
-    trainer = LIMITED if rule == "ranks-fit" else ""
-    assert planner.test_set(body, trainer=trainer).waived == ()
+    assert planner.test_set(body, **OPTIONS.get(rule, {})).waived == ()
 
 
 @pytest.mark.parametrize(("rule", "body"), BROKEN)
 def test_a_set_that_breaks_the_rule_is_refused_by_its_name(planner, rule, body):
-    trainer = LIMITED if rule == "ranks-fit" else ""
-    found = planner.refused(body, trainer=trainer)
+    found = planner.refused(body, **OPTIONS.get(rule, {}))
     assert any(f"[{rule}]" in each for each in found), found
     assert all(each.startswith("test 't': ") for each in found)
 
