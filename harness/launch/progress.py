@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from harness.model import Job
 from harness.store import number
@@ -40,6 +41,19 @@ class MetricsTail:
     reached: int | None = None
     """The last step that the newest pass was meant to reach, once it has."""
     _offset: int = 0
+    _stale: tuple[int, ...] | None = None
+    """What tells the file of the last life from that of the next."""
+
+    def start_over(self) -> None:
+        """The ranks live again, and not in another pass: what is there is of their last life."""
+        if self.in_passes:
+            return
+        self._offset, self._stale = 0, None
+        try:
+            with metrics_files(self.folder)[0].open("rb") as stream:
+                self._stale = _signature(stream)
+        except FileNotFoundError:
+            return
 
     def new_steps(self) -> tuple[StepLine, ...]:
         """Steps whose lines were completed since the last call."""
@@ -60,8 +74,8 @@ class MetricsTail:
         for path in files:
             try:
                 with path.open("rb") as stream:
-                    if stream.seek(0, os.SEEK_END) < self._offset:
-                        self._offset = 0  # a requeued job has started over
+                    if _signature(stream) == self._stale:
+                        return ()
                     stream.seek(self._offset)
                     content = stream.read()
             except FileNotFoundError:
@@ -73,6 +87,11 @@ class MetricsTail:
             self.reached = ends[-1] if ends else self.reached
             return tuple(line for line in lines if isinstance(line, StepLine))
         return ()
+
+
+def _signature(stream: BinaryIO) -> tuple[int, ...]:
+    status = os.fstat(stream.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def last_line(folder: Path, *, in_passes: bool) -> StepLine | None:

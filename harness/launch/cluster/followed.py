@@ -72,6 +72,8 @@ class Followed:
 
     def new_life(self, state: JobState) -> None:
         """The scheduler runs it, for the first time or again."""
+        if self.lives:
+            self.tail.start_over()
         self.runs, self.lives, self.restarts = True, self.lives + 1, state.restarts
         self._life_since = time.monotonic() - (state.ran_s or 0.0)
         self._stepped = False
