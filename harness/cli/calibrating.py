@@ -17,7 +17,6 @@ from harness.cli.learnt import keep, learn
 from harness.cli.running import gpu_ids, run_jobs
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, StoreError
-from harness.experiment import load_experiment
 from harness.gate import ExitCode
 from harness.model import Plan, Role, SignalScale
 from harness.plan import select_controls
@@ -32,7 +31,7 @@ def calibrate(arguments: argparse.Namespace) -> ExitCode:
     """
     console = make_console()
     on_gpu = bool(gpu_ids())
-    whole = load_experiment(arguments.experiment)
+    whole = matrix.load(arguments.experiment, arguments.launcher, arguments.cluster)
     experiment = select_controls(whole, names(arguments.only))
     out = arguments.out or whole.calibration
     _require_file(out)

@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         on_gpu=on_gpu,
         slots=arguments.slots,
         calibration=arguments.calibration,
+        launcher=arguments.launcher,
+        cluster=arguments.cluster,
     )
     surroundings = matrix.surroundings_of(plan.experiment, on_gpu=on_gpu)
     given = read_given(plan, surroundings)

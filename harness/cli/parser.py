@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness import __version__
+from harness.model import Launcher
 
 DESCRIPTION = """\
 Does the model still learn the same thing? converge runs an experiment matrix (one control set,
@@ -71,6 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the reports go (default: reports/NAME of the experiment)",
     )
+    _cluster_arguments(run)
     _calibration_argument(run)
     _running_arguments(run)
 
@@ -85,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _experiment_arguments(calibrate, only="only these controls")
     _slots_argument(calibrate)
+    _cluster_arguments(calibrate)
     calibrate.add_argument(
         "--out",
         type=Path,
@@ -104,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _experiment_arguments(plan)
     _slots_argument(plan)
+    _cluster_arguments(plan)
     _calibration_argument(plan)
     plan.add_argument(
         "--ranks-per-node",
@@ -221,6 +225,24 @@ def _slots_argument(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         metavar="N",
         help="how many ranks may run side by side on the CPU; a set with more is refused",
+    )
+
+
+def _cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--launcher",
+        type=Launcher,
+        choices=list(Launcher),
+        metavar="{local,slurm}",
+        help="who starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
+        "`launcher`)",
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="your own cluster file, with keys that the experiment's [cluster] lacks (default: "
+        "$CONVERGE_CLUSTER, else ~/.config/converge/cluster.toml)",
     )
 
 

@@ -30,6 +30,8 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         on_gpu=bool(gpu_models()),
         slots=arguments.slots,
         calibration=arguments.calibration,
+        launcher=arguments.launcher,
+        cluster=arguments.cluster,
         find=assume_toolchain,
     )
     store = store_of(arguments)
