@@ -82,7 +82,7 @@ BROKEN = [
     (
         "nodes-filled",
         "kind = 'elastic'\nsegments = [{ until = 4, dp_shard = 2 }, "
-        + "{ until = 20, dp_shard = 2, pp = 3 }]",
+         "{ until = 20, dp_shard = 2, pp = 3 }]",
     ),
     ("faults-on-a-cluster", KILLED),
     ("faults-on-a-cluster", KILLED.replace("kill", "preempt")),
