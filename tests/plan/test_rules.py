@@ -13,6 +13,10 @@ FSDP_2 = "parallelism = { dp_shard = 2 }"
 PP_2 = "parallelism = { dp_shard = 2, pp = 2 }\n"
 INTERLEAVED = PP_2 + 'pipeline_schedule = "Interleaved1F1B"\n'
 KILLED = FSDP_2 + "\nkind = 'fault'\ncheckpoint_every = 4\nfaults = [{ kind = 'kill', step = 6 }]\n"
+RESIZED = (
+    "kind = 'elastic'\n"
+    "segments = [{ until = 4, dp_shard = 2 }, { until = 20, dp_shard = 2, pp = 3 }]"
+)
 MICROBATCH = '"parallelism.pipeline_parallel_microbatch_size"'
 
 
@@ -79,11 +83,7 @@ BROKEN = [
     ("expert-degree-divides", "parallelism = { dp_shard = 2, ep = 3 }"),
     ("ranks-fit", "parallelism = { dp_shard = 2, tp = 2, pp = 2 }"),
     ("nodes-filled", "parallelism = { dp_shard = 2, pp = 3 }"),
-    (
-        "nodes-filled",
-        "kind = 'elastic'\nsegments = [{ until = 4, dp_shard = 2 }, "
-         "{ until = 20, dp_shard = 2, pp = 3 }]",
-    ),
+    ("nodes-filled", RESIZED),
     ("faults-on-a-cluster", KILLED),
     ("faults-on-a-cluster", KILLED.replace("kill", "preempt")),
     ("faults-on-a-cluster", KILLED + 'restarts = "torchrun"\nnodes = [2, 2]'),
