@@ -35,6 +35,7 @@ BENCHMARKS = {
     "overhead": "benchmarks/overhead.py",
     "probe": "benchmarks/probe_cost.py",
     "judge": "benchmarks/judge_speed.py",
+    "scale": "benchmarks/scale.py",
 }
 
 

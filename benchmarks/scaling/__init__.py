@@ -1,0 +1,1 @@
+"""How the harness itself scales: plans of many sets, and clusters with many jobs."""

@@ -1,0 +1,88 @@
+"""A plan in the queue of a real Slurm, and rounds of the real loop that follows it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.cli import matrix
+from harness.cli.display import Display
+from harness.launch import RunOptions
+from harness.launch.cluster.follow import follow_plan
+from harness.launch.cluster.slurm import Slurm
+from harness.launch.cluster.standing import Site
+from harness.launch.events import Event, Overview
+from harness.model import Cluster, Plan
+from harness.store import Store
+from harness.toolchain import assume_toolchain
+from scaling.experiments import KINDS, ROOT, write_experiment
+
+sys.path.append(str(ROOT / "tests"))
+from slurm_daemons import INSTALL, missing_programs, slurm_daemons
+
+DEVICE = "cpu"
+
+
+class Enough(Exception):  # noqa: N818 - a measurement has ended
+    """Raised by whoever watches the rounds; the loop then cancels what it has submitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A plan and where its jobs go."""
+
+    plan: Plan
+    site: Site
+
+
+@contextmanager
+def queue(scratch: Path, jobs: int, cluster: Cluster) -> Iterator[Queue]:
+    """As many jobs for a Slurm of two nodes of 64 CPUs, which is gone afterwards.
+
+    Raises SystemExit where Slurm is not installed.
+    """
+    if missing := missing_programs():
+        raise SystemExit(f"there is no {', '.join(missing)}: {INSTALL}")
+    # Besides: the control, its repeat, and the seed checkpoint that all start from.
+    file = write_experiment(scratch, jobs - 3, KINDS[:1])
+    experiment = replace(matrix.load(file), cluster=cluster)
+    plan = matrix.plan_experiment(experiment, on_gpu=False, find=assume_toolchain)
+    corpora = {job.spec.train_config.data for job in plan.jobs}
+    options = RunOptions(
+        data={data: scratch / "data" for data in corpora if data is not None},
+        cluster_device=DEVICE,
+        check=False,
+    )
+    with slurm_daemons(cpus=64) as daemons:
+        backend = Slurm(daemons.environment)
+        yield Queue(plan, Site(Store(scratch / "store"), backend, cluster, experiment, options))
+
+
+def follow(queued: Queue, at_round: Callable[[int, Overview], None]) -> None:
+    """Follow a plan as ``converge run`` does, display included, until Enough is raised.
+
+    ``at_round`` is called at the end of every round, with its number from 1 on.
+    """
+    rounds = 0
+    with Path("/dev/null").open("w") as nowhere, Display(Console(file=nowhere)) as display:
+
+        def observe(event: Event) -> None:
+            nonlocal rounds
+            display(event)
+            if isinstance(event, Overview):
+                rounds += 1
+                at_round(rounds, event)
+
+        try:
+            follow_plan(queued.plan, queued.site, observe)
+        except Enough:
+            return
+    raise SystemExit(
+        f"the jobs were over after {rounds} rounds at {time.ctime()}: nothing measured"
+    )
