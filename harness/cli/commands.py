@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from harness import corpus
-from harness.calibrations import FILE, write_calibrations
+from harness.calibrations import FILE, Learnt, write_calibrations
 from harness.cli import matrix
 from harness.cli.learnt import keep, learn, read_given, read_judged_by
-from harness.cli.running import gpu_ids, run_jobs
+from harness.cli.running import Ran, gpu_ids, run_jobs
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.cli.shared import make_console, names, store_of
 from harness.cli.showing import show_verdicts
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
-from harness.model import Calibration, Evidence, Plan, SyntheticData
-from harness.store import require_writable, slug
+from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData
+from harness.store import Store, require_writable, slug
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -43,10 +45,41 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = arguments.out or Path("reports") / slug(plan.experiment.name)
     require_writable(folder)  # now, not after an hour of training
     ran = run_jobs(plan, store, arguments, console)
+    return conclude(
+        console,
+        plan,
+        ran,
+        folder,
+        store=store,
+        surroundings=surroundings,
+        given=given,
+        only=only,
+        begun=begun,
+    )
+
+
+def conclude(
+    console: Console,
+    plan: Plan,
+    ran: Ran,
+    folder: Path,
+    *,
+    store: Store,
+    surroundings: Surroundings,
+    given: Mapping[str, Learnt] | None,
+    only: Sequence[str] | None,
+    begun: float,
+) -> ExitCode:
+    """Calibrate unless a calibration is given, judge, report, and say what it comes to.
+
+    ``only``: what the plan was made of, to judge it again later; None: that is not wanted.
+    ``begun`` is the time of the monotonic clock when the command began.
+    """
     finished = SavedMatrix(
         plan, ran.records, matrix.versions_of(plan), _entropy_floor(plan, ran.data)
     )
-    save_matrix(folder, finished, only, on_gpu=on_gpu)
+    if only is not None:
+        save_matrix(folder, finished, only, on_gpu=bool(gpu_ids()))
     evidences = matrix.read_evidence(plan, ran.records)
     learnt = given
     if learnt is None:

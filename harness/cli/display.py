@@ -25,6 +25,7 @@ from harness.launch.events import (
     Notice,
     Overview,
     Preparing,
+    Queued,
     Retrying,
     Reused,
     Started,
@@ -76,8 +77,11 @@ class Display:
         match event:
             case Preparing() | Notice() | Reused() | Waiting() | GoingOn():
                 self._print(*line(event))
-            case Started(job=job, attempt=attempt):
-                self._start(job, attempt)
+            case Queued(job=job, job_id=job_id):
+                if job_id:
+                    self._print(f"{job.name}: submitted as job {job_id}")
+            case Started(job=job, attempt=attempt, nodes=nodes):
+                self._start(job, attempt, nodes)
             case Step(job=job, step=step, loss=loss, eta_s=eta_s):
                 self._step(job, step, loss, eta_s)
             case Retrying(job=job, reason=reason):
@@ -86,19 +90,18 @@ class Display:
             case Ended(job=job, record=record):
                 self._drop(job)
                 self._print(ending(job, record), STYLES.get(record.status, "red"))
-            case Overview(done=done, total=total, eta_s=eta_s):
-                self._overview(done, total, eta_s)
-            case _:
-                pass
+            case Overview():
+                self._overview(event)
 
     def _print(self, text: str, style: str = "") -> None:
         self._progress.console.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
-    def _start(self, job: Job, attempt: int) -> None:
+    def _start(self, job: Job, attempt: int, nodes: str) -> None:
         again = f", attempt {attempt}" if attempt > 1 else ""
         if not self._live:
             ranks = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
-            self._print(f"{job.name}: started on {ranks}{again}")
+            where = f" of {nodes}" if nodes else ""
+            self._print(f"{job.name}: started on {ranks}{where}{again}")
             return
         self._tasks[job.identity] = self._progress.add_task(
             escape(job.name), total=job.steps, note=f"starting{again}"
@@ -115,12 +118,22 @@ class Display:
         if task is not None:
             self._progress.remove_task(task)
 
-    def _overview(self, done: int, total: int, eta_s: float | None) -> None:
+    def _overview(self, event: Overview) -> None:
         if not self._live:
             return
         if self._total is None:
-            self._total = self._progress.add_task("[bold]jobs", total=total, note="")
-        self._progress.update(self._total, completed=done, total=total, note=left(eta_s))
+            self._total = self._progress.add_task("[bold]jobs", total=event.total, note="")
+        self._progress.update(
+            self._total, completed=event.done, total=event.total, note=escape(standing(event))
+        )
+
+
+def standing(event: Overview) -> str:
+    """What the other jobs do: ``4 running, 12 waiting (Priority)``; else the time left."""
+    if not event.queued:
+        return left(event.eta_s)
+    reason = f" ({event.reason})" if event.reason else ""
+    return f"{len(event.running)} running, {event.queued} waiting{reason}"
 
 
 def line(event: Preparing | Notice | Reused | Waiting | GoingOn) -> tuple[str, str]:
@@ -149,11 +162,13 @@ def left(eta_s: float | None) -> str:
 
 def ending(job: Job, record: RunRecord) -> str:
     """One line on how a job ended: ``fsdp2: finished in 12 s``."""
-    line = f"{job.name}: {record.status} in {record.wall_s:.0f} s"
-    if record.status is RunStatus.SKIPPED:
-        line = f"{job.name}: skipped"
+    line = f"{job.name}: {record.status}"
+    if record.status not in (RunStatus.SKIPPED, RunStatus.REFUSED):
+        line += f" in {record.wall_s:.0f} s"
     if record.error is not None:
         line += f": {record.error.message}"
-    if record.status in (RunStatus.CRASHED, RunStatus.HUNG):
+    if record.status in (RunStatus.CRASHED, RunStatus.HUNG, RunStatus.TIMED_OUT):
         line += f" (logs in {record.folder / 'logs'})"
+    if record.status is RunStatus.REFUSED:
+        line += f" (asked for in {record.folder / 'job.sh'})"
     return line

@@ -49,10 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:
     # Imported on use: `converge --help` and a usage error should not pay for pandas and plotly.
-    from harness.cli import calibrating, commands, comparing, planning  # noqa: PLC0415
+    from harness.cli import calibrating, commands, comparing, detached, planning  # noqa: PLC0415
 
     command = {
         "run": commands.run,
+        "submit": detached.submit,
+        "status": detached.status,
+        "collect": detached.collect,
+        "cancel": detached.cancel,
         "plan": planning.plan,
         "calibrate": calibrating.calibrate,
         "compare": comparing.compare,

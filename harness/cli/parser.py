@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from harness import __version__
+from harness.cli.detached_options import ONLY_JOBS, add_detached
 from harness.model import Launcher
 
 DESCRIPTION = """\
@@ -76,6 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
     _calibration_argument(run)
     _running_arguments(run)
 
+    add_detached(commands, _plan_arguments, EXIT_CODES)
+
     calibrate = commands.add_parser(
         "calibrate",
         help="repeat the controls and learn how far right runs lie apart",
@@ -141,6 +144,14 @@ def build_parser() -> argparse.ArgumentParser:
     )
     toolchains.add_argument("experiment", type=Path, metavar="EXPERIMENT")
     return parser
+
+
+def _plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """What names a plan of jobs that a scheduler has: given alike, it is found from any shell."""
+    is_cancel = parser.prog.endswith("cancel")
+    _experiment_arguments(parser, only=ONLY_JOBS if is_cancel else ONLY_SETS)
+    _cluster_arguments(parser)
+    _calibration_argument(parser)
 
 
 def _compare_arguments(compare: argparse.ArgumentParser) -> None:

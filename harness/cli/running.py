@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +13,13 @@ from rich.console import Console
 from harness import corpus
 from harness.cli import matrix
 from harness.cli.display import Display
+from harness.errors import ClusterError
 from harness.launch import RunOptions, run_plan
+from harness.launch.cluster.follow import follow_plan
+from harness.launch.cluster.slurm import Slurm
+from harness.launch.cluster.standing import Site
 from harness.launch.events import Preparing
-from harness.model import Plan, RunRecord, SyntheticData
+from harness.model import Launcher, Plan, RunRecord, SyntheticData
 from harness.store import Store
 from harness.surroundings import gpu_models
 
@@ -34,17 +39,49 @@ def gpu_ids() -> tuple[int, ...]:
 
 
 def run_jobs(plan: Plan, store: Store, arguments: argparse.Namespace, console: Console) -> Ran:
-    """Bring every job of the plan to a record; finished ones are reused.
+    """Bring every job of the plan to a record, here or on a cluster; finished ones are reused.
 
     ``arguments`` are those of a command that runs: ``fresh`` and ``cold``.
     """
     with Display(console) as display:
         display(Preparing(time.time(), f"{plan.experiment.name}: {len(plan.jobs)} jobs"))
         data = matrix.prepare_data(plan, store)
-        options = RunOptions(
-            data={values: prepared.folder for values, prepared in data.items()},
-            gpus=gpu_ids(),
-            fresh=arguments.fresh,
-            warm=not arguments.cold,
-        )
+        options = options_of(plan, data, fresh=arguments.fresh, warm=not arguments.cold)
+        if plan.experiment.launcher is Launcher.SLURM:
+            return Ran(follow_plan(plan, site_of(plan, store, options), display), data)
         return Ran(run_plan(plan, store, options, display), data)
+
+
+def options_of(
+    plan: Plan,
+    data: Mapping[SyntheticData, corpus.PreparedData],
+    *,
+    fresh: bool = False,
+    warm: bool = True,
+) -> RunOptions:
+    """How a plan is to be run, where its launcher runs it."""
+    cluster = plan.experiment.cluster
+    return RunOptions(
+        data={values: prepared.folder for values, prepared in data.items()},
+        gpus=gpu_ids() if cluster is None else (),
+        cluster_device=cluster.device if cluster else None,
+        fresh=fresh,
+        warm=warm,
+    )
+
+
+def site_of(plan: Plan, store: Store, options: RunOptions) -> Site:
+    """Where the jobs of a plan for a scheduler are submitted.
+
+    Raises ClusterError when the scheduler's commands are not there: now, not after minutes of
+    preparations.
+    """
+    cluster = plan.experiment.cluster
+    if cluster is None:
+        raise ValueError("the launcher of the plan needs no cluster")
+    if shutil.which("sbatch") is None:
+        raise ClusterError(
+            "sbatch is not on the PATH: run converge on a login node of the cluster (perhaps after "
+            "`module load slurm`), or on this machine with --launcher local"
+        )
+    return Site(store, Slurm(), cluster, plan.experiment, options)

@@ -1,0 +1,267 @@
+"""``converge submit``, ``status``, ``collect``, ``cancel``: a cluster's jobs from any shell."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import shlex
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.cli import matrix
+from harness.cli.commands import conclude
+from harness.cli.display import Display
+from harness.cli.learnt import read_given
+from harness.cli.running import Ran, gpu_ids, options_of, site_of
+from harness.cli.shared import make_console, names, store_of
+from harness.errors import ConfigError, Problem
+from harness.gate import ExitCode
+from harness.launch.cluster import detached
+from harness.launch.cluster.backend import Phase
+from harness.launch.cluster.standing import Site, Standing
+from harness.launch.events import Preparing
+from harness.model import Job, Launcher, Plan, RankError, RunRecord, RunStatus
+from harness.plan import select
+from harness.store import require_writable, slug
+
+_LISTED = 12
+"""Of jobs that are left, so many are named."""
+
+
+def submit(arguments: argparse.Namespace) -> ExitCode:
+    """``converge submit``: exit code 0 when the scheduler has all that was to be submitted."""
+    console = make_console()
+    plan = _plan(arguments)
+    store = store_of(arguments)
+    store.require_writable()
+    with Display(console) as display:
+        display(Preparing(time.time(), f"{plan.experiment.name}: {len(plan.jobs)} jobs"))
+        data = matrix.prepare_data(plan, store)
+        site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh))
+        handed = detached.submit_plan(plan, site, display)
+    told = [f"{handed.submitted} submitted"]
+    told += [f"{handed.queued} in the queue before"] if handed.queued else []
+    told += [f"{handed.reused} finished before"] if handed.reused else []
+    told += [f"{len(handed.refused)} refused or skipped"] if handed.refused else []
+    _say(console, f"jobs: {', '.join(told)}")
+    if handed.left:
+        again = _again("submit", arguments)
+        _say(console, f"{len(handed.left)} are not submitted: {handed.why_left}")
+        _say(console, f"the same command submits them later: {again}")
+    if handed.submitted or handed.queued:
+        _say(console, f"next: {_again('status', arguments)}")
+    else:
+        _say(console, f"next: {_again('collect', arguments)}")
+    return ExitCode.UNDECIDED if handed.left or handed.refused else ExitCode.PASS
+
+
+def status(arguments: argparse.Namespace) -> ExitCode:
+    """``converge status``: a table, exit code 0 whatever it says."""
+    console = make_console()
+    plan = _plan(arguments)
+    rows = detached.status(plan, _site(plan, arguments))
+    table = Table(title=escape(plan.experiment.name), title_justify="left", show_edge=False)
+    for title in ("set", "job", "state"):
+        table.add_column(title, overflow="fold")
+    for title in ("steps", "loss", "elapsed"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in ("nodes", "reason"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(
+            escape(row.name),
+            row.job_id,
+            escape(row.state if row.settled else f"{row.state}, not collected"),
+            f"{row.step or 0}/{row.steps}",
+            "" if row.loss is None else f"{row.loss:.4f}",
+            "" if row.elapsed_s is None else _duration(row.elapsed_s),
+            escape(row.nodes),
+            escape(row.reason),
+        )
+    console.print(table)
+    counts = Counter(row.state for row in rows)
+    _say(console, "\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    over = all(row.state not in _NOT_OVER for row in rows)
+    if over or any(not row.settled for row in rows):
+        _say(console, f"next: {_again('collect', arguments)}")
+    elif counts[_NEW] or counts[_BROKEN]:
+        _say(console, f"next: {_again('submit', arguments)}")
+    return ExitCode.PASS
+
+
+def collect(arguments: argparse.Namespace) -> ExitCode:
+    """``converge collect``: exit codes as of ``run``, and 3 while something is not over."""
+    console = make_console()
+    begun = time.monotonic()
+    plan = _plan(arguments)
+    surroundings = matrix.surroundings_of(plan.experiment, on_gpu=bool(gpu_ids()))
+    given = read_given(plan, surroundings)
+    store = store_of(arguments)
+    store.require_writable()
+    folder = arguments.out or Path("reports") / slug(plan.experiment.name)
+    require_writable(folder)
+    with Display(console) as display:
+        collected = detached.collect(plan, _site(plan, arguments), display)
+    if collected.left:
+        _say_left(console, collected.left, arguments)
+        if not arguments.partial or not collected.records:
+            return ExitCode.UNDECIDED
+    records = {each.job.identity: _not_over(each) for each in collected.left}
+    records.update(collected.records)
+    ran = Ran(tuple(records[job.identity] for job in plan.jobs), matrix.prepare_data(plan, store))
+    code = conclude(
+        console,
+        plan,
+        ran,
+        folder,
+        store=store,
+        surroundings=surroundings,
+        given=given,
+        only=None if collected.left else names(arguments.only),
+        begun=begun,
+    )
+    return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code
+
+
+def cancel(arguments: argparse.Namespace) -> ExitCode:
+    """``converge cancel``: exit code 0 when all that was meant is over."""
+    console = make_console()
+    plan = _plan(arguments, whole=True)
+    wanted = _wanted(plan, arguments)
+    with Display(console) as display:
+        done = detached.cancel(
+            plan,
+            _site(plan, arguments),
+            display,
+            wanted=wanted,
+            why=f"cancelled by converge cancel ({_who()})",
+        )
+    count = len(done.cancelled) + len(done.ending)
+    _say(console, f"{count} jobs cancelled" if count else "nothing of it is in the queue")
+    if done.ending:
+        left = ", ".join(each.job.name for each in done.ending)
+        _say(console, f"not over yet: {left}; see {_again('status', arguments)}")
+    for each in done.unsure:
+        if each.submission is not None:
+            _say(
+                console,
+                f"{each.job.name}: its submission was interrupted; if Slurm has it, this cancels "
+                f"it: scancel --name={shlex.quote(each.submission.name)}",
+            )
+    return ExitCode.UNDECIDED if done.ending or done.unsure else ExitCode.PASS
+
+
+# --------------------------------------------------------------------- the plan
+
+_NEW, _BROKEN = "not submitted", "submission interrupted"
+_NOT_OVER = frozenset({str(Phase.PENDING), str(Phase.RUNNING), _NEW, _BROKEN})
+
+
+def _plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
+    """The plan of the arguments, whose launcher must be a scheduler; ``whole``: without --only."""
+    plan = matrix.load_plan(
+        arguments.experiment,
+        () if whole else names(arguments.only),
+        on_gpu=bool(gpu_ids()),
+        calibration=arguments.calibration,
+        launcher=arguments.launcher,
+        cluster=arguments.cluster,
+    )
+    if plan.experiment.launcher is Launcher.LOCAL:
+        raise ConfigError(
+            Problem(
+                f"{arguments.experiment}: launcher",
+                f"is local, and `converge {arguments.command}` is for jobs of a scheduler",
+                'add --launcher slurm, or launcher = "slurm" to the file; on this machine: '
+                f"converge run {shlex.quote(str(arguments.experiment))}",
+            )
+        )
+    return plan
+
+
+def _site(plan: Plan, arguments: argparse.Namespace) -> Site:
+    return site_of(plan, store_of(arguments), options_of(plan, {}))
+
+
+def _wanted(plan: Plan, arguments: argparse.Namespace) -> Callable[[Job], bool]:
+    """Which jobs ``--only`` means: jobs by their names, test sets as elsewhere."""
+    by_name = {job.name for job in plan.jobs}
+    only = names(arguments.only) or tuple(by_name)
+    sets = [name for name in only if name not in by_name]
+    chosen = {name for name in only if name in by_name}
+    if sets:
+        # Of all that the file has: `select` says what is meant by a name that is not there.
+        chosen |= {spec.name for spec in select(plan.experiment, sets).tests}
+    return lambda job: job.name in chosen
+
+
+# ------------------------------------------------------------------------ words
+
+
+def _say_left(console: Console, left: Sequence[Standing], arguments: argparse.Namespace) -> None:
+    _say(console, f"{len(left)} jobs are not over:")
+    for each in left[:_LISTED]:
+        _say(console, f"  {each.job.name}: {_how(each)}")
+    if len(left) > _LISTED:
+        _say(console, f"  and {len(left) - _LISTED} more")
+    new = any(not each.in_queue for each in left)
+    _say(console, f"next: {_again('submit' if new else 'status', arguments)}")
+
+
+def _how(standing: Standing) -> str:
+    """``pending as job 12 (Priority)``."""
+    if standing.submission is None:
+        return _NEW
+    if standing.state is None:
+        return _BROKEN
+    reason = f" ({standing.state.reason})" if standing.state.reason else ""
+    return f"{standing.state.phase} as job {standing.submission.job_id}{reason}"
+
+
+def _not_over(standing: Standing) -> RunRecord:
+    """What a matrix is judged by where a job is not over."""
+    return RunRecord(
+        name=standing.job.name,
+        identity=standing.job.identity,
+        folder=standing.folder,
+        status=RunStatus.SKIPPED,
+        wall_s=0.0,
+        argv=(),
+        error=RankError(None, f"not over: {_how(standing)}"),
+    )
+
+
+def _again(command: str, arguments: argparse.Namespace) -> str:
+    """Another command for the same plan, as a user would type it."""
+    words = ["converge", command, str(arguments.experiment)]
+    only = names(arguments.only)
+    words += ["--only", *only] if only else []
+    for option in ("launcher", "cluster", "store", "calibration"):
+        value = getattr(arguments, option)
+        words += [f"--{option}", str(value)] if value is not None else []
+    return shlex.join(words)
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        user = "somebody"
+    return f"{user} on {socket.gethostname()}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, soft_wrap=True)
