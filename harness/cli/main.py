@@ -49,7 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:
     # Imported on use: `converge --help` and a usage error should not pay for pandas and plotly.
-    from harness.cli import calibrating, commands, comparing, detached, planning  # noqa: PLC0415
+    from harness.cli import (  # noqa: PLC0415
+        calibrating,
+        commands,
+        comparing,
+        detached,
+        initializing,
+        planning,
+    )
 
     command = {
         "run": commands.run,
@@ -57,6 +64,7 @@ def _dispatch(arguments: argparse.Namespace) -> ExitCode:
         "status": detached.status,
         "collect": detached.collect,
         "cancel": detached.cancel,
+        "init": initializing.init,
         "plan": planning.plan,
         "calibrate": calibrating.calibrate,
         "compare": comparing.compare,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness import __version__
 from harness.cli.detached_options import ONLY_JOBS, add_detached
+from harness.cli.guide_options import PLAN_EXAMPLES, add_cover, add_init
 from harness.model import Launcher
 
 DESCRIPTION = """\
@@ -105,10 +106,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="show what an experiment would run, without running it",
         description="Print, per set: degrees, world size, tokens per step, the rule of the "
         "converging guide that it serves, and the exact torchrun command.",
-        epilog="example: converge plan experiments/llama3_8b.toml --ranks-per-node 8",
+        epilog=PLAN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _experiment_arguments(plan)
+    _experiment_arguments(plan, may_miss=True)
     _slots_argument(plan)
     _cluster_arguments(plan)
     _calibration_argument(plan)
@@ -119,6 +120,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="ranks (GPUs) on a node: larger sets print a torchrun command over several nodes",
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_cover(plan, _positive)
+    add_init(commands, _positive)
 
     compare = commands.add_parser(
         "compare",
@@ -264,8 +267,16 @@ def _positive(text: str) -> int:
     return number
 
 
-def _experiment_arguments(parser: argparse.ArgumentParser, only: str = ONLY_SETS) -> None:
-    parser.add_argument("experiment", type=Path, metavar="EXPERIMENT", help="a TOML matrix")
+def _experiment_arguments(
+    parser: argparse.ArgumentParser, only: str = ONLY_SETS, *, may_miss: bool = False
+) -> None:
+    parser.add_argument(
+        "experiment",
+        type=Path,
+        nargs="?" if may_miss else None,
+        metavar="EXPERIMENT",
+        help="a TOML matrix",
+    )
     parser.add_argument(
         "--only",
         action="append",

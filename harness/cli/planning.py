@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.cli import matrix
+from harness.cli import covering, matrix
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
@@ -23,7 +23,10 @@ from harness.trainers import printable_command
 
 
 def plan(arguments: argparse.Namespace) -> ExitCode:
-    """``converge plan``: what would run."""
+    """``converge plan``: what would run, or with ``--cover`` what could."""
+    if arguments.cover is not None:
+        return covering.cover(arguments)
+    covering.require_cover(arguments)
     made = matrix.load_plan(
         arguments.experiment,
         names(arguments.only),

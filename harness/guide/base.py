@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ PIPELINE_RULES = ("pp-microbatches", "pp-microbatches-fit", "batch-divisible")
 """Rules that a local batch can be chosen to keep."""
 MOST_RAISED = 64
 """A token budget is raised to at most so many times one local batch per rank."""
+MOST_LOCAL = 65_536
+"""No local batch is larger."""
 FUSING_MICROBATCH = 2
 """torchtitan 0.2.2 on torch 2.13: the all-gathers of a pipeline stage fuse for async TP only when
 a microbatch holds several samples (``experiments/four_d.toml``)."""
@@ -130,9 +133,11 @@ def control_of(job: Job, experiment: Experiment) -> Base:
 
 def nominal_base(dp: int, toolchain: Toolchain, factors: Iterable[Factor]) -> Base:
     """A base without a config: no batch or sequence of it keeps a set from being proposed."""
+    factors = tuple(factors)
     degrees = math.prod({factor.degree for factor in factors})
+    # Two stages a rank, in microbatches of two.
+    per_rank = 4 * math.lcm(*(factor.degree for factor in factors if factor.slot == "pp"))
     config = TrainConfig(path="any base config", settings={})
-    per_rank = 4 * degrees
     sizes = {"steps": 1, "seq_len": 256 * degrees**2, "local_batch_size": per_rank}
     return replace(_base(config, toolchain, dp, sizes, per_rank * dp, {}), sizes_known=False)
 
@@ -239,9 +244,11 @@ def _data_degrees(factor: Factor | None, dp: int) -> dict[str, int]:
         return {"dp_shard": dp}
     if factor.variant == DDP:
         return {"dp_replicate": dp}
-    return {"dp_replicate": factor.degree, "dp_shard": dp // factor.degree}
+    # At least one shard: that a degree does not divide dp is said by ``harness.guide.fit``.
+    return {"dp_replicate": factor.degree, "dp_shard": max(1, dp // factor.degree)}
 
 
-def _divisors(number: int) -> list[int]:
-    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    """Those that can be a local batch, ascending."""
+    return tuple(n for n in range(1, min(number, MOST_LOCAL) + 1) if number % n == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.errors import ConfigError, Problem, suggest
@@ -60,7 +60,7 @@ def ordered(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 
 
 def parse_factors(
-    texts: Sequence[str], variants: dict[str, Sequence[str]], where: str = "--technique"
+    texts: Sequence[str], variants: Mapping[str, Sequence[str]], where: str = "--technique"
 ) -> tuple[Factor, ...]:
     """What ``--technique`` names, in its order, each once.
 
@@ -84,7 +84,7 @@ def parse_factors(
 
 
 def _parse(
-    word: str, variants: dict[str, Sequence[str]], where: str, problems: list[Problem]
+    word: str, variants: Mapping[str, Sequence[str]], where: str, problems: list[Problem]
 ) -> Factor | None:
     name, equals, rest = word.partition("=")
     name = ALIASES.get(name, name)

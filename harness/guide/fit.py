@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 from harness.errors import ConfigError, Problem
 from harness.guide.base import Base
-from harness.guide.factor import HSDP, SLOTS, Factor
+from harness.guide.factor import DDP, HSDP, SLOTS, Factor
 from harness.guide.facts import facts_against
 from harness.model import Technique
 from harness.rules import RULES
@@ -70,6 +70,8 @@ def breaches(base: Base, factors: Combination, gpus: int | None = None) -> list[
         for each in factors
         if each.variant == HSDP and (base.dp % each.degree or base.dp == each.degree)
     ]
+    if base.dp == 1 and any(each.variant == DDP for each in factors):
+        unsharded.append("DDP on one rank replicates nothing")
     if unsharded:
         return unsharded
     found = []

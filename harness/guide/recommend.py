@@ -63,10 +63,10 @@ def recommend(base: Base, named: Sequence[Factor]) -> tuple[Recommended, ...]:
         for factor, combination in zip(named, least, strict=True)
         if combination is not None
     ]
-    cover = cover_pairs(base, completed(base, _composed(named)))
-    composed = [frozenset(job.factors) for job in cover.jobs]
-    composed = [each for each in composed if each not in least]
-    tests += [proposed(base, each, alone=len(cover.jobs) == 1) for each in composed]
+    together = _composed(named)
+    jobs = cover_pairs(base, completed(base, together)).jobs if together else ()
+    composed = [each for job in jobs if (each := frozenset(job.factors)) not in least]
+    tests += [proposed(base, each, alone=len(jobs) == 1) for each in composed]
     return (_control(base), *with_own_names(tests))
 
 
