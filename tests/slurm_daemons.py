@@ -65,12 +65,11 @@ class SlurmDaemons:
         self.wait_until_idle(node)
 
     def down(self, node):
-        """Have the controller give up a node: its jobs fail with NODE_FAIL."""
-        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+        """Have the controller give up a node that lives: its jobs fail with NODE_FAIL.
 
-    def resume(self, node):
-        """Take a node that was given up back."""
-        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        The node comes back by itself, soon.
+        """
+        self.ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
 
     def wait_until_idle(self, *nodes, timeout_s=60):
         """Until these nodes, by default all, could run a job."""

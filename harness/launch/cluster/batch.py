@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ConfigError, Problem
-from harness.launch.cluster.words import arguments, sbatch_lines, sbatch_option, variables
+from harness.launch.cluster.words import (
+    arguments,
+    sbatch_lines,
+    sbatch_option,
+    sbatch_path,
+    variables,
+)
 from harness.model import Cluster, Job, RestartOwner
 from harness.store import slug
 from harness.trainers import (
@@ -136,7 +142,7 @@ def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str
     )
     options = (
         f"--job-name={job_name(job)}",
-        f"--chdir={_quoted_for_sbatch(folder)}",
+        f"--chdir={sbatch_path(folder)}",
         f"--output={SLURM_LOG}",
         "--open-mode=append",
         f"--nodes={largest.nodes}",
@@ -293,23 +299,6 @@ def _quoted_but_head(word: str) -> str:
     if not variable:
         return shlex.quote(word)
     return f'{shlex.quote(before)}"${{head_node}}"{shlex.quote(after)}'
-
-
-def _quoted_for_sbatch(folder: Path) -> str:
-    """A path on an ``#SBATCH`` line, where double quotes keep blanks and ``#``.
-
-    Raises ConfigError when it has what they do not keep.
-    """
-    text = str(folder)
-    if not text.isprintable() or '"' in text or "\\" in text:
-        raise ConfigError(
-            Problem(
-                f"run folder {text!r}",
-                "sbatch cannot be told of it",
-                "use a --store whose path has no quotes, backslashes and line breaks",
-            )
-        )
-    return f'"{text}"'
 
 
 def _one_line(text: str) -> str:

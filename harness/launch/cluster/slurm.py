@@ -22,17 +22,20 @@ from harness.launch.cluster.slurm_words import (
 _TIMEOUT_S = 120.0
 """Longest that a command of Slurm's may take; sbatch by itself tries again for about a minute."""
 
+_SQUEUE = ("squeue", "--me", "--all", "--noheader")
+"""``--all``: in hidden partitions, too."""
+
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)")
 _SLURMS = re.compile(r"(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC)_.*")
 """Variables that change what these commands ask for or print, and those of a job that the harness
 itself may run in, which its jobs must not take for their own."""
 
 _FOR_NOW = re.compile(
-    r"MaxSubmitJob|MaxJobCount|job submit limit|temporarily unable to accept job"
-    r"|QOSMaxJobs|Job violates accounting/QOS policy|pending job array|Resource temporarily unav",
-    re.IGNORECASE,
+    r"MaxSubmitJob|MaxJobCount|temporarily unable|violates accounting/QOS policy", re.IGNORECASE
 )
-"""Of sbatch's refusals, those that pass when other jobs have ended."""
+"""Of sbatch's refusals, those that pass when other jobs have ended …"""
+_FOR_EVER = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)|Min\w+)")
+"""… unless one of these limits is named with them."""
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|could not establish a configuration source"
     r"|connection refused|zero bytes were transmitted|failure in connecting|munge"
@@ -73,7 +76,8 @@ class Slurm:
             raise Refused(_last_words(complaint), for_now=True)
         if done.returncode != 0:
             self._raise_unreachable("sbatch", complaint)
-            raise Refused(_last_words(complaint), for_now=bool(_FOR_NOW.search(complaint)))
+            passes = bool(_FOR_NOW.search(complaint)) and not _FOR_EVER.search(complaint)
+            raise Refused(_last_words(complaint), for_now=passes)
         # "1234", or "1234;cluster" where there are several; wrappers may print lines before it.
         lines = done.stdout.split()
         job_id = lines[-1].partition(";")[0] if lines else ""
@@ -88,7 +92,7 @@ class Slurm:
         """
         if not ids:
             return {}
-        output = self._ask("squeue", "--me", "--states=all", "--noheader", SQUEUE_FORMAT)
+        output = self._ask(*_SQUEUE, "--states=all", SQUEUE_FORMAT)
         queue = read_squeue(output)
         found = {job_id: queue[job_id] for job_id in ids if job_id in queue}
         forgotten = [job_id for job_id in ids if job_id not in found]
@@ -114,9 +118,7 @@ class Slurm:
 
     def _named(self, name: str) -> str | None:
         """The id of a job of that name that waits or runs; of several the newest."""
-        output = self._ask(
-            "squeue", "--me", "--noheader", f"--name={name}", f"--Format=JobID:{JOB_WIDTH}"
-        )
+        output = self._ask(*_SQUEUE, f"--name={name}", f"--Format=JobID:{JOB_WIDTH}")
         return max((word for word in output.split() if word.isdecimal()), key=int, default=None)
 
     def _accounted(self, ids: Sequence[str]) -> dict[str, JobState]:

@@ -32,11 +32,12 @@ _ENDED = frozenset(
 
 _NEVER = re.compile(
     r"DependencyNeverSatisfied|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DeadLine"
-    r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit|PartitionConfig"
-    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+",
+    r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit"
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
 )
 """Reasons of pending jobs that ask for more than they may ever have. Limits that other jobs use up
-(``…Grp…``, ``…PerUser…``) pass; a held job can be released."""
+(``…Grp…``, ``…PerUser…``) pass, nodes that are down come back, a held job can be released.
+``PartitionConfig`` is what Slurm 22.05 says first, and something else a second later."""
 
 
 def unknown() -> JobState:

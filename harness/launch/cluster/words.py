@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from harness.errors import ConfigError, Problem
 
@@ -49,6 +50,23 @@ def sbatch_option(key: str, option: str, value: str | int) -> str:
             )
         )
     return f"--{option}={text}"
+
+
+def sbatch_path(folder: Path) -> str:
+    """A path on an ``#SBATCH`` line, where double quotes keep blanks and ``#``.
+
+    Raises ConfigError when it has what they do not keep.
+    """
+    text = str(folder)
+    if not text.isprintable() or '"' in text or "\\" in text:
+        raise ConfigError(
+            Problem(
+                f"run folder {text!r}",
+                "sbatch cannot be told of it",
+                "use a --store whose path has no quotes, backslashes and line breaks",
+            )
+        )
+    return f'"{text}"'
 
 
 def sbatch_lines(lines: Iterable[str]) -> tuple[str, ...]:
