@@ -25,9 +25,10 @@ from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
 from harness.launch.cluster import detached
 from harness.launch.cluster.backend import Phase
+from harness.launch.cluster.detached import Row
 from harness.launch.cluster.standing import Site, Standing
 from harness.launch.events import Preparing
-from harness.model import Job, Launcher, Plan, RankError, RunRecord, RunStatus
+from harness.model import Job, Launcher, Plan, RankError, Role, RunRecord, RunStatus
 from harness.plan import select
 from harness.store import require_writable, slug
 
@@ -79,7 +80,7 @@ def status(arguments: argparse.Namespace) -> ExitCode:
             escape(row.name),
             row.job_id,
             escape(row.state if row.settled else f"{row.state}, not collected"),
-            f"{row.step or 0}/{row.steps}",
+            _steps(row),
             "" if row.loss is None else f"{row.loss:.4f}",
             "" if row.elapsed_s is None else _duration(row.elapsed_s),
             escape(row.nodes),
@@ -144,7 +145,7 @@ def cancel(arguments: argparse.Namespace) -> ExitCode:
             why=f"cancelled by converge cancel ({_who()})",
         )
     count = len(done.cancelled) + len(done.ending)
-    _say(console, f"{count} jobs cancelled" if count else "nothing of it is in the queue")
+    _say(console, f"{_jobs(count)} cancelled" if count else "nothing of it is in the queue")
     if done.ending:
         left = ", ".join(each.job.name for each in done.ending)
         _say(console, f"not over yet: {left}; see {_again('status', arguments)}")
@@ -206,13 +207,17 @@ def _wanted(plan: Plan, arguments: argparse.Namespace) -> Callable[[Job], bool]:
 
 
 def _say_left(console: Console, left: Sequence[Standing], arguments: argparse.Namespace) -> None:
-    _say(console, f"{len(left)} jobs are not over:")
+    _say(console, f"{_jobs(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
     for each in left[:_LISTED]:
         _say(console, f"  {each.job.name}: {_how(each)}")
     if len(left) > _LISTED:
         _say(console, f"  and {len(left) - _LISTED} more")
     new = any(not each.in_queue for each in left)
     _say(console, f"next: {_again('submit' if new else 'status', arguments)}")
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
 
 
 def _how(standing: Standing) -> str:
@@ -255,6 +260,12 @@ def _who() -> str:
     except (KeyError, OSError):  # a container without an entry for this user
         user = "somebody"
     return f"{user} on {socket.gethostname()}"
+
+
+def _steps(row: Row) -> str:
+    if row.role is Role.SEED:
+        return ""
+    return f"{row.step or 0}/{row.steps}"
 
 
 def _duration(seconds: float) -> str:

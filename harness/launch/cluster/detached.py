@@ -25,7 +25,7 @@ from harness.launch.cluster.submitting import Submitter, open_plan
 from harness.launch.events import Ended, Observer
 from harness.launch.interruption import Interruption, interruptible
 from harness.launch.progress import last_line
-from harness.model import Job, Plan, RunRecord, RunStatus
+from harness.model import Job, Plan, Role, RunRecord, RunStatus
 from harness.trainers import comes_in_passes
 
 
@@ -86,6 +86,7 @@ class Row:
     """What a person wants to know of a job."""
 
     name: str
+    role: Role
     job_id: str
     state: str
     """``not submitted``, ``pending``, ``running``, or how it ended."""
@@ -245,6 +246,7 @@ def _row(standing: Standing, over: RunRecord | None) -> Row:
     started = state is not None and state.phase is Phase.RUNNING
     return Row(
         name=job.name,
+        role=job.role,
         job_id=(submission.job_id or "") if submission else "",
         state=word,
         reason=reason,

@@ -28,7 +28,7 @@ from harness.launch.cluster.submission import (
     read_submission,
     write_submission,
 )
-from harness.launch.events import Notice, Observer, Preparing, Queued, Reused, Waiting
+from harness.launch.events import Ended, Notice, Observer, Preparing, Queued, Reused, Waiting
 from harness.launch.interruption import Interruption
 from harness.launch.local import require_seed_checkpoints
 from harness.launch.warm import WarmServers
@@ -115,7 +115,10 @@ def open_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) ->
     """
     site.store.require_writable()
     standings = _await_dying(look(site, plan.jobs), site, observer, stop)
-    standings, _ = settle_all(site, standings)
+    standings, settled = settle_all(site, standings)
+    for record in settled:
+        if record.status is not RunStatus.FINISHED:
+            observer(Ended(time.time(), standings[record.identity].job, record))
     fresh = site.options.fresh
     todo = []
     for identity, standing in standings.items():

@@ -1,12 +1,11 @@
 """Jobs and plans for tests with a real Slurm, and what its queue says."""
 
 import os
-import stat
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from launch_jobs import ROOT, TOOLCHAIN, tiny_job
+from light_toolchain import light_python
 
 from harness.launch import RunOptions
 from harness.launch.cluster.slurm import Slurm
@@ -21,11 +20,7 @@ CLUSTER = Cluster(
 
 
 def light_toolchain(folder):
-    """A toolchain whose Python is ``tiny_node.py``: its jobs take no time."""
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "tiny_node.py"} "$@"\n')
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    return Toolchain(TOOLCHAIN, python, "titan_0_3", {})
+    return Toolchain(TOOLCHAIN, light_python(folder / "python"), "titan_0_3", {})
 
 
 def light_job(toolchain, name, **values):

@@ -1,0 +1,186 @@
+"""``converge submit``, ``status``, ``collect``, ``cancel``, and ``run`` on a real Slurm.
+
+Jobs take no time and train nothing (``tiny_node.py``), so no verdict is a PASS.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from light_toolchain import light_environment
+
+from harness.cli import main
+
+pytestmark = pytest.mark.timeout(300)
+TRAIN_CONFIG = """
+[training]
+steps = 3
+local_batch_size = 4
+global_batch_size = 8
+seq_len = 256
+mixed_precision_param = "float32"
+[converge.data]
+tokens = 20_000
+"""
+EXPERIMENT = """
+schema = 1
+name = "tiny"
+repeats = ["ulp"]
+[cluster]
+ranks_per_node = 2
+device = "cpu"
+gpus_per_node = false
+poll_s = 0.2
+sbatch = ["--overcommit"]
+[trainer]
+train_config = "t.toml"
+[control]
+name = "fsdp2"
+parallelism.dp_shard = 2
+[[test]]
+name = "ddp2"
+parallelism.dp_replicate = 2
+[[test]]
+name = "slow"
+parallelism.dp_replicate = 2
+set = { "tiny.mode" = "hang", "tiny.at" = 2 }
+"""
+
+
+@pytest.fixture
+def converge(tmp_path, monkeypatch, capsys):
+    """Runs a command on the experiment, each as from a new shell; its exit code and words."""
+    light_environment(tmp_path / "toolchains")
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "toolchains"))
+    monkeypatch.setenv("CONVERGE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    monkeypatch.delenv("CONVERGE_CLUSTER", raising=False)
+    (tmp_path / "t.toml").write_text(TRAIN_CONFIG)
+    (tmp_path / "e.toml").write_text(EXPERIMENT)
+    monkeypatch.chdir(tmp_path)
+
+    def run(command, *options):
+        code = main([command, "e.toml", *options])
+        said = capsys.readouterr()
+        return code, " ".join((said.out + said.err).split())
+
+    return run
+
+
+@pytest.fixture
+def queued(converge, slurm, monkeypatch):
+    """The same, where there is a Slurm."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    monkeypatch.setenv("PATH", slurm.environment["PATH"])
+    yield lambda command, *options: converge(command, *options, "--launcher", "slurm")
+    slurm.ask("scancel", "--user=root", "--quiet")
+    slurm.wait_until_idle()
+
+
+def until(queued, *words):
+    """Ask for the status until it has these words."""
+    deadline = time.monotonic() + 60
+    while True:
+        code, said = queued("status")
+        assert code == 0
+        if all(word in said for word in words):
+            return said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.2)
+
+
+def test_a_plan_from_submission_to_judgement(queued, slurm):
+    code, said = queued("status")
+    assert (code, "5 not submitted" in said) == (0, True)
+    code, said = queued("submit")
+    assert code == 0
+    assert "slow: submitted as job" in said
+    assert "jobs: 5 submitted next: converge status e.toml --launcher slurm" in said
+    said = until(queued, "1 running", "4 finished")
+    assert "slow" in said
+    assert "1/3" in said
+    assert "finished, not collected" in said
+
+    code, said = queued("collect")
+    assert code == 3
+    assert "1 job is not over: slow: running as job" in said
+    assert "report:" not in said
+    assert not list(Path("reports").glob("*/report.json"))
+    code, said = queued("collect", "--partial")
+    assert code == 3
+    assert "not over: running as job" in Path("reports/tiny/report.json").read_text()
+
+    code, said = queued("cancel", "--only", "slow")
+    assert code == 0
+    assert "slow: cancelled" in said
+    assert "after step 1 of 3 1 job cancelled" in said
+    assert not slurm.ask("squeue", "--noheader")
+    code, said = queued("collect", "--out", "out")
+    assert code == 3
+    assert json.loads(Path("out/matrix.json").read_text())["launcher"] == "slurm"
+    assert main(["report", "out"]) == 3
+
+    code, said = queued("submit")
+    assert code == 0
+    assert "runs again: slow (cancelled before)" in said
+    assert "jobs: 1 submitted, 4 finished before" in said
+
+
+def test_run_is_attached_and_says_where_jobs_are(queued):
+    code, said = queued("run", "--only", "ddp2")
+    assert code == 3
+    assert "ddp2: submitted as job" in said
+    assert "ddp2: started on 2 ranks of node" in said
+    assert "ddp2: finished in" in said
+    code, said = queued("run", "--only", "ddp2")
+    assert "submitted" not in said
+    assert "ddp2: reused" in said
+
+
+def test_a_job_that_slurm_never_takes(queued):
+    Path("e.toml").write_text(EXPERIMENT.replace("[trainer]", 'constraint = "none"\n[trainer]'))
+    code, said = queued("submit", "--only", "ddp2")
+    assert code == 3
+    assert "seed: refused: Batch job submission failed: Invalid feature specification" in said
+    assert "ddp2: skipped: not started: seed, whose weights it needs, refused" in said
+    assert "jobs: 0 submitted, 4 refused or skipped" in said
+    code, said = queued("collect", "--only", "ddp2")
+    assert code == 3
+    assert "report: " in said
+
+
+def test_cancel_suggests_a_set_that_is_there(queued):
+    code, said = queued("cancel", "--only", "slo")
+    assert (code, "'slow'" in said) == (2, True)
+    code, said = queued("cancel")
+    assert (code, "nothing of it is in the queue" in said) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["submit", "status", "collect", "cancel"])
+def test_a_launcher_without_a_queue_is_refused(converge, command):
+    code, said = converge(command)
+    assert code == 2
+    assert f"launcher: is local, and `converge {command}`" in said
+    assert "--launcher slurm" in said
+    assert "converge run e.toml" in said
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+def test_slurm_without_a_cluster_is_refused(converge, command):
+    Path("e.toml").write_text(EXPERIMENT.replace("[cluster]", "[probe]\n[ignored]"))
+    text = EXPERIMENT[: EXPERIMENT.index("[cluster]")] + EXPERIMENT[EXPERIMENT.index("[trainer]") :]
+    Path("e.toml").write_text(text)
+    code, said = converge(command, "--launcher", "slurm")
+    assert code == 2
+    assert "[cluster]" in said
+    assert "ranks_per_node" in said
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "status", "collect", "cancel"])
+def test_a_machine_without_slurm_is_refused(converge, monkeypatch, tmp_path, command):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, said = converge(command, "--launcher", "slurm")
+    assert code == 2
+    assert "sbatch is not on the PATH" in said
+    assert not Path("store/runs").exists()
