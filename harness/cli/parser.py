@@ -119,6 +119,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="ranks (GPUs) on a node: larger sets print a torchrun command over several nodes",
     )
+    plan.add_argument(
+        "--script",
+        metavar="NAME",
+        help="print the batch script of this job instead, as a scheduler would be given it",
+    )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     add_cover(plan, _positive)
     add_init(commands, _positive)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from harness.cli import covering, matrix
+from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, store_of
-from harness.errors import ConfigError, Problem
+from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
-from harness.model import Fault, FaultKind, Plan, Role, Torn
+from harness.launch.cluster.batch import batch_script
+from harness.model import Plan, Role
 from harness.plan import PlanRow, describe
+from harness.store import Store
 from harness.surroundings import gpu_models
 from harness.toolchain import assume_toolchain
 from harness.trainers import printable_command
@@ -38,20 +38,21 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         find=assume_toolchain,
     )
     store = store_of(arguments)
+    if arguments.script is not None:
+        print(_script(made, store, arguments.script), end="")
+        return ExitCode.PASS
     described = describe(made)
-    per_node = arguments.ranks_per_node
-    _check_nodes(made, per_node)
+    per_node = _ranks_per_node(made, arguments.ranks_per_node)
     commands = {
         job.name: printable_command(job, store.run_folder(job.name, job.identity), per_node)
         for job in made.jobs
     }
     if arguments.json:
-        print(json.dumps(_plan_document(made, described, commands), indent=2))
+        for line in _document_lines(_plan_document(made, described, commands)):
+            print(line)
         return ExitCode.PASS
     console = make_console()
-    console.print(_plan_table(made, described))
-    for row in described:
-        _print_set(console, row, commands[row.name])
+    print_plan(console, made, described, commands)
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
     console.print(
         f"\nbesides, for initial weights and tolerances: {', '.join(besides)}",
@@ -71,12 +72,38 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.PASS
 
 
-def _check_nodes(made: Plan, per_node: int | None) -> None:
-    """Refuse nodes that a set's ranks would not fill."""
-    if per_node is None:
-        return
-    option = f"--ranks-per-node {per_node}"
-    uneven = [job for job in made.jobs if job.world_size > per_node and job.world_size % per_node]
+def _script(made: Plan, store: Store, name: str) -> str:
+    """The batch script of the job of that name."""
+    cluster = made.experiment.cluster
+    if cluster is None:
+        raise ConfigError(
+            Problem(f"--script {name}", "jobs on this machine have none", "add --launcher slurm")
+        )
+    known = [job.name for job in made.jobs]
+    if name not in known:
+        raise ConfigError(Problem(f"--script {name}", "there is no such job", suggest(name, known)))
+    job = made.job(name)
+    folder = store.run_folder(job.name, job.identity).absolute()
+    return batch_script(job, folder, cluster, experiment=made.experiment.name)
+
+
+def _ranks_per_node(made: Plan, asked: int | None) -> int | None:
+    """Ranks on a node: those of the cluster, else those asked for, if the sets fill them."""
+    cluster = made.experiment.cluster
+    if cluster is not None:
+        if asked not in (None, cluster.ranks_per_node):
+            raise ConfigError(
+                Problem(
+                    f"--ranks-per-node {asked}",
+                    f"the cluster has {cluster.ranks_per_node}",
+                    "change cluster.ranks_per_node",
+                )
+            )
+        return cluster.ranks_per_node
+    if asked is None:
+        return None
+    option = f"--ranks-per-node {asked}"
+    uneven = [job for job in made.jobs if job.world_size > asked and job.world_size % asked]
     if uneven:
         raise ConfigError(
             [
@@ -84,44 +111,7 @@ def _check_nodes(made: Plan, per_node: int | None) -> None:
                 for job in uneven
             ]
         )
-
-
-def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
-    table = Table(title=escape(str(made.experiment.path)), title_justify="left", show_edge=False)
-    for title in ("set", "degrees"):
-        table.add_column(title, overflow="fold")
-    for title in ("ranks", "steps", "batch", "tokens/step"):
-        # Of a run in segments, each has its own way to the same batch.
-        table.add_column(title, justify="right", no_wrap=title != "batch", overflow="fold")
-    for row in described:
-        table.add_row(
-            escape(row.name),
-            ", ".join(map(str, (each.parallelism for each in row.segments)))
-            or str(row.parallelism),
-            str(row.world_size),
-            str(row.steps),
-            _batch(row),
-            f"{row.tokens_per_step:,}",
-        )
-    return table
-
-
-def _batch(row: PlanRow) -> str:
-    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``.
-
-    Of a run in segments those of each: ``8 = 2x4, 1x4x2``.
-    """
-    parts = [(each.parallelism.dp, each.local_batch_size) for each in row.segments]
-    made = (
-        _product(row.global_batch_size, dp, local)
-        for dp, local in parts or [(row.parallelism.dp, row.local_batch_size)]
-    )
-    return f"{row.global_batch_size} = {', '.join(made)}"
-
-
-def _product(samples: int, dp: int, local: int) -> str:
-    accumulated = samples // (dp * local)
-    return f"{dp}x{local}" + (f"x{accumulated}" if accumulated > 1 else "")
+    return asked
 
 
 def _sampled(made: Plan) -> str:
@@ -130,71 +120,16 @@ def _sampled(made: Plan) -> str:
     return f"at steps {', '.join(map(str, steps))}" if steps else "none (probe.cadence is off)"
 
 
-def _print_set(console: Console, row: PlanRow, command: str) -> None:
-    console.print(f"\n[bold]{escape(row.name)}[/bold]  {escape(row.serves)}", soft_wrap=True)
-    on = f"{_ranks(row.world_size)} (one GPU each, where there are GPUs), {row.toolchain}"
-    techniques = ", ".join(row.techniques) or "no technique"
-    console.print(f"  {techniques}; {on}", markup=False, soft_wrap=True)
-    for line in _kind_lines(row):
-        console.print(f"  {line}", markup=False, soft_wrap=True)
-    if row.note:
-        console.print(f"  {row.note}", markup=False, soft_wrap=True)
-    for rule in row.waives:
-        console.print(f"  waives the rule {escape(rule)}", style="yellow", soft_wrap=True)
-    console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' * (count > 1)}"
-
-
-def _kind_lines(row: PlanRow) -> Iterator[str]:
-    """Segments of an elastic set, or the script of a fault set."""
-    first = 1
-    for segment in row.segments:
-        degrees, schedule = segment.parallelism, segment.pipeline_schedule
-        samples = degrees.dp * segment.local_batch_size
-        yield (
-            f"steps {first}-{segment.until}: {degrees}{f' {schedule}' if schedule else ''}, "
-            f"{_ranks(degrees.world_size)}, local batch {segment.local_batch_size}, "
-            f"{row.global_batch_size // samples} x accumulated"
-        )
-        first = segment.until + 1
-    recovery = row.recovery
-    if recovery is not None:
-        yield f"faults: {'; '.join(map(_fault, recovery.faults))}"
-        fewest, most = recovery.nodes
-        nodes = f", {fewest} to {most} nodes (first {recovery.first_nodes})" if most > 1 else ""
-        yield (
-            f"a checkpoint every {recovery.checkpoint_every} steps; restarts by "
-            f"{recovery.restarts.value}, at most {recovery.max_restarts}, each within "
-            f"{recovery.within_s:g} s{nodes}"
-        )
-    if row.passes > 1:
-        yield f"{row.passes} passes"
-
-
-def _fault(fault: Fault) -> str:
-    """``kill of rank 1 at step 6``."""
-    of = ""
-    if fault.kind is FaultKind.CKPT_TORN:
-        rank = f" of rank {fault.rank}" if fault.torn is Torn.TRUNCATED else ""
-        of = f"{rank} ({fault.torn.value})"
-    elif fault.kind is FaultKind.AGENT_LOSS:
-        of = f" of node {fault.node}"
-    elif fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN):
-        of = f" of rank {fault.rank}"
-    return f"{fault.kind.value}{of} at step {fault.step}"
-
-
 def _plan_document(
-    made: Plan, described: Sequence[PlanRow], commands: dict[str, str]
-) -> dict[str, object]:
+    made: Plan, described: Sequence[PlanRow], commands: Mapping[str, str]
+) -> dict[str, Any]:
     return {
         "schema": 1,
         "experiment": str(made.experiment.path),
+        "launcher": made.experiment.launcher.value,
+        "cluster": made.experiment.cluster,
         "waived": list(made.waived),
-        "sets": [{**asdict(row), "command": commands[row.name]} for row in described],
+        "sets": [{**_shallow(row), "command": commands[row.name]} for row in described],
         "jobs": [
             {
                 "name": job.name,
@@ -209,3 +144,23 @@ def _plan_document(
             for job in made.jobs
         ],
     }
+
+
+def _document_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """The document as JSON, a line for every set and job: thousands are written at once."""
+    last = len(document) - 1
+    for index, (key, value) in enumerate(document.items()):
+        opening, comma = "{" if index == 0 else " ", "," if index < last else ""
+        if isinstance(value, list) and value:
+            yield f"{opening}{json.dumps(key)}: ["
+            for place, entry in enumerate(value, 1):
+                yield f"  {json.dumps(entry, default=_shallow)}{',' if place < len(value) else ''}"
+            yield f" ]{comma}"
+        else:
+            yield f"{opening}{json.dumps(key)}: {json.dumps(value, default=_shallow)}{comma}"
+    yield "}"
+
+
+def _shallow(value: Any) -> dict[str, Any]:
+    """A dataclass as a table of its fields, whose values are as they were."""
+    return {field.name: getattr(value, field.name) for field in fields(value)}

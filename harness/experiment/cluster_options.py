@@ -91,6 +91,8 @@ def check_sbatch(line: str) -> str:
     """
     if "#" in line:
         raise PydanticCustomError("option", "must hold no #: sbatch ends the line there")
+    if not line.isascii():
+        raise PydanticCustomError("option", "must be ASCII")
     if any(word.startswith("-") for word in line.split()[1:]):
         raise PydanticCustomError("option", "must be one option: each has a line of its own")
     return _checked(line, SBATCH)

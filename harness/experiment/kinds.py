@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem
@@ -171,6 +171,11 @@ TABLES: dict[Kind, type[TestTable | ElasticTable | SpaceTimeTable]] = {
     Kind.FAULT: FaultSetTable,
     Kind.SPACE_TIME: SpaceTimeTable,
 }
+KEYS = {
+    kind: {field.alias or name for name, field in model.model_fields.items()}
+    for kind, model in TABLES.items()
+}
+"""The keys of every kind, as TOML has them."""
 ELSEWHERE = {
     (Kind.ELASTIC, "parallelism"): "every segment has its own degrees",
     (Kind.ELASTIC, "pipeline_schedule"): "every segment has its own",
@@ -210,8 +215,4 @@ def read_test(
 
 def _owners(key: str) -> list[Kind]:
     """Kinds that have a key."""
-    return [kind for kind, model in TABLES.items() if key in _keys(model)]
-
-
-def _keys(model: type[BaseModel]) -> set[str]:
-    return {field.alias or name for name, field in model.model_fields.items()}
+    return [kind for kind, keys in KEYS.items() if key in keys]
