@@ -77,3 +77,37 @@ def crash_at_step_2(trainer: Any) -> None:
         return train_step(*arguments, **options)
 
     trainer.train_step = failing
+
+
+def hold_in_the_first_life(trainer: Any) -> None:
+    """As step 6 begins, wait to be killed; ``holding`` in the run folder tells the test."""
+    import time
+    from pathlib import Path
+
+    run = Path(trainer.checkpointer.folder).parent
+    if (run / "passes" / "002").exists():
+        return
+    train_step = trainer.train_step
+
+    def held(*arguments: Any, **options: Any) -> Any:
+        if trainer.step == 6:
+            (run / "holding").touch()
+            time.sleep(600)
+        return train_step(*arguments, **options)
+
+    trainer.train_step = held
+
+
+def sleep_at_step_2(trainer: Any) -> None:
+    """One rank stops answering for longer than any test waits."""
+    import os
+    import time
+
+    train_step = trainer.train_step
+
+    def sleeping(*arguments: Any, **options: Any) -> Any:
+        if trainer.step == 2 and os.environ["RANK"] == "1":
+            time.sleep(3600)
+        return train_step(*arguments, **options)
+
+    trainer.train_step = sleeping
