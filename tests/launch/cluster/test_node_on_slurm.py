@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,15 @@ from harness.launch.cluster.backend import Phase, Request
 from harness.launch.cluster.batch import batch_script, job_name
 from harness.launch.cluster.slurm import Slurm
 from harness.launch.failure import rank_error
-from harness.model import Cluster
+from harness.model import (
+    Cluster,
+    Fault,
+    FaultKind,
+    Parallelism,
+    Recovery,
+    RestartOwner,
+    Segment,
+)
 from harness.trainers import job_payload
 
 pytestmark = pytest.mark.timeout(400)
@@ -36,15 +45,16 @@ def submitted(slurm, tiny, tmp_path):
     backend = Slurm(slurm.environment)
     ids = []
 
-    def submit(name, **values):
+    def submit(name, rank_module="tiny_rank", recovery=None, segments=(), **values):
         job = tiny(name, ranks=4, **values)
+        job = replace(job, spec=replace(job.spec, recovery=recovery, segments=segments))
         folder = tmp_path / f"run {name}"
         folder.mkdir()
         payload = job_payload(job, folder, data=None, seed_checkpoint=None, device="cpu")
         (folder / "job.json").write_text(json.dumps(payload))
         script = folder / "job.sh"
         script.write_text(
-            batch_script(job, folder, CLUSTER, experiment="tiny.toml", rank_module="tiny_rank")
+            batch_script(job, folder, CLUSTER, experiment="tiny.toml", rank_module=rank_module)
         )
         ids.append(backend.submit(Request(script, job_name(job))))
         return backend, ids[-1], folder
@@ -140,3 +150,37 @@ def test_job_that_has_lost_a_node_starts_over(slurm, submitted):
         *("call-01", "call-01.node-1", "call-02", "call-02.node-1")
     }
     assert json.loads((folder / "ended.json").read_text())["restart"] == 1
+
+
+def loaded(folder):
+    """Of every pass: the step that it was started from, and its last."""
+    passes = sorted((folder / "passes").iterdir())
+    files = [next(path.glob("metrics.jsonl*")) for path in passes]
+    lines = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [
+        tuple([line["step"] for line in of_pass if "step" in line][index] for index in (0, -1))
+        for of_pass in lines
+    ]
+
+
+def test_segments_of_an_elastic_job_have_as_many_nodes_as_they_need(submitted):
+    segments = tuple(
+        Segment(until, Parallelism(dp_shard=ranks), 1) for until, ranks in ((2, 4), (4, 1), (6, 4))
+    )
+    backend, job_id, folder = submitted("elastic", "tiny_passes", segments=segments, steps=6)
+    state = follow(backend, job_id, ended, timeout_s=240)
+    assert state.word == "COMPLETED", (folder / "slurm.log").read_text()
+    assert loaded(folder) == [(0, 2), (2, 4), (4, 6)]
+    assert {path.name for path in (folder / "logs").iterdir()} == {
+        *("call-01", "call-01.node-1", "call-02", "call-03", "call-03.node-1")
+    }
+
+
+def test_torchrun_restarts_the_ranks_of_all_nodes_where_one_is_killed(submitted):
+    recovery = Recovery(
+        (Fault(FaultKind.KILL, 4, rank=3),), checkpoint_every=2, restarts=RestartOwner.TORCHRUN
+    )
+    backend, job_id, folder = submitted("killed", "tiny_passes", recovery=recovery, steps=5)
+    state = follow(backend, job_id, ended, timeout_s=240)
+    assert (state.word, state.restarts) == ("COMPLETED", 0), (folder / "slurm.log").read_text()
+    assert loaded(folder) == [(0, 3), (2, 5)]
