@@ -183,6 +183,18 @@ def test_environment_pins_what_shapes_numbers():
     assert made["HOME"] == "/home/me"
 
 
+def test_only_jobs_that_read_torchtitans_own_dataset_may_use_the_network():
+    offline = {"HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"}
+    stock = job(spec=spec(train_config=replace(spec().train_config, data=None)))
+    assert offline <= set(environment({}, Resources(), FOLDER, job()))
+    assert offline <= set(environment({}, Resources()))
+    assert not offline & set(environment({}, Resources(), FOLDER, stock))
+
+
+def test_gpus_that_a_scheduler_hands_out_are_left_to_it():
+    assert "CUDA_VISIBLE_DEVICES" not in environment({}, Resources("cuda", None), FOLDER)
+
+
 def test_environment_drops_a_torchrun_around_the_harness():
     around = {
         "RANK": "3",
