@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness import __version__
 from harness.cli.detached_options import ONLY_JOBS, add_detached
+from harness.cli.dry_run_options import add_dry_run
 from harness.cli.guide_options import PLAN_EXAMPLES, add_cover, add_init
 from harness.model import Launcher
 
@@ -125,6 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="print the batch script of this job instead, as a scheduler would be given it",
     )
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    add_dry_run(plan)
     add_cover(plan, _positive)
     add_init(commands, _positive)
 

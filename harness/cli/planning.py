@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from harness.cli import covering, matrix
+from harness.cli.dry_run import show_dry_run
 from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
@@ -27,6 +28,8 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
     if arguments.cover is not None:
         return covering.cover(arguments)
     covering.require_cover(arguments)
+    if arguments.dry_run:
+        return show_dry_run(arguments)
     made = matrix.load_plan(
         arguments.experiment,
         names(arguments.only),

@@ -32,6 +32,9 @@
     warm.py           the fork server; stub.py and agent.py are how torchrun reaches it
     memory.py         peak memory
     names.py          canonical names of parameters
+    dry_run.py        a job built and stepped without its GPUs, on a fake process group;
+    dry_run_meter.py  its memory, dry_run_sharding.py whether parameters are sharded as the
+                      degrees say, dry_run_errors.py which key an error speaks of
     checks.py         names that torchtitan's config classes would take without a look
     titan_0_3/        torchtitan 0.3: CPU shim, config, data, hooks, audit
     titan_0_2/        torchtitan 0.2: the same

@@ -1,4 +1,8 @@
-"""``python -m harness.rank JOB.json`` (a rank) and ``--check JOB.json...`` (configs only)."""
+"""``python -m harness.rank JOB.json`` is a rank.
+
+``--check JOB.json...`` builds configs only; ``--dry-run JOB.json --rank R`` is rank R of a world
+that is not there.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--segment", type=int, metavar="INDEX", help="which segment of an elastic job to run"
     )
+    parser.add_argument("--dry-run", action="store_true", help="build and step on fake tensors")
+    parser.add_argument("--rank", type=int, default=0, help="which rank a dry run is")
     options = parser.parse_args(arguments)
     if options.check:
         _check(options.jobs)
     elif len(options.jobs) > 1:
         parser.error("a rank runs one job; several are for --check")
+    elif options.dry_run:
+        _dry_run(options.jobs[0], options.rank, options.segment)
     else:
         entry.run(options.jobs[0], options.segment)
     return 0
+
+
+def _dry_run(path: str, rank: int, segment: int | None) -> None:
+    """Print what the dry run found as one JSON object, alone on standard output."""
+    from harness.rank import dry_run
+    from harness.rank.parent import die_with_parent
+
+    die_with_parent()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    found = dry_run.run(path, rank, segment)
+    with os.fdopen(answer, "w", encoding="utf-8") as stream:
+        json.dump(found, stream)
+        stream.write("\n")
 
 
 def _check(paths: list[str]) -> None:

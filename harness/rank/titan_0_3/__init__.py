@@ -13,6 +13,8 @@
                     MosaicML Streaming's as one, the package in a rank, its shards
     hooks.py        the probe's places in a built trainer
     audit.py        what is really in force, read from the live objects
+    dry_run.py      two steps on fake tensors, with dry_run_stand_ins.py in the place of what is
+                    not there and dry_run_stages.py of other pipeline stages
     training.py     one rank of a job, from config to the last step
 
 This file imports nothing of torchtitan: ``preload`` must patch torch first.
