@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +57,12 @@ def begin_pass(run_folder: Path, *, requeued: bool = False) -> Pass:
 def _claim(passes: Path) -> int:
     """Make the folder of a number that nobody has; to make a folder is atomic, on NFS too."""
     passes.mkdir(parents=True, exist_ok=True)
+    number = _newest(passes)
     while True:
-        number = _newest(passes) + 1
-        try:
+        number += 1  # not looked up again: a network file system may list an older state
+        with suppress(FileExistsError):
             _folder(passes, number).mkdir()
-        except FileExistsError:
-            continue
-        return number
+            return number
 
 
 def _newest(passes: Path) -> int:

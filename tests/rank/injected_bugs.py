@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -98,7 +99,8 @@ def killed_in_the_first_pass(trainer):
 def node_lost(trainer):
     """SIGKILL of all ranks, once, as ``node_lost.json`` says.
 
-    ``{"step": 3}``: as step 3 begins; with ``"saving": true`` while its checkpoint is written.
+    ``{"step": 3}``: as step 3 begins; with ``"saving": true`` while its checkpoint is written. With
+    ``"unseen": true`` the ranks only wait, until there is a file ``seen``.
     """
     run = Path(trainer.checkpointer.folder).parent
     plan = run / "node_lost.json"
@@ -107,7 +109,6 @@ def node_lost(trainer):
     told = json.loads(plan.read_text())
     dist.barrier()  # all have read it
     plan.unlink(missing_ok=True)
-
     if told.get("saving"):
         die_before_metadata(run / "checkpoint" / f"step-{told['step']}", lambda: None)
         return
@@ -115,7 +116,11 @@ def node_lost(trainer):
 
     def lost(batches):
         if trainer.step == told["step"]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            if not told.get("unseen"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            (run / "waits").touch()
+            while not (run / "seen").exists():
+                time.sleep(0.05)
         train_step(batches)
 
     trainer.train_step = lost

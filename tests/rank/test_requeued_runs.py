@@ -6,6 +6,8 @@ Whichever dialect this Python has. A life takes about 4 seconds on two idle core
 import importlib.metadata
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,7 @@ def life(runs, name, job, lost=None):
         (runs.folder / name / "node_lost.json").write_text(json.dumps(lost))
     done = runs.torchrun(name, inject=LOST, **job)
     assert (done.returncode != 0) is bool(lost), done.stderr[-4000:]
+    return done
 
 
 def steps(lines):
@@ -98,6 +101,29 @@ def test_a_run_without_checkpoints_starts_over_and_only_its_last_life_is_evidenc
     assert told(steps(lines)) == told({line["step"]: line for line in control})
     assert [path.name for path in (folder / "tensors").iterdir()] == ["step-00000006.npz"]
     assert not (folder / "metrics.jsonl.part").exists()
+
+
+@pytest.mark.parametrize("job", [{**EVERY, "checkpoint_every": 1}, JOB], ids=["passes", "over"])
+def test_ranks_that_live_on_unseen_stop_and_harm_nothing(runs, job):
+    """The second life goes on, or over, while ranks of the first still wait in step 5."""
+    name = "unseen in passes" if "checkpoint_every" in job else "unseen"
+    folder = runs.folder / name
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(life, runs, name, job, lost={"step": 5, "unseen": True})
+        deadline = time.monotonic() + 120
+        while not (folder / "waits").exists():
+            assert time.monotonic() < deadline
+            assert not first.done(), first.result()
+            time.sleep(0.05)
+        life(runs, name, job)
+        left = {path: path.read_bytes() for path in folder.glob("checkpoint/*/*")}
+        (folder / "seen").touch()
+        assert "SupersededError" in first.result().stderr
+    assert left == {path: path.read_bytes() for path in folder.glob("checkpoint/*/*")}
+    whole = folder / ("passes/002" if "checkpoint_every" in job else "") / "metrics.jsonl"
+    lines = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert lines[-1] == {"kind": "end", "steps": STEPS}
+    assert list(steps(lines)) == ([5, 6] if left else [1, 2, 3, 4, 5, 6])
 
 
 def test_a_seed_checkpoint_is_made_again_over_half_of_one(runs):
