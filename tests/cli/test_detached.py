@@ -127,6 +127,16 @@ def test_a_plan_from_submission_to_judgement(queued, slurm):
     assert "jobs: 1 submitted, 4 finished before" in said
 
 
+def test_a_job_that_means_something_else_by_now_is_named(queued):
+    assert queued("submit")[0] == 0
+    until(queued, "1 running", "4 finished")
+    Path("t.toml").write_text(TRAIN_CONFIG.replace("steps = 3", "steps = 4"))
+    _, said = queued("status")
+    assert "5 not submitted" in said
+    assert said.count("of this name is another") == 5
+    assert "no longer wanted: scancel" in said
+
+
 def test_run_is_attached_and_says_where_jobs_are(queued):
     code, said = queued("run", "--only", "ddp2")
     assert code == 3

@@ -13,6 +13,7 @@ from harness.launch import (
     Notice,
     Overview,
     Preparing,
+    Queued,
     Retrying,
     Reused,
     Started,
@@ -83,6 +84,20 @@ def test_a_log_has_one_plain_line_per_event():
     ]
 
 
+def test_a_cluster_says_which_job_and_where():
+    started = Started(2.0, job(), (), ("sbatch",), 2, "node[1-2]")
+    output = shown(Queued(1.0, job(), "1234"), started)
+    assert output.splitlines() == [
+        f"{NAME}: submitted as job 1234",
+        f"{NAME}: started on 4 ranks of node[1-2], attempt 2",
+    ]
+
+
+def test_a_terminal_shows_what_waits_in_a_queue():
+    overview = Overview(2.0, 1, 20, ("a", "b"), None, queued=17, reason="Priority")
+    assert "2 running, 17 waiting (Priority)" in shown(overview, terminal=True)
+
+
 def test_a_terminal_shows_step_loss_and_time_left():
     started = Started(1.0, job(), (0, 1, 2, 3), ("torchrun",), 1)
     step = Step(2.0, job(), 5, 6.25, 3.0, 10.0)
@@ -101,6 +116,10 @@ def test_a_terminal_shows_step_loss_and_time_left():
         (
             Ended(1.0, job(), record(RunStatus.CRASHED, RankError(1, "ValueError: [red] no"))),
             ["crashed in 12 s", "ValueError: [red] no", "logs in runs/tp2/logs"],
+        ),
+        (
+            Ended(1.0, job(), record(RunStatus.REFUSED, RankError(None, "no such partition"))),
+            [": refused: no such partition (asked for in runs/tp2/job.sh)"],
         ),
         (
             Ended(1.0, job(), record(RunStatus.SKIPPED, RankError(0, "its seed did not finish"))),

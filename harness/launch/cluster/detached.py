@@ -20,12 +20,13 @@ from harness.launch.cluster.standing import (
     needed_record,
     settle_all,
 )
-from harness.launch.cluster.submission import Submission, write_submission
+from harness.launch.cluster.submission import Submission, read_submission, write_submission
 from harness.launch.cluster.submitting import Submitter, open_plan
 from harness.launch.events import Ended, Observer
 from harness.launch.interruption import Interruption, interruptible
 from harness.launch.progress import last_line
 from harness.model import Job, Plan, Role, RunRecord, RunStatus
+from harness.store import Store, slug
 from harness.trainers import comes_in_passes
 
 
@@ -106,13 +107,14 @@ def status(plan: Plan, site: Site) -> tuple[Row, ...]:
     Raises StoreError and ClusterError.
     """
     standings = look(site, plan.jobs)
+    orphans = _orphans(site.store)
     foreseen: dict[str, Standing] = {}
     rows = {}
     for identity, standing in standings.items():
         known = known_of(site, standing, needed_record(standing.job, foreseen))
         over = settle(known) if known is not None else None
         foreseen[identity] = replace(standing, record=standing.record or over)
-        rows[identity] = _row(standing, over)
+        rows[identity] = _row(standing, over, orphans)
     return tuple(replace(rows[job.identity], name=job.name) for job in plan.jobs)
 
 
@@ -231,7 +233,19 @@ def _ids(standings: Collection[Standing]) -> tuple[str, ...]:
     return tuple(each.job_id for each in submissions if each is not None and each.job_id)
 
 
-def _row(standing: Standing, over: RunRecord | None) -> Row:
+def _orphans(store: Store) -> dict[str, str]:
+    """Ids of submitted jobs that have no record, by the names of their folders but the identity.
+
+    A job of a plan whose folder has another identity is one of those as they were meant before.
+    """
+    found = {}
+    for folder in store.run_folders().values():
+        if not (folder / "record.json").is_file() and (submission := read_submission(folder)):
+            found[folder.name.rpartition("-")[0]] = submission.job_id or submission.name
+    return found
+
+
+def _row(standing: Standing, over: RunRecord | None, orphans: Mapping[str, str]) -> Row:
     job, state, submission = standing.job, standing.state, standing.submission
     record = standing.record or over
     last = last_line(standing.folder, in_passes=comes_in_passes(job))
@@ -241,6 +255,12 @@ def _row(standing: Standing, over: RunRecord | None) -> Row:
         reason = record.error.message if record.error else ""
     elif state is None:
         word = "not submitted" if submission is None else "submission interrupted"
+        before = orphans.get(slug(job.name)) if submission is None else None
+        if before is not None:
+            reason = (
+                f"job {before} of this name is another: what it means has changed since (the file, "
+                f"converge, or what is installed); no longer wanted: scancel {before}"
+            )
     else:
         word = str(state.phase) if state.phase is not Phase.ENDED else state.word.lower()
     started = state is not None and state.phase is Phase.RUNNING

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import replace
 
 from harness.errors import ClusterError, ConvergeError
@@ -230,12 +229,18 @@ class _Follower:
     # -------------------------------------------------------------- ending
 
     def _cancel_ours(self, why: str) -> None:
-        """Take what this harness submitted out of the queue, as far as the scheduler answers."""
+        """Take what this harness submitted out of the queue, if the scheduler answers."""
         ours = [
             each for identity, each in self._followed.items() if identity in self._submitter.ours
         ]
-        with suppress(ConvergeError):
+        if not ours:
+            return
+        told = f"{len(ours)} jobs of Slurm's queue are cancelled"
+        try:
             self._cancel(ours, f"cancelled by converge ({why or 'its own end'})")
+        except ConvergeError as error:
+            told = f"{len(ours)} jobs may still be in Slurm's queue, see `converge cancel`: {error}"
+        self._tell(Notice(time.time(), told))
 
     def _cancel(self, jobs: Iterable[Followed], why: str, *, hung: bool = False) -> None:
         ids: list[str] = []

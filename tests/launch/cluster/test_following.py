@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from cluster_jobs import light_job, light_toolchain, queue, site_of
 from launch_jobs import plan_of
 
 from harness import launch
+from harness.errors import ClusterError
+from harness.launch.cluster.backend import Refused
 from harness.launch.cluster.detached import cancel, collect, status, submit_plan
 from harness.launch.cluster.follow import follow_plan
+from harness.launch.cluster.slurm import Slurm
 from harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)
@@ -190,6 +194,53 @@ def test_a_job_that_loses_its_node_and_may_not_be_requeued(light, site, slurm):
     assert record.status is RunStatus.CRASHED
     assert record.error.message.startswith("Slurm: NODE_FAIL")
     assert record.error.message.endswith(f"on {lost[0]}, after step 1 of 3")
+
+
+class Narrow(Slurm):
+    """A Slurm that lets a user have so many jobs, as an association's MaxSubmitJobs does."""
+
+    most = 2
+
+    def submit(self, request):
+        if len(self._ask("squeue", "--me", "--noheader").splitlines()) >= self.most:
+            raise Refused("job submit limit", for_now=True)
+        return super().submit(request)
+
+
+class Deaf(Slurm):
+    """A Slurm that gives no answer at first."""
+
+    polls = 0
+
+    def poll(self, ids):
+        self.polls += 1
+        if self.polls in (2, 3):
+            raise ClusterError("squeue cannot reach Slurm")
+        return super().poll(ids)
+
+
+def with_backend(site, kind):
+    return replace(site, backend=kind(site.backend._environment))
+
+
+def test_what_slurm_does_not_take_for_now_is_submitted_later(light, site):
+    place = with_backend(site(), Narrow)
+    jobs = [light(f"job {number}", ranks=1, seconds=0.1) for number in range(5)]
+    first = submit_plan(plan_of(*jobs), place, lambda event: None)
+    assert (first.submitted, len(first.left), first.why_left) == (2, 3, "job submit limit")
+    records, events = follow(place, *jobs)
+    assert {record.status for record in records.values()} == {RunStatus.FINISHED}
+    assert "jobs are submitted later: job submit limit" in notices(events)
+
+
+def test_a_scheduler_that_is_silent_for_a_while(light, site):
+    records, events = follow(with_backend(site(), Deaf), light("one", seconds=0.2))
+    assert records["one"].status is RunStatus.FINISHED
+    assert notices(events).count("squeue cannot reach Slurm; asking again") == 1
+
+
+def notices(events):
+    return " ".join(event.message for event in events if isinstance(event, launch.Notice))
 
 
 # ----------------------------------------------------------- several harnesses
