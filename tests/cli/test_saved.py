@@ -5,7 +5,7 @@ import pytest
 from harness.cli.matrix import load_plan
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import StoreError
-from harness.model import Job, RunRecord, RunStatus
+from harness.model import Job, Role, RunRecord, RunStatus
 from harness.store import write_json
 from harness.toolchain import assume_toolchain
 from harness.trainers import job_payload
@@ -98,6 +98,43 @@ def again(experiment) -> SavedMatrix:
 def test_runs_of_every_kind_are_found_again(experiment):
     matrix = again(experiment)
     assert [record.name for record in matrix.records] == [job.name for job in matrix.plan.jobs]
+
+
+def test_runs_of_a_cluster_are_found_again_without_the_user_s_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
+    (tmp_path / "t.toml").write_text(TRAIN_CONFIG)
+    path, out, mine = tmp_path / "e.toml", tmp_path / "out", tmp_path / "mine.toml"
+    head = EXPERIMENT.partition("[[test]]")[0]
+    path.write_text(head.replace("schema = 1", 'schema = 1\nlauncher = "slurm"') + SLURM)
+    mine.write_text(
+        'schema = 1\nranks_per_node = 8\nhardware = "H100"\ncheckpoint_every = 4\n'
+        'environment = { NCCL_DEBUG = "INFO" }\nprologue = ["true"]\n'
+    )
+    plan = load_plan(path, (), on_gpu=False, cluster=mine, find=assume_toolchain)
+    records = []
+    for index, job in enumerate(plan.jobs):
+        folder = tmp_path / "runs" / str(index)
+        folder.mkdir(parents=True)
+        records.append(made(job, folder))
+    out.mkdir()
+    save_matrix(out, SavedMatrix(plan, tuple(records), {}, None), (), on_gpu=False)
+    mine.unlink()
+    again = load_matrix(out).plan
+    assert again.experiment.cluster == plan.experiment.cluster
+    assert [job.identity for job in again.jobs] == [job.identity for job in plan.jobs]
+    assert all(job.spec.resumes for job in again.jobs if job.role is not Role.SEED)
+
+
+SLURM = """
+[[test]]
+name = "tp"
+parallelism = { dp_shard = 2, tp = 2 }
+[cluster]
+max_jobs = 2
+[matrix]
+name = "pp"
+parallelism = { dp_shard = [2], pp = [2] }
+"""
 
 
 def test_another_time_to_recover_is_judged_anew(experiment):
