@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConfigError
-from harness.model import Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
+from harness.model import Cluster, Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
 from harness.surroundings import (
+    cluster_hardware,
+    cluster_software,
     gpu_models,
     hardware_class,
     rank_code_digest,
@@ -92,3 +94,26 @@ def test_the_hardware_class_says_which_device(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert hardware_class(on_gpu=True) == "gpu of unknown model"
     assert hardware_class(on_gpu=False) == hardware_class(on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "hardware"),
+    [
+        ({"hardware": "H100", "partition": "p"}, "gpu H100"),
+        ({"partition": "p", "gres": "gpu:8", "constraint": "ib"}, "gpu slurm p gpu:8 ib"),
+        ({"hardware": "cpu farm"}, "gpu cpu farm"),
+        ({"partition": "p", "device": "cpu"}, "cpu slurm p"),
+        ({"hardware": "epyc", "device": "cpu"}, "cpu epyc"),
+    ],
+)
+def test_the_hardware_of_a_cluster_is_its_name_or_what_is_asked_for(asked, hardware):
+    assert cluster_hardware(Cluster(ranks_per_node=8, **asked)) == hardware
+
+
+def test_what_a_cluster_gives_besides_the_toolchain_is_told_without_its_requests():
+    assert cluster_software(Cluster(ranks_per_node=8, partition="p", sbatch=("--x",))) == {}
+    given = Cluster(ranks_per_node=8, environment={"A": "1"}, container=("apptainer", "exec"))
+    assert cluster_software(given) == {
+        "container": ["apptainer", "exec"],
+        "environment": {"A": "1"},
+    }
