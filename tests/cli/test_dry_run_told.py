@@ -1,0 +1,95 @@
+"""What ``converge plan --dry-run`` makes of the answers of its processes."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.cli import dry_run as told
+from harness.cli import main, matrix
+from harness.launch.dry_run import Answer, parts_of, problems_of
+from harness.model import Role
+from harness.toolchain import assume_toolchain
+
+LLAMA = Path(__file__).parents[2] / "experiments" / "llama3_8b.toml"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return matrix.load_plan(LLAMA, (), on_gpu=True, find=assume_toolchain)
+
+
+def answer(part, *, gigabytes=1, count=100, **changes):
+    size = gigabytes * 2**30
+    found = {
+        "problems": [],
+        "sharding_problems": [],
+        "stand_ins": ["a tokenizer"],
+        "parameters": {"bytes": size, "count": count, "of_model": 100},
+        "gradients": {"bytes": size},
+        "optimizer_states": {"bytes": 2 * size},
+        "activations": {"bytes": 4 * size, "how": "traced"},
+        "peak_bytes": 8 * size,
+        "seconds": 10.0,
+        "peak_rss_bytes": 700_000_000,
+    }
+    return Answer(part, {**found, **changes})
+
+
+def test_every_pipeline_stage_of_every_set_is_built_once_and_no_repeat(plan):
+    assert [(part.title, part.rank) for part in parts_of(plan.jobs)] == [
+        ("fsdp8", 0),
+        ("fsdp8_tp2_pp2, pipeline rank 0 of 2", 0),
+        ("fsdp8_tp2_pp2, pipeline rank 1 of 2", 16),
+        ("fsdp8_tp2_cp2_pp2, pipeline rank 0 of 2", 0),
+        ("fsdp8_tp2_cp2_pp2, pipeline rank 1 of 2", 32),
+        ("fsdp8_cp8", 0),
+    ]
+
+
+def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(plan):
+    _, first, second, *_ = parts_of(plan.jobs)
+    answers = [answer(first, count=40), answer(second, gigabytes=12, count=60)]
+    (row,) = told.rows_of(answers)
+    assert (row.largest.part, row.seconds) == (second, 20.0)
+    cells = list(told._cells(row, None, 80))
+    assert cells[3:10] == ["1 of 2", "12.00", "12.00", "24.00", "48.00", "96.0", "129% TOO LARGE"]
+    assert problems_of(answers) == []
+
+
+def test_problems_of_all_sets_are_told_with_set_and_key(plan):
+    control, first, second, *_, last = parts_of(plan.jobs)
+    entry = {"key": "parallelism.tp", "message": "32 heads over 3", "valid": []}
+    answers = [
+        answer(control, sharding_problems=["norm.weight: is whole on every rank"]),
+        Answer(first, {"problems": [entry]}),
+        Answer(second, {"problems": [entry]}),
+        Answer(last, {"problems": [{"key": "", "message": "broken", "valid": ["a"]}]}),
+    ]
+    assert [str(problem) for problem in problems_of(answers)] == [
+        "fsdp8: parallelism: norm.weight: is whole on every rank",
+        "fsdp8_tp2_pp2: parallelism.tp: 32 heads over 3",
+        "fsdp8_cp8: broken (valid: a)",
+    ]
+
+
+def test_parameters_that_no_stage_holds_are_a_problem(plan):
+    _, first, second, *_ = parts_of(plan.jobs)
+    (problem,) = problems_of([answer(first, count=40), answer(second, count=50)])
+    assert str(problem) == (
+        "fsdp8_tp2_pp2: parallelism.pp: the stages hold 90 parameters, the model has 100"
+    )
+
+
+def test_gpu_hours_follow_from_tokens_and_the_stated_throughput(plan):
+    control, seed = plan.job("fsdp8"), next(job for job in plan.jobs if job.role is Role.SEED)
+    hours = 3000 * 32 * 8192 / 5000 / 3600
+    assert told.gpu_hours(control, 5000) == pytest.approx(hours)
+    assert told.gpu_hours(seed, 5000) == 0
+    assert f"{7 * hours:,.1f} GPU-hours in all, {3 * hours:,.1f} of them" in told._cost(plan, 5000)
+    assert "--throughput" in told._cost(plan, None)
+
+
+def test_a_dry_run_needs_the_toolchain_and_says_how_to_build_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
+    assert main(["plan", str(LLAMA), "--dry-run", "--store", str(tmp_path)]) == 2
+    assert "nox -s toolchain -- torchtitan-0.3.0" in capsys.readouterr().err
