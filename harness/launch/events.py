@@ -9,8 +9,8 @@ Each carries ``at``, seconds since 1970. A job's life is one of::
     Queued Ended                                    skipped: what it needs did not finish
 
 On a cluster ``Queued`` comes once a scheduler has taken the job, ``Started`` once it runs it, and
-``GoingOn`` once it runs it again. Jobs that were in the queue before have no ``Queued``, and
-refused ones have neither.
+``GoingOn`` once it runs it again. Jobs that were in the queue before have no ``Queued``, refused
+ones have neither, and one that starts and ends between two looks has no ``Started``.
 """
 
 from __future__ import annotations

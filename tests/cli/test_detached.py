@@ -35,6 +35,8 @@ poll_s = 0.2
 sbatch = ["--overcommit"]
 [trainer]
 train_config = "t.toml"
+[trainer.set]
+"tiny.seconds" = 0.5   # longer than between two looks at the queue
 [control]
 name = "fsdp2"
 parallelism.dp_shard = 2
