@@ -81,21 +81,6 @@ def _require_sense(arguments: argparse.Namespace) -> None:
         raise ConfigError(problems)
 
 
-def require_cover(arguments: argparse.Namespace) -> None:
-    """Without ``--cover``, refuse its options, and a plan of nothing."""
-    problems = [
-        Problem(f"--{option}", "goes with --cover pairs")
-        for option in ("gpus", "technique", "dp", "base", "toml")
-        if getattr(arguments, option)
-    ]
-    if arguments.experiment is None and not problems:
-        problems.append(
-            Problem("EXPERIMENT", "is missing", "only --cover with --technique goes without one")
-        )
-    if problems:
-        raise ConfigError(problems)
-
-
 def _of_experiment(
     arguments: argparse.Namespace,
 ) -> tuple[guide.Base, tuple[guide.Factor, ...], Mapping[str, Setting]]:

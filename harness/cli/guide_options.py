@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.errors import ConfigError, Problem
+
 TECHNIQUE = """\
 what is under test, comma-separated: parallelisms with a degree (tp=2, cp=4, pp=2, ep=2, hsdp=2 for
 2 replicas), ddp, and compile, async_tp, float8, float8_rowwise, float8_tp, bf16; a pipeline
@@ -101,3 +103,18 @@ def _technique(
     parser.add_argument(
         "--technique", action="append", required=required, metavar="LIST", help=TECHNIQUE
     )
+
+
+def require_cover(arguments: argparse.Namespace) -> None:
+    """Without ``--cover``, refuse its options, and a plan of nothing."""
+    problems = [
+        Problem(f"--{option}", "goes with --cover pairs")
+        for option in ("gpus", "technique", "dp", "base", "toml")
+        if getattr(arguments, option)
+    ]
+    if arguments.experiment is None and not problems:
+        problems.append(
+            Problem("EXPERIMENT", "is missing", "only --cover with --technique goes without one")
+        )
+    if problems:
+        raise ConfigError(problems)

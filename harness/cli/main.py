@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from rich.console import Console
@@ -47,30 +48,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.UNDECIDED
 
 
-def _dispatch(arguments: argparse.Namespace) -> ExitCode:
-    # Imported on use: `converge --help` and a usage error should not pay for pandas and plotly.
-    from harness.cli import (  # noqa: PLC0415
-        calibrating,
-        commands,
-        comparing,
-        detached,
-        initializing,
-        planning,
-    )
+_MODULES = {
+    "run": "commands",
+    "submit": "detached",
+    "status": "detached",
+    "collect": "detached",
+    "cancel": "detached",
+    "init": "initializing",
+    "plan": "planning",
+    "calibrate": "calibrating",
+    "compare": "comparing",
+    "report": "commands",
+    "toolchains": "commands",
+}
+"""Command to the module of this package that has a function of its name."""
 
-    command = {
-        "run": commands.run,
-        "submit": detached.submit,
-        "status": detached.status,
-        "collect": detached.collect,
-        "cancel": detached.cancel,
-        "init": initializing.init,
-        "plan": planning.plan,
-        "calibrate": calibrating.calibrate,
-        "compare": comparing.compare,
-        "report": commands.report,
-        "toolchains": commands.toolchains,
-    }[arguments.command]
+
+def _dispatch(arguments: argparse.Namespace) -> ExitCode:
+    # Imported on use: `converge --help` and `plan` should not pay for pandas and plotly.
+    module = importlib.import_module(f"harness.cli.{_MODULES[arguments.command]}")
+    command: Callable[[argparse.Namespace], ExitCode] = getattr(module, arguments.command)
     return command(arguments)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,10 +33,12 @@ from harness.model import (
 )
 from harness.plan import make_plan, select
 from harness.readers import read_run
-from harness.report import ReportView, build_view
 from harness.store import Store
 from harness.surroundings import read_surroundings
 from harness.toolchain import find_toolchain
+
+if TYPE_CHECKING:
+    from harness.report import ReportView
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,8 @@ def judge_matrix(
 
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
+    from harness.report import build_view  # noqa: PLC0415 - pays for the plots; a plan draws none
+
     verdicts = []
     envelopes = {}
     for job, against, calibrated in pairs_of(plan):

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from harness.cli import covering, matrix
+from harness.cli import matrix
 from harness.cli.dry_run import show_dry_run
+from harness.cli.guide_options import require_cover
 from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
@@ -26,8 +27,10 @@ from harness.trainers import printable_command
 def plan(arguments: argparse.Namespace) -> ExitCode:
     """``converge plan``: what would run, or with ``--cover`` what could."""
     if arguments.cover is not None:
+        from harness.cli import covering  # noqa: PLC0415 - pays for scipy's solvers
+
         return covering.cover(arguments)
-    covering.require_cover(arguments)
+    require_cover(arguments)
     if arguments.dry_run:
         return show_dry_run(arguments)
     made = matrix.load_plan(
