@@ -10,6 +10,7 @@
     submission.py   which scheduler's job a run folder belongs to
     settle.py       what came of a job that is over
     standing.py     where every job of a plan stands, by one query
+    lanes.py        at most so many jobs at once, by what they wait for; pure
     submitting.py   gives jobs to a scheduler, each once
     followed.py     one job in a scheduler's hands: its steps and timeouts
     follow.py       attached: rounds of poll, settle, submit what fits

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from harness.errors import ClusterError
 from harness.launch.check import check_jobs, unchecked
 from harness.launch.cluster.backend import JobState, Phase, Refused, Request
 from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
+from harness.launch.cluster.lanes import lanes_of
 from harness.launch.cluster.settle import Known, facts, skipped
 from harness.launch.cluster.standing import (
     Site,
@@ -39,41 +39,6 @@ from harness.trainers import Resources, environment, job_payload, seed_checkpoin
 _DYING_S = 120.0
 """Longest wait for jobs that a harness has cancelled; Slurm kills after ``KillWait``, 30 s."""
 _DYING_POLL_S = 1.0
-
-
-@dataclass(slots=True)
-class Lanes:
-    """At most ``limit`` jobs at once, by dependencies, so that it holds without a harness.
-
-    Every lane is a chain of jobs each of which waits for the one before; None: no limit.
-    """
-
-    limit: int | None
-    ends: deque[str] = field(default_factory=deque)
-    """The last job of every lane, the oldest first."""
-
-    def waits_for(self) -> tuple[str, ...]:
-        """The jobs that must be over before the next one."""
-        surplus = len(self.ends) + 1 - self.limit if self.limit is not None else 0
-        return tuple(list(self.ends)[: max(surplus, 0)])
-
-    def add(self, job_id: str) -> None:
-        """Another job has been submitted, to wait for ``waits_for()``."""
-        for _ in self.waits_for():
-            self.ends.popleft()
-        self.ends.append(job_id)
-
-    def is_over(self, job_id: str) -> None:
-        if job_id in self.ends:
-            self.ends.remove(job_id)
-
-
-def lanes_of(limit: int | None, submissions: Iterable[Submission]) -> Lanes:
-    """The lanes that jobs in the queue are in."""
-    queued = sorted(submissions, key=lambda each: each.submitted)
-    waited_for = {id_ for each in queued for id_ in each.after_any}
-    ids = [each.job_id for each in queued if each.job_id is not None]
-    return Lanes(limit, deque(id_ for id_ in ids if id_ not in waited_for))
 
 
 @dataclass(frozen=True, slots=True)

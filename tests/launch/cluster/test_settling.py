@@ -7,9 +7,9 @@ import pytest
 from launch_jobs import tiny_job
 
 from harness.launch.cluster.backend import JobState, Phase
+from harness.launch.cluster.lanes import Lanes, lanes_of
 from harness.launch.cluster.settle import Known, settle
 from harness.launch.cluster.submission import Submission, read_submission, write_submission
-from harness.launch.cluster.submitting import Lanes, lanes_of
 from harness.model import (
     Cluster,
     Parallelism,
