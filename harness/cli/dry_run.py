@@ -146,7 +146,7 @@ def _print(
     if rows:
         console.print(_table(plan, rows, throughput, gpu_memory))
         console.print(f"\n{NOT_COVERED}", soft_wrap=True)
-    for line in _estimates(rows):
+    for line in (*_too_large(rows, gpu_memory), *_estimates(rows)):
         console.print(line, markup=False, soft_wrap=True)
     for sentence in _stand_ins(rows):
         console.print(f"stands in: {sentence}", markup=False, soft_wrap=True)
@@ -183,7 +183,7 @@ def _table(
     titles += [f"of {gpu_memory:g} GB"] if gpu_memory else []
     titles += ["GPU-h"] if throughput else []
     for title in (*titles, "s", "RSS GB"):
-        table.add_column(title, justify="right", overflow="fold")
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(escape, _cells(row, throughput, gpu_memory)))
     return table
@@ -202,11 +202,19 @@ def _cells(row: Row, throughput: float | None, gpu_memory: float | None) -> Iter
     yield f"{found['peak_bytes'] / _GIB:.1f}"
     if gpu_memory:
         share = found["peak_bytes"] / (gpu_memory * 1e9)
-        yield f"{share:.0%}" + (" TOO LARGE" if share > 1 else "")
+        yield f"{share:.0%}" + (" !" if share > 1 else "")
     if throughput:
         yield f"{gpu_hours(row.job, throughput):,.1f}"
     yield f"{row.seconds:.0f}"
     yield f"{row.rss_bytes / 1e9:.1f}"
+
+
+def _too_large(rows: Iterable[Row], gpu_memory: float | None) -> Iterable[str]:
+    """Sets whose peak alone is more than a GPU has."""
+    for row in rows:
+        needed = row.largest.peak_bytes / 1e9
+        if gpu_memory and needed > gpu_memory:
+            yield f"! {row.name}: a peak of {needed:.1f} GB does not fit {gpu_memory:g} GB"
 
 
 def _estimates(rows: Iterable[Row]) -> Iterable[str]:

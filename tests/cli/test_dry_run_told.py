@@ -52,7 +52,10 @@ def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(pl
     (row,) = told.rows_of(answers)
     assert (row.largest.part, row.seconds) == (second, 20.0)
     cells = list(told._cells(row, None, 80))
-    assert cells[3:10] == ["1 of 2", "12.00", "12.00", "24.00", "48.00", "96.0", "129% TOO LARGE"]
+    assert cells[3:10] == ["1 of 2", "12.00", "12.00", "24.00", "48.00", "96.0", "129% !"]
+    assert list(told._too_large([row], 80)) == [
+        "! fsdp8_tp2_pp2: a peak of 103.1 GB does not fit 80 GB"
+    ]
     assert problems_of(answers) == []
 
 
