@@ -78,7 +78,8 @@ def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
 def _run(job: Job, rank: int) -> dict[str, Any]:
     dialect = importlib.import_module(f"harness.rank.{job.dialect}")
     if importlib.util.find_spec(f"harness.rank.{job.dialect}.dry_run") is None:
-        return {"unsupported": f"no dry run for {job.dialect.replace('_', ' ', 1)} yet"}
+        release = job.dialect.removeprefix("titan_").replace("_", ".")
+        return {"unsupported": f"there is no dry run of torchtitan {release} yet"}
     # The machine's own device: fake tensors of a GPU need a torch that was built for one.
     dialect.preload("cpu")
     from harness.rank.dry_run_meter import Meter
