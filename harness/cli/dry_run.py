@@ -253,7 +253,7 @@ def _document(
     def hours(jobs: Iterable[Job]) -> float | None:
         return sum(gpu_hours(job, throughput) for job in jobs) if throughput else None
 
-    largest = {row.largest.part for row in rows_of(answers)}
+    largest = [row.largest for row in rows_of(answers)]
     return {
         "schema": 1,
         "experiment": str(plan.experiment.path),
@@ -269,7 +269,7 @@ def _document(
                 "set": answer.part.job.name,
                 "segment": answer.part.segment,
                 "pipeline_rank": answer.part.stage,
-                "largest": answer.part in largest,
+                "largest": any(answer is each for each in largest),
                 "toolchain": answer.part.job.toolchain.name,
                 **answer.found,
             }

@@ -1,5 +1,6 @@
 """What ``converge plan --dry-run`` makes of the answers of its processes."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(pl
         "! fsdp8_tp2_pp2: a peak of 103.1 GB does not fit 80 GB"
     ]
     assert problems_of(answers) == []
+    document = json.loads(json.dumps(told._document(plan, answers, "cuda", 5000, 80)))
+    assert [part["largest"] for part in document["parts"]] == [False, True]
+    assert set(document["gpu_hours"]["jobs"]) == {job.name for job in plan.jobs}
 
 
 def test_problems_of_all_sets_are_told_with_set_and_key(plan):
