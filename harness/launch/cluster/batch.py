@@ -35,6 +35,8 @@ ENDED_FILE = "ended.json"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Overrides the name under which the nodes of a job reach their first one."""
 _NODE_MODULE = "harness.rank.node"
+_MEETING = "meeting_place"
+"""Variable of the script: host and port of the rendezvous."""
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Ports of the rendezvous: below those that Linux gives to outgoing connections."""
 
@@ -51,11 +53,6 @@ class _Layout:
 def job_name(job: Job) -> str:
     """The name that Slurm shows, and under which a job is found again."""
     return f"cv-{slug(job.name)}-{job.identity[:12]}"
-
-
-def rendezvous_port(job: Job) -> int:
-    """Where the agents of a job's nodes meet, on its first node: one of 20,000 by its identity."""
-    return _FIRST_PORT + int(job.identity[:8], 16) % _PORTS
 
 
 def batch_script(
@@ -81,7 +78,7 @@ def batch_script(
         _ending(folder),
         _restart(job) if _may_be_requeued(job, cluster) else "",
         _surroundings(job, folder, cluster),
-        _head_node() if largest.nodes > 1 else "",
+        _meeting_place() if largest.nodes > 1 else "",
         *(
             _call(job, folder, cluster, call, layout, largest, rank_module)
             for call, layout in zip(calls, layouts, strict=True)
@@ -223,10 +220,11 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
     return "\n".join((strict_not, *modules, *exports, *prologue, "set -u"))
 
 
-def _head_node() -> str:
+def _meeting_place() -> str:
     return f"""\
-# Where the agents of the nodes meet.
-head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}}"""
+# Where the agents of the nodes meet. Jobs that run at once have ids near each other: other ports.
+head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}}
+{_MEETING}=$head_node:$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))"""
 
 
 def _call(
@@ -258,7 +256,7 @@ def _call(
         shlex.join(arguments("srun", cluster.srun)),
         shlex.join(arguments("container", cluster.container)),
         shlex.join(node),
-        " ".join(_quoted_but_head(word) for word in torchrun[:rest]),
+        " ".join(_quoted_but_meeting(word) for word in torchrun[:rest]),
         shlex.join(torchrun[rest:]),
     )
     segment = "" if call.segment is None else _segment_comment(job, call.segment)
@@ -270,8 +268,7 @@ def _torchrun(
 ) -> tuple[str, ...]:
     meeting = Rendezvous()
     if layout.nodes > 1:
-        endpoint = f"$head_node:{rendezvous_port(job)}"
-        meeting = Rendezvous(layout.nodes, layout.nodes, endpoint, here=False)
+        meeting = Rendezvous(layout.nodes, layout.nodes, f"${_MEETING}", here=False)
     return node_arguments(job, folder, call, meeting, rank_module)
 
 
@@ -293,12 +290,12 @@ def _segment_comment(job: Job, index: int) -> str:
 # ------------------------------------------------------------------- quoting
 
 
-def _quoted_but_head(word: str) -> str:
-    """An argument of torchrun in which bash is to put the name of the head node."""
-    before, variable, after = word.partition("$head_node")
+def _quoted_but_meeting(word: str) -> str:
+    """An argument of torchrun in which bash is to put where the agents meet."""
+    before, variable, after = word.partition(f"${_MEETING}")
     if not variable:
         return shlex.quote(word)
-    return f'{shlex.quote(before)}"${{head_node}}"{shlex.quote(after)}'
+    return f'{shlex.quote(before)}"${_MEETING}"{shlex.quote(after) if after else ""}'
 
 
 def _one_line(text: str) -> str:

@@ -56,8 +56,9 @@ export TORCHINDUCTOR_COMPILE_THREADS=1
 export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 set -u
 
-# Where the agents of the nodes meet.
+# Where the agents of the nodes meet. Jobs that run at once have ids near each other: other ports.
 head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
+meeting_place=$head_node:$((10000 + SLURM_JOB_ID % 20000))
 
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
@@ -68,5 +69,5 @@ touch pwned' \
 #SBATCH --array=0-9
 touch pwned' \
     /tools/bin/python -m harness.rank.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
-    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="${head_node}":18743 --max-restarts=0 --redirects=3 \
+    --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
     -m harness.rank /store/runs/run-0123456789ab/job.json
