@@ -28,6 +28,8 @@ ALLOWED = {
     "readers": {"model", "errors", "store"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
+    "history": {"model", "errors", "store", "report"},
+    "export": {"model", "errors", "store"},
     "gate": {"model"},
     "rank": set(),
 }

@@ -94,17 +94,25 @@ def conclude(
 
 def report(arguments: argparse.Namespace) -> ExitCode:
     """``converge report``: judge a finished matrix again."""
-    finished = load_matrix(arguments.folder)
+    _, _, judged = judge_again(arguments.folder)
+    show_verdicts(make_console(), judged.view, arguments.folder)
+    return exit_code(judged.verdicts)
+
+
+def judge_again(folder: Path) -> tuple[SavedMatrix, Mapping[str, Evidence], matrix.Judged]:
+    """A report folder's matrix, its evidence by job name, and what comes of judging it now.
+
+    Raises StoreError as ``load_matrix`` does.
+    """
+    finished = load_matrix(folder)
     evidences = matrix.read_evidence(finished.plan, finished.records)
     if finished.plan.experiment.calibration is None:
         calibrations = matrix.calibrate_controls(finished.plan, evidences)
     else:
         jobs = zip(finished.plan.jobs, finished.records, strict=True)
         identities = {job.name: record.identity for job, record in jobs}
-        calibrations = read_judged_by(finished.plan, arguments.folder / FILE, identities)
-    judged = _judge(finished, evidences, calibrations)
-    show_verdicts(make_console(), judged.view, arguments.folder)
-    return exit_code(judged.verdicts)
+        calibrations = read_judged_by(finished.plan, folder / FILE, identities)
+    return finished, evidences, _judge(finished, evidences, calibrations)
 
 
 def toolchains(arguments: argparse.Namespace) -> ExitCode:

@@ -59,6 +59,7 @@ _MODULES = {
     "calibrate": "calibrating",
     "compare": "comparing",
     "report": "commands",
+    "export": "exporting",
     "toolchains": "commands",
 }
 """Command to the module of this package that has a function of its name."""

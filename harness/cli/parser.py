@@ -8,6 +8,7 @@ from pathlib import Path
 from harness import __version__
 from harness.cli.detached_options import ONLY_JOBS, add_detached
 from harness.cli.dry_run_options import add_dry_run
+from harness.cli.export_options import add_export
 from harness.cli.guide_options import PLAN_EXAMPLES, add_cover, add_init
 from harness.model import Launcher
 
@@ -145,6 +146,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Judge a finished matrix again and rewrite its reports, without training.",
     )
     report.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of a run")
+
+    add_export(commands)
 
     toolchains = commands.add_parser(
         "toolchains",
