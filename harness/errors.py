@@ -6,6 +6,7 @@
     ├── ConfigError        the experiment or train config is wrong: exit code 2
     ├── ToolchainError     a named Python environment is missing or broken: exit code 2
     ├── StoreError         a file of ours cannot be read or written: exit code 2
+    ├── HistoryError       the history file cannot be read or written: exit code 2
     ├── EvidenceError      curves given to a reader cannot be understood: exit code 2
     ├── ClusterError       a scheduler cannot be reached or understood: exit code 2
     └── Interrupted        the user or a signal stopped the harness: exit code 130
@@ -63,6 +64,10 @@ class ToolchainError(ConvergeError):
 
 class StoreError(ConvergeError):
     """A file of ours is missing, unreadable, of a newer schema, or cannot be written."""
+
+
+class HistoryError(ConvergeError):
+    """The history file is missing, damaged, of a newer release, or cannot be written."""
 
 
 class EvidenceError(ConvergeError):

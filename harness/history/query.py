@@ -1,0 +1,98 @@
+"""What is asked of a history, and the values that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.model import CauseClass, Judgement, Outcome, Tier
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which results are wanted; what is None lets everything through."""
+
+    experiment: str | None = None
+    test_set: str | None = None
+    verdict: Judgement | None = None
+    since: datetime | None = None
+    """With its time zone; the night's own time counts."""
+    limit: int | None = None
+    """Newest results, at most so many."""
+
+    def sql(self) -> tuple[str, list[str | int]]:
+        """The clauses after FROM, for ``results r`` and ``nights n``, and the values in them."""
+        asked: dict[str, str | None] = {
+            "r.experiment = ?": self.experiment,
+            "r.test_set = ?": self.test_set,
+            "r.verdict = ?": self.verdict.value if self.verdict else None,
+            "n.finished >= ?": stamp(self.since) if self.since else None,
+        }
+        given = {clause: value for clause, value in asked.items() if value is not None}
+        where = f"WHERE {' AND '.join(given)} " if given else ""
+        limit = "" if self.limit is None else " LIMIT ?"
+        values: list[str | int] = [*given.values(), *([] if self.limit is None else [self.limit])]
+        return f"{where}ORDER BY r.night_id DESC, r.id{limit}", values
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One test set of one night, as listed."""
+
+    night: int
+    """Number of the night in this file; later nights have larger ones."""
+    finished: datetime
+    experiment: str
+    source: str
+    test_set: str
+    control: str
+    verdict: Judgement
+    previous: Judgement | None
+    """Its verdict in the night before; None in its first one."""
+    cause_class: CauseClass | None
+    cause: str
+    onset: int | None
+    wall_s: float | None
+    reused: bool
+    circumstances: Mapping[str, str]
+    report: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetNight:
+    """One night of a test set: what was judged, and under which circumstances."""
+
+    number: int
+    """As :attr:`Entry.night`."""
+    finished: datetime
+    verdict: Judgement
+    circumstances: Mapping[str, str]
+    definition: str
+    """See :class:`harness.history.Result`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What one check of a test set measured, oldest night first."""
+
+    check: str
+    tier: Tier
+    unit: str
+    nights: npt.NDArray[np.int64]
+    """Numbers of the nights in which it measured something; gaps are nights without."""
+    measured: Numbers
+    """May be NaN or infinite."""
+    limits: Numbers
+    """NaN where there was none."""
+    outcomes: tuple[Outcome, ...]
+
+
+def stamp(time: datetime) -> str:
+    """A time as the file holds it: ISO 8601, UTC, to the millisecond; sorts by time."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds")

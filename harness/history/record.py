@@ -1,0 +1,189 @@
+"""A judged matrix as one night of the history; pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from harness.model import (
+    CauseClass,
+    Check,
+    Job,
+    Judgement,
+    Outcome,
+    Plan,
+    RunRecord,
+    RunStatus,
+    Tier,
+    Verdict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one check of one test set found."""
+
+    check: str
+    """Its name: ``loss-envelope``."""
+    tier: Tier
+    outcome: Outcome
+    measured: float | None
+    limit: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One test set of one night."""
+
+    test_set: str
+    control: str
+    verdict: Judgement
+    cause_class: CauseClass | None
+    cause: str
+    onset: int | None
+    wall_s: float | None
+    """Of the run itself, whenever it was made; None for a run that never began."""
+    reused: bool
+    definition: str
+    """Hex digest of what the experiment file asks of the set and its control: another one means
+    that somebody changed the file, and not the software."""
+    measurements: tuple[Measurement, ...]
+    """Checks that were answered; a skipped one left nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """One finished matrix."""
+
+    experiment: str
+    source: str
+    """Absolute path of the experiment file."""
+    finished: datetime
+    """With its time zone."""
+    circumstances: Mapping[str, str]
+    """What may explain a change: versions by distribution, ``commit``, ``hardware``, ``driver`` …;
+    what is not known is left out."""
+    ran: int
+    """How many of its jobs ran for it; the others were reused."""
+    wall_s: float | None
+    report: str
+    """Absolute path of the report folder."""
+    results: tuple[Result, ...]
+
+    @property
+    def content(self) -> str:
+        """Hex digest of all that was found and under which circumstances.
+
+        Not of when, how long it took, and whether runs were reused: two nights with the same
+        content say the same.
+        """
+        told = [
+            {**asdict(result), "wall_s": None, "reused": None}
+            for result in sorted(self.results, key=lambda result: result.test_set)
+        ]
+        return _digest([self.experiment, dict(self.circumstances), told])
+
+
+def night_of(
+    plan: Plan,
+    records: Sequence[RunRecord],
+    verdicts: Iterable[Verdict],
+    *,
+    finished: datetime,
+    source: str,
+    report: str,
+    circumstances: Mapping[str, str],
+    wall_s: float | None,
+) -> Night:
+    """A judged matrix as the history keeps it.
+
+    ``records`` are in the plan's order. Raises KeyError for a verdict on a set that is no job of
+    the plan.
+    """
+    jobs = {job.name: job for job in plan.jobs}
+    ended = {job.name: record for job, record in zip(plan.jobs, records, strict=True)}
+    return Night(
+        experiment=plan.experiment.name,
+        source=source,
+        finished=finished,
+        circumstances={name: value for name, value in circumstances.items() if value},
+        ran=sum(not record.reused and record.status is not RunStatus.SKIPPED for record in records),
+        wall_s=wall_s,
+        report=report,
+        results=tuple(
+            _result(verdict, ended[verdict.name], jobs[verdict.name], jobs[verdict.control])
+            for verdict in verdicts
+        ),
+    )
+
+
+def _result(verdict: Verdict, record: RunRecord, test: Job, control: Job) -> Result:
+    skipped = record.status is RunStatus.SKIPPED
+    return Result(
+        test_set=verdict.name,
+        control=verdict.control,
+        verdict=verdict.judgement,
+        cause_class=verdict.cause_class,
+        cause=verdict.cause,
+        onset=verdict.onset_step,
+        wall_s=None if skipped else record.wall_s,
+        reused=record.reused,
+        definition=_digest([_meaning(test), _meaning(control)]),
+        measurements=tuple(
+            _measurement(check) for check in verdict.checks if check.outcome is not Outcome.SKIPPED
+        ),
+    )
+
+
+def _measurement(check: Check) -> Measurement:
+    return Measurement(
+        check=check.name,
+        tier=check.tier,
+        outcome=check.outcome,
+        measured=check.measured,
+        limit=check.limit.value if check.limit else None,
+        unit=check.unit,
+    )
+
+
+def _meaning(job: Job) -> dict[str, Any]:
+    """What the experiment file asks of a job; nothing of versions, machines, names and limits."""
+    spec = job.spec
+    return {
+        "toolchain": spec.toolchain,
+        "parallelism": asdict(spec.parallelism),
+        "techniques": sorted(spec.techniques),
+        "schedule": spec.pipeline_schedule,
+        "rotation": spec.cp_rotation,
+        "train_config": asdict(spec.train_config) | {"path": None},
+        "overrides": dict(spec.overrides),
+        "inject": spec.inject,
+        "without_fixes": sorted(spec.without_fixes),
+        "segments": [asdict(segment) for segment in spec.segments],
+        "recovery": asdict(spec.recovery) if spec.recovery else None,
+        "seed": job.seed,
+        "steps": job.steps,
+        "batch": [job.local_batch_size, job.global_batch_size, job.seq_len],
+    }
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(_spelt(value), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _spelt(value: Any) -> Any:
+    """NaN and infinities as words, which JSON has no numbers for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _spelt(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelt(entry) for entry in value]
+    return value
