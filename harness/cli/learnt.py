@@ -16,6 +16,7 @@ from harness.calibrations import (
     write_calibrations,
 )
 from harness.cli import matrix
+from harness.cli.goldens import golden_learnt
 from harness.errors import ConfigError, Problem, StoreError
 from harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
 from harness.plan import identity_facts
@@ -62,12 +63,19 @@ def timestamp() -> str:
 def read_given(plan: Plan, surroundings: Surroundings) -> dict[str, Learnt] | None:
     """The calibration of every control from the file that the experiment or the user names.
 
-    None when no file is named: the repeats then teach.
+    Of a golden, what repeats of it taught. None when no file is named: the repeats then teach.
 
     Raises:
         ConfigError: the file is missing or damaged, or was not learnt from these very controls.
     """
     path = plan.experiment.calibration
+    taught = golden_learnt(plan)
+    if taught is not None:
+        if path is not None:
+            raise ConfigError(
+                Problem(f"--calibration {path}", "says nothing: the golden brings its own")
+            )
+        return taught
     if path is None:
         return None
     renew = renewing(plan.experiment.path, path)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from harness import corpus
+from harness.cli.goldens import golden_of, stand_in
 from harness.errors import ConfigError, Problem
 from harness.experiment import load_experiment
 from harness.judge import calibrate, judge, limits
@@ -128,8 +129,14 @@ def plan_experiment(
     """A loaded experiment, or a part of one, to plan; its problems in one ConfigError."""
     if slots is not None:
         experiment = replace(experiment, cpu_ranks=slots)
+    surroundings = surroundings_of(experiment, on_gpu=on_gpu)
     toolchains = {name: find(name) for name in toolchain_names(experiment)}
-    return make_plan(experiment, toolchains, surroundings_of(experiment, on_gpu=on_gpu))
+    stored = golden_of(experiment)
+    if stored is None:
+        return make_plan(experiment, toolchains, surroundings)
+    for spec in experiment.controls:  # what only the control needs may be gone
+        toolchains.setdefault(spec.toolchain, stored.golden.toolchain)
+    return stand_in(make_plan(experiment, toolchains, surroundings), stored, surroundings)
 
 
 def surroundings_of(experiment: Experiment, *, on_gpu: bool) -> Surroundings:
@@ -138,9 +145,13 @@ def surroundings_of(experiment: Experiment, *, on_gpu: bool) -> Surroundings:
 
 
 def toolchain_names(experiment: Experiment) -> tuple[str, ...]:
-    """Names of the toolchains that an experiment uses, in order of first use."""
+    """Names of the toolchains that an experiment uses, in order of first use.
+
+    A golden needs none.
+    """
     anchors = (experiment.anchor,) if experiment.anchor else ()
-    specs = (*experiment.controls, *anchors, *experiment.tests)
+    controls = experiment.controls if experiment.baseline is None else ()
+    specs = (*controls, *anchors, *experiment.tests)
     return tuple(dict.fromkeys(spec.toolchain for spec in specs))
 
 
@@ -243,7 +254,16 @@ def judge_matrix(
     for job, against, calibrated in pairs_of(plan):
         test, control = evidences[job.name], evidences[against.name]
         calibration = calibrations[calibrated]
-        verdicts.append(judge(test, control, calibration, spec=job.spec, control_spec=against.spec))
+        verdicts.append(
+            judge(
+                test,
+                control,
+                calibration,
+                spec=job.spec,
+                control_spec=against.spec,
+                own_start=job.needs != against.needs or against.golden is not None,
+            )
+        )
         envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
     view = build_view(
         title=plan.experiment.name,

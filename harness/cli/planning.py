@@ -50,7 +50,9 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
     described = describe(made)
     per_node = _ranks_per_node(made, arguments.ranks_per_node)
     commands = {
-        job.name: printable_command(job, store.run_folder(job.name, job.identity), per_node)
+        job.name: f"is not run: {job.golden}"
+        if job.golden is not None
+        else printable_command(job, store.run_folder(job.name, job.identity), per_node)
         for job in made.jobs
     }
     if arguments.json:

@@ -13,6 +13,7 @@ from rich.console import Console
 from harness import corpus
 from harness.cli import matrix
 from harness.cli.display import Display
+from harness.cli.goldens import golden_record
 from harness.errors import ClusterError
 from harness.launch import RunOptions, run_plan
 from harness.launch.cluster.follow import follow_plan
@@ -44,12 +45,18 @@ def run_jobs(plan: Plan, store: Store, arguments: argparse.Namespace, console: C
     ``arguments`` are those of a command that runs: ``fresh`` and ``cold``.
     """
     with Display(console) as display:
-        display(Preparing(time.time(), f"{plan.experiment.name}: {len(plan.jobs)} jobs"))
+        display(
+            Preparing(time.time(), f"{plan.experiment.name}: {len(plan.without_golden.jobs)} jobs")
+        )
         data = matrix.prepare_data(plan, store)
         options = options_of(plan, data, fresh=arguments.fresh, warm=not arguments.cold)
+        to_run = plan.without_golden
         if plan.experiment.launcher is Launcher.SLURM:
-            return Ran(follow_plan(plan, site_of(plan, store, options), display), data)
-        return Ran(run_plan(plan, store, options, display), data)
+            records = follow_plan(to_run, site_of(plan, store, options), display)
+        else:
+            records = run_plan(to_run, store, options, display)
+        made = dict(zip((job.name for job in to_run.jobs), records, strict=True))
+        return Ran(tuple(made.get(job.name) or golden_record(job) for job in plan.jobs), data)
 
 
 def options_of(

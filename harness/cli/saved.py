@@ -47,7 +47,7 @@ class _Saved(BaseModel):
     entropy_floor: float | None
     runs: dict[str, _SavedRun]
     calibrated: bool = False
-    """Whether a calibration file was given; what it held is in ``calibration.json`` then."""
+    """Whether a calibration file or a golden was given; what it held is in ``calibration.json``."""
     launcher: Launcher = Launcher.LOCAL
     cluster: Cluster | None = None
     """As it was then: the user's own file may say something else by now."""
@@ -73,7 +73,7 @@ def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gp
         only=tuple(only),
         on_gpu=on_gpu,
         versions=dict(matrix.versions),
-        calibrated=plan.experiment.calibration is not None,
+        calibrated=plan.experiment.calibration is not None or plan.experiment.baseline is not None,
         entropy_floor=matrix.entropy_floor,
         launcher=plan.experiment.launcher,
         cluster=plan.experiment.cluster,

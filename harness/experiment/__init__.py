@@ -7,6 +7,8 @@ An experiment file (``schema = 1``)::
     seed = 42
     repeats = ["rerun", "ulp", "ulp.2", "permute"]  # A/A repeats made of every control: KIND.SEED
     calibration = "smoke.json"      # judge by this file of `converge calibrate`; then no repeats
+    baseline = "smoke"              # judge against this golden of `converge bless`: no control runs
+    baseline_across = ["hardware"]  # what the golden may differ in: "hardware", "dtype"
 
     [probe]
     cadence = "powers of two"       # when per-tensor evidence is taken: steps 0, 1, 2, 4, 8, …;

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import matrix, space_time
+from harness.experiment.baseline import baseline_of, baseline_problems
 from harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.paths import expanded, find_file
@@ -26,7 +27,7 @@ from harness.experiment.tables import (
     TrainerTable,
     validate,
 )
-from harness.model import Cluster, Experiment, Launcher, Repeat, RepeatKind, SetSpec
+from harness.model import Across, Cluster, Experiment, Launcher, Repeat, RepeatKind, SetSpec
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -80,6 +81,7 @@ def load_experiment(
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
         _check_repeats(_place(path), top, control_specs, problems)
+    baseline_problems(data, _place(path), problems)
     seed_checkpoint = find_seed_checkpoint(
         trainer.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
     )
@@ -94,6 +96,8 @@ def load_experiment(
         seed=top.seed,
         repeats=tuple(top.repeats),
         calibration=_calibration(top.calibration, builder.folders),
+        baseline=baseline_of(top.baseline, builder.folders),
+        baseline_across=tuple(map(Across, top.baseline_across)),
         cadence=probe.cadence,
         anchor=anchor_spec,
         startup_timeout_s=trainer.startup_timeout_s,

@@ -28,6 +28,7 @@ from harness.experiment.words import cadence_of, repeat_of
 from harness.model import (
     DEFAULT_REPEATS,
     POWERS_OF_TWO,
+    Across,
     Cadence,
     Kind,
     Launcher,
@@ -233,6 +234,10 @@ class FileTable(Table):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     repeats: Repeats = list(DEFAULT_REPEATS)
     calibration: FilePath | None = None
+    baseline: FilePath | None = None
+    baseline_across: Annotated[
+        list[Annotated[str, one_of(Across)]], AfterValidator(_no_repetition)
+    ] = []
     launcher: Annotated[str, one_of(Launcher)] = Launcher.LOCAL
     cluster: dict[str, Any] = {}
     probe: dict[str, Any] = {}

@@ -1,6 +1,7 @@
 """Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes."""
 
 from harness.judge.calibrate import calibrate
+from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
 from harness.judge.envelope import Envelope, limits
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.verdict import CHECKS, judge
@@ -8,8 +9,12 @@ from harness.judge.verdict import CHECKS, judge
 __all__ = [
     "CHECKS",
     "JUDGED_SIGNALS",
+    "ChangeKind",
     "Envelope",
+    "RunChange",
+    "SignalChange",
     "calibrate",
+    "classify",
     "judge",
     "limits",
 ]

@@ -135,7 +135,7 @@ def _signal_scale(
         for there in [np.isin(curve.steps, steps)]
     ]
     scale = _smooth(np.mean(squares, axis=0), steps)
-    growth, doubling = _growth(steps, scale)
+    growth, doubling = growth_law(steps, scale)
     return SignalScale(steps, scale, growth, doubling, _lasting(curves))
 
 
@@ -156,7 +156,7 @@ def _smooth(mean_square: Floats, steps: Integers) -> Floats:
     return np.asarray(np.maximum.accumulate(np.sqrt(np.maximum(near, 0.0))), dtype=np.float64)
 
 
-def _growth(steps: Integers, scale: Floats) -> tuple[float, float | None]:
+def growth_law(steps: Integers, scale: Floats) -> tuple[float, float | None]:
     """Exponent of the best power law, and the doubling time if an exponential fits better."""
     known = (scale > 0) & (steps > 0) & np.isfinite(scale)
     if np.count_nonzero(known) < 3 or np.unique(scale[known]).size < 2:  # noqa: PLR2004

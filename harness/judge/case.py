@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from harness.judge.dealing import fitting
 from harness.judge.envelope import Envelope, compare
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.renamed import Renamed, align
 from harness.judge.soundness import disordered
 from harness.judge.tensors import TensorComparison, compare_tensors
 from harness.model import Calibration, Evidence, SetSpec
@@ -31,6 +32,11 @@ class Case:
     """Signal to a relative difference that replaces the learnt limit."""
     envelopes: Mapping[str, Envelope] = field(default_factory=dict)
     """Signal to envelope, without the signals that the two runs cannot be compared on."""
+    own_start: bool = False
+    """Whether each has a seed checkpoint of its own, so that nothing but their initial parameters
+    says that they start alike."""
+    renamed: Renamed | None = None
+    """What two releases call by other names; the samples are then without it."""
     tensors: tuple[TensorComparison, ...] = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -44,12 +50,17 @@ def make_case(
     control_spec: SetSpec | None = None,
     tolerances: Mapping[str, float] | None = None,
     margin: float | None = None,
+    own_start: bool = False,
 ) -> Case:
     """Gather the inputs and compare the runs.
 
     A run whose steps are out of order has no envelope: which of its values is which is not known.
     Raises ValueError for an unusable tolerance.
     """
+    renamed = None
+    if spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain:
+        aligned = align(test, control)
+        test, control, renamed = aligned.test, aligned.control, aligned.renamed
     calibration = fitting(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
@@ -62,6 +73,8 @@ def make_case(
         control_spec=control_spec,
         margin=margin,
         tolerances=tolerances or {},
+        own_start=own_start,
+        renamed=renamed,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),
     )

@@ -104,7 +104,11 @@ def _in_order_of(sample: TensorSample, names: tuple[str, ...]) -> TensorSample:
     if sample.names == names:
         return sample
     place = {name: index for index, name in enumerate(sample.names)}
-    order = np.array([place[name] for name in names], dtype=np.int64)
+    return rows_of(sample, np.array([place[name] for name in names], dtype=np.int64))
+
+
+def rows_of(sample: TensorSample, order: Integers) -> TensorSample:
+    """The sample with these rows alone, in this order; buffers are left as they are."""
 
     def rows(old: TensorRows) -> TensorRows:
         return TensorRows(
@@ -113,7 +117,7 @@ def _in_order_of(sample: TensorSample, names: tuple[str, ...]) -> TensorSample:
 
     return TensorSample(
         step=sample.step,
-        names=names,
+        names=tuple(sample.names[index] for index in order),
         sizes=sample.sizes[order],
         parameters=rows(sample.parameters),
         gradients=rows(sample.gradients) if sample.gradients else None,

@@ -12,9 +12,11 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.degrees import ran_at
+from harness.judge.floors import GRADIENT_FLOORS, coarser
+from harness.judge.renamed import Renamed
 from harness.judge.soundness import Flaw, replicas_differ, unsampled
 from harness.judge.tensors import TensorComparison, TensorDifferences, uncounted
-from harness.model import Deviation, Evidence, Outcome, SetSpec, Tier
+from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
 FIRST_STEPS = 2
 """Steps that belong to tier 1."""
@@ -68,6 +70,67 @@ def same_parameters(test: Evidence, control: Evidence) -> Finding:
             if sample.parameters.sketch.shape != reference.parameters.sketch.shape:
                 return invalid(f"the sketches of {evidence.name} are no match for the control's")
     return passed(f"{len(theirs)} parameters")
+
+
+@check(Tier.FIRST_STEP)
+def renamed_parameters_agree(test: Evidence, control: Evidence, renamed: Renamed | None) -> Finding:
+    """Parameters that two releases call by other names have the control's norms, as a whole.
+
+    What a sketch cannot compare was loaded or trained otherwise. Gradients of single renamed
+    parameters are not compared.
+    """
+    if renamed is None:
+        return passed("every parameter has its name in the control")
+    precision = coarser(test.precision, control.precision)
+    limits = GRADIENT_FLOORS[precision].at(renamed.steps)
+    difference = np.maximum(renamed.parameters, renamed.gradients)
+    outside = np.flatnonzero(~(difference <= limits))
+    worst = int(outside[0]) if outside.size else int(np.argmax(difference / limits))
+    return Finding(
+        Outcome.FAIL if outside.size else Outcome.PASS,
+        f"{len(renamed.ours)} parameters here ({renamed.ours[0]} …) for {len(renamed.theirs)} in "
+        f"the control ({renamed.theirs[0]} …), compared as one at step {renamed.steps[worst]}",
+        measured=float(difference[worst]),
+        limit=Limit(float(limits[worst]), f"floor of {precision.value} arithmetic"),
+        unit="relative",
+        steps=(int(renamed.steps[0]), int(renamed.steps[-1])),
+        onset=int(renamed.steps[worst]) if outside.size else None,
+    )
+
+
+@check(Tier.INTEGRITY)
+def starts_as_the_control(
+    test: Evidence,
+    tensors: Comparisons,
+    spec: SetSpec | None,
+    own_start: bool,  # noqa: FBT001 - an input of the check
+) -> Finding:
+    """A run whose seed checkpoint is not the control's own starts from the same weights.
+
+    Another release, or another machine, has made other initial weights of the same seed: the two
+    runs then train two models. Give both one seed checkpoint (`trainer.seed_checkpoint`).
+    """
+    if not own_start:
+        detail = "nothing says that it has a seed checkpoint of its own"
+        return skipped(detail) if spec is None else passed(detail)
+    if not test.steps.size:
+        return skipped("the run left no step at all")
+    found = next((each.initial for each in tensors if each.initial is not None), None)
+    if found is None:
+        return invalid(
+            f"nothing shows that {test.name} starts from the control's weights, for each has a "
+            "seed checkpoint of its own and no sample of step 0 can be compared",
+            0,
+        )
+    if found.outside.size:
+        names = tensors[0].names
+        return invalid(
+            f"{test.name} starts from other weights than the control ({found.outside.size} of "
+            f"{len(names)} parameters, {names[int(found.outside[0])]} for one): its seed "
+            "checkpoint is not what the control started from, so the runs cannot be compared",
+            0,
+        )
+    return passed(f"{found.difference.size} initial parameters")
 
 
 @check(Tier.FIRST_STEP)
@@ -186,7 +249,9 @@ def updates_envelope(tensors: Comparisons) -> Finding:
 CHECKS: tuple[Question, ...] = (
     samples_whole,
     same_parameters,
+    starts_as_the_control,
     same_initial_parameters,
+    renamed_parameters_agree,
     gradients_first_steps,
     updates_first_steps,
     gradients_finite,

@@ -235,8 +235,11 @@ class _Limits:
         """The calibrated scale in the order of the control's names; None when there is none."""
         known = self.calibration.tensors.get(theirs.step) if self.calibration else None
         values = getattr(known, kind) if known else None
-        if known is None or values is None or known.names != theirs.names:
+        if known is None or values is None or not set(theirs.names) <= set(known.names):
             return None
+        if known.names != theirs.names:
+            place = {name: index for index, name in enumerate(known.names)}
+            values = values[[place[name] for name in theirs.names]]
         return np.where(np.isfinite(values), values, 0.0)
 
     def _spread(self, kind: str, step: int) -> float | None:

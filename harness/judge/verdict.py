@@ -47,8 +47,13 @@ CHECKS: tuple[Question, ...] = (
 """Every check. The tensors' belong to several tiers; those of the resume tier are asked only of
 runs that were made in several passes, or should have been."""
 
-CONTROL_CHECKS = (integrity.control_sound, comparability.control_in_force)
-"""Asked first: when the control is broken, no other answer means anything."""
+FIRST = (
+    integrity.control_sound,
+    comparability.control_in_force,
+    tensor_checks.starts_as_the_control,
+)
+"""Asked first: when the control is broken, or another start was made, no other answer means
+anything."""
 
 _TOLD_BY = {
     RunStatus.REFUSED: "job.sh",
@@ -70,6 +75,7 @@ def judge(
     control_spec: SetSpec | None = None,
     tolerances: Mapping[str, float] | None = None,
     margin: float | None = None,
+    own_start: bool = False,
 ) -> Verdict:
     """Judge one test set against its control.
 
@@ -78,7 +84,8 @@ def judge(
     are meant to be; without them (curves from anywhere) techniques in force are not audited.
     ``tolerances`` map signals to relative differences that replace the learnt envelope, and
     ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
-    the spec's.
+    the spec's. ``own_start`` says that each run was given a seed checkpoint of its own: other
+    initial weights are then no fault of the run, and nothing can be told of it.
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
@@ -96,19 +103,20 @@ def judge(
         control_spec=control_spec,
         tolerances=tolerances,
         margin=margin,
+        own_start=own_start,
     )
-    about_control = tuple(question(case) for question in CONTROL_CHECKS)
-    broken = [check for check in about_control if check.outcome is Outcome.INVALID]
+    first = tuple(question(case) for question in FIRST)
+    broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
-        return _verdict(case, Judgement.INVALID, about_control, cause)
+        return _verdict(case, Judgement.INVALID, first, cause)
     resumes = bool(test.passes) or (spec is not None and spec.resumes)
     rest = tuple(
         question(case)
         for question in CHECKS
-        if question not in CONTROL_CHECKS and (resumes or question.tier is not Tier.RESUME)
+        if question not in FIRST and (resumes or question.tier is not Tier.RESUME)
     )
-    checks = about_control + rest
+    checks = first + rest
     judgement = _judgement(test.status, checks)
     return _verdict(case, judgement, checks, _cause(case, judgement, checks))
 

@@ -31,6 +31,7 @@ from harness.model.experiment import (
     RESHARD,
     ZERO_2,
     ZERO_3,
+    Across,
     Cadence,
     Experiment,
     Loader,
@@ -44,6 +45,7 @@ from harness.model.experiment import (
     Technique,
     TrainConfig,
 )
+from harness.model.golden import GOLDENS, Blessing, Golden
 from harness.model.kinds import (
     Fault,
     FaultKind,
@@ -71,11 +73,14 @@ __all__ = [
     "CADENCE_OFF",
     "DEFAULT_REPEATS",
     "GLOBAL_BATCH",
+    "GOLDENS",
     "LOCAL_BATCH",
     "POWERS_OF_TWO",
     "RESHARD",
     "ZERO_2",
     "ZERO_3",
+    "Across",
+    "Blessing",
     "BufferRows",
     "Cadence",
     "Calibration",
@@ -91,6 +96,7 @@ __all__ = [
     "FaultKind",
     "Flags",
     "Floats",
+    "Golden",
     "Integers",
     "Job",
     "Judgement",

@@ -70,6 +70,16 @@ DEFAULT_REPEATS = (
 )
 """Repeats of every control unless the file names others."""
 
+
+class Across(StrEnum):
+    """What a golden may differ in from the runs judged against it, where a file says so."""
+
+    HARDWARE = "hardware"
+    """Another hardware class: kernels sum in another order."""
+    DTYPE = "dtype"
+    """Another data type of parameters or of the arithmetic."""
+
+
 Cadence: TypeAlias = int | str | tuple[int, ...]
 """At which steps per-tensor evidence is taken: ``"powers of two"`` (steps 0, 1, 2, 4, 8, …),
 ``"off"``, N (steps 0, 1, 2 and every N-th), or the steps themselves."""
@@ -215,6 +225,10 @@ class Experiment:
     """A/A repeats made of every control."""
     calibration: Path | None = None
     """A calibration file to judge by; then no repeats are made."""
+    baseline: Path | None = None
+    """Folder of a golden that stands for the control; then neither it nor repeats are run."""
+    baseline_across: tuple[Across, ...] = ()
+    """What that golden may differ in."""
     cadence: Cadence = POWERS_OF_TWO
     """At which steps every run leaves per-tensor evidence."""
     anchor: SetSpec | None = None

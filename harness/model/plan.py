@@ -72,6 +72,8 @@ class Job:
     """Identity of the seed-checkpoint job whose weights this one starts from."""
     starts_from: Path | None = None
     """The distributed checkpoint that it starts from instead, where the file names one."""
+    golden: Path | None = None
+    """Folder of the golden that it is: then it is not run."""
 
     @property
     def world_size(self) -> int:
@@ -112,3 +114,8 @@ class Plan:
 
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)
+
+    @property
+    def without_golden(self) -> Plan:
+        """The part that is run."""
+        return replace(self, jobs=tuple(job for job in self.jobs if job.golden is None))

@@ -1,6 +1,7 @@
 """``Experiment`` to ``Plan``. Pure: files and hardware come in as values (``Surroundings``)."""
 
 from harness.plan.describe import PlanRow, describe
+from harness.plan.golden import judged_by
 from harness.plan.identity import broken_by, identity_facts
 from harness.plan.make import make_plan, precision_of
 from harness.plan.select import select, select_controls
@@ -10,6 +11,7 @@ __all__ = [
     "broken_by",
     "describe",
     "identity_facts",
+    "judged_by",
     "make_plan",
     "precision_of",
     "select",

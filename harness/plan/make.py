@@ -113,7 +113,7 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     Only converge's own loader deals a batch out in another order; an experiment file that asks for
     what cannot be made has been refused when it was loaded.
     """
-    if experiment.calibration is not None:
+    if experiment.calibration is not None or experiment.baseline is not None:
         return ()
     deals = control.spec.train_config.own_loader
     return tuple(

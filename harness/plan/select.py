@@ -65,4 +65,6 @@ def select_controls(experiment: Experiment, names: Collection[str]) -> Experimen
             [Problem(path, f"no control {name!r}", suggest(name, known)) for name in unknown]
         )
     kept = tuple(spec for spec in experiment.controls if not names or spec.name in names)
-    return replace(experiment, controls=kept, tests=(), anchor=None, calibration=None)
+    return replace(
+        experiment, controls=kept, tests=(), anchor=None, calibration=None, baseline=None
+    )

@@ -1,0 +1,287 @@
+"""A golden's folder (schema 1): the evidence of a control, and who blessed it.
+
+::
+
+    baselines/NAME/
+      baseline.json      whose it is, from what, and which it replaces
+      job.json  record.json  metrics.jsonl  in_force.json  tensors/*.npz     as in a run folder
+      calibration.json   what repeats of the control taught
+      previous/1/ …      goldens that were here before, whole, the oldest first
+
+``baseline.json``::
+
+    {"schema": 1, "name": "llama3", "author": "ada", "reason": "first release",
+     "date": "2026-11-22T04:05:06+00:00", "converge": "0.1.0",
+     "control": "fsdp2", "identity": "…", "precision": "fp32", "hardware": "cpu-x86_64 …",
+     "dtype": {"param_dtype": "float32", "mixed_precision_param": "float32"},
+     "toolchain": {"name": "torchtitan-0.3.0", "dialect": "titan_0_3"},
+     "versions": {"torch": "2.13.0", "…": "…"}, "facts": {"…": "what the identity is a hash of"},
+     "files": {"metrics.jsonl": "SHA-256", "…": "…"},
+     "replaces": {"kept": "previous/1", "identity": "…", "author": "…", "reason": "…", "date": "…",
+                  "change": {"kind": "rounding-like", "sentence": "…", "onset": 3,
+                             "growth": {"loss_recomputed": "step^0.5"}}}}
+
+``replaces`` is null for the first golden of its name. Paths of the machine that ran the control
+are left out of ``job.json`` and ``record.json``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness import __version__
+from harness.calibrations import FILE as CALIBRATION
+from harness.calibrations import Learnt, find_calibration, read_calibrations, write_calibrations
+from harness.errors import StoreError
+from harness.model import Blessing, Golden, Precision, RunRecord, Toolchain
+from harness.readers import read_spec
+from harness.store import read_json, write_json
+
+FILE = "baseline.json"
+PREVIOUS = "previous"
+_COPIED = ("metrics.jsonl", "in_force.json")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Change(_Table):
+    """How a golden differs from the one before it (``harness.judge.changes``)."""
+
+    kind: str
+    sentence: str
+    onset: int | None = None
+    growth: dict[str, str] = {}
+    """Signal to how its difference grows over the steps."""
+
+
+class Replaced(_Table):
+    """The golden that was here before."""
+
+    kept: str
+    """Its folder, within the golden's."""
+    identity: str
+    author: str
+    reason: str
+    date: str
+    change: Change
+
+
+class _Environment(_Table):
+    name: str
+    dialect: str
+
+
+class _Baseline(_Table):
+    name: str
+    author: str
+    reason: str
+    date: str
+    converge: str
+    control: str
+    identity: str
+    precision: Precision
+    hardware: str
+    dtype: dict[str, str | None]
+    toolchain: _Environment
+    versions: dict[str, str]
+    facts: dict[str, Any]
+    files: dict[str, str]
+    replaces: Replaced | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All that a golden's folder says of it."""
+
+    golden: Golden
+    learnt: Learnt
+    """What repeats of the control taught."""
+    hardware: str
+    dtype: Mapping[str, str | None]
+    converge: str
+    """Version that wrote it."""
+    replaces: Replaced | None
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read_stored(folder: Path) -> Stored:
+    """The golden of a folder.
+
+    Raises StoreError when the folder holds none, when a file of it is missing or is not what was
+    blessed, or when it was written by a newer converge.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(f"{folder}: there is no golden here (no {FILE})")
+    try:
+        found = _Baseline.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{path}: {where}: {first['msg']}; bless the control again") from None
+    for name, digest in found.files.items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise StoreError(
+                f"{folder / name} is not the file that {found.author} blessed; restore it, or "
+                "bless the control again"
+            )
+    learnt = find_calibration(read_calibrations(folder / CALIBRATION), found.identity)
+    spec = read_spec(folder)
+    if learnt is None or spec is None:
+        raise StoreError(f"{folder} holds no whole golden; bless the control again")
+    return Stored(
+        golden=Golden(
+            name=found.name,
+            folder=folder,
+            identity=found.identity,
+            spec=replace(spec, toolchain=found.toolchain.name),
+            precision=found.precision,
+            toolchain=Toolchain(
+                found.toolchain.name, Path("/"), found.toolchain.dialect, found.versions
+            ),
+            facts=found.facts,
+            blessing=Blessing(found.author, found.reason, found.date),
+        ),
+        learnt=learnt,
+        hardware=found.hardware,
+        dtype=found.dtype,
+        converge=found.converge,
+        replaces=found.replaces,
+    )
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_golden(
+    folder: Path,
+    record: RunRecord,
+    learnt: Learnt,
+    toolchain: Toolchain,
+    blessing: Blessing,
+    change: Change | None = None,
+) -> None:
+    """Store a finished control as golden, all at once; one that is there goes to ``previous``.
+
+    Args:
+        folder: of the golden; its last part is its name.
+        record: of the control's run.
+        learnt: what its repeats taught, with the facts of the control.
+        toolchain: that it ran in.
+        blessing: who blesses it.
+        change: against the golden that is there; None when there is none.
+
+    Raises:
+        StoreError: the run left no evidence in one piece, or the folder cannot be written.
+    """
+    before = read_stored(folder) if change is not None else None
+    if not (record.folder / "metrics.jsonl").is_file():
+        raise StoreError(
+            f"{record.folder}: its evidence is not in one piece (it was interrupted and resumed); "
+            "run the control again with --fresh"
+        )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+            new, old = Path(scratch) / "new", Path(scratch) / "old"
+            _copy_evidence(record, new)
+            write_calibrations(new / CALIBRATION, [learnt])
+            replaces = None
+            if before is not None and change is not None:
+                replaces = _keep(before, folder, new, change)
+            write_json(
+                new / FILE, _document(folder.name, new, learnt, toolchain, blessing, replaces)
+            )
+            if before is not None:
+                folder.rename(old)
+            new.rename(folder)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot write: {error.strerror}") from error
+
+
+def _copy_evidence(record: RunRecord, new: Path) -> None:
+    """The files of a run folder that later runs are judged by, without paths of this machine."""
+    new.mkdir()
+    for name in _COPIED:
+        shutil.copyfile(record.folder / name, new / name)
+    if (record.folder / "tensors").is_dir():
+        shutil.copytree(record.folder / "tensors", new / "tensors")
+    job = read_json(record.folder / "job.json")
+    data = job.get("data")
+    job |= {"run_folder": "", "seed_checkpoint": None, "data": data and {**data, "folder": ""}}
+    write_json(new / "job.json", job)
+    told = read_json(record.folder / "record.json")
+    kept = ("name", "identity", "status", "wall_s", "error", "started", "versions")
+    write_json(
+        new / "record.json", {**{key: told.get(key) for key in kept}, "folder": "", "argv": []}
+    )
+
+
+def _keep(before: Stored, folder: Path, new: Path, change: Change) -> Replaced:
+    """Copy the golden that is there, and those before it, into the new one's folder."""
+    kept = new / PREVIOUS
+    if (folder / PREVIOUS).is_dir():
+        shutil.copytree(folder / PREVIOUS, kept)
+    number = 1 + max((int(each.name) for each in kept.glob("[0-9]*")), default=0)
+    shutil.copytree(folder, kept / str(number), ignore=shutil.ignore_patterns(PREVIOUS))
+    golden = before.golden
+    return Replaced(
+        kept=f"{PREVIOUS}/{number}",
+        identity=golden.identity,
+        author=golden.blessing.author,
+        reason=golden.blessing.reason,
+        date=golden.blessing.date,
+        change=change,
+    )
+
+
+def _document(
+    name: str,
+    new: Path,
+    learnt: Learnt,
+    toolchain: Toolchain,
+    blessing: Blessing,
+    replaces: Replaced | None,
+) -> dict[str, Any]:
+    calibration = learnt.calibration
+    ran = read_json(new / "in_force.json")
+    files = [path for path in sorted(new.rglob("*")) if path.is_file()]
+    document = _Baseline(
+        name=name,
+        author=blessing.author,
+        reason=blessing.reason,
+        date=blessing.date,
+        converge=__version__,
+        control=calibration.control,
+        identity=calibration.identity or "",
+        precision=calibration.precision,
+        hardware=learnt.facts["hardware"],
+        dtype={key: ran.get(key) for key in ("param_dtype", "mixed_precision_param")},
+        toolchain=_Environment(name=toolchain.name, dialect=toolchain.dialect),
+        versions=dict(toolchain.versions),
+        facts=json.loads(json.dumps(learnt.facts)),
+        files={
+            path.relative_to(new).as_posix(): _digest(path)
+            for path in files
+            if PREVIOUS not in path.relative_to(new).parts
+        },
+        replaces=replaces,
+    )
+    return document.model_dump(mode="json")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,21 @@
+"""Where goldens lie: in ``baselines/`` of the project whose experiments they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.baselines.files import FILE
+from harness.model import GOLDENS
+
+EXPERIMENTS = "experiments"
+
+
+def default_folder(experiment: Path) -> Path:
+    """The folder that holds goldens of an experiment: beside ``experiments/``, else beside it."""
+    beside = experiment.absolute().parent
+    return (beside.parent if beside.name == EXPERIMENTS else beside) / GOLDENS
+
+
+def find_goldens(folder: Path) -> tuple[Path, ...]:
+    """Every golden in a folder of goldens, by name."""
+    return tuple(sorted(path.parent for path in folder.glob(f"*/{FILE}")))

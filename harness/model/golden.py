@@ -1,0 +1,48 @@
+"""A control that somebody has blessed: what later runs are judged against without it running."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.model.experiment import Precision, SetSpec
+from harness.model.plan import Toolchain
+
+GOLDENS = "baselines"
+"""The folder of a project's goldens: each is a folder ``baselines/NAME``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blessing:
+    """Who took a control for right, when and why."""
+
+    author: str
+    reason: str
+    date: str
+    """ISO 8601, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """A blessed control. Its folder is a run folder, of which nothing but evidence is left."""
+
+    name: str
+    folder: Path
+    identity: str
+    """Of the control's job."""
+    spec: SetSpec
+    """What its ranks were told to be."""
+    precision: Precision
+    toolchain: Toolchain
+    """With the versions of then; its Python may be gone."""
+    facts: Mapping[str, Any]
+    """All that the identity is a hash of, JSON values."""
+    blessing: Blessing
+
+    @property
+    def words(self) -> str:
+        """``golden nightly, blessed by ada on 2026-11-22: first release``."""
+        told = self.blessing
+        return f"golden {self.name}, blessed by {told.author} on {told.date[:10]}: {told.reason}"

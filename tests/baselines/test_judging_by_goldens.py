@@ -1,0 +1,118 @@
+"""A golden stands for the control that it is, and for no other."""
+
+import pytest
+from golden_samples import EXPERIMENT, TRAIN_CONFIG, bless, experiment, plan_of
+
+from harness.baselines import misfits, read_stored
+from harness.cli.goldens import golden_learnt, golden_record
+from harness.cli.learnt import read_given
+from harness.errors import ConfigError
+from harness.model import Across, Role
+
+BY_GOLDEN = EXPERIMENT.replace("schema = 1", 'schema = 1\nbaseline = "g"')
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """An experiment that names a golden of its own control."""
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
+    path = experiment(tmp_path)
+    bless(tmp_path / "baselines" / "g", path)
+    path.write_text(BY_GOLDEN)
+    return path
+
+
+def problem(path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(path)
+    (found,) = caught.value.problems
+    return str(found)
+
+
+def test_neither_the_control_nor_repeats_are_run(path):
+    plan = plan_of(path)
+    assert [job.role for job in plan.jobs] == [Role.SEED, Role.CONTROL, Role.TEST]
+    assert [job.name for job in plan.without_golden.jobs] == ["seed", "ddp2"]
+    control = plan.job("fsdp2")
+    assert control.golden == path.parent / "baselines" / "g"
+    assert control.spec.note == "golden g, blessed by ada on 2026-11-22: why"
+    assert golden_record(control).identity == control.identity
+    assert golden_learnt(plan)["fsdp2"].calibration.identity == control.identity
+    assert read_given(plan, surroundings=None)["fsdp2"].calibration.control == "fsdp2"
+
+
+def test_a_golden_can_be_named_by_its_path(path):
+    path.write_text(BY_GOLDEN.replace('"g"', f'"{path.parent}/baselines/g"'))
+    assert plan_of(path).job("fsdp2").golden is not None
+
+
+def test_other_versions_and_rank_code_are_what_a_golden_is_for(path):
+    facts = dict(control_facts(path))
+    now = {**facts, "versions": {"torch": "9"}, "rank_code": "other"}
+    assert misfits(facts, now).refused == ()
+
+
+def test_another_training_is_refused_with_every_difference_and_the_next_command(path):
+    text = BY_GOLDEN.replace("schema = 1", "schema = 1\nseed = 7")
+    path.write_text(text.replace('"t.toml"', '"t.toml"\nset = { "training.max_norm" = 2 }'))
+    said = problem(path)
+    assert "train_config.training.max_norm is 2, was not there; seed is 7, was 42" in said
+    assert f"converge bless {path} --name g --out {path.parent}/baselines --author WHO" in said
+    assert "baseline_across" not in said
+
+
+def test_the_same_value_in_set_and_train_config_is_no_difference(path):
+    path.write_text(BY_GOLDEN.replace('"t.toml"', '"t.toml"\nset = { "training.steps" = 4 }'))
+    assert plan_of(path).job("fsdp2").golden is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "across"),
+    [({"hardware": "gpu NVIDIA H200"}, "hardware"), ({"techniques": ["bf16"]}, "dtype")],
+)
+def test_other_hardware_and_dtype_need_a_word(path, change, across):
+    then = dict(control_facts(path))
+    now = {**then, **change}
+    found = misfits(then, now)
+    assert (len(found.refused), found.across) == (1, {Across(across)})
+    allowed = misfits(then, now, (Across(across),))
+    assert (allowed.refused, len(allowed.named)) == ((), 1)
+    assert misfits(then, {**now, "seed": 7}).across == frozenset()
+
+
+def test_another_dtype_of_the_train_config_is_named_and_told(path):
+    (path.parent / "t.toml").write_text(TRAIN_CONFIG.replace("float32", "bfloat16"))
+    assert 'if meant, baseline_across = ["dtype"]' in problem(path)
+    path.write_text(BY_GOLDEN.replace("[trainer]", 'baseline_across = ["dtype"]\n[trainer]'))
+    plan = plan_of(path)
+    assert any('training.dtype is "bfloat16", was "float32"' in each for each in plan.waived)
+    assert plan.job("fsdp2").precision is not plan.job("ddp2").precision
+
+
+def test_a_golden_that_is_not_there_says_how_it_is_made(path):
+    path.write_text(BY_GOLDEN.replace('"g"', '"h"'))
+    assert "there is no golden" in (said := problem(path))
+    assert "make it: converge bless" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('calibration = "c.json"', "calibration: cannot be there with a baseline"),
+        ("anchor.parallelism = {}", "anchor: cannot be there with a baseline"),
+        ("controls.b.parallelism = { dp_shard = 2 }", "controls: cannot be there with a baseline"),
+        ('baseline_across = ["hardwear"]', "did you mean 'hardware'?"),
+    ],
+)
+def test_what_has_no_meaning_beside_a_golden_is_refused(path, line, said):
+    path.write_text(BY_GOLDEN.replace("schema = 1", f"schema = 1\n{line}"))
+    assert said in problem(path)
+
+
+def test_what_a_golden_may_differ_in_needs_a_golden(path):
+    path.write_text(EXPERIMENT.replace("schema = 1", 'schema = 1\nbaseline_across = ["dtype"]'))
+    assert "says nothing without a baseline" in problem(path)
+
+
+def control_facts(path):
+    return read_stored(path.parent / "baselines" / "g").golden.facts
