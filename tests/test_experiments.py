@@ -34,6 +34,16 @@ TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
 TOOLCHAINS = {each.name: each for each in (TITAN_02, TITAN_03, TITAN_STREAMING)}
 
 
+@pytest.fixture(autouse=True)
+def weights(tmp_path, monkeypatch):
+    """What `nox -s upgrade` makes, for the experiment that starts from it."""
+    folder = tmp_path / ".converge" / "upgrade_weights"
+    folder.mkdir(parents=True)
+    for name in (".metadata", "__0_0.distcp"):
+        (folder / name).write_text("x")
+    monkeypatch.chdir(tmp_path)
+
+
 def plan_of(name: str):
     experiment = load_experiment(FOLDER / f"{name}.toml")
     specs = (*experiment.controls, *experiment.tests)
@@ -42,6 +52,7 @@ def plan_of(name: str):
         rank_code="r",
         data={spec.train_config.data: "d" for spec in specs if spec.train_config.data},
         injected={spec.inject: "i" for spec in specs if spec.inject},
+        seed_checkpoint="s",
     )
     return make_plan(experiment, TOOLCHAINS, surroundings)
 
