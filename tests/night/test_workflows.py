@@ -1,0 +1,153 @@
+"""The nightly workflow: its steps run here, night after night, with real matrices."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from workflow_steps import Run, job_of, machine
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = ROOT / ".github" / "workflows"
+TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+INSTALL = "Install converge and the toolchains"
+EXPERIMENT = """
+schema = 1
+name = "tiny"
+repeats = ["rerun"]
+[trainer]
+train_config = "train_configs/llama3_debug.toml"
+[trainer.set]
+"training.steps" = 2
+"training.seq_len" = 64
+[control]
+name = "fsdp2"
+parallelism.dp_shard = 2
+[[test]]
+name = "ddp2"
+parallelism.dp_replicate = 2
+"""
+BUG = """inject = "tests/e2e/injections.py:double_gradients"\n"""
+GH = """#!/bin/sh
+echo "$@" >> "$GH_LOG"
+"""
+
+
+class Nights:
+    """A repository whose workflow runs night after night, as on hosted runners."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.workspace = folder / "model"
+        self.workspace.mkdir()
+        for name in ("train_configs", "tests"):
+            (self.workspace / name).symlink_to(ROOT / name)
+        self.cache = folder / "cache.sqlite"
+        self.calls = folder / "gh.log"
+        self.calls.write_text("")
+        programs = folder / "bin"
+        programs.mkdir()
+        (programs / "gh").write_text(GH)
+        (programs / "gh").chmod(stat.S_IRWXU)
+        self.environment = {
+            **machine(),
+            "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "GH_LOG": str(self.calls),
+            "CONVERGE": str(Path(sys.executable).parent / "converge"),
+        }
+        self.number = 0
+
+    def night(self, experiment: str, expect: str = "pass") -> tuple[int, Run]:
+        """One night on a new runner, to which the cache brings toolchains and history."""
+        self.number += 1
+        (self.workspace / "tiny.toml").write_text(experiment)
+        runner = self.folder / f"runner{self.number}"
+        inputs = {"experiment": "tiny.toml", "expect": expect, "cache_toolchains": True}
+        run = Run(inputs, self.workspace, runner, dict(self.environment), number=self.number)
+        (runner / "tools" / "converge").symlink_to(TOOLCHAINS)
+        history = runner / "temp" / "converge" / "history.sqlite"
+        if self.cache.exists():
+            history.parent.mkdir()
+            shutil.copy(self.cache, history)
+        code = run.steps(job_of(WORKFLOWS / "matrix.yml", "matrix"), leave_out=(INSTALL,))
+        if history.exists():
+            shutil.copy(history, self.cache)
+        return code, run
+
+    def asked_of_github(self) -> list[str]:
+        lines = self.calls.read_text().splitlines()
+        self.calls.write_text("")
+        return [" ".join(line.split()[:2]) for line in lines]
+
+
+@pytest.mark.slow
+def test_a_week_of_nights(tmp_path):
+    nights = Nights(tmp_path)
+
+    code, run = nights.night(EXPERIMENT)
+    assert code == 0, run.log
+    assert "PASS" in run.summary
+    assert "ddp2" in run.summary
+    assert nights.asked_of_github() == []
+
+    bad = EXPERIMENT + BUG
+    code, run = nights.night(bad)
+    assert code == 1, run.log
+    assert set(run.codes.values()) == {0, 1}  # the gate alone fails
+    assert run.codes["Gate"] == 1
+    assert "FAIL" in run.summary
+    message = (run.runner / "temp" / "message.md").read_text()
+    assert "It passed last on" in message
+    assert "https://github.example/somebody/model/actions/runs/2" in message
+    assert nights.asked_of_github() == ["issue list", "issue create"]
+    (trends,) = nights.workspace.glob("reports/tiny-2-1/history.html")
+    assert "ddp2" in trends.read_text()
+
+    code, run = nights.night(bad)
+    assert code == 1, run.log
+    assert "still bad, told of before" in run.log
+    assert nights.asked_of_github() == []
+
+    # The same files as an experiment of bugs: found is what is wanted.
+    run.inputs["expect"] = run.environment["EXPECT"] = "no pass"
+    gate = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"][-1]
+    assert run.step(gate) == 0, run.log
+    run.environment["REPORT"] = "reports/tiny-1-1"
+    assert run.step(gate) != 0
+    assert "bugs that nothing found: ddp2" in run.log
+
+
+def test_a_wrong_file_is_red_and_every_step_copes(tmp_path):
+    code, run = Nights(tmp_path).night(EXPERIMENT.replace("dp_replicate", "dp_copies"))
+    assert code == 2, run.log
+    assert {name: each for name, each in run.codes.items() if each} == {"Gate": 2}
+    assert "dp_copies" in run.log
+    assert "no report was written" in run.summary
+
+
+def test_every_experiment_of_the_night_is_there():
+    jobs = yaml.safe_load((WORKFLOWS / "nightly.yml").read_text())["jobs"]
+    hosted = [each["experiment"] for each in jobs["cpu"]["strategy"]["matrix"]["include"]]
+    for name in (*hosted, jobs["gpu"]["with"]["experiment"]):
+        assert (ROOT / name).is_file(), name
+
+
+def test_scripts_of_the_steps_are_sound(tmp_path):
+    if shutil.which("shellcheck") is None:
+        pytest.skip("there is no shellcheck: install shellcheck")
+    for step in job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]:
+        if "run" in step:
+            assert "${{" not in step["run"], "values of others go through env, not into a script"
+            path = tmp_path / "step.sh"
+            path.write_text("set -eo pipefail\n" + step["run"])
+            found = subprocess.run(
+                ["shellcheck", "--shell=bash", str(path)],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert found.returncode == 0, step["name"] + found.stdout
