@@ -91,7 +91,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
     Raises StoreError as ``atomic_write`` does.
     """
-    document = {"schema": SCHEMA, **_spell_not_finite(dict(value))}
+    document = {"schema": SCHEMA, **spell_not_finite(dict(value))}
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
     atomic_write(path, text.encode() + b"\n")
 
@@ -138,13 +138,14 @@ def number(value: object) -> float | None:
     raise ValueError(f"{value!r} is no number")
 
 
-def _spell_not_finite(value: Any) -> Any:
+def spell_not_finite(value: Any) -> Any:
+    """A value with the words ``"nan" "inf" "-inf"`` for the numbers that JSON has none for."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
-        return {key: _spell_not_finite(entry) for key, entry in value.items()}
+        return {key: spell_not_finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_spell_not_finite(entry) for entry in value]
+        return [spell_not_finite(entry) for entry in value]
     return value
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from harness.model import Cluster, Experiment, Surroundings, SyntheticData
 RANK_CODE = Path(__file__).parent / "rank"
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")
+DRIVER_INFORMATION = Path("/proc/driver/nvidia/version")
 
 
 def read_surroundings(
@@ -107,6 +109,31 @@ def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:
         model = re.search(r"(?m)^Model:\s*(.+?)\s*$", path.read_text())
         found.append(model[1] if model else "unknown")
     return tuple(found)
+
+
+def driver_version(information: Path = DRIVER_INFORMATION) -> str:
+    """Version of the NVIDIA driver of this machine, by its own file; empty without one."""
+    try:
+        found = re.search(r"Kernel Module.*?(\d+(?:\.\d+)+)", information.read_text())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def checkout_commit(folder: Path) -> str:
+    """The commit of the git checkout that a folder is in, with ``-dirty`` if files were changed.
+
+    Empty outside of a checkout, or without git.
+    """
+    # "--exclude *": no tag stands for the commit.
+    command = ["git", "describe", "--always", "--exclude", "*", "--abbrev=40", "--dirty"]
+    try:
+        found = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
 
 
 def _cpu_model(information: Path = CPU_INFORMATION) -> str:

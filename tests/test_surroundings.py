@@ -1,5 +1,6 @@
 """What lies outside an experiment file: hardware, rank code, injected files."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from harness.errors import ConfigError
 from harness.model import Cluster, Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
 from harness.surroundings import (
+    checkout_commit,
     cluster_hardware,
     cluster_software,
+    driver_version,
     gpu_models,
     hardware_class,
     rank_code_digest,
@@ -117,3 +120,39 @@ def test_what_a_cluster_gives_besides_the_toolchain_is_told_without_its_requests
         "container": ["apptainer", "exec"],
         "environment": {"A": "1"},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 2023\n",
+            "535.104.05",
+        ),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n",
+            "570.86.15",
+        ),
+        ("something else\n", ""),
+    ],
+)
+def test_the_driver_says_its_version(tmp_path, text, version):
+    information = tmp_path / "version"
+    information.write_text(text)
+    assert driver_version(information) == version
+    assert driver_version(tmp_path / "missing") == ""
+
+
+def test_a_commit_is_that_of_the_checkout_and_says_when_files_were_changed(tmp_path):
+    assert checkout_commit(tmp_path) == ""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    (tmp_path / "file").write_text("one")
+    for command in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"], ["tag", "v1"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    assert checkout_commit(tmp_path) == head
+    (tmp_path / "file").write_text("two")
+    assert checkout_commit(tmp_path) == f"{head}-dirty"
+    assert checkout_commit(tmp_path / "missing") == ""

@@ -13,12 +13,14 @@ from harness import corpus
 from harness.calibrations import FILE, Learnt, write_calibrations
 from harness.cli import matrix
 from harness.cli.learnt import keep, learn, read_given, read_judged_by
+from harness.cli.nights import history_of, remember
 from harness.cli.running import Ran, gpu_ids, run_jobs
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.cli.shared import make_console, names, store_of
 from harness.cli.showing import show_verdicts
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
+from harness.history import History
 from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData
 from harness.store import Store, require_writable, slug
 
@@ -51,6 +53,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         ran,
         folder,
         store=store,
+        history=history_of(arguments),
         surroundings=surroundings,
         given=given,
         only=only,
@@ -65,6 +68,7 @@ def conclude(
     folder: Path,
     *,
     store: Store,
+    history: History,
     surroundings: Surroundings,
     given: Mapping[str, Learnt] | None,
     only: Sequence[str] | None,
@@ -72,7 +76,8 @@ def conclude(
 ) -> ExitCode:
     """Calibrate unless a calibration is given, judge, report, and say what it comes to.
 
-    ``only``: what the plan was made of, to judge it again later; None: that is not wanted.
+    ``only``: what the plan was made of, to judge it again later; None: the matrix is not finished,
+    so that is not wanted, and it is no night of the history.
     ``begun`` is the time of the monotonic clock when the command began.
     """
     finished = SavedMatrix(
@@ -87,8 +92,20 @@ def conclude(
         keep(store, learnt.values())
     write_calibrations(folder / FILE, tuple(learnt.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
-    judged = _judge(finished, evidences, calibrations, wall_s=time.monotonic() - begun)
+    wall_s = time.monotonic() - begun
+    judged = _judge(finished, evidences, calibrations, wall_s=wall_s)
     show_verdicts(console, judged.view, folder)
+    if only is not None:
+        remember(
+            console,
+            history,
+            plan,
+            ran.records,
+            judged.verdicts,
+            surroundings=surroundings,
+            folder=folder,
+            wall_s=wall_s,
+        )
     return exit_code(judged.verdicts)
 
 

@@ -18,7 +18,9 @@ from rich.table import Table
 from harness.cli import matrix
 from harness.cli.commands import conclude
 from harness.cli.display import Display
+from harness.cli.goldens import golden_record
 from harness.cli.learnt import read_given
+from harness.cli.nights import history_of
 from harness.cli.running import Ran, gpu_ids, options_of, site_of
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem
@@ -43,10 +45,11 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
     store = store_of(arguments)
     store.require_writable()
     with Display(console) as display:
-        display(Preparing(time.time(), f"{plan.experiment.name}: {len(plan.jobs)} jobs"))
+        to_submit = len(plan.without_golden.jobs)
+        display(Preparing(time.time(), f"{plan.experiment.name}: {to_submit} jobs"))
         data = matrix.prepare_data(plan, store)
         site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh))
-        handed = detached.submit_plan(plan, site, display)
+        handed = detached.submit_plan(plan.without_golden, site, display)
     told = [f"{handed.submitted} submitted"]
     told += [f"{handed.queued} in the queue before"] if handed.queued else []
     told += [f"{handed.reused} finished before"] if handed.reused else []
@@ -67,7 +70,7 @@ def status(arguments: argparse.Namespace) -> ExitCode:
     """``converge status``: a table, exit code 0 whatever it says."""
     console = make_console()
     plan = _plan(arguments)
-    rows = detached.status(plan, _site(plan, arguments))
+    rows = detached.status(plan.without_golden, _site(plan, arguments))
     table = Table(title=escape(plan.experiment.name), title_justify="left", show_edge=False)
     for title in ("set", "job", "state"):
         table.add_column(title, overflow="fold")
@@ -109,13 +112,15 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
     folder = arguments.out or Path("reports") / slug(plan.experiment.name)
     require_writable(folder)
     with Display(console) as display:
-        collected = detached.collect(plan, _site(plan, arguments), display)
+        collected = detached.collect(plan.without_golden, _site(plan, arguments), display)
     if collected.left:
         _say_left(console, collected.left, arguments)
         if not arguments.partial or not collected.records:
             return ExitCode.UNDECIDED
     records = {each.job.identity: _not_over(each) for each in collected.left}
     records.update(collected.records)
+    goldens = (job for job in plan.jobs if job.golden is not None)
+    records.update((job.identity, golden_record(job)) for job in goldens)
     ran = Ran(tuple(records[job.identity] for job in plan.jobs), matrix.prepare_data(plan, store))
     code = conclude(
         console,
@@ -123,6 +128,7 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
         ran,
         folder,
         store=store,
+        history=history_of(arguments),
         surroundings=surroundings,
         given=given,
         only=None if collected.left else names(arguments.only),
@@ -138,7 +144,7 @@ def cancel(arguments: argparse.Namespace) -> ExitCode:
     wanted = _wanted(plan, arguments)
     with Display(console) as display:
         done = detached.cancel(
-            plan,
+            plan.without_golden,
             _site(plan, arguments),
             display,
             wanted=wanted,
@@ -193,7 +199,7 @@ def _site(plan: Plan, arguments: argparse.Namespace) -> Site:
 
 def _wanted(plan: Plan, arguments: argparse.Namespace) -> Callable[[Job], bool]:
     """Which jobs ``--only`` means: jobs by their names, test sets as elsewhere."""
-    by_name = {job.name for job in plan.jobs}
+    by_name = {job.name for job in plan.without_golden.jobs}
     only = names(arguments.only) or tuple(by_name)
     sets = [name for name in only if name not in by_name]
     chosen = {name for name in only if name in by_name}

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.cli.history_options import add_history_file
+
 SUBMIT = """\
 Give every job of an experiment to Slurm and return: the shell may end. Jobs that have finished are
 not run again, and jobs in the queue are not submitted again, so the same command may be given as
@@ -63,6 +65,7 @@ def add_detached(
         metavar="DIR",
         help="where the reports go (default: reports/NAME of the experiment)",
     )
+    add_history_file(collect)
     collect.add_argument(
         "--partial",
         action="store_true",

@@ -56,9 +56,12 @@ _MODULES = {
     "cancel": "detached",
     "init": "initializing",
     "plan": "planning",
+    "bless": "blessing",
     "calibrate": "calibrating",
     "compare": "comparing",
     "report": "commands",
+    "history": "history",
+    "notify": "notifying",
     "export": "exporting",
     "toolchains": "commands",
 }

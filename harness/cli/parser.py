@@ -6,10 +6,13 @@ import argparse
 from pathlib import Path
 
 from harness import __version__
+from harness.cli.blessing_options import add_bless
 from harness.cli.detached_options import ONLY_JOBS, add_detached
 from harness.cli.dry_run_options import add_dry_run
 from harness.cli.export_options import add_export
 from harness.cli.guide_options import PLAN_EXAMPLES, add_cover, add_init
+from harness.cli.history_options import add_history, add_history_file
+from harness.cli.notify_options import add_notify
 from harness.model import Launcher
 
 DESCRIPTION = """\
@@ -76,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the reports go (default: reports/NAME of the experiment)",
     )
+    add_history_file(run)
     _cluster_arguments(run)
     _calibration_argument(run)
     _running_arguments(run)
@@ -102,6 +106,8 @@ def build_parser() -> argparse.ArgumentParser:
         "STORE/calibrations/IDENTITY.json for each)",
     )
     _running_arguments(calibrate)
+
+    add_bless(commands, _blessing_arguments)
 
     plan = commands.add_parser(
         "plan",
@@ -149,6 +155,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_export(commands)
 
+    add_history(commands, _store_argument, _positive)
+
+    add_notify(commands, _store_argument, add_history_file)
+
     toolchains = commands.add_parser(
         "toolchains",
         help="list the toolchains that an experiment needs",
@@ -165,6 +175,13 @@ def _plan_arguments(parser: argparse.ArgumentParser) -> None:
     _experiment_arguments(parser, only=ONLY_JOBS if is_cancel else ONLY_SETS)
     _cluster_arguments(parser)
     _calibration_argument(parser)
+
+
+def _blessing_arguments(parser: argparse.ArgumentParser) -> None:
+    _store_argument(parser)
+    _slots_argument(parser)
+    _cluster_arguments(parser)
+    _running_arguments(parser)
 
 
 def _compare_arguments(compare: argparse.ArgumentParser) -> None:
@@ -295,6 +312,10 @@ def _experiment_arguments(
         metavar="NAME",
         help=only,
     )
+    _store_argument(parser)
+
+
+def _store_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
         type=Path,

@@ -33,8 +33,8 @@ class History:
     def append(self, night: Night) -> bool:
         """Add a night, whole or not at all; False where it says nothing new.
 
-        That is when none of its jobs ran for it, and the newest night of the experiment is of the
-        same day (UTC) and has the same content: somebody judged the same runs again.
+        That is when the newest night of the experiment is of the same day (UTC) and has the same
+        content: somebody judged the same runs again.
 
         Raises:
             HistoryError: the file cannot be written, is damaged, or of a newer release.
@@ -190,7 +190,7 @@ def _known(connection: sqlite3.Connection, night: Night) -> bool:
         "SELECT finished, content FROM nights WHERE experiment = ? ORDER BY id DESC LIMIT 1",
         (_text(night.experiment),),
     ).fetchone()
-    if night.ran or newest is None or newest["content"] != night.content:
+    if newest is None or newest["content"] != night.content:
         return False
     day = slice(len("2026-01-31"))
     return bool(newest["finished"][day] == stamp(night.finished)[day])
@@ -200,11 +200,11 @@ def _insert(connection: sqlite3.Connection, night: Night) -> None:
     facts = json.dumps(dict(night.circumstances), sort_keys=True)
     connection.execute("INSERT OR IGNORE INTO circumstances (facts) VALUES (?)", (facts,))
     number = connection.execute(
-        "INSERT INTO nights (experiment, source, finished, circumstances_id, content, ran, wall_s, "
-        "report) VALUES (?, ?, ?, (SELECT id FROM circumstances WHERE facts = ?), ?, ?, ?, ?)",
+        "INSERT INTO nights (experiment, source, finished, circumstances_id, content, wall_s, "
+        "report) VALUES (?, ?, ?, (SELECT id FROM circumstances WHERE facts = ?), ?, ?, ?)",
         (
             *(_text(night.experiment), _text(night.source), stamp(night.finished), facts),
-            *(night.content, night.ran, night.wall_s, _text(night.report)),
+            *(night.content, night.wall_s, _text(night.report)),
         ),
     ).lastrowid
     for result in night.results:

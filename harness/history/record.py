@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ from harness.model import (
     Tier,
     Verdict,
 )
+from harness.store import spell_not_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Night:
     circumstances: Mapping[str, str]
     """What may explain a change: versions by distribution, ``commit``, ``hardware``, ``driver`` …;
     what is not known is left out."""
-    ran: int
-    """How many of its jobs ran for it; the others were reused."""
+    runs: str
+    """Hex digest of the very runs it judges: when a job runs again, it is another one."""
     wall_s: float | None
     report: str
     """Absolute path of the report folder."""
@@ -78,16 +78,13 @@ class Night:
 
     @property
     def content(self) -> str:
-        """Hex digest of all that was found and under which circumstances.
+        """Hex digest of what was judged, what was found, and under which circumstances.
 
-        Not of when, how long it took, and whether runs were reused: two nights with the same
-        content say the same.
+        Not of when, and whether runs were reused: two nights of the same content judged the same
+        runs alike.
         """
-        told = [
-            {**asdict(result), "wall_s": None, "reused": None}
-            for result in sorted(self.results, key=lambda result: result.test_set)
-        ]
-        return _digest([self.experiment, dict(self.circumstances), told])
+        told = [asdict(result) | {"reused": None} for result in self.results]
+        return _digest([self.runs, dict(self.circumstances), told])
 
 
 def night_of(
@@ -113,7 +110,8 @@ def night_of(
         source=source,
         finished=finished,
         circumstances={name: value for name, value in circumstances.items() if value},
-        ran=sum(not record.reused and record.status is not RunStatus.SKIPPED for record in records),
+        # Two executions of one job never take the same time to the last digit.
+        runs=_digest([[each.identity, each.status.value, each.wall_s] for each in records]),
         wall_s=wall_s,
         report=report,
         results=tuple(
@@ -174,16 +172,5 @@ def _meaning(job: Job) -> dict[str, Any]:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(_spelt(value), sort_keys=True, default=str)
+    text = json.dumps(spell_not_finite(value), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _spelt(value: Any) -> Any:
-    """NaN and infinities as words, which JSON has no numbers for."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _spelt(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_spelt(entry) for entry in value]
-    return value

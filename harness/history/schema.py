@@ -29,7 +29,6 @@ MIGRATIONS: tuple[Migration, ...] = (
             finished TEXT NOT NULL,
             circumstances_id INTEGER NOT NULL REFERENCES circumstances,
             content TEXT NOT NULL,
-            ran INTEGER NOT NULL,
             wall_s REAL,
             report TEXT NOT NULL
         )""",

@@ -44,7 +44,7 @@ def night(day: float = 0, *results: Result, **options) -> Night:
         "source": "/work/experiments/nightly.toml",
         "finished": START + timedelta(days=day),
         "circumstances": VERSIONS,
-        "ran": 3,
+        "runs": "r" * 64,
         "wall_s": 60.0,
         "report": "/work/reports/nightly",
         "results": results or (result(),),

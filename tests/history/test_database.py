@@ -100,17 +100,20 @@ def test_since_knows_time_zones(history):
 
 def test_the_same_runs_judged_again_are_no_new_night(history):
     first = night(0)
-    again = replace(first, finished=first.finished + timedelta(hours=2), ran=0, wall_s=1.0)
+    again = replace(first, finished=first.finished + timedelta(hours=2), wall_s=1.0)
     again = replace(again, results=tuple(replace(each, reused=True) for each in again.results))
-    assert history.append(first)
-    assert not history.append(again)
-    assert history.append(replace(again, ran=1))  # something ran for it
-    assert history.append(replace(again, finished=first.finished + timedelta(days=1)))
-    other = replace(again, finished=first.finished + timedelta(days=1, hours=1))
-    assert not history.append(other)
-    assert history.append(replace(other, circumstances=VERSIONS | {"converge": "9"}))
-    assert history.append(replace(other, results=(result(verdict=FAIL),)))
-    assert history.append(other_experiment(other, "other"))
+    tomorrow = replace(again, finished=again.finished + timedelta(days=1))
+    told = [
+        (first, True),
+        (again, False),
+        (replace(again, runs="s" * 64), True),  # something ran for it
+        (tomorrow, True),
+        (tomorrow, False),
+        (replace(tomorrow, circumstances=VERSIONS | {"converge": "9"}), True),
+        (replace(tomorrow, results=(result(verdict=FAIL),)), True),
+        (other_experiment(tomorrow, "other"), True),
+    ]
+    assert [history.append(each) for each, _ in told] == [new for _, new in told]
 
 
 def test_there_is_no_history_before_the_first_night(history):
@@ -137,7 +140,7 @@ def test_several_processes_append_at_once_to_a_file_that_none_has_made_yet(histo
 def test_a_killed_process_leaves_whole_nights_and_none_that_was_told_is_lost(history):
     told = 0
     for attempt in range(6):
-        with appending(history, "killed", 0) as process:
+        with appending(history, f"killed-{attempt}", 0) as process:
             for _ in range(attempt + 1):
                 process.stdout.readline()
                 told += 1

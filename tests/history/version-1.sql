@@ -26,12 +26,11 @@ CREATE TABLE nights (
             finished TEXT NOT NULL,
             circumstances_id INTEGER NOT NULL REFERENCES circumstances,
             content TEXT NOT NULL,
-            ran INTEGER NOT NULL,
             wall_s REAL,
             report TEXT NOT NULL
         );
-INSERT INTO "nights" VALUES(1,'nightly','/work/experiments/nightly.toml','2026-03-01T03:00:00.000+00:00',1,'8fb54274257fd6513126e76f74b88d64313bd31cae90f4f1e96ac359d6ef39b7',3,60.0,'/work/reports/nightly');
-INSERT INTO "nights" VALUES(2,'nightly','/work/experiments/nightly.toml','2026-03-02T03:00:00.000+00:00',1,'6e6cd21d606797adcdecce592aa6587bdeda302d7c4692febabbd0ae2d9514d2',3,60.0,'/work/reports/nightly');
+INSERT INTO "nights" VALUES(1,'nightly','/work/experiments/nightly.toml','2026-03-01T03:00:00.000+00:00',1,'b89b9b53d03a36152d443b5600512b9c6cdf159f59daa97c04a35f62b19a1c9e',60.0,'/work/reports/nightly');
+INSERT INTO "nights" VALUES(2,'nightly','/work/experiments/nightly.toml','2026-03-02T03:00:00.000+00:00',1,'4155d9b08727f2d264b855bd8e5b4ff2a7460c3fe9e33005c7787e387ea7da35',60.0,'/work/reports/nightly');
 CREATE TABLE results (
             id INTEGER PRIMARY KEY,
             night_id INTEGER NOT NULL REFERENCES nights,

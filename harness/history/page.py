@@ -1,0 +1,184 @@
+"""The history as one HTML page: no network, nothing beside it; the tables need no JavaScript."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+
+from harness import __version__
+from harness.history.overview import Move, SetHistory
+from harness.history.trend import DEFINITION, Changed, StepChange, Trend
+from harness.model import Judgement, Outcome
+from harness.report.assets import packed_plotly, resource, source
+from harness.report.palette import SYMBOLS
+from harness.report.text import ABSENT, anchors, count, number, plain
+
+PACKAGE = "harness.history"
+STRIP = 40
+"""Newest nights whose verdicts the table shows."""
+_COMMIT = 10
+"""Digits of a commit, or a digest, that people read."""
+_LABELLED = 3
+"""Changed circumstances in the label of a mark; the table names them all."""
+
+
+def to_page(sets: Sequence[SetHistory], *, source_file: str, generated: datetime) -> str:
+    """Render the page.
+
+    Everything from users is escaped by jinja2, also inside the inline JSON, and the page's content
+    security policy runs only scripts with its nonce and reaches no network.
+    """
+    fragments = anchors([f"{each.experiment} {each.name}" for each in sets])
+    payload = {
+        "symbols": {word.value: SYMBOLS[word] for word in Judgement},
+        "sets": {
+            fragment: _set_payload(each) for fragment, each in zip(fragments, sets, strict=True)
+        },
+    }
+    shown = [(each, fragment) for each, fragment in zip(sets, fragments, strict=True)]
+    moved = [(each, fragment, move) for each, fragment in shown for move in each.moves]
+    nonce = hashlib.sha256(json.dumps(payload).encode()).hexdigest()[:32]
+    return (
+        _environment()
+        .get_template("history.html.j2")
+        .render(
+            sets=shown,
+            moved=sorted(moved, key=lambda row: row[2].lead.first_after.finished, reverse=True),
+            headline=headline(sets),
+            several=len({each.experiment for each in sets}) > 1,
+            payload=payload,
+            nonce=nonce,
+            source_file=source_file,
+            generated=generated,
+            css=resource("report.css"),
+            dark=resource("dark.css"),
+            own_css=resource("history.css", PACKAGE),
+            javascript=resource("history.js", PACKAGE),
+            plotly=packed_plotly(),
+            version=__version__,
+        )
+    )
+
+
+def headline(sets: Sequence[SetHistory]) -> str:
+    """One sentence: how it stands, and since when."""
+    if not sets:
+        return "No night is in the history."
+    bad = [each for each in sets if each.verdict is not Judgement.PASS]
+    nights = len({night.number for each in sets for night in each.nights})
+    worse = [move.lead for each in sets for move in each.moves if move.lead.worse]
+    if worse:
+        last = max(worse, key=lambda step: step.first_after.finished)
+        stepped = f"the last step upwards was in the night of {day(last.first_after.finished)}"
+    else:
+        stepped = "no deviation went up to stay"
+    total = count(len(sets), "test set")
+    fail = "does not pass" if len(bad) == 1 else "do not pass"
+    stands = f"{len(bad)} of {total} {fail}" if bad else f"{total}, and nothing but PASS"
+    return f"{stands}; over {count(nights, 'night')}, {stepped}."
+
+
+def told(changed: Sequence[Changed], most: int | None = None) -> str:
+    """What changed, in words: ``torch 2.12.0 → 2.13.0, commit 01234 → 56789``."""
+    if not changed:
+        return "nothing that is recorded; look at the machine"
+    # Versions and drivers say more than a commit, which is another one every night.
+    ordered = sorted(changed, key=lambda each: each.name in ("commit", "rank code"))
+    words = [_told(each) for each in ordered]
+    left = 0 if most is None else len(words) - most
+    return ", ".join(words[:most]) + (f" and {left} more" if left > 0 else "")
+
+
+def day(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%d")
+
+
+def _told(changed: Changed) -> str:
+    if changed.name == DEFINITION:
+        return "the experiment file"
+    before, after = (_short(changed.name, value) for value in (changed.before, changed.after))
+    return f"{plain(changed.name)} {before} → {after}"
+
+
+def _short(name: str, value: str) -> str:
+    if not value:
+        return "unknown"
+    if name in ("commit", "rank code"):
+        digits, dash, dirty = value.partition("-")
+        return plain(f"{digits[:_COMMIT]}{dash}{dirty}")
+    return plain(value)
+
+
+def _set_payload(each: SetHistory) -> dict[str, Any]:
+    index = {night.number: place for place, night in enumerate(each.nights)}
+    return {
+        "nights": [night.finished.astimezone(UTC).isoformat() for night in each.nights],
+        "verdicts": [night.verdict.value for night in each.nights],
+        "commits": [
+            _short("commit", night.circumstances.get("commit", "")) for night in each.nights
+        ],
+        "trends": [_trend_payload(trend, index) for trend in each.trends],
+    }
+
+
+def _trend_payload(trend: Trend, index: dict[int, int]) -> dict[str, Any]:
+    series = trend.series
+    places = np.array([index[int(night)] for night in series.nights])
+    limits = np.where(series.limits > 0, series.limits, np.nan)
+    return {
+        "check": plain(series.check),
+        "places": _packed(places.astype("<i4"), "i4"),
+        "heights": _packed((10**trend.decades).astype("<f4"), "f4"),
+        "measured": [number(value) for value in series.measured.tolist()],
+        "limits": _packed(limits.astype("<f4"), "f4"),
+        "outside": [
+            place for place, outcome in enumerate(series.outcomes) if outcome is not Outcome.PASS
+        ],
+        "steps": [
+            {
+                "place": index[step.first_after.number],
+                "worse": step.worse,
+                # Plotly reads text as a subset of HTML, and what stands between dollars as TeX.
+                "text": html.escape(told(step.changed, _LABELLED), quote=False).replace(
+                    "$", "&#36;"
+                ),
+            }
+            for step in trend.steps
+        ],
+    }
+
+
+def _packed(values: npt.NDArray[Any], dtype: str) -> dict[str, str]:
+    """Plotly's own form of typed arrays."""
+    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}
+
+
+def _rest(move: Move) -> str:
+    more = len(move.steps) - 1
+    return f" and {more} more" if more else ""
+
+
+def _went(step: StepChange) -> str:
+    return f"{number(step.before)} → {number(step.after)}"
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: source(name, PACKAGE)),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"plain": plain, "day": day, "rest": _rest, "went": _went, "told": told}
+    environment.globals |= {"SYMBOLS": SYMBOLS, "ABSENT": ABSENT, "STRIP": STRIP}
+    return environment
