@@ -216,7 +216,7 @@ def toolchain(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure what the harness costs and saves: ``nox -s bench [-- NAME [OPTIONS]]``."""
-    install_light(session)
+    install_light(session, "test")
     build_toolchain(session, DEFAULT_TOOLCHAIN)
     chosen, *options = session.posargs or [None]
     if chosen is not None and chosen not in BENCHMARKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -9,8 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli.shared import WIDE
+from harness.errors import StoreError
 from harness.model import Judgement
-from harness.report import HEADER, ReportView, header, rows, write_reports
+from harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
+from harness.report.report_markdown import SUMMARY_BYTES
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Names the file that GitHub Actions shows as Markdown on the page of a job."""
 
 STYLES = {
     Judgement.PASS: "bold green",
@@ -24,6 +30,7 @@ STYLES = {
 def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> None:
     """Write the reports, then end with the verdict table, as the reports begin with it."""
     paths = write_reports(view, folder) if folder else []
+    _append_summary(view)
     shown = _columns(console.width)
     table = Table(title=escape(view.title), title_justify="left", show_edge=False)
     titles = dict(zip(HEADER, header(view), strict=True))
@@ -49,6 +56,20 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         console.print(note, style="dim", markup=False, soft_wrap=True)
     if paths:
         console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
+
+
+def _append_summary(view: ReportView) -> None:
+    """Show the report on the page of a GitHub Actions job, if this is one."""
+    summary = os.environ.get(SUMMARY)
+    if not summary:
+        return
+    path = Path(summary)
+    try:
+        taken = path.stat().st_size if path.exists() else 0
+        with path.open("a", encoding="utf-8") as file:
+            file.write(to_summary(view, max(0, SUMMARY_BYTES - taken)))
+    except OSError as error:
+        raise StoreError(f"{SUMMARY}={summary}: {error.strerror}") from None
 
 
 def _styled(judgement: Judgement) -> str:

@@ -1,6 +1,7 @@
 """Verdicts to reports: one view model, several renderers."""
 
 from harness.report.build import Envelopes, build_view
+from harness.report.report_markdown import to_summary
 from harness.report.terminal import HEADER, Row, header, rows
 from harness.report.view import ReportView
 from harness.report.write import write_reports
@@ -13,5 +14,6 @@ __all__ = [
     "build_view",
     "header",
     "rows",
+    "to_summary",
     "write_reports",
 ]

@@ -24,10 +24,12 @@ from harness.model import (
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
 from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors, plain, plain_block
 from harness.report.tolerances import CalibrationView, calibration_view, notes
+from harness.report.turning import turning
 from harness.report.view import (
     SIGNAL_TITLES,
     Comparison,
@@ -186,6 +188,8 @@ class _Runs:
             in_force=named_and_in_force(job.spec if job else None, evidence),
             config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
             tensors=first_step_tensors(evidence, theirs, self.calibration_of(verdict)),
+            gradients=gradient_map(evidence, theirs, self.calibration_of(verdict)),
+            turning=turning(_plain_verdict(verdict), self.calibration_of(verdict)),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),

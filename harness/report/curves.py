@@ -80,9 +80,14 @@ def signal_curve(evidence: Evidence, signal: str) -> Curve:
 
 
 def difference(test: Curve, control: Curve) -> Curve:
-    """Relative difference at the common steps, as judging defines it: infinite when not finite."""
+    """Relative difference at the common steps, as judging defines it: infinite when not finite.
+
+    With the sign of ``test - control``; judging looks at its magnitude alone.
+    """
     steps, ours, theirs = _common(test, control)
-    return Curve(steps, relative_difference(ours, theirs))
+    below = np.less(ours, theirs)
+    apart = relative_difference(ours, theirs)
+    return Curve(steps, np.where(below, -apart, apart))
 
 
 def ratio(test: Curve, control: Curve) -> Curve:
@@ -93,8 +98,8 @@ def ratio(test: Curve, control: Curve) -> Curve:
 
 
 def largest(curve: Curve) -> float | None:
-    """The largest value; None for a curve of no steps."""
-    return float(curve.values.max()) if len(curve) else None
+    """The largest magnitude; None for a curve of no steps."""
+    return float(np.abs(curve.values).max()) if len(curve) else None
 
 
 def loss_only_gate(loss_difference: Curve) -> LossOnlyGate | None:

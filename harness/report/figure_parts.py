@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.report.curves import Curve
+from harness.report.gradients import GradientMap
 from harness.report.marks import Mark
-from harness.report.scales import decades
+from harness.report.scales import SignedLog
 
 Figure = dict[str, Any]
 
@@ -23,32 +24,44 @@ def figure(
     y_title: str,
     *,
     levels: Sequence[dict[str, Any]] = (),
-    ticks: dict[str, Any] | None = None,
+    signed: dict[str, Any] | None = None,
     log: bool = False,
     span: tuple[float, float] | None = None,
     onset: int | None = None,
+    smooth: bool = False,
 ) -> Figure:
+    """A figure; ``smooth`` where the page's slider may smooth its curves."""
     return {
         "traces": [trace for trace in traces if trace],
         "yTitle": y_title,
         "levels": list(levels),
-        "ticks": ticks,
-        "log": log or ticks is not None,
+        "signed": signed,
+        "log": log,
         "span": list(span) if span else None,
         "digits": math.ceil(1 - math.log10(span[1] - span[0])) if span else None,
         "onset": onset,
+        "smooth": smooth,
+        "heat": None,
     }
 
 
-def ticks(zero: float, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Ticks of a difference axis, whose lowest is zero itself."""
-    exponents = decades(zero, curves)
-    labels = ["0", *(f"1e{exponent}" for exponent in exponents[1:])]
+def heat_map(found: GradientMap) -> Figure:
+    """Differences of all gradients, a row per parameter and a column per sampled step."""
+    cells = {
+        name: _typed("f4", np.minimum(values, np.finfo(np.float32).max).astype("<f4"))
+        for name, values in (("difference", found.difference), ("limit", found.limit))
+    }
+    rows = [label(name) for name in found.names]
+    return figure([], "") | {"heat": {"rows": rows, "steps": list(found.steps), **cells}}
+
+
+def signed_axis(axis: SignedLog) -> dict[str, Any]:
+    """What the page needs to place differences on their axis and to label it."""
     return {
-        "values": [10.0**exponent for exponent in exponents],
-        "labels": labels,
-        "zero": 1.5 * zero,
-        "range": [exponents[0] - 0.2, exponents[-1]],
+        "unit": axis.unit,
+        "values": list(axis.ticks),
+        "labels": list(axis.ticks.values()),
+        "range": list(axis.span),
     }
 
 

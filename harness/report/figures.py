@@ -6,22 +6,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from harness.model import Judgement
 from harness.report.curves import Curve, difference, ratio
 from harness.report.downsample import corners, downsample
-from harness.report.figure_parts import Figure, figure, label, mark_line, packed, ticks
+from harness.report.figure_parts import (
+    Figure,
+    figure,
+    heat_map,
+    label,
+    mark_line,
+    packed,
+    signed_axis,
+)
 from harness.report.marks import marks
 from harness.report.palette import style
-from harness.report.scales import raised, ratio_needs_log, ratio_range, zero_line
+from harness.report.scales import SignedLog, ratio_needs_log, ratio_range
 from harness.report.text import number
-from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
+from harness.report.view import SIGNAL_TITLES, RepeatView, ReportView, RunView, TestView
 
 _THIN, _THICK, _BAND = 1.2, 2.4, 8.0
 _LABEL_CHARACTERS = 54
 """Characters of a label across the figure of one set, on a phone."""
 _LOSS_TITLE = "loss, nats per token"
+_DIFFERENCE_TITLE = "relative difference"
 _INK = "ink"
 """A colour name that the page replaces by its theme's text colour; so are the two below."""
 _QUIET = "quiet"
@@ -48,7 +58,7 @@ class Figures:
             figures |= self._of_set(test)
         return {
             "series": self.series,
-            "figures": {name: figure for name, figure in figures.items() if figure["traces"]},
+            "figures": {name: figure for name, figure in figures.items() if _drawn(figure)},
         }
 
     # ------------------------------------------------------------- overview
@@ -61,34 +71,22 @@ class Figures:
                 for test in _thin_first(self.view.tests)
             ),
         ]
-        return figure(traces, _LOSS_TITLE, levels=self._floor())
+        return figure(traces, _LOSS_TITLE, levels=self._floor(), smooth=True)
 
     def _difference(self) -> Figure:
         pairs = [(test, test.comparison("loss")) for test in _thin_first(self.view.tests)]
-        repeats = [(repeat, repeat.comparisons["loss"].difference) for repeat in self.view.repeats]
-        limits = [pair.limit for _, pair in pairs if pair.limit]
-        distinct = list(dict.fromkeys(limits))
-        every = [*(pair.difference for _, pair in pairs), *(c for _, c in repeats), *distinct]
-        zero = zero_line(every)
+        distinct = list(dict.fromkeys(pair.limit for _, pair in pairs if pair.limit))
+        repeats = [repeat.comparisons["loss"].difference for repeat in self.view.repeats]
+        every = [*(pair.difference for _, pair in pairs), *repeats, *distinct]
         traces = [
-            *(self._limit(f"limit-{index}", limit) for index, limit in enumerate(distinct)),
+            *chain(*(self._limit(f"limit-{index}", limit) for index, limit in enumerate(distinct))),
+            *self._repeats(self.view.repeats, "loss"),
             *(
-                self._trace(
-                    f"{repeat.run.anchor}/difference",
-                    raised(curve, zero),
-                    f"A/A {repeat.run.repeat or repeat.run.name}",
-                    colour=_QUIET,
-                    width=_THIN,
-                    stroke="dot",
-                )
-                for repeat, curve in repeats
-            ),
-            *(
-                self._line(test, f"{test.run.anchor}/raised-loss", raised(pair.difference, zero))
+                self._line(test, f"{test.run.anchor}/difference-loss", pair.difference)
                 for test, pair in pairs
             ),
         ]
-        return figure(traces, "relative difference", ticks=ticks(zero, every))
+        return figure(traces, _DIFFERENCE_TITLE, signed=signed_axis(SignedLog.over(every)))
 
     # -------------------------------------------------------------- one set
 
@@ -105,6 +103,7 @@ class Figures:
             _LOSS_TITLE,
             levels=self._floor(),
             onset=onset,
+            smooth=True,
         )
         figures = {f"{anchor}-loss": loss}
         for signal in ("loss", "grad_norm"):
@@ -119,30 +118,41 @@ class Figures:
                 (number, difference(curve, control.signal(signal)))
                 for number, curve in _superseded(test, signal)
             ]
-            drawn = [*curves, limit, *(curve for _, curve in replays)]
-            zero = zero_line(drawn)
-            traces = [self._limit(f"{anchor}/limit-{signal}", limit)] if limit else []
-            traces += [
-                self._line(
-                    test,
-                    f"{anchor}/difference-{name}",
-                    raised(curve, zero),
-                    name=SIGNAL_TITLES[name],
-                    reported=name == signal,
-                )
-                for name, curve in zip(names, curves, strict=True)
+            repeats = [each for each in self.view.repeats if each.control == control.name]
+            apart = [repeat.comparisons[signal].difference for repeat in repeats]
+            drawn = [*curves, limit, *apart, *(curve for _, curve in replays)]
+            traces = [
+                *self._limit(f"{anchor}/limit-{signal}", limit),
+                *self._repeats(repeats, signal),
+                *(
+                    self._line(
+                        test,
+                        f"{anchor}/difference-{name}",
+                        curve,
+                        name=SIGNAL_TITLES[name],
+                        reported=name == signal,
+                    )
+                    for name, curve in zip(names, curves, strict=True)
+                ),
+                *self._replays(test, f"difference-{signal}", replays),
             ]
-            raised_replays = [(number, raised(curve, zero)) for number, curve in replays]
-            traces += self._replays(test, f"difference-{signal}", raised_replays)
             figures[f"{anchor}-difference-{signal}"] = figure(
-                traces, "relative difference", ticks=ticks(zero, drawn), onset=onset
+                traces,
+                _DIFFERENCE_TITLE,
+                signed=signed_axis(SignedLog.over(drawn)),
+                onset=onset,
             )
         figures[f"{anchor}-ratio"] = self._ratio(
             (test,), ("grad_norm", "grad_norm_recomputed"), onset=onset, control=control
         )
+        if test.gradients:
+            figures[f"{anchor}-gradients"] = heat_map(test.gradients)
         if test.resumed:
             lines = [mark_line(mark) for mark in marks(test.resumed, _LABEL_CHARACTERS)]
-            figures = {name: drawn | {"marks": lines} for name, drawn in figures.items()}
+            figures = {
+                name: drawn if drawn["heat"] else drawn | {"marks": lines}
+                for name, drawn in figures.items()
+            }
         return figures
 
     # ---------------------------------------------------------------- parts
@@ -182,7 +192,7 @@ class Figures:
         level = {"y": 1.0, "text": "", "colour": _INK}
         span = ratio_range(curves)
         title = "test / control"
-        return figure(traces, title, levels=[level], log=log, span=span, onset=onset)
+        return figure(traces, title, levels=[level], log=log, span=span, onset=onset, smooth=True)
 
     def _floor(self) -> list[dict[str, Any]]:
         floor = self.view.entropy_floor
@@ -260,11 +270,32 @@ class Figures:
         )
         return trace and {**trace, "opacity": 0.25}
 
-    def _limit(self, key: str, limit: Curve) -> dict[str, Any] | None:
+    def _limit(self, key: str, limit: Curve) -> list[dict[str, Any]]:
+        """Both sides of the envelope, shaded to zero."""
         trace = self._trace(
             key, corners(limit), "tolerance", colour=_QUIET, width=1.0, stroke="dash"
         )
-        return trace and {**trace, "fill": _SHADE}
+        if trace is None:
+            return []
+        trace |= {"fill": _SHADE}
+        return [trace, trace | {"times": -1, "unlisted": True}]
+
+    def _repeats(self, repeats: Iterable[RepeatView], signal: str) -> list[dict[str, Any]]:
+        """Repeats of the control: how far right runs lie apart. The figure's hint explains them."""
+        traces: list[dict[str, Any]] = []
+        for repeat in repeats:
+            trace = self._trace(
+                f"{repeat.run.anchor}/difference-{signal}",
+                repeat.comparisons[signal].difference,
+                "A/A repeats",
+                colour=_QUIET,
+                width=_THIN,
+                stroke="dot",
+            )
+            if trace:
+                hover = label(f"A/A {repeat.run.repeat or repeat.run.name}")
+                traces.append(trace | {"hover": hover, "unlisted": True})
+        return traces
 
     def _trace(
         self,
@@ -292,6 +323,10 @@ class Figures:
             # A curve of one step is a point, and a point has no line.
             "mode": "markers" if len(drawn) == 1 else "lines",
         }
+
+
+def _drawn(figure: Figure) -> bool:
+    return bool(figure["traces"] or figure["heat"])
 
 
 def _superseded(test: TestView, signal: str) -> list[tuple[int, Curve]]:

@@ -12,7 +12,18 @@ from harness.report.downsample import downsample
 from harness.report.marks import Mark, MarkKind, marks
 from harness.report.palette import SYMBOLS, Style
 from harness.report.passes import PassesView
-from harness.report.plot_parts import BAND, INK, QUIET, Line, frame, handles_of, plot, short, to_png
+from harness.report.plot_parts import (
+    BAND,
+    INK,
+    QUIET,
+    Line,
+    Picture,
+    frame,
+    handles_of,
+    plot,
+    short,
+    to_files,
+)
 from harness.report.view import ReportView, TestView
 
 _CHARACTERS = 120
@@ -21,7 +32,9 @@ _ROW_POINTS = 12.0
 _FAULT = "#b03a00"
 
 
-def draw_passes(view: ReportView, test: TestView, resumed: PassesView, look: Style) -> bytes | None:
+def draw_passes(
+    view: ReportView, test: TestView, resumed: PassesView, look: Style
+) -> Picture | None:
     """The picture of one set; None without any curve."""
     every = marks(resumed, _CHARACTERS)
     rows = max((mark.row + 1 for mark in every), default=0)
@@ -32,7 +45,7 @@ def draw_passes(view: ReportView, test: TestView, resumed: PassesView, look: Sty
         return None
     for mark in sorted(every, key=lambda mark: -mark.row):  # lines pass behind the labels below
         _draw(axes, mark)
-    return to_png(figure, axes, handles_of(lines))
+    return to_files(figure, axes, handles_of(lines))
 
 
 def _lines(view: ReportView, test: TestView, resumed: PassesView, look: Style) -> list[Line]:

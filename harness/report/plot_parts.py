@@ -1,4 +1,4 @@
-"""What the pictures are drawn with: a frame, lines, a legend, and the bytes of a PNG.
+"""What the pictures are drawn with: a frame, lines, a legend, and the bytes of its files.
 
 Built on matplotlib's object API, so no state is shared and no display is needed.
 """
@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,6 +19,9 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.typing import LineStyleType
 
 from harness.report.curves import Curve
+
+Picture = dict[str, bytes]
+"""File form (``png``, ``svg``) to content."""
 
 _SIZE_INCHES = (11.0, 5.6)
 _DPI = 150
@@ -93,7 +97,8 @@ def _artist(line: Line, curve: Curve, marker: str) -> Line2D:
     return artist
 
 
-def to_png(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]]) -> bytes:
+def to_files(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]]) -> Picture:
+    """The finished picture in both forms; it says nothing of the time and machine it was made."""
     # Labels are set afterwards: matplotlib drops those that begin with "_" and reads "$" as maths.
     legend = axes.legend(
         [handle for handle, _ in handles],
@@ -106,11 +111,17 @@ def to_png(figure: Figure, axes: Axes, handles: Sequence[tuple[Line2D, str]]) ->
     for text, (_, label) in zip(legend.get_texts(), handles, strict=True):
         text.set_parse_math(False)
         text.set_text(short(label))
+    return {form: _saved(figure, form) for form in ("png", "svg")}
+
+
+def _saved(figure: Figure, form: str) -> bytes:
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
+    unsaid = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
+    # Letters as paths, because a reader's fonts are not known; the salt makes ids reproducible.
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "converge"}):
         # A name in a script that the bundled font lacks is drawn as boxes; that is no one's error.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format="png", metadata={"Software": None})
+        figure.savefig(buffer, format=form, metadata=unsaid)
     return buffer.getvalue()
 
 

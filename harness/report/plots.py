@@ -1,4 +1,4 @@
-"""``plots/*.png``: the figures for people without a browser, and for READMEs and mails.
+"""``plots/``: the figures as PNG and SVG: without a browser, for READMEs, papers and mails.
 
 In the manner of the figure of torchtitan's converging guide: every set over the control, in one
 picture.
@@ -8,36 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter
 
 from harness.model import Judgement
 from harness.report.curves import Curve
 from harness.report.downsample import corners, downsample
 from harness.report.palette import SYMBOLS, style
 from harness.report.pass_plot import draw_passes
-from harness.report.plot_parts import BAND, INK, QUIET, SHADE, Line, frame, handles_of, plot, to_png
-from harness.report.scales import decades, raised, ratio_needs_log, ratio_range, zero_line
+from harness.report.plot_parts import (
+    BAND,
+    INK,
+    QUIET,
+    SHADE,
+    Line,
+    Picture,
+    frame,
+    handles_of,
+    plot,
+    to_files,
+)
+from harness.report.scales import SignedLog, ratio_needs_log, ratio_range
 from harness.report.text import number
 from harness.report.view import ReportView, TestView
 
 
 def draw(view: ReportView) -> dict[str, bytes]:
-    """File name to PNG. A figure without any curve is left out."""
-    drawings: dict[str, Callable[[ReportView], bytes | None]] = {
-        "overview.png": _overview,
-        "differences.png": _differences,
-        "grad_norm_ratio.png": _grad_norm_ratio,
+    """File name to PNG or SVG. A figure without any curve is left out."""
+    pictures = {
+        "overview": _overview(view),
+        "differences": _differences(view),
+        "grad_norm_ratio": _grad_norm_ratio(view),
     }
-    rendered = {name: render(view) for name, render in drawings.items()}
     for index, test in enumerate(view.tests):
         if test.resumed:
-            name = f"passes-{test.run.anchor.removeprefix('set-')}.png"
-            rendered[name] = draw_passes(view, test, test.resumed, style(index))
-    return {name: png for name, png in rendered.items() if png is not None}
+            name = f"passes-{test.run.anchor.removeprefix('set-')}"
+            pictures[name] = draw_passes(view, test, test.resumed, style(index))
+    return {
+        f"{name}.{form}": content
+        for name, picture in pictures.items()
+        if picture
+        for form, content in picture.items()
+    }
 
 
-def _overview(view: ReportView) -> bytes | None:
+def _overview(view: ReportView) -> Picture | None:
     lines = [
         *(
             Line(f"control {run.name}", downsample(run.signal("loss")), BAND, width=7.0)
@@ -53,43 +69,56 @@ def _overview(view: ReportView) -> bytes | None:
         axes.axhline(view.entropy_floor, color=QUIET, linewidth=1.2, linestyle=(0, (2, 2)))
         label = f"entropy floor {number(view.entropy_floor)}"
         handles.append((Line2D([], [], color=QUIET, linestyle=(0, (2, 2))), label))
-    return to_png(figure, axes, handles)
+    return to_files(figure, axes, handles)
 
 
-def _differences(view: ReportView) -> bytes | None:
-    lines = _test_lines(view, lambda test: test.comparison("loss").difference)
+def _differences(view: ReportView) -> Picture | None:
+    tests = _test_lines(view, lambda test: test.comparison("loss").difference)
+    repeats = [
+        Line(f"A/A {repeat.run.repeat or repeat.run.name}", downsample(curve), QUIET, "dot", 1.0)
+        for repeat in view.repeats
+        if (curve := repeat.comparisons["loss"].difference)
+    ]
     limits = list(
         dict.fromkeys(
             test.comparison("loss").limit for test in view.tests if test.comparison("loss").limit
         )
     )
-    every = [*(line.curve for line in lines), *limits]
-    zero = zero_line(every)
+    lines = [*repeats, *tests]
+    axis = SignedLog.over([*(line.curve for line in lines), *limits])
     figure, axes = frame(
-        view.title, "loss: difference to the control", "relative difference (log scale)"
+        view.title, "loss: difference to the control", "relative difference (signed log scale)"
     )
-    if not plot(axes, [line._replace(curve=raised(line.curve, zero)) for line in lines]):
+    placed = [line._replace(curve=_placed(line.curve, axis)) for line in lines]
+    if not plot(axes, placed):
         return None
-    axes.set_yscale("log")
-    ticks = decades(zero, every)
-    axes.set_ylim(10.0 ** ticks[0] / 1.6, 10.0 ** ticks[-1])
-    axes.yaxis.set_major_locator(FixedLocator([10.0**exponent for exponent in ticks]))
-    axes.yaxis.set_minor_locator(FixedLocator([]))
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: "0" if value < 2 * zero else number(float(value)))
-    )
-    handles = handles_of(lines)
+    axes.set_ylim(*axis.span)
+    axes.yaxis.set_major_locator(FixedLocator(list(axis.ticks)))
+    axes.yaxis.set_major_formatter(FixedFormatter(list(axis.ticks.values())))
+    axes.axhline(0.0, color=INK, linewidth=0.8, zorder=1)
+    handles = handles_of(tests)
+    if repeats:
+        handles.append((Line2D([], [], color=QUIET, linestyle=(0, (1, 1.5))), "A/A repeats"))
     for limit in map(downsample, map(corners, limits)):
-        axes.fill_between(
-            limit.steps, 10.0 ** ticks[0] / 1.6, limit.values, color=SHADE, alpha=0.5, zorder=0
-        )
-        axes.plot(limit.steps, limit.values, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
+        high = axis.place(limit.values)
+        axes.fill_between(limit.steps, -high, high, color=SHADE, alpha=0.5, zorder=0)
+        for side in (-high, high):
+            axes.plot(limit.steps, side, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
     if limits:
         handles.append((Line2D([], [], color=QUIET, linestyle=(0, (4, 2))), "tolerance"))
-    return to_png(figure, axes, handles)
+    for index, test in enumerate(view.tests):
+        if test.verdict.onset_step is not None:
+            onset = axes.axvline(test.verdict.onset_step, color=style(index).colour, zorder=1)
+            onset.set(linewidth=1.2, linestyle=(0, (2, 3)))
+    return to_files(figure, axes, handles)
 
 
-def _grad_norm_ratio(view: ReportView) -> bytes | None:
+def _placed(curve: Curve, axis: SignedLog) -> Curve:
+    finite = np.where(np.isfinite(curve.values), curve.values, np.nan)
+    return Curve(curve.steps, axis.place(finite))
+
+
+def _grad_norm_ratio(view: ReportView) -> Picture | None:
     lines = _test_lines(view, lambda test: test.comparison("grad_norm").ratio)
     figure, axes = frame(view.title, "grad norm: ratio to the control", "test / control")
     if not plot(axes, lines):
@@ -104,7 +133,7 @@ def _grad_norm_ratio(view: ReportView) -> bytes | None:
         if span := ratio_range(line.curve for line in lines):
             axes.set_ylim(*span)
     axes.axhline(1.0, color=INK, linewidth=1.0, zorder=1)
-    return to_png(figure, axes, handles_of(lines))
+    return to_files(figure, axes, handles_of(lines))
 
 
 def _test_lines(view: ReportView, pick: Callable[[TestView], Curve]) -> list[Line]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import gzip
 import hashlib
-from importlib.resources import files
 
 import jinja2
-from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from harness import __version__
 from harness.model import Tier
 from harness.report import terminal, text
+from harness.report.assets import packed_plotly, resource, source
 from harness.report.faults import FAULT_TITLES, fault_cells
 from harness.report.figures import Figures
 from harness.report.palette import SYMBOLS
@@ -46,16 +41,17 @@ def to_html(view: ReportView) -> str:
         nonce=nonce,
         styles=figures.styles,
         rows=[(test, terminal.row(test)) for test in view.by_severity],
-        css=_resource("report.css"),
-        javascript=_resource("report.js"),
-        plotly=_packed_plotly(),
+        css=resource("report.css"),
+        dark=resource("dark.css"),
+        javascript=resource("report.js"),
+        plotly=packed_plotly(),
         version=__version__,
     )
 
 
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
+        loader=jinja2.FunctionLoader(source),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -82,18 +78,3 @@ def _environment() -> jinja2.Environment:
         "TIERS": tuple(Tier),
     }
     return environment
-
-
-def _source(name: str) -> str:
-    return files("harness.report").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _resource(name: str) -> Markup:
-    """Our own style and script, which must not be escaped."""
-    return Markup(_source(name))  # noqa: S704 - a file of this package, nothing from users
-
-
-@functools.cache
-def _packed_plotly() -> str:
-    """Plotly's script, compressed: 2 MB instead of 5 in every report; browsers unpack it."""
-    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

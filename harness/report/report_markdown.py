@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from harness.model import Check, Judgement, Outcome
 from harness.report.faults import FAULT_TITLES, fault_cells
@@ -18,9 +19,34 @@ LOG_LINES = 30
 """Lines of a failed rank's log in the report: GitHub cuts a job summary at 1 MiB."""
 
 
+SUMMARY_BYTES = 1024 * 1024
+"""What GitHub takes of one step's summary; it shows nothing of a larger one."""
+
+
 def to_markdown(view: ReportView) -> str:
     """Render: the answer, the verdict table, one sentence per set that is not PASS, details."""
     return "\n".join(_lines(view)) + "\n"
+
+
+def to_summary(view: ReportView, most_bytes: int = SUMMARY_BYTES) -> str:
+    """The report for a job's summary, with as many details as fit, at most ``most_bytes`` long.
+
+    What needs a person comes first: sets are left out from the end, then lines of the table. UTF-8.
+    """
+    whole = to_markdown(view)
+    if len(whole.encode()) <= most_bytes:
+        return whole
+    note = "\nThe rest is in report.md: a summary has no room for it.\n"
+    top, *details = whole.split("\n<details>\n")
+    kept = _fitting([f"{line}\n" for line in top.split("\n")], most_bytes - len(note.encode()))
+    room = most_bytes - len(f"{kept}{note}".encode())
+    return kept + _fitting([f"<details>\n{each}\n" for each in details], room) + note
+
+
+def _fitting(parts: Sequence[str], room: int) -> str:
+    """The first parts that fit together into so many bytes."""
+    ends = accumulate(len(part.encode()) for part in parts)
+    return "".join(part for part, end in zip(parts, ends, strict=True) if end <= room)
 
 
 _MARKUP = re.compile(
@@ -113,6 +139,7 @@ def _test(test: TestView) -> Iterator[str]:
         yield f"**Look at:** {escape(verdict.look_at)}\n"
     if verdict.next_command:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
+    yield from _turning(test.turning)
     if test.resumed:
         yield from _passes(test.resumed)
     yield from _checks(test.asked)
@@ -141,6 +168,13 @@ def _test(test: TestView) -> Iterator[str]:
     yield from _run(test.run)
     yield "</details>"
     yield ""
+
+
+def _turning(sentences: Sequence[str]) -> Iterator[str]:
+    if sentences:
+        yield "What would change this verdict:\n"
+        yield from (f"- {escape(sentence)}" for sentence in sentences)
+        yield ""
 
 
 def _passes(resumed: PassesView) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""Axes that fit what is drawn: where zero goes on a log axis, when a ratio needs one."""
+"""Axes that fit what is drawn: differences with sign, when a ratio needs a log axis."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,26 +15,56 @@ _RATIO_LINEAR_UP_TO = 1.5
 _NEARLY_EQUAL = 1e-4
 """Differences of a ratio to 1 that six digits at the ticks do not tell apart."""
 _LEAST_RATIO_RANGE = 1e-6
+_MOST_DECADES = 18
+"""To either side of zero: a smaller difference is drawn as one, and no axis gets denser."""
 
 
-def zero_line(curves: Iterable[Curve]) -> float:
-    """A power of ten below every positive value: zero (bit-identical) is drawn there."""
-    smallest = min((positive.min() for positive in _positive(curves)), default=1e-6)
-    return float(10.0 ** (math.floor(math.log10(max(smallest, 1e-300))) - 1))
+@dataclass(frozen=True, slots=True)
+class SignedLog:
+    """An axis for differences of either sign and any size: ``sign(y) log10(1 + |y| / unit)``.
 
+    Zero (bit-identical) is its middle, and from ten units on a decade is as long as the next. The
+    form is the symmetric log of Webber, "A bi-symmetric log transformation for wide-range data"
+    (2013), with base 10.
+    """
 
-def raised(curve: Curve, zero: float) -> Curve:
-    """The curve with its zeros on the zero line, because a log axis has none."""
-    return Curve(curve.steps, np.where(curve.values == 0, zero, curve.values))
+    unit: float
+    greatest: float
+    """Largest magnitude that is drawn."""
 
+    @classmethod
+    def over(cls, curves: Iterable[Curve]) -> SignedLog:
+        """The axis on which the smallest difference but zero is still seen not to be zero."""
+        sizes = [np.abs(curve.values) for curve in curves]
+        positive = [found for size in sizes if (found := size[np.isfinite(size) & (size > 0)]).size]
+        greatest = max((float(size.max()) for size in positive), default=1e-6)
+        smallest = min((float(size.min()) for size in positive), default=greatest)
+        smallest = max(smallest, greatest * 10.0**-_MOST_DECADES)
+        return cls(10.0 ** math.floor(math.log10(smallest)), greatest)
 
-def decades(zero: float, curves: Iterable[Curve]) -> list[int]:
-    """Exponents of the ticks from the zero line up past the largest value, at most about ten."""
-    greatest = max((positive.max() for positive in _positive(curves)), default=zero)
-    first = round(math.log10(zero))
-    last = max(math.ceil(math.log10(greatest)), first + 1)
-    stride = max(1, math.ceil((last - first) / 10))
-    return list(range(first, last + stride, stride))
+    def place(self, values: Floats) -> Floats:
+        """Where values lie on the axis; the page's script does the same."""
+        return np.sign(values) * np.log10(1 + np.abs(values) / self.unit)
+
+    @property
+    def ticks(self) -> dict[float, str]:
+        """Place to label, about five to either side of zero."""
+        first = round(math.log10(self.unit))
+        last = max(math.ceil(math.log10(self.greatest)), first + 1)
+        stride = max(1, math.ceil((last - first) / 5))
+        # From above: the outermost tick is the end of the axis.
+        exponents = range(last, first, -stride)
+        ticks = {0.0: "0"}
+        for exponent in exponents:
+            place = float(self.place(np.array(10.0**exponent)))
+            ticks |= {place: f"1e{exponent}", -place: f"-1e{exponent}"}
+        return dict(sorted(ticks.items()))
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """Both ends of the axis."""
+        end = 1.04 * max(self.ticks)
+        return -end, end
 
 
 def ratio_needs_log(curves: Iterable[Curve]) -> bool:

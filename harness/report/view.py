@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from harness.model import Check, Judgement, Kind, Outcome, RankError, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
+from harness.report.gradients import GradientMap
 from harness.report.passes import PassesView
 from harness.report.tensors import ReplicaView, TensorTable
 from harness.report.text import count
@@ -77,6 +78,13 @@ class RunView:
     signals: Mapping[str, Curve] = field(default_factory=dict)
 
     @property
+    def rank_seconds(self) -> float | None:
+        """What the run cost: wall time on all its ranks; None when not known."""
+        if self.wall_s is None or self.world_size is None:
+            return None
+        return self.wall_s * self.world_size
+
+    @property
     def requeue_words(self) -> str:
         """One sentence on its interruptions; empty when there were none."""
         times = "once" if self.requeues == 1 else f"{self.requeues} times"
@@ -92,7 +100,7 @@ class Comparison:
     """One signal of a run against its control."""
 
     difference: Curve
-    """Relative difference, without sign."""
+    """Relative difference, positive where the run lies above its control."""
     ratio: Curve
     limit: Curve = field(default_factory=Curve)
     """Largest allowed relative difference per step; empty where none is known."""
@@ -111,7 +119,10 @@ class TestView:
     in_force: tuple[Named, ...] = ()
     config: tuple[ConfigChange, ...] = ()
     tensors: TensorTable | None = None
+    gradients: GradientMap | None = None
     replicas: ReplicaView | None = None
+    turning: tuple[str, ...] = ()
+    """Sentences on what would change the verdict."""
     challenged: bool = False
     """True for the control itself, which an anchor challenges."""
     kind: Kind = Kind.PARALLEL

@@ -23,7 +23,7 @@ def write_reports(view: ReportView, folder: Path) -> list[Path]:
         "report.md": to_markdown(view).encode(),
         "report.json": to_json(view).encode(),
         "junit.xml": to_junit(view),
-        **{f"plots/{name}": png for name, png in draw(view).items()},
+        **{f"plots/{name}": picture for name, picture in draw(view).items()},
     }
     paths = []
     for name, content in contents.items():

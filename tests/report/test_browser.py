@@ -1,11 +1,13 @@
 """The page in a real browser, offline: what a person sees and does."""
 
+import re
 import shutil
 import urllib.parse
 import urllib.request
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from pass_samples import resumed_view
 from playwright.sync_api import expect, sync_playwright
 from report_samples import foreign_view, hostile_view, sample_view
@@ -41,6 +43,13 @@ def wait_until(page, condition):
             return
         page.wait_for_timeout(100)
     pytest.fail(f"not within 30 s: {condition}")
+
+
+def violations(page):
+    """Rules of axe-core that the page breaks: rule to elements."""
+    tags = ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]
+    found = Axe().run(page, options={"runOnly": {"type": "tag", "values": tags}}).response
+    return {each["id"]: [node["html"] for node in each["nodes"]] for each in found["violations"]}
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +150,16 @@ def test_the_table_is_filtered_and_sorted(opened):
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("Test set")
 
 
+def test_sets_are_found_by_any_word_of_their_row(opened):
+    page = opened()
+    page.keyboard.press("/")
+    page.keyboard.type("PP compile")
+    assert visible_rows(page) == []
+    page.get_by_role("searchbox").fill("pp 2 interleaved")
+    assert visible_rows(page) == ["fsdp2_pp2_interleaved"]
+    assert page.locator("section.set[data-verdict]:visible").count() == 1
+
+
 def test_a_set_opens_from_a_deep_link(opened):
     page = opened(fragment="#set-fsdp2-tp2")
     section = page.locator("#set-fsdp2-tp2")
@@ -166,6 +185,93 @@ def test_zoom_is_linked_across_panels(opened):
         "['overview-difference', 'overview-ratio'].every((id) =>"
         " JSON.stringify(document.getElementById(id).layout.xaxis.range) === '[5,10]')",
     )
+
+
+def test_a_zoom_ends_on_every_panel_of_its_row(opened):
+    page = opened()
+    page.evaluate("Plotly.relayout('overview-loss', {'xaxis.range': [5, 10]})")
+    zoomed = "document.getElementById('overview-ratio').layout.xaxis.range"
+    wait_until(page, f"JSON.stringify({zoomed}) === '[5,10]'")
+    page.evaluate("Plotly.relayout('overview-ratio', {'xaxis.autorange': true})")
+    wait_until(page, "document.getElementById('overview-loss')._fullLayout.xaxis.range[1] > 19")
+
+
+def test_a_chart_is_zoomed_and_moved_by_keys(opened):
+    page = opened()
+    page.locator("#overview-loss").focus()
+    page.keyboard.press("+")
+    page.keyboard.press("ArrowRight")
+    shown = "document.getElementById('overview-ratio').layout.xaxis.range ?? [0, 99]"
+    first, last = page.evaluate(shown)
+    assert 1 < first < last
+    assert last - first < 12
+    page.keyboard.press("0")
+    assert page.evaluate(shown) != [first, last]
+
+
+def test_a_pointer_on_one_panel_is_seen_on_the_others_of_its_row(opened):
+    page = opened()
+    plot = page.locator("#overview-loss")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    label = page.locator("#overview-difference .cursor span")
+    expect(label).to_have_text(re.compile(r"^step 1\d: (0|-?\d\.\d\de-\d+)$"))
+    expect(page.locator("#overview-loss .cursor")).to_have_count(0)
+    page.mouse.move(0, 0)
+    expect(label).to_have_count(0)
+
+
+def test_the_slider_smooths_losses_and_leaves_what_was_measured_behind(opened):
+    page = opened()
+    traces = "document.getElementById('overview-loss').data"
+    before = page.evaluate(f"{traces}.length")
+    page.locator("#smoothing").fill("0.9")
+    wait_until(page, f"{traces}.length > {before}")
+    rough = page.evaluate(f"Array.from({traces}[0].y).slice(-1)[0]")
+    smooth = page.evaluate(f"Array.from({traces}.slice(-1)[0].y).slice(-1)[0]")
+    assert smooth > rough + 0.1  # a falling loss: its average lags behind
+    assert page.locator("output").inner_text() == "0.9"
+
+
+def test_gradients_outside_their_limits_are_crossed_on_the_heat_map(opened):
+    page = opened()
+    plot = page.locator("#set-ddp2-gradients")
+    plot.scroll_into_view_if_needed()
+    plot.locator(".heatmaplayer image").wait_for(timeout=30_000)
+    heat, crosses = (f"document.getElementById('set-ddp2-gradients').data[{i}]" for i in (0, 1))
+    assert page.evaluate(f"[{heat}.z.length, {heat}.z[0].length]") == [39, 3]
+    assert page.evaluate(f"{crosses}.x.length") == 39 * 3
+    assert "tok_embeddings.weight" in plot.locator(".ytick text").all_text_contents()[0]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_is_chosen_by_the_system_until_somebody_chooses(opened, scheme):
+    page = opened(color_scheme=scheme)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    button = page.get_by_role("button", name="Theme")
+    button.click()
+    assert page.evaluate(paper) != "rgb(255, 255, 255)"
+    button.click()
+    assert page.evaluate(paper) == "rgb(255, 255, 255)"
+    assert button.inner_text() == "Theme: light"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["sample", "hostile", "resumed"])
+def test_accessibility(opened, name, scheme):
+    page = opened(name, color_scheme=scheme)
+    # Every section open, and every figure drawn.
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
+    page.locator(".plot .main-svg").first.wait_for(timeout=30_000)
+    assert violations(page) == {}
+
+
+def test_the_accessibility_rules_see_what_is_wrong(opened):
+    page = opened("foreign")
+    page.evaluate("document.querySelector('#theme').textContent = ''")
+    page.evaluate("document.querySelector('h1').style.color = '#ddd'")
+    assert {"button-name", "color-contrast"} <= set(violations(page))
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -1,4 +1,5 @@
 import io
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ def pixels(png):
 @pytest.mark.parametrize("view", [sample_view(), hostile_view()])
 def test_three_figures_with_something_in_them(view):
     drawn = draw(view)
-    assert set(drawn) == {"overview.png", "differences.png", "grad_norm_ratio.png"}
-    for png in drawn.values():
-        picture = pixels(png)
+    names = ("overview", "differences", "grad_norm_ratio")
+    assert set(drawn) == {f"{name}.{form}" for name in names for form in ("png", "svg")}
+    for name in names:
+        picture = pixels(drawn[f"{name}.png"])
         assert picture.shape == (840, 1650, 3)
         assert len(np.unique(picture.astype(np.int64) @ [65536, 256, 1])) > 50
 
@@ -33,7 +35,7 @@ def test_the_sets_have_their_colours():
 
 
 def test_a_figure_without_curves_is_left_out():
-    assert set(draw(foreign_view())) == {"overview.png", "differences.png"}
+    assert {name.split(".")[0] for name in draw(foreign_view())} == {"overview", "differences"}
     assert draw(build_view(title="t", verdicts=[Verdict("a", "c", Judgement.ERROR)])) == {}
 
 
@@ -46,6 +48,15 @@ def test_any_name_can_be_drawn(name):
         evidences=[Evidence(name, "a", (1, 2), loss), Evidence("c", "c", (1, 2), loss)],
     )
     assert pixels(draw(view)["overview.png"]).std() > 1
+
+
+def test_an_svg_holds_curves_and_no_script_or_address():
+    root = ET.fromstring(draw(hostile_view())["differences.svg"])  # noqa: S314 - our own file
+    tags = {element.tag.split("}")[1] for element in root.iter()}
+    assert "path" in tags
+    assert not tags & {"script", "image", "a", "foreignObject"}
+    links = [value for each in root.iter() for key, value in each.items() if key.endswith("href")]
+    assert all(link.startswith("#") for link in links)
 
 
 def test_the_same_view_gives_the_same_bytes():

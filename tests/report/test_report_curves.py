@@ -5,10 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.model import Evidence
-from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+from harness.report.curves import (
+    Curve,
+    difference,
+    largest,
+    loss_only_gate,
+    ratio,
+    signal_curve,
+)
 from harness.report.downsample import corners, downsample
 from harness.report.figure_parts import figure
-from harness.report.scales import decades, raised, ratio_needs_log, ratio_range, zero_line
+from harness.report.scales import SignedLog, ratio_needs_log, ratio_range
 
 
 def curve(*values, first=1):
@@ -18,7 +25,7 @@ def curve(*values, first=1):
 def test_differences_use_the_common_steps_only():
     apart = difference(curve(2.0, 3.0), curve(9.0, 2.0, 3.3, first=0))
     assert tuple(apart.steps) == (1, 2)
-    assert tuple(apart.values) == (0.0, pytest.approx(0.1))
+    assert tuple(apart.values) == (0.0, pytest.approx(-0.1))
 
 
 def test_a_value_that_is_not_finite_never_agrees():
@@ -78,16 +85,26 @@ def test_corners_leave_straight_stretches_out():
     assert corners(curve(1.0, 1.0, 1.0, 2.0, 2.0)) == Curve((1, 3, 4, 5), (1.0, 1.0, 2.0, 2.0))
 
 
-def test_zero_is_drawn_below_every_positive_value():
-    curves = [curve(0.0, 3e-8, 1e-3)]
-    zero = zero_line(curves)
-    assert zero == pytest.approx(1e-9)
-    assert raised(curves[0], zero) == curve(zero, 3e-8, 1e-3)
-    assert decades(zero, curves) == [-9, -8, -7, -6, -5, -4, -3]
+def test_a_signed_log_axis_has_zero_in_its_middle_and_both_signs_apart():
+    axis = SignedLog.over([curve(0.0, 3e-8, -1e-3, math.inf)])
+    assert axis.unit == pytest.approx(1e-8)
+    assert axis.place(curve(0.0).values) == [0.0]
+    up, down = axis.place(curve(3e-8, -3e-8).values)
+    assert up == -down > 0.5
+    labels = "-1e-3 -1e-4 -1e-5 -1e-6 -1e-7 0 1e-7 1e-6 1e-5 1e-4 1e-3"
+    assert " ".join(axis.ticks.values()) == labels
+    assert axis.span[1] > axis.place(curve(1e-3).values)[0]
 
 
-def test_decades_thin_out_over_a_long_range():
-    assert len(decades(1e-30, [curve(1e3)])) <= 12
+def test_ticks_thin_out_over_a_long_range():
+    assert len(SignedLog.over([curve(1e-30, 1e3)]).ticks) <= 13
+    assert SignedLog.over([Curve(), curve(0.0)]).ticks[0.0] == "0"
+
+
+def test_a_difference_tells_above_from_below():
+    apart = difference(curve(1.0, 2.0, 2.0, math.nan), curve(2.0, 1.0, 2.0, 1.0))
+    assert apart.values.tolist() == [-1.0, 1.0, 0.0, math.inf]
+    assert largest(curve(-2.0, 1.0)) == 2.0
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,11 @@ def test_every_report_is_written(tmp_path):
         "report.json",
         "junit.xml",
         "plots/overview.png",
+        "plots/overview.svg",
         "plots/differences.png",
+        "plots/differences.svg",
         "plots/grad_norm_ratio.png",
+        "plots/grad_norm_ratio.svg",
     ]
     assert all(path.stat().st_size > 0 for path in paths)
 

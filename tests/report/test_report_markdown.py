@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
 
-from harness.report.report_markdown import escape, fenced, to_markdown
+from harness.report.report_markdown import escape, fenced, to_markdown, to_summary
 
 RENDERER = MarkdownIt("gfm-like", {"html": True, "linkify": False})
 
@@ -19,7 +19,7 @@ def test_the_verdict_table_comes_first():
 
 
 def test_each_set_that_is_not_pass_has_one_sentence():
-    sentences = re.findall(r"^- .*", to_markdown(sample_view()), re.MULTILINE)
+    sentences = re.findall(r"^- . \w+ \*\*.*", to_markdown(sample_view()), re.MULTILINE)
     assert len([line for line in sentences if "FAIL" in line]) == 3
     assert any("they are divided by the data" in line for line in sentences)
 
@@ -76,3 +76,21 @@ def test_foreign_curves_render_without_details_that_are_not_there():
     text = to_markdown(foreign_view())
     assert "new.csv" in text
     assert "None" not in text
+
+
+def test_a_summary_that_fits_is_the_whole_report():
+    assert to_summary(sample_view()) == to_markdown(sample_view())
+
+
+@pytest.mark.parametrize("room", [500, 6000, 20_000])
+def test_a_summary_is_cut_to_what_fits_and_says_so(room):
+    summary = to_summary(sample_view(), room)
+    assert len(summary.encode()) <= room
+    assert summary.startswith("# ✗ smoke")
+    assert "The rest is in report.md" in summary
+    page = RENDERER.render(summary)
+    assert page.count("<details>") == page.count("</details>")
+
+
+def test_what_would_change_a_verdict_is_said():
+    assert "What would change this verdict:" in to_markdown(sample_view())

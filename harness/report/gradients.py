@@ -1,0 +1,107 @@
+"""Every parameter's gradient against the control's over the sampled steps, as a map; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.tensors import compare_tensors
+from harness.model import Calibration, Evidence, Floats, Integers
+from harness.report.text import count, plain
+
+MOST_ROWS = 120
+"""A map of more parameters than this has a row per layer."""
+_LAYER = re.compile(r".*?\.\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientMap:
+    """Relative differences of gradients to the control's, each with its limit."""
+
+    names: tuple[str, ...]
+    """Of the rows: parameters, or layers, in the model's order."""
+    steps: tuple[int, ...]
+    """Of the columns."""
+    difference: Floats
+    """Shape (rows, steps): infinite where a gradient is missing or not finite."""
+    limit: Floats
+    """Shape (rows, steps)."""
+    parameters: int
+    """How many parameters the rows stand for."""
+
+    @property
+    def outside(self) -> int:
+        """How many cells are outside their limits."""
+        return int(np.count_nonzero(~(self.difference <= self.limit)))
+
+    @property
+    def summary(self) -> str:
+        """One sentence on what is seen."""
+        cells = count(self.difference.size, "cell")
+        of = count(self.parameters, "parameter")
+        rows = of if len(self.names) == self.parameters else f"{len(self.names)} layers ({of})"
+        when = f"{rows}, {count(len(self.steps), 'sampled step')}"
+        return f"{when}: {self.outside} of {cells} outside the limit."
+
+
+def gradient_map(
+    test: Evidence | None, control: Evidence | None, calibration: Calibration | None
+) -> GradientMap | None:
+    """All gradients at all steps that both sampled; None when there is none."""
+    if test is None or control is None:
+        return None
+    compared = [
+        (each.step, each.names, each.gradients)
+        for each in compare_tensors(test, control, calibration)
+        if each.gradients
+    ]
+    if not compared:
+        return None
+    names = compared[0][1]
+    compared = [each for each in compared if each[1] == names]
+    order = sorted(range(len(names)), key=lambda index: _place(names[index]))
+    difference = np.stack([found.difference for _, _, found in compared], axis=1)[order]
+    limit = np.stack([found.limit for _, _, found in compared], axis=1)[order]
+    ordered = [names[index] for index in order]
+    rows = (
+        _layers(ordered)
+        if len(names) > MOST_ROWS
+        else {name: [i] for i, name in enumerate(ordered)}
+    )
+    chosen = np.stack([_furthest(difference[at], limit[at], at) for at in rows.values()])
+    columns = np.arange(len(compared))
+    return GradientMap(
+        names=tuple(plain(name) for name in rows),
+        steps=tuple(step for step, _, _ in compared),
+        difference=difference[chosen, columns],
+        limit=limit[chosen, columns],
+        parameters=len(names),
+    )
+
+
+def _furthest(difference: Floats, limit: Floats, rows: Sequence[int]) -> Integers:
+    """Row of the parameter furthest beyond its limit (or nearest to it), per step."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        excess = np.nan_to_num(difference / limit, nan=0.0, posinf=np.inf)
+    found: Integers = np.array(rows)[np.argmax(excess, axis=0)]
+    return found
+
+
+def _layers(names: Sequence[str]) -> dict[str, list[int]]:
+    """Rows of each layer; what is in none stands for itself."""
+    layers: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        found = _LAYER.match(name)
+        layers.setdefault(found[0] if found else name, []).append(index)
+    return layers
+
+
+def _place(name: str) -> tuple[int, list[tuple[int, str]]]:
+    """A key that sorts as a model runs: embeddings, layers by number, what follows them."""
+    numbered = re.search(r"\d", name)
+    stage = 0 if "embed" in name else 1 if numbered else 2
+    parts = re.split(r"(\d+)", name)
+    return stage, [(int(part), "") if part.isdigit() else (0, part) for part in parts]
