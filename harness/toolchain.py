@@ -2,14 +2,17 @@
 
 A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by
 ``nox -s toolchain -- NAME``; what else is in it may follow torchtitan's version in its name
-(``torchtitan-0.3.0-streaming``). The root is ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the
-current directory.
+(``torchtitan-0.3.0-streaming``), and so may ``@REVISION``: then torchtitan is that commit of a git
+checkout (``torchtitan-0.3.0@main``), spoken to as that release is, and the commit is part of its
+version. The root is
+``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from importlib.metadata import distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 from harness.errors import ToolchainError
@@ -57,7 +60,9 @@ def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
     missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
     if missing:
         raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; re{build}")
-    series = ".".join(versions["torchtitan"].split(".")[:2])
+    # A commit may lie before or after a release and bear its version: the name says which is meant.
+    told = name.removeprefix("torchtitan-") if "@" in name else versions["torchtitan"]
+    series = ".".join(told.split(".")[:2])
     if series not in DIALECTS:
         supported = ", ".join(f"{known}.x" for known in DIALECTS)
         raise ToolchainError(
@@ -94,5 +99,20 @@ def _versions(environment: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in DISTRIBUTIONS:
         for distribution in distributions(name=name, path=site_packages):
-            found.setdefault(name, distribution.version)
+            found.setdefault(name, _version(distribution))
     return found
+
+
+def _version(distribution: Distribution) -> str:
+    """The version; of one that was built from a git checkout with the commit: ``0.3.0+g1a2b3c…``.
+
+    Two commits of one version are two releases: their runs must not be taken for each other. pip
+    leaves the commit in ``direct_url.json`` (PEP 610).
+    """
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        commit = str(origin["vcs_info"]["commit_id"])
+    except (KeyError, TypeError, ValueError):
+        return distribution.version
+    joint = "." if "+" in distribution.version else "+"
+    return f"{distribution.version}{joint}g{commit[:12]}"

@@ -1,5 +1,6 @@
 """Finding toolchains: versions are read from metadata, nothing is started."""
 
+import json
 import time
 from pathlib import Path
 
@@ -99,3 +100,39 @@ def test_a_plan_may_assume_a_toolchain_that_is_not_built_yet(tmp_path, name):
 def test_only_a_known_release_is_assumed(tmp_path, name):
     with pytest.raises(ToolchainError, match="nox -s toolchain"):
         assume_toolchain(name, tmp_path)
+
+
+def built_from(root: Path, commit: str) -> Path:
+    """What pip leaves of a torchtitan that was built from a commit (PEP 610)."""
+    (found,) = root.glob("*/lib/python3.11/site-packages/torchtitan-*.dist-info")
+    url = {"url": "file:///checkout", "vcs_info": {"vcs": "git", "commit_id": commit}}
+    (found / "direct_url.json").write_text(json.dumps(url))
+    return found
+
+
+def test_two_commits_of_one_version_are_two_toolchains(tmp_path):
+    build(tmp_path, "torchtitan-0.3.0@main", torch="2.13.0", torchtitan="0.3.0")
+    built_from(tmp_path, "0123456789abcdef")
+    before = find_toolchain("torchtitan-0.3.0@main", tmp_path)
+    built_from(tmp_path, "fedcba9876543210")
+    after = find_toolchain("torchtitan-0.3.0@main", tmp_path)
+    assert before.versions["torchtitan"] == "0.3.0+g0123456789ab"
+    assert after.versions["torchtitan"] == "0.3.0+gfedcba987654"
+    assert before.dialect == after.dialect == "titan_0_3"
+
+
+def test_a_commit_is_spoken_to_as_the_release_that_is_named(tmp_path):
+    build(tmp_path, "torchtitan-0.3.0@main", torch="2.13.0", torchtitan="0.2.2")  # as main says
+    assert find_toolchain("torchtitan-0.3.0@main", tmp_path).dialect == "titan_0_3"
+
+
+def test_a_commit_that_is_not_built_yet_is_assumed_of_its_release(tmp_path):
+    assumed = assume_toolchain("torchtitan-0.2.2@main", tmp_path)
+    assert (assumed.dialect, assumed.versions) == ("titan_0_2", {"torchtitan": "0.2.2@main"})
+
+
+def test_a_local_folder_is_no_commit(tmp_path):
+    build(tmp_path, "mine", torch="2.13.0", torchtitan="0.3.0")
+    found = built_from(tmp_path, "0123")
+    (found / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
+    assert find_toolchain("mine", tmp_path).versions["torchtitan"] == "0.3.0"

@@ -126,8 +126,12 @@ def is_printable(value: str) -> str:
 SchemaVersion = Annotated[int, AfterValidator(_is_readable)]
 Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_is_name)]
 ToolchainName = Annotated[
-    str, Field(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\z", max_length=MAX_NAME)
+    str,
+    Field(
+        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._-]*)?\z", max_length=MAX_NAME
+    ),
 ]
+"""``torchtitan-0.3.0``, or ``torchtitan-0.3.0@main`` with torchtitan of that commit."""
 Degree = Annotated[int, Field(ge=1, le=65_536)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]

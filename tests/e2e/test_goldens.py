@@ -1,0 +1,109 @@
+"""Goldens by the real command line: blessed, judged against, outgrown, blessed again."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.baselines import read_stored
+
+ROOT = Path(__file__).parents[2]
+INJECTIONS = Path(__file__).parent / "injections.py"
+TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+
+pytestmark = pytest.mark.slow
+
+BLESSED = f"""
+schema = 1
+repeats = ["rerun", "ulp"]
+[trainer]
+train_config = "{ROOT}/train_configs/llama3_debug.toml"
+[trainer.set]
+"training.steps" = 4
+[control]
+name = "fsdp2"
+parallelism.dp_shard = 2
+[[test]]
+name = "ddp2"
+parallelism.dp_replicate = 2
+[[test]]
+name = "doubled"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:double_gradients"
+"""
+BY_GOLDEN = BLESSED.replace("schema = 1", 'schema = 1\nbaseline = "night"')
+OTHERWISE = BLESSED.replace(
+    "[[test]]",
+    f"""
+inject = "{INJECTIONS}:scale_one_matrix"
+waive = ["control-is-1d-fsdp"]
+[[test]]""",
+    1,
+)
+
+
+def converge(*words: object, store: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *map(str, words), "--store", str(store)],
+        cwd=ROOT,
+        env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+
+
+def bless(folder: Path, text: str, *more: str) -> subprocess.CompletedProcess[str]:
+    (folder / "e.toml").write_text(text)
+    words = ("bless", folder / "e.toml", "--name", "night", "--author", "ada", "--reason", "sound")
+    return converge(*words, *more, store=folder / "store")
+
+
+@pytest.fixture(scope="module")
+def blessed(tmp_path_factory):
+    """A folder with a golden of a real control."""
+    folder = tmp_path_factory.mktemp("goldens")
+    result = bless(folder, BLESSED)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def test_sets_are_judged_against_it_without_the_control(blessed, tmp_path):
+    (blessed / "by.toml").write_text(BY_GOLDEN)
+    out = tmp_path / "out"
+    result = converge("run", blessed / "by.toml", "--out", out, store=tmp_path / "fresh")
+    assert result.returncode == 1, result.stdout + result.stderr
+    tests = {test["name"]: test for test in json.loads((out / "report.json").read_text())["tests"]}
+    assert {name: test["verdict"] for name, test in tests.items()} == {
+        "ddp2": "PASS",
+        "doubled": "FAIL",
+    }
+    checks = {check["name"]: check for check in tests["ddp2"]["checks"]}
+    assert "initial parameters" in checks["starts-as-the-control"]["detail"]
+    ran = {path.name.rpartition("-")[0] for path in (tmp_path / "fresh" / "runs").iterdir()}
+    assert ran == {"seed", "ddp2", "doubled"}
+
+
+def test_a_golden_that_fits_is_bitwise_the_same_and_stays(blessed):
+    result = bless(blessed, BLESSED)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the change is bitwise" in result.stdout
+    assert not (blessed / "baselines" / "night" / "previous").exists()
+
+
+def test_another_training_has_to_be_accepted(blessed):
+    golden = blessed / "baselines" / "night"
+    refused = bless(blessed, OTHERWISE)
+    assert refused.returncode == 1, refused.stdout + refused.stderr
+    assert "the change is semantic" in refused.stdout
+    assert "off by more than rounding from step 1 on" in refused.stdout
+    assert "--accept-semantic-change" in refused.stdout
+    assert read_stored(golden).replaces is None
+    accepted = bless(blessed, OTHERWISE, "--accept-semantic-change")
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    assert read_stored(golden).replaces.change.kind == "semantic"
+    assert read_stored(golden / "previous" / "1").replaces is None
