@@ -136,28 +136,28 @@ class History:
         """
         with self._read() as connection:
             rows = connection.execute(
-                "SELECT r.night_id, r.verdict, r.definition, n.finished, n.circumstances_id "
+                "SELECT r.night_id, r.verdict, r.definition, n.finished, c.facts "
                 "FROM results r JOIN nights n ON n.id = r.night_id "
+                "JOIN circumstances c ON c.id = n.circumstances_id "
                 "WHERE r.experiment = ? AND r.test_set = ? ORDER BY r.night_id DESC LIMIT ?",
                 (experiment, test_set, _ALL if newest is None else newest),
             ).fetchall()
-            facts = {
-                row["id"]: json.loads(row["facts"])
-                for row in connection.execute("SELECT id, facts FROM circumstances")
-            }
+            facts = {text: json.loads(text) for text in {row["facts"] for row in rows}}
             return tuple(
                 SetNight(
                     number=row["night_id"],
                     finished=datetime.fromisoformat(row["finished"]),
                     verdict=Judgement(row["verdict"]),
-                    circumstances=facts[row["circumstances_id"]],
+                    circumstances=facts[row["facts"]],
                     definition=row["definition"],
                 )
                 for row in reversed(rows)
             )
 
-    def series(self, experiment: str, test_set: str, since_night: int = 0) -> tuple[Series, ...]:
-        """What every check of a test set measured, in the order in which they are asked.
+    def series(
+        self, experiment: str, test_set: str, since_night: int = 0, check: str | None = None
+    ) -> tuple[Series, ...]:
+        """What every check of a test set, or one, measured, in the order in which they are asked.
 
         Checks that never measured anything are left out. ``since_night`` is the number of the
         first night wanted.
@@ -168,8 +168,8 @@ class History:
         with self._read() as connection:
             found = connection.execute(
                 "SELECT id, name, tier, unit FROM series "
-                "WHERE experiment = ? AND test_set = ? ORDER BY id",
-                (experiment, test_set),
+                "WHERE experiment = ? AND test_set = ? AND name = coalesce(?, name) ORDER BY id",
+                (experiment, test_set, check),
             ).fetchall()
             every = (_series(connection, row, since_night) for row in found)
             return tuple(each for each in every if each.nights.size)

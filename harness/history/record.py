@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -83,8 +83,9 @@ class Night:
         Not of when, and whether runs were reused: two nights of the same content judged the same
         runs alike.
         """
-        told = [asdict(result) | {"reused": None} for result in self.results]
-        return _digest([self.runs, dict(self.circumstances), told])
+        told = [replace(result, reused=False) for result in self.results]
+        everything = (self.runs, sorted(self.circumstances.items()), told)
+        return hashlib.sha256(repr(everything).encode(errors="replace")).hexdigest()
 
 
 def night_of(

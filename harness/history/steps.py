@@ -28,7 +28,7 @@ OUTLIER = 4.0
 """In units of the noise: nights further from their level than this all cost the same."""
 PRICE = 20.0
 """Of a level, in squared units of the noise; between 1 and 2 times ``OUTLIER`` squared. Measured on
-noise of several kinds, fewer than one series in 200 gets a step that is none
+noise of several kinds, about one series of a year in 100 gets a step that is none, at most
 (``tests/history/test_steps.py``)."""
 SMALLEST_STEP = 0.1
 """Decades: a step below a factor of 1.26 is not told, however sure it is."""
