@@ -23,6 +23,7 @@ _LOGGED = {
 }
 _TRAINED = (
     "same-initial-parameters",
+    "renamed-parameters-agree",
     "gradients-first-steps",
     "updates-first-steps",
     "gradients-envelope",
