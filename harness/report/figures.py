@@ -96,7 +96,7 @@ class Figures:
         loss = figure(
             [
                 self._control(control),
-                self._line(test, f"{anchor}/loss", test.run.signal("loss")),
+                self._line(test, f"{anchor}/loss", test.run.signal("loss"), alone=True),
                 *self._replays(test, "loss", _superseded(test, "loss")),
                 self._resumes(test),
             ],
@@ -131,6 +131,7 @@ class Figures:
                         curve,
                         name=SIGNAL_TITLES[name],
                         reported=name == signal,
+                        alone=True,
                     )
                     for name, curve in zip(names, curves, strict=True)
                 ),
@@ -177,6 +178,7 @@ class Figures:
                 curve,
                 name=SIGNAL_TITLES[signal] if len(signals) > 1 else None,
                 reported=signal == "grad_norm",
+                alone=control is not None,
             )
             for test, signal, curve in chosen
         ]
@@ -208,6 +210,7 @@ class Figures:
         *,
         name: str | None = None,
         reported: bool = True,
+        alone: bool = False,
     ) -> dict[str, Any] | None:
         colour, stroke = self.styles[test.run.anchor]
         passes = test.verdict.judgement is Judgement.PASS
@@ -218,7 +221,7 @@ class Figures:
             owner=test.run.anchor,
             colour=colour,
             stroke=stroke if reported else "dot",
-            width=_THIN if passes or not reported else _THICK,
+            width=_THIN if (passes and not alone) or not reported else _THICK,
         )
 
     def _replays(
