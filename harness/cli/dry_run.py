@@ -61,7 +61,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
         calibration=arguments.calibration,
         launcher=arguments.launcher,
         cluster=arguments.cluster,
-    )
+    ).without_golden
     device = arguments.device or device_of(plan)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     total, done = len(parts_of(plan.jobs)), 0
