@@ -136,7 +136,7 @@ def test_a_job_that_means_something_else_by_now_is_named(queued):
     _, said = queued("status")
     assert "5 not submitted" in said
     assert said.count("of this name is another") == 5
-    assert "no longer wanted: scancel" in said
+    assert "any more: scancel" in said
 
 
 def test_run_is_attached_and_says_where_jobs_are(queued):

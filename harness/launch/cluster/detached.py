@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from harness.errors import StoreError
 from harness.launch.cluster.backend import Phase
 from harness.launch.cluster.settle import settle, skipped
 from harness.launch.cluster.standing import (
@@ -240,8 +242,11 @@ def _orphans(store: Store) -> dict[str, str]:
     """
     found = {}
     for folder in store.run_folders().values():
-        if not (folder / "record.json").is_file() and (submission := read_submission(folder)):
-            found[folder.name.rpartition("-")[0]] = submission.job_id or submission.name
+        if (folder / "record.json").is_file():
+            continue
+        with suppress(StoreError):  # of another plan, perhaps: whose turn it is, will say so
+            if submission := read_submission(folder):
+                found[folder.name.rpartition("-")[0]] = submission.job_id or submission.name
     return found
 
 
@@ -258,8 +263,9 @@ def _row(standing: Standing, over: RunRecord | None, orphans: Mapping[str, str])
         before = orphans.get(slug(job.name)) if submission is None else None
         if before is not None:
             reason = (
-                f"job {before} of this name is another: what it means has changed since (the file, "
-                f"converge, or what is installed); no longer wanted: scancel {before}"
+                f"job {before} of this name is another: of another experiment, or what it means "
+                "has changed since (the file, converge, or what is installed); if nobody wants it "
+                f"any more: scancel {before}"
             )
     else:
         word = str(state.phase) if state.phase is not Phase.ENDED else state.word.lower()

@@ -26,6 +26,8 @@ class Followed:
     tail: MetricsTail
     state: JobState | None = None
     """What the scheduler said last."""
+    told_to_end: bool = False
+    """Whether this harness has cancelled it."""
     runs: bool = False
     """Whether its newest life has been told as started."""
     lives: int = 0

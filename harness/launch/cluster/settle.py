@@ -24,7 +24,7 @@ from harness.store import read_json
 from harness.trainers import Call, comes_in_passes, is_complete
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
-_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"})
+_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 """Ends of which the ranks know nothing, or only what followed."""
 _CANCELLED = "CANCELLED"
 _TERMINATED = 143

@@ -81,9 +81,10 @@ class Slurm:
         # "1234", or "1234;cluster" where there are several; wrappers may print lines before it.
         lines = done.stdout.split()
         job_id = lines[-1].partition(";")[0] if lines else ""
-        if not job_id.isdecimal():
+        there = job_id if job_id.isdecimal() else self._named(request.name)
+        if there is None:
             raise ClusterError(f"sbatch was to print the id of {request.name}: {done.stdout!r}")
-        return job_id
+        return there
 
     def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
         """What Slurm says of these jobs: one squeue, and one sacct for those it has forgotten.

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.errors import ClusterError
+from harness.errors import ClusterError, StoreError
 from harness.launch.check import check_jobs, unchecked
 from harness.launch.cluster.backend import JobState, Phase, Refused, Request
-from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
+from harness.launch.cluster.batch import ENDED_FILE, JOB_SCRIPT, batch_script, job_name
 from harness.launch.cluster.lanes import lanes_of
 from harness.launch.cluster.settle import Known, facts, skipped
 from harness.launch.cluster.standing import (
@@ -135,6 +135,7 @@ class Submitter:
 
         Raises StoreError and ClusterError.
         """
+        self.busy = ""
         if needed is not None and needed.status is not RunStatus.FINISHED:
             return skipped(job, self._folders[job.identity], needed)
         if job.needs is not None and needed is None and job.needs not in self._ids:
@@ -167,6 +168,8 @@ class Submitter:
         folder = self._folders[job.identity]
         before = self._before[job.identity]
         perhaps_there = before.submission is not None and before.submission.job_id is None
+        if perhaps_there and (folder / ENDED_FILE).is_file():
+            return before.submission  # it was there, and is over
         # The folder of a job that may be running must not be cleaned; it was prepared for the same
         # identity, and so with the same content.
         self._prepare(job, folder, needed, clean=not perhaps_there)
@@ -184,20 +187,24 @@ class Submitter:
             submitted=datetime.now(UTC).isoformat(timespec="milliseconds"),
             after_ok=request.after_ok,
             after_any=request.after_any,
+            uid=os.getuid(),
         )
         write_submission(folder, submission)
+        # It stays so: an answer that was lost may have been a yes.
+        self._before[job.identity] = replace(before, record=None, submission=submission)
         try:
             job_id = self._site.backend.submit(request)
         except Refused as answer:
             if answer.for_now:
-                # The submission stays: an answer that was lost may have been a yes.
-                self._before[job.identity] = replace(before, record=None, submission=submission)
                 self.busy = str(answer)
                 return None
             return self._refused(job, folder, submission, str(answer))
-        self.busy = ""
         submission = replace(submission, job_id=job_id)
-        write_submission(folder, submission)
+        try:
+            write_submission(folder, submission)
+        except StoreError:
+            self._site.backend.cancel([job_id])  # nobody would follow it
+            raise
         self.ours.add(job.identity)
         self._note(job, job_id)
         self._tell(Queued(time.time(), job, job_id))

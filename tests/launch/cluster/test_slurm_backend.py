@@ -75,7 +75,7 @@ def test_job_ends_as_its_script_did(over_time, backend, tmp_path, command, word,
     job_id = backend.submit(request(tmp_path, command))
     state = follow(backend, [job_id], ended)[job_id]
     assert (state.word, state.exit_code, state.restarts) == (word, exit_code, 0)
-    assert state.nodes in ("node1", "node2")
+    assert (state.nodes, state.name) in (("node1", "job"), ("node2", "job"))
     assert state.ran_s is not None
 
 
@@ -257,9 +257,9 @@ def test_missing_slurm_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
 def answering(tmp_path, monkeypatch):
     """Has sbatch give an answer that daemons without accounting cannot be brought to give."""
 
-    def answer(complaint, queue=""):
+    def answer(complaint, queue="", code=1):
         for program, text in (
-            ("sbatch", f"#!/bin/sh\necho '{complaint}' >&2; exit 1\n"),
+            ("sbatch", f"#!/bin/sh\necho '{complaint}' >&2; exit {code}\n"),
             ("squeue", f"#!/bin/sh\necho '{queue}'\n"),
         ):
             (tmp_path / program).write_text(text)
@@ -297,6 +297,12 @@ def test_job_whose_answer_was_lost_is_looked_for(answering, tmp_path):
     assert error.value.for_now
 
 
+def test_job_whose_id_was_not_printed_is_looked_for(answering, tmp_path):
+    assert answering("", queue="77", code=0).submit(request(tmp_path)) == "77"
+    with pytest.raises(ClusterError, match="the id of job"):
+        answering("", code=0).submit(request(tmp_path))
+
+
 # -------------------------------------------------------------- Slurm's words
 
 
@@ -322,7 +328,7 @@ def test_accounting_tells_of_jobs_that_squeue_has_forgotten():
     states = read_sacct(
         "12|OUT_OF_MEMORY|0:125|61|node1\n"
         "13|CANCELLED by 1000|0:0|0|None assigned\n"
-        "14|FAILED|3:0|7|node[1-2]\n"
+        "14|FAILED|3:0|7|node[1-2]|cv-a|b\n"
         "15_3|COMPLETED|0:0|7|node1\n"
     )
     assert set(states) == {"12", "13", "14"}
@@ -330,6 +336,7 @@ def test_accounting_tells_of_jobs_that_squeue_has_forgotten():
     assert (states["13"].word, states["13"].reason) == ("CANCELLED", "by 1000")
     assert (states["13"].exit_code, states["13"].nodes) == (None, "")
     assert (states["14"].exit_code, states["14"].ran_s) == (3, 7.0)
+    assert (states["14"].name, states["12"].name) == ("cv-a|b", "")
 
 
 # ------------------------------------------- last, for it began with the first
