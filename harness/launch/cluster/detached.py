@@ -183,10 +183,16 @@ def cancel(
         for identity, each in standings.items()
         if each.in_queue and each.submission is not None and wanted(each.job)
     }
+    unwritten: list[StoreError] = []
     for each in targets.values():
         if each.submission is not None:
-            write_submission(each.folder, each.submission)
+            try:
+                write_submission(each.folder, each.submission)
+            except StoreError as error:  # no reason to let them run
+                unwritten.append(error)
     site.backend.cancel(_ids(targets.values()))
+    if unwritten:
+        raise StoreError(f"cancelled, which run folders do not say: {unwritten[0]}")
     with interruptible() as stop:
         targets, records = _await_end({**standings, **targets}, targets, site, stop, patience_s)
     for record in records:

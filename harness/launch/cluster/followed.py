@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.launch.cluster.backend import JobState, Phase
-from harness.launch.cluster.batch import ENDED_FILE
+from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.submission import Submission
 from harness.launch.progress import MetricsTail, StepLine, remaining_s
 from harness.model import Experiment, Job

@@ -14,7 +14,8 @@ from typing import Any
 
 from harness.errors import StoreError
 from harness.launch.cluster.backend import JobState, Phase
-from harness.launch.cluster.batch import ENDED_FILE, JOB_SCRIPT, SLURM_LOG
+from harness.launch.cluster.batch import JOB_SCRIPT, SLURM_LOG
+from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.submission import Submission
 from harness.launch.failure import log_tail, rank_error, rank_log
 from harness.launch.progress import last_line

@@ -67,7 +67,9 @@ class Slurm:
         try:
             done = self._call(command, cwd=request.script.parent)
             complaint = done.stderr
-            lost = done.returncode != 0 and bool(_PERHAPS_TAKEN.search(complaint))
+            lost = done.returncode < 0 or (
+                done.returncode != 0 and bool(_PERHAPS_TAKEN.search(complaint))
+            )
         except subprocess.TimeoutExpired:
             complaint, lost = f"sbatch gave no answer within {_TIMEOUT_S:g} s", True
         if lost:
@@ -89,12 +91,16 @@ class Slurm:
     def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
         """What Slurm says of these jobs: one squeue, and one sacct for those it has forgotten.
 
-        Raises ClusterError when squeue has no answer.
+        Raises ClusterError when squeue has no answer, or one that is none.
         """
         if not ids:
             return {}
         output = self._ask(*_SQUEUE, "--states=all", SQUEUE_FORMAT)
         queue = read_squeue(output)
+        # With SLURM_CLUSTERS a line names the cluster first.
+        printed = [x for x in output.splitlines() if x.strip() and not x.startswith("CLUSTER:")]
+        if printed and not queue:
+            raise ClusterError(f"squeue was to print jobs: {_last_words(output)!r}")
         found = {job_id: queue[job_id] for job_id in ids if job_id in queue}
         forgotten = [job_id for job_id in ids if job_id not in found]
         if forgotten:
@@ -158,6 +164,7 @@ class Slurm:
                 env=self._environment,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the harness: sbatch has to say what it did
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.errors import ClusterError
 from harness.launch.cluster.backend import Backend, JobState, Phase
-from harness.launch.cluster.batch import ENDED_FILE
+from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.settle import Known, facts, settle
 from harness.launch.cluster.submission import Submission, read_submission
 from harness.launch.options import RunOptions

@@ -12,8 +12,9 @@ from pathlib import Path
 from harness.errors import ClusterError, StoreError
 from harness.launch.check import check_jobs, unchecked
 from harness.launch.cluster.backend import JobState, Phase, Refused, Request
-from harness.launch.cluster.batch import ENDED_FILE, JOB_SCRIPT, batch_script, job_name
+from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
 from harness.launch.cluster.lanes import lanes_of
+from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.settle import Known, facts, skipped
 from harness.launch.cluster.standing import (
     Site,

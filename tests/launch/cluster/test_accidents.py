@@ -12,7 +12,7 @@ from launch_jobs import plan_of
 
 from harness import launch
 from harness.errors import ClusterError, StoreError
-from harness.launch.cluster import submitting
+from harness.launch.cluster import detached, submitting
 from harness.launch.cluster.backend import Refused
 from harness.launch.cluster.detached import cancel, collect, status, submit_plan
 from harness.launch.cluster.follow import follow_plan
@@ -188,6 +188,18 @@ def test_an_interrupted_harness_ends_its_jobs_though_it_cannot_say_why(light, si
     with pytest.raises(StoreError, match="stopped here"):
         follow_plan(plan_of(light("slow", steps=100, seconds=0.5)), place, interrupt)
     assert "which their folders do not say" in events[-1].message
+    await_empty(slurm)
+
+
+def test_a_job_of_a_broken_store_can_be_cancelled(light, site, slurm, monkeypatch):
+    def full(folder, submission):
+        raise StoreError("the disk is full")
+
+    place, plan = site(), plan_of(light("slow", mode="hang"))
+    submit_plan(plan, place, quiet)
+    monkeypatch.setattr(detached, "write_submission", full)
+    with pytest.raises(StoreError, match="cancelled, which run folders do not say: the disk"):
+        cancel(plan, place, quiet, wanted=lambda job: True, why="no")
     await_empty(slurm)
 
 

@@ -303,6 +303,25 @@ def test_job_whose_id_was_not_printed_is_looked_for(answering, tmp_path):
         answering("", code=0).submit(request(tmp_path))
 
 
+def test_job_whose_sbatch_was_killed_is_looked_for(answering, tmp_path):
+    backend = answering("", queue="77")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nkill -KILL $$\n")
+    assert backend.submit(request(tmp_path)) == "77"
+
+
+def test_interrupt_of_the_terminal_does_not_reach_slurms_commands(answering, tmp_path):
+    backend = answering("")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nps -o pgid= -p $$\n")
+    assert backend.submit(request(tmp_path)) != str(os.getpgid(0))
+
+
+def test_jobs_are_not_unknown_because_squeue_prints_something_else(answering):
+    with pytest.raises(ClusterError, match="squeue was to print jobs: 'welcome to login1'"):
+        answering("", queue="welcome to login1").poll(["1"])
+    for empty in ("", "CLUSTER: main"):
+        assert answering("", queue=empty).poll(["1"])["1"].phase is Phase.UNKNOWN
+
+
 # -------------------------------------------------------------- Slurm's words
 
 
