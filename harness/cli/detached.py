@@ -100,7 +100,6 @@ def status(arguments: argparse.Namespace) -> ExitCode:
 def collect(arguments: argparse.Namespace) -> ExitCode:
     """``converge collect``: exit codes as of ``run``, and 3 while something is not over."""
     console = make_console()
-    begun = time.monotonic()
     plan = _plan(arguments)
     surroundings = matrix.surroundings_of(plan.experiment, on_gpu=bool(gpu_ids()))
     given = read_given(plan, surroundings)
@@ -126,7 +125,7 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
         surroundings=surroundings,
         given=given,
         only=None if collected.left else names(arguments.only),
-        begun=begun,
+        begun=None,
     )
     return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code
 

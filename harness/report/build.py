@@ -110,10 +110,27 @@ def build_view(
         ),
         tests=tests,
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
-        notes=notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
+        notes=(
+            *_where(experiment),
+            *notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
+        ),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
+
+
+def _where(experiment: Experiment | None) -> tuple[str, ...]:
+    """Who ran the jobs, where it was not this machine."""
+    if experiment is None or experiment.cluster is None:
+        return ()
+    cluster = experiment.cluster
+    hardware = cluster.hardware or cluster.partition
+    words = [
+        f"Run by {experiment.launcher.value}",
+        f"on {hardware}" if hardware else "",
+        f"({cluster.device}), {cluster.ranks_per_node} ranks a node",
+    ]
+    return (plain(" ".join(filter(None, words)) + "."),)
 
 
 class _Runs:

@@ -121,6 +121,9 @@ def test_a_plan_from_submission_to_judgement(queued, slurm):
     code, said = queued("collect", "--out", "out")
     assert code == 3
     assert json.loads(Path("out/matrix.json").read_text())["launcher"] == "slurm"
+    told = json.loads(Path("out/report.json").read_text())
+    assert any(note.startswith("Run by slurm") for note in told["notes"])
+    assert told["wall_s"] is None  # of collecting alone, it would say nothing
     assert main(["report", "out"]) == 3
 
     code, said = queued("submit")
