@@ -31,6 +31,7 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
 
         return covering.cover(arguments)
     require_cover(arguments)
+    _require_dry_run(arguments)
     if arguments.dry_run:
         return show_dry_run(arguments)
     made = matrix.load_plan(
@@ -76,6 +77,19 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         )
     console.print(f"per-tensor evidence: {_sampled(made)}", markup=False, soft_wrap=True)
     return ExitCode.PASS
+
+
+def _require_dry_run(arguments: argparse.Namespace) -> None:
+    """Refuse what only a dry run answers without one, and a script together with one."""
+    problems = [
+        Problem(f"--{option.replace('_', '-')}", "goes with --dry-run")
+        for option in ("throughput", "gpu_memory", "device")
+        if not arguments.dry_run and getattr(arguments, option) is not None
+    ]
+    if arguments.dry_run and arguments.script is not None:
+        problems.append(Problem("--script", "does not go with --dry-run", "one at a time"))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _script(made: Plan, store: Store, name: str) -> str:
