@@ -9,6 +9,7 @@ from harness import __version__
 from harness.cli.detached_options import ONLY_JOBS, add_detached
 from harness.cli.dry_run_options import add_dry_run
 from harness.cli.guide_options import PLAN_EXAMPLES, add_cover, add_init
+from harness.errors import suggest
 from harness.model import Launcher
 
 DESCRIPTION = """\
@@ -252,8 +253,7 @@ def _slots_argument(parser: argparse.ArgumentParser) -> None:
 def _cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
-        type=Launcher,
-        choices=list(Launcher),
+        type=_launcher,
         metavar="{local,slurm}",
         help="who starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
         "`launcher`)",
@@ -265,6 +265,13 @@ def _cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="your own cluster file, with keys that the experiment's [cluster] lacks (default: "
         "$CONVERGE_CLUSTER, else ~/.config/converge/cluster.toml)",
     )
+
+
+def _launcher(text: str) -> Launcher:
+    if text not in list(Launcher):
+        hint = suggest(text, [each.value for each in Launcher])
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; {hint}")
+    return Launcher(text)
 
 
 def _positive(text: str) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
+
+from rich.console import Console
 
 from harness.cli import matrix
 from harness.cli.dry_run import show_dry_run
@@ -15,8 +18,8 @@ from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
-from harness.launch.cluster.batch import batch_script
-from harness.model import Plan, Role
+from harness.launch.cluster.batch import JOB_SCRIPT, batch_script
+from harness.model import Job, Launcher, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.store import Store
 from harness.surroundings import gpu_models
@@ -50,10 +53,7 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.PASS
     described = describe(made)
     per_node = _ranks_per_node(made, arguments.ranks_per_node)
-    commands = {
-        job.name: printable_command(job, store.run_folder(job.name, job.identity), per_node)
-        for job in made.jobs
-    }
+    commands = {job.name: _command(job, store, made, per_node) for job in made.jobs}
     if arguments.json:
         for line in _document_lines(_plan_document(made, described, commands)):
             print(line)
@@ -66,6 +66,13 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         markup=False,
         soft_wrap=True,
     )
+    if made.experiment.launcher is Launcher.SLURM:
+        console.print(
+            "the scripts are written and submitted by `converge submit` (or `run`); see one: "
+            "--script NAME",
+            markup=False,
+            soft_wrap=True,
+        )
     if made.experiment.calibration is not None:
         if not made.experiment.calibration.is_file():
             again = f"make it with: converge calibrate {arguments.experiment}"
@@ -92,6 +99,14 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
         raise ConfigError(problems)
 
 
+def _command(job: Job, store: Store, made: Plan, per_node: int | None) -> str:
+    """How a job is started: by torchrun, or by its batch script."""
+    folder = store.run_folder(job.name, job.identity)
+    if made.experiment.launcher is Launcher.SLURM:
+        return shlex.join(("sbatch", str(folder.absolute() / JOB_SCRIPT)))
+    return printable_command(job, folder, per_node)
+
+
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
     cluster = made.experiment.cluster
@@ -104,6 +119,8 @@ def _script(made: Plan, store: Store, name: str) -> str:
         raise ConfigError(Problem(f"--script {name}", "there is no such job", suggest(name, known)))
     job = made.job(name)
     folder = store.run_folder(job.name, job.identity).absolute()
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors.print(f"`converge submit` writes it as {folder / JOB_SCRIPT}", markup=False)
     return batch_script(job, folder, cluster, experiment=made.experiment.name)
 
 

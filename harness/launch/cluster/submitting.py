@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.errors import ClusterError, StoreError
-from harness.launch.check import check_jobs, unchecked
+from harness.launch.check import check_jobs, count_of, unchecked
 from harness.launch.cluster.backend import JobState, Phase, Refused, Request
 from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
 from harness.launch.cluster.lanes import lanes_of
@@ -296,7 +296,7 @@ def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interrupti
     to_check = unchecked(jobs, site.store) if site.options.check else ()
     if not to_check:
         return
-    observer(Preparing(time.time(), f"checking {len(to_check)} configs"))
+    observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
     inherited, device = dict(os.environ), site.options.device
     servers = WarmServers(environment(inherited, Resources(device=device)), device)
     try:
