@@ -302,6 +302,7 @@ def read_record(folder: Path) -> RunRecord:
             wall_s=number(value["wall_s"]) or 0.0,
             argv=tuple(value["argv"]),
             error=RankError(**error) if error else None,
+            requeues=int(value.get("requeues", 0)),
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(

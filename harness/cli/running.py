@@ -48,7 +48,7 @@ def run_jobs(plan: Plan, store: Store, arguments: argparse.Namespace, console: C
         data = matrix.prepare_data(plan, store)
         options = options_of(plan, data, fresh=arguments.fresh, warm=not arguments.cold)
         if plan.experiment.launcher is Launcher.SLURM:
-            return Ran(follow_plan(plan, site_of(plan, store, options), display), data)
+            return Ran(follow_plan(plan, site_of(plan, store, options, display), display), data)
         return Ran(run_plan(plan, store, options, display), data)
 
 
@@ -70,8 +70,10 @@ def options_of(
     )
 
 
-def site_of(plan: Plan, store: Store, options: RunOptions) -> Site:
+def site_of(plan: Plan, store: Store, options: RunOptions, display: Display) -> Site:
     """Where the jobs of a plan for a scheduler are submitted.
+
+    ``display`` is told when the scheduler lets us wait.
 
     Raises ClusterError when the scheduler's commands are not there: now, not after minutes of
     preparations.
@@ -84,4 +86,8 @@ def site_of(plan: Plan, store: Store, options: RunOptions) -> Site:
             "sbatch is not on the PATH: run converge on a login node of the cluster (perhaps after "
             "`module load slurm`), or on this machine with --launcher local"
         )
-    return Site(store, Slurm(), cluster, plan.experiment, options)
+
+    def say(what: str) -> None:
+        display(Preparing(time.time(), what))
+
+    return Site(store, Slurm(say=say), cluster, plan.experiment, options)

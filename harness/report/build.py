@@ -171,6 +171,7 @@ class _Runs:
                 view,
                 wall_s=record.wall_s,
                 reused=record.reused,
+                requeues=record.requeues,
                 command=plain(shlex.join(_command(record, job, self.source))),
                 folder=plain(str(record.folder)),
                 error=_plain_error(record.error),
@@ -183,7 +184,8 @@ class _Runs:
                 source=plain(evidence.source),
                 wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
                 error=view.error or _plain_error(evidence.error),
-                requeues=len(evidence.passes) - 1 if evidence.requeued else 0,
+                # A job that starts over leaves no passes to count.
+                requeues=max(view.requeues, len(evidence.passes) - 1 if evidence.requeued else 0),
                 signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
             )
         return view

@@ -19,6 +19,7 @@ from harness.launch.cluster.standing import (
     ask,
     known_of,
     look,
+    look_again,
     needed_record,
     settle_all,
 )
@@ -99,6 +100,8 @@ class Row:
     loss: float | None
     elapsed_s: float | None
     nodes: str
+    requeues: int = 0
+    """How often the scheduler began it again; ``elapsed_s`` is then that of its last life."""
     settled: bool = True
     """False for what has ended and has no record yet: ``collect`` writes it."""
 
@@ -114,7 +117,7 @@ def status(plan: Plan, site: Site) -> tuple[Row, ...]:
     rows = {}
     for identity, standing in standings.items():
         known = known_of(site, standing, needed_record(standing.job, foreseen))
-        over = settle(known) if known is not None else None
+        over = settle(known) if known is not None else _never_submitted(standing, foreseen)
         foreseen[identity] = replace(standing, record=standing.record or over)
         rows[identity] = _row(standing, over, orphans)
     return tuple(replace(rows[job.identity], name=job.name) for job in plan.jobs)
@@ -135,18 +138,25 @@ def collect(plan: Plan, site: Site, observer: Observer) -> Collected:
 
     Raises StoreError and ClusterError.
     """
-    standings, settled = settle_all(site, look(site, plan.jobs))
+    standings, settled = settle_all(site, look_again(site, look(site, plan.jobs)))
     jobs = {job.identity: job for job in plan.jobs}
     for record in settled:
         observer(Ended(time.time(), jobs[record.identity], record))
     for identity, each in standings.items():
-        needed = needed_record(each.job, standings)
-        if each.record is not None or each.submission is not None or needed is None:
-            continue
-        if needed.status is not RunStatus.FINISHED:  # it was never submitted, and needs not be
-            standings[identity] = replace(each, record=skipped(each.job, each.folder, needed))
+        if never := _never_submitted(each, standings):
+            standings[identity] = replace(each, record=never)
     records = {key: each.record for key, each in standings.items() if each.record is not None}
     return Collected(records, tuple(each for each in standings.values() if each.record is None))
+
+
+def _never_submitted(standing: Standing, standings: Mapping[str, Standing]) -> RunRecord | None:
+    """The record of a job that needs not be submitted: what it needs did not finish."""
+    needed = needed_record(standing.job, standings)
+    if standing.record is not None or standing.submission is not None or needed is None:
+        return None
+    if needed.status is RunStatus.FINISHED:
+        return None
+    return skipped(standing.job, standing.folder, needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,5 +297,6 @@ def _row(standing: Standing, over: RunRecord | None, orphans: Mapping[str, str])
         loss=last.loss if last else None,
         elapsed_s=record.wall_s if record else state.ran_s if started and state else None,
         nodes=state.nodes if state is not None else "",
-        settled=over is None,
+        requeues=record.requeues if record else state.restarts if state else 0,
+        settled=over is None or submission is None,
     )

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from harness.launch.cluster.backend import JobState, Phase
 from harness.launch.cluster.lives import ENDED_FILE
+from harness.launch.cluster.standing import UNKNOWN_LOOKS
 from harness.launch.cluster.submission import Submission
 from harness.launch.progress import MetricsTail, StepLine, remaining_s
 from harness.model import Experiment, Job
 from harness.trainers import comes_in_passes
-
-_UNKNOWN_ROUNDS = 3
 
 
 @dataclass(slots=True)
@@ -70,7 +69,7 @@ class Followed:
         """
         told = state.phase is not Phase.UNKNOWN or (self.folder / ENDED_FILE).is_file()
         self._unknown = 0 if told else self._unknown + 1
-        return 0 < self._unknown < _UNKNOWN_ROUNDS
+        return 0 < self._unknown < UNKNOWN_LOOKS
 
     def new_life(self, state: JobState) -> None:
         """The scheduler runs it, for the first time or again."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from harness.launch.options import RunOptions
 from harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from harness.store import Store, folder_key, read_record
 from harness.trainers import is_complete
+
+UNKNOWN_LOOKS = 3
+"""So often in a row nobody may know of a job before it is believed to be lost."""
+_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,31 @@ def ask(backend: Backend, standings: Mapping[str, Standing]) -> dict[str, Standi
             "user give the command, or use another --store"
         )
     return asked
+
+
+def look_again(
+    site: Site, standings: Mapping[str, Standing], stop: Callable[[], None] = lambda: None
+) -> dict[str, Standing]:
+    """The same jobs, after more looks at those that nobody knows: one empty answer may be wrong.
+
+    Where the script has left its end, that is enough. ``stop`` is called between looks.
+
+    Raises ClusterError as ``ask`` does, and whatever ``stop`` raises.
+    """
+    looked = dict(standings)
+    for _ in range(UNKNOWN_LOOKS - 1):
+        lost = {identity: each for identity, each in looked.items() if _is_lost(each)}
+        if not lost:
+            break
+        stop()
+        time.sleep(min(site.cluster.poll_s, _AGAIN_S))
+        looked |= ask(site.backend, lost)
+    return looked
+
+
+def _is_lost(standing: Standing) -> bool:
+    unknown = standing.state is not None and standing.state.phase is Phase.UNKNOWN
+    return unknown and not (standing.folder / ENDED_FILE).is_file()
 
 
 def state_of(submission: Submission, states: Mapping[str, JobState]) -> JobState:

@@ -17,8 +17,10 @@ from harness.launch.cluster.backend import Refused
 from harness.launch.cluster.detached import cancel, collect, status, submit_plan
 from harness.launch.cluster.follow import follow_plan
 from harness.launch.cluster.slurm import Slurm
+from harness.launch.cluster.slurm_words import unknown
 from harness.launch.cluster.submission import read_submission, write_submission
-from harness.model import RunStatus
+from harness.launch.interruption import interruptible
+from harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -139,6 +141,63 @@ def test_a_job_whose_answer_is_lost_runs_once(light, site, kind):
     assert len((records[0].folder / "lives").read_text().split()) == 1
     told = [event.message for event in events if isinstance(event, launch.Notice)]
     assert any(str(place.backend.error) in message for message in told)
+
+
+class OnceForgetful(Slurm):
+    """A Slurm whose first answer to squeue is empty."""
+
+    asked = 0
+
+    def poll(self, ids):
+        self.asked += 1
+        return super().poll(ids) if self.asked > 1 else {id_: unknown() for id_ in ids}
+
+
+def test_a_job_is_not_lost_by_one_empty_answer(light, site):
+    plan = plan_of(light("slow", mode="hang"))
+    submit_plan(plan, site(), quiet)
+    collected = collect(plan, site(OnceForgetful), quiet)
+    assert (collected.records, len(collected.left)) == ({}, 1)
+    assert submit_plan(plan, site(OnceForgetful), quiet).queued == 1
+
+
+class Purging(Slurm):
+    """A Slurm that forgets a seed-checkpoint job as soon as it is over."""
+
+    seed = None
+
+    def submit(self, request):
+        job_id = super().submit(request)
+        if self.seed is None:
+            self.seed = job_id
+            while not (request.script.parent / "ended.json").is_file():
+                time.sleep(0.1)
+        return job_id
+
+    def poll(self, ids):
+        return {**super().poll(ids), **({self.seed: unknown()} if self.seed in ids else {})}
+
+
+def test_no_job_waits_for_a_seed_that_slurm_has_forgotten(light, site):
+    seed = light("seed", role=Role.SEED, ranks=1, steps=1)
+    test, place = light("test", needs=seed.identity), site(Purging)
+    handed = submit_plan(plan_of(seed, test), place, quiet)
+    assert (handed.submitted, handed.refused) == (2, ())
+    (folder,) = (place.store.root / "runs").glob("test-*")
+    assert read_submission(folder).after_ok == ()
+
+
+def test_what_another_harness_finished_since_does_not_run_again(light, site):
+    job, place = light("one"), site()
+    follow_plan(plan_of(job), place, quiet)
+    finished = (folder_of(place) / "record.json").read_text()
+    failed = json.dumps({**json.loads(finished), "status": "crashed"})
+    (folder_of(place) / "record.json").write_text(failed)
+    with interruptible() as stop:
+        opening = submitting.open_plan(plan_of(job), place, quiet, stop)
+    (folder_of(place) / "record.json").write_text(finished)
+    given = submitting.Submitter(opening, place, quiet).give(job, None)
+    assert (given.status, given.reused) == (RunStatus.FINISHED, True)
 
 
 class OnceDeafToCancel(Slurm):

@@ -9,6 +9,7 @@ from launch_jobs import tiny_job
 from slurm_daemons import slurm_daemons
 
 from harness.errors import ClusterError
+from harness.launch.cluster import slurm as slurm_backend
 from harness.launch.cluster.backend import Phase, Refused, Request
 from harness.launch.cluster.batch import batch_script
 from harness.launch.cluster.slurm import Slurm
@@ -253,6 +254,19 @@ def test_missing_slurm_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
         Slurm().submit(request(tmp_path))
 
 
+def test_a_slurm_that_lets_wait_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_backend, "_SLOW_S", 0.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "squeue").write_text(  # it answers once the waiting has been told
+        f"#!/bin/sh\nuntil [ -e {tmp_path}/told ]; do sleep 0.05; done\n"
+    )
+    (tmp_path / "squeue").chmod(0o755)
+    Slurm(say=(tmp_path / "told").write_text).poll(["1"])
+    assert (
+        tmp_path / "told"
+    ).read_text() == "waiting for Slurm to answer squeue, for 120 s at most"
+
+
 @pytest.fixture
 def answering(tmp_path, monkeypatch):
     """Has sbatch give an answer that daemons without accounting cannot be brought to give."""
@@ -285,6 +299,16 @@ def test_refusal_says_whether_the_job_may_come_later(answering, tmp_path, compla
         answering(complaint).submit(request(tmp_path))
     assert error.value.for_now is for_now
     assert str(error.value) == complaint.removeprefix("sbatch: error: ")
+
+
+@pytest.mark.parametrize(("queue", "for_now"), [("77", True), ("", False)])
+def test_a_policy_without_a_name_refuses_for_good_once_no_job_of_ours_is_there(
+    answering, tmp_path, queue, for_now
+):
+    complaint = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+    with pytest.raises(Refused) as error:
+        answering(complaint, queue=queue).submit(request(tmp_path))
+    assert error.value.for_now is for_now
 
 
 LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
