@@ -167,11 +167,15 @@ class Store:
 
     root: Path
 
-    def run_folder(self, name: str, identity: str) -> Path:
-        """The folder of a job: the existing one of that identity, else the one to be made."""
-        return self._existing(identity) or self.root / "runs" / (
-            f"{slug(name)}-{folder_key(identity)}"
-        )
+    def run_folder(
+        self, name: str, identity: str, folders: Mapping[str, Path] | None = None
+    ) -> Path:
+        """The folder of a job: the existing one of that identity, else the one to be made.
+
+        ``folders`` is what ``run_folders`` gave: one look at the disk for many jobs.
+        """
+        there = self._existing(identity) if folders is None else folders.get(folder_key(identity))
+        return there or self.root / "runs" / f"{slug(name)}-{folder_key(identity)}"
 
     def run_folders(self) -> dict[str, Path]:
         """Every run folder by the first digits of its identity (``folder_key``), in one look."""
@@ -303,6 +307,7 @@ def read_record(folder: Path) -> RunRecord:
             wall_s=number(value["wall_s"]) or 0.0,
             argv=tuple(value["argv"]),
             error=RankError(**error) if error else None,
+            requeues=int(value.get("requeues", 0)),
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(

@@ -72,14 +72,16 @@ def hardware_class(*, on_gpu: bool) -> str:
 
 
 def cluster_hardware(cluster: Cluster) -> str:
-    """``gpu H100``, or ``cpu slurm PARTITION …`` where the hardware is not named.
+    """``gpu H100 in nodes of 8``, or ``cpu slurm PARTITION in nodes of 8`` where it has no name.
 
     What is asked for stands for the hardware then. A partition of several kinds of nodes needs a
-    name, or a constraint.
+    name, or a constraint. How many ranks a node has decides which links a collective goes over, and
+    so in which order it sums.
     """
     asked = ("slurm", cluster.partition, cluster.gres, cluster.constraint)
     named = cluster.hardware or " ".join(each for each in asked if each)
-    return f"{'cpu' if cluster.device == 'cpu' else 'gpu'} {named}"
+    kind = "cpu" if cluster.device == "cpu" else "gpu"
+    return f"{kind} {named} in nodes of {cluster.ranks_per_node}"
 
 
 def cluster_software(cluster: Cluster) -> dict[str, Any]:

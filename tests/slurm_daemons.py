@@ -168,6 +168,8 @@ def _configure(cluster, cpus, devices, partitions, settings):
         "ClusterName": "test",
         "SlurmctldHost": f"{_host()}(127.0.0.1)",
         "SlurmctldPort": control_port,
+        # Jobs of two such clusters meet on this host at ports by their ids: keep those apart.
+        "FirstJobId": 10_000 + control_port * 97 % 90_000,
         "SlurmUser": user,
         "SlurmdUser": user,
         "AuthType": "auth/munge",

@@ -110,7 +110,8 @@ def test_the_hardware_class_says_which_device(monkeypatch):
     ],
 )
 def test_the_hardware_of_a_cluster_is_its_name_or_what_is_asked_for(asked, hardware):
-    assert cluster_hardware(Cluster(ranks_per_node=8, **asked)) == hardware
+    found = cluster_hardware(Cluster(ranks_per_node=8, **asked))
+    assert found == f"{hardware} in nodes of 8"
 
 
 def test_what_a_cluster_gives_besides_the_toolchain_is_told_without_its_requests():

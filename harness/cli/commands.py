@@ -72,13 +72,14 @@ def conclude(
     surroundings: Surroundings,
     given: Mapping[str, Learnt] | None,
     only: Sequence[str] | None,
-    begun: float,
+    begun: float | None,
 ) -> ExitCode:
     """Calibrate unless a calibration is given, judge, report, and say what it comes to.
 
     ``only``: what the plan was made of, to judge it again later; None: the matrix is not finished,
     so that is not wanted, and it is no night of the history.
-    ``begun`` is the time of the monotonic clock when the command began.
+    ``begun`` is the time of the monotonic clock when the command began; None for one that did not
+    wait for the runs, whose own time says nothing.
     """
     finished = SavedMatrix(
         plan, ran.records, matrix.versions_of(plan), _entropy_floor(plan, ran.data)
@@ -92,7 +93,7 @@ def conclude(
         keep(store, learnt.values())
     write_calibrations(folder / FILE, tuple(learnt.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
-    wall_s = time.monotonic() - begun
+    wall_s = None if begun is None else time.monotonic() - begun
     judged = _judge(finished, evidences, calibrations, wall_s=wall_s)
     show_verdicts(console, judged.view, folder)
     if only is not None:

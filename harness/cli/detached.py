@@ -17,13 +17,13 @@ from rich.table import Table
 
 from harness.cli import matrix
 from harness.cli.commands import conclude
-from harness.cli.display import Display
+from harness.cli.display import Display, requeued
 from harness.cli.goldens import golden_record
 from harness.cli.learnt import read_given
 from harness.cli.nights import history_of
 from harness.cli.running import Ran, gpu_ids, options_of, site_of
 from harness.cli.shared import make_console, names, store_of
-from harness.errors import ConfigError, Problem
+from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
 from harness.launch.cluster import detached
 from harness.launch.cluster.backend import Phase
@@ -48,7 +48,7 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
         to_submit = len(plan.without_golden.jobs)
         display(Preparing(time.time(), f"{plan.experiment.name}: {to_submit} jobs"))
         data = matrix.prepare_data(plan, store)
-        site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh))
+        site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh), display)
         handed = detached.submit_plan(plan.without_golden, site, display)
     told = [f"{handed.submitted} submitted"]
     told += [f"{handed.queued} in the queue before"] if handed.queued else []
@@ -59,9 +59,11 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
         again = _again("submit", arguments)
         _say(console, f"{len(handed.left)} are not submitted: {handed.why_left}")
         _say(console, f"the same command submits them later: {again}")
-    if handed.submitted or handed.queued:
+    if any(record.status is RunStatus.REFUSED for record in handed.refused):
+        _say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
+    elif handed.submitted or handed.queued:
         _say(console, f"next: {_again('status', arguments)}")
-    else:
+    elif not handed.left:
         _say(console, f"next: {_again('collect', arguments)}")
     return ExitCode.UNDECIDED if handed.left or handed.refused else ExitCode.PASS
 
@@ -70,7 +72,7 @@ def status(arguments: argparse.Namespace) -> ExitCode:
     """``converge status``: a table, exit code 0 whatever it says."""
     console = make_console()
     plan = _plan(arguments)
-    rows = detached.status(plan.without_golden, _site(plan, arguments))
+    rows = detached.status(plan.without_golden, _site(plan, arguments, Display(console)))
     table = Table(title=escape(plan.experiment.name), title_justify="left", show_edge=False)
     for title in ("set", "job", "state"):
         table.add_column(title, overflow="fold")
@@ -87,13 +89,18 @@ def status(arguments: argparse.Namespace) -> ExitCode:
             "" if row.loss is None else f"{row.loss:.4f}",
             "" if row.elapsed_s is None else _duration(row.elapsed_s),
             escape(row.nodes),
-            escape(row.reason),
+            escape(_reason(row)),
         )
     console.print(table)
     counts = Counter(row.state for row in rows)
     _say(console, "\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
     over = all(row.state not in _NOT_OVER for row in rows)
-    if over or any(not row.settled for row in rows):
+    if over and counts[RunStatus.REFUSED]:
+        _say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
+    elif over and (counts[RunStatus.CANCELLED] or counts[RunStatus.INTERRUPTED]):
+        _say(console, f"next, to run the rest: {_again('submit', arguments)}")
+        _say(console, f"or to judge what there is: {_again('collect', arguments)}")
+    elif over or any(not row.settled for row in rows):
         _say(console, f"next: {_again('collect', arguments)}")
     elif counts[_NEW] or counts[_BROKEN]:
         _say(console, f"next: {_again('submit', arguments)}")
@@ -103,7 +110,6 @@ def status(arguments: argparse.Namespace) -> ExitCode:
 def collect(arguments: argparse.Namespace) -> ExitCode:
     """``converge collect``: exit codes as of ``run``, and 3 while something is not over."""
     console = make_console()
-    begun = time.monotonic()
     plan = _plan(arguments)
     surroundings = matrix.surroundings_of(plan.experiment, on_gpu=bool(gpu_ids()))
     given = read_given(plan, surroundings)
@@ -112,7 +118,7 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
     folder = arguments.out or Path("reports") / slug(plan.experiment.name)
     require_writable(folder)
     with Display(console) as display:
-        collected = detached.collect(plan.without_golden, _site(plan, arguments), display)
+        collected = detached.collect(plan.without_golden, _site(plan, arguments, display), display)
     if collected.left:
         _say_left(console, collected.left, arguments)
         if not arguments.partial or not collected.records:
@@ -132,7 +138,7 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
         surroundings=surroundings,
         given=given,
         only=None if collected.left else names(arguments.only),
-        begun=begun,
+        begun=None,
     )
     return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code
 
@@ -145,7 +151,7 @@ def cancel(arguments: argparse.Namespace) -> ExitCode:
     with Display(console) as display:
         done = detached.cancel(
             plan.without_golden,
-            _site(plan, arguments),
+            _site(plan, arguments, display),
             display,
             wanted=wanted,
             why=f"cancelled by converge cancel ({_who()})",
@@ -193,23 +199,43 @@ def _plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
     return plan
 
 
-def _site(plan: Plan, arguments: argparse.Namespace) -> Site:
-    return site_of(plan, store_of(arguments), options_of(plan, {}))
+def _site(plan: Plan, arguments: argparse.Namespace, display: Display) -> Site:
+    return site_of(plan, store_of(arguments), options_of(plan, {}), display)
 
 
 def _wanted(plan: Plan, arguments: argparse.Namespace) -> Callable[[Job], bool]:
     """Which jobs ``--only`` means: jobs by their names, test sets as elsewhere."""
-    by_name = {job.name for job in plan.without_golden.jobs}
+    # In the plan's order.
+    by_name = dict.fromkeys(job.name for job in plan.without_golden.jobs)
     only = names(arguments.only) or tuple(by_name)
     sets = [name for name in only if name not in by_name]
+    unknown = [name for name in sets if not _is_set(plan, name)]
+    if unknown:
+        valid = list(dict.fromkeys((*by_name, *(spec.name for spec in plan.experiment.tests))))
+        path = str(arguments.experiment)
+        raise ConfigError(
+            [Problem(path, f"no job or set {each!r}", suggest(each, valid)) for each in unknown]
+        )
     chosen = {name for name in only if name in by_name}
     if sets:
-        # Of all that the file has: `select` says what is meant by a name that is not there.
         chosen |= {spec.name for spec in select(plan.experiment, sets).tests}
     return lambda job: job.name in chosen
 
 
+def _is_set(plan: Plan, name: str) -> bool:
+    """Whether `select` takes it: a set, or what several are generated from."""
+    try:
+        select(plan.experiment, [name])
+    except ConfigError:
+        return False
+    return True
+
+
 # ------------------------------------------------------------------------ words
+
+
+def _mend(plan: Plan) -> str:
+    return f"mend [cluster] of {plan.experiment.path}, or your own cluster file"
 
 
 def _say_left(console: Console, left: Sequence[Standing], arguments: argparse.Namespace) -> None:
@@ -266,6 +292,11 @@ def _who() -> str:
     except (KeyError, OSError):  # a container without an entry for this user
         user = "somebody"
     return f"{user} on {socket.gethostname()}"
+
+
+def _reason(row: Row) -> str:
+    told = [requeued(row.requeues)] if row.requeues else []
+    return "; ".join([*told, row.reason] if row.reason else told)
 
 
 def _steps(row: Row) -> str:

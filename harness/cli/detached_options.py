@@ -31,10 +31,10 @@ so far stays in their run folders; `converge submit` runs them again."""
 EXAMPLES = """\
 examples:
   converge plan experiments/llama3_8b.toml --dry-run
-  converge submit experiments/llama3_8b.toml
-  converge status experiments/llama3_8b.toml
-  converge collect experiments/llama3_8b.toml --out reports/llama3_8b
-  converge cancel experiments/llama3_8b.toml --only fsdp8_tp2"""
+  converge submit experiments/llama3_8b.toml --launcher slurm
+  converge status experiments/llama3_8b.toml --launcher slurm
+  converge collect experiments/llama3_8b.toml --launcher slurm --out reports/llama3_8b
+  converge cancel experiments/llama3_8b.toml --launcher slurm --only fsdp8_tp2_pp2"""
 
 ONLY_JOBS = """\
 only the jobs of these sets: test sets, or jobs by the names that `converge status` shows"""

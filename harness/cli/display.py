@@ -160,11 +160,17 @@ def left(eta_s: float | None) -> str:
     return f"about {math.ceil(eta_s / 60)} min left"
 
 
+def requeued(times: int) -> str:
+    """``requeued once``, ``requeued 2 times``."""
+    return "requeued once" if times == 1 else f"requeued {times} times"
+
+
 def ending(job: Job, record: RunRecord) -> str:
     """One line on how a job ended: ``fsdp2: finished in 12 s``."""
     line = f"{job.name}: {record.status}"
     if record.status not in (RunStatus.SKIPPED, RunStatus.REFUSED):
         line += f" in {record.wall_s:.0f} s"
+        line += f", its last life ({requeued(record.requeues)})" if record.requeues else ""
     if record.error is not None:
         line += f": {record.error.message}"
     if record.status in (RunStatus.CRASHED, RunStatus.HUNG, RunStatus.TIMED_OUT):

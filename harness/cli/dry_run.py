@@ -24,7 +24,7 @@ from harness.launch.interruption import interruptible
 from harness.model import Job, Plan, Role
 from harness.surroundings import gpu_models
 
-_GIB = 2**30
+_UNITS = {2**20: "MiB", 2**30: "GiB"}
 _MEMORY = ("parameters", "gradients", "optimizer_states", "activations")
 NOT_COVERED = (
     "Per rank, of the pipeline rank with the most. Parameters, gradients and optimizer states are "
@@ -172,8 +172,9 @@ def _print(
 def _table(
     plan: Plan, rows: Sequence[Row], throughput: float | None, gpu_memory: float | None
 ) -> Table:
+    unit = _unit(rows)
     table = Table(
-        title=escape(f"{plan.experiment.path}: GiB per rank"),
+        title=escape(f"{plan.experiment.path}: {_UNITS[unit]} per rank"),
         title_justify="left",
         show_edge=False,
     )
@@ -185,11 +186,19 @@ def _table(
     for title in (*titles, "s", "RSS GB"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*map(escape, _cells(row, throughput, gpu_memory)))
+        table.add_row(*map(escape, _cells(row, unit, throughput, gpu_memory)))
     return table
 
 
-def _cells(row: Row, throughput: float | None, gpu_memory: float | None) -> Iterable[str]:
+def _unit(rows: Iterable[Row]) -> int:
+    """In bytes: a debug model would be all zeros in GiB."""
+    largest = max(row.largest.peak_bytes for row in rows)
+    return max((unit for unit in _UNITS if unit <= largest), default=min(_UNITS))
+
+
+def _cells(
+    row: Row, unit: int, throughput: float | None, gpu_memory: float | None
+) -> Iterable[str]:
     found, part = row.largest.found, row.largest.part
     degrees = row.job.spec.parallelism
     yield row.name
@@ -198,8 +207,8 @@ def _cells(row: Row, throughput: float | None, gpu_memory: float | None) -> Iter
     yield f"{part.stage} of {degrees.pp}" if degrees.pp > 1 else "-"
     for kind in _MEMORY:
         exact = kind != "activations" or found[kind]["how"].startswith("traced")
-        yield f"{'' if exact else '~'}{found[kind]['bytes'] / _GIB:.2f}"
-    yield f"{found['peak_bytes'] / _GIB:.1f}"
+        yield f"{'' if exact else '~'}{found[kind]['bytes'] / unit:.2f}"
+    yield f"{found['peak_bytes'] / unit:.1f}"
     if gpu_memory:
         share = found["peak_bytes"] / (gpu_memory * 1e9)
         yield f"{share:.0%}" + (" !" if share > 1 else "")

@@ -21,6 +21,8 @@ TITAN_03, TITAN_02 = "torchtitan-0.3.0", "torchtitan-0.2.2"
 STREAMING = "torchtitan-0.3.0-streaming"
 VARIANTS = {"pp": PIPELINE_SCHEDULES, "cp": CP_ROTATIONS}
 """What may follow a degree."""
+SETS = frozenset({"control", "controls", "test", "matrix", "anchor"})
+"""Tables of an experiment file, none of them a torchtitan's."""
 
 
 def init(arguments: argparse.Namespace) -> ExitCode:
@@ -54,8 +56,22 @@ def init(arguments: argparse.Namespace) -> ExitCode:
 
 
 def read_base(written: str) -> TrainConfig:
-    """The train config that ``--base`` names, looked up from the current directory."""
-    return load_train_config(written, [Path.cwd()], "--base")
+    """The train config that ``--base`` names, looked up from the current directory.
+
+    Raises ConfigError when it is none.
+    """
+    config = load_train_config(written, [Path.cwd()], "--base")
+    if SETS & config.settings.keys():
+        trainer = config.settings.get("trainer")
+        named = trainer.get("train_config") if isinstance(trainer, dict) else None
+        raise ConfigError(
+            Problem(
+                f"--base {written}",
+                "is an experiment file, not a train config of torchtitan's keys",
+                f"its own train config is {named}" if named else "",
+            )
+        )
+    return config
 
 
 def toolchain_for(config: TrainConfig) -> Toolchain:

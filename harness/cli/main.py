@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(_dispatch(arguments))
     except ConfigError as error:
         count = len(error.problems)
-        errors.print(f"{count} problem{'s' * (count > 1)}, nothing was launched:", style="bold red")
+        did = "cancelled" if arguments.command == "cancel" else "launched"
+        errors.print(f"{count} problem{'s' * (count > 1)}, nothing was {did}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)
         return ExitCode.USAGE

@@ -15,7 +15,6 @@ from harness import corpus
 from harness.cli.goldens import golden_of, stand_in
 from harness.errors import ConfigError, Problem
 from harness.experiment import load_experiment
-from harness.judge import calibrate, judge, limits
 from harness.model import (
     Calibration,
     Cluster,
@@ -190,6 +189,8 @@ def _evidence(job: Job, record: RunRecord) -> Evidence:
 
 def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
     """What the repeats of every control teach, by the control's name."""
+    from harness.judge import calibrate  # noqa: PLC0415 - as in judge_matrix
+
     return {
         job.name: calibrate(
             evidences[job.name], [evidences[repeat.name] for repeat in repeats_of(plan, job)]
@@ -247,7 +248,9 @@ def judge_matrix(
 
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
-    from harness.report import build_view  # noqa: PLC0415 - pays for the plots; a plan draws none
+    # A plan judges and draws nothing, and need not pay for scipy and the plots.
+    from harness.judge import judge, limits  # noqa: PLC0415
+    from harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
     envelopes = {}

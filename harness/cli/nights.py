@@ -37,7 +37,7 @@ def remember(
     *,
     surroundings: Surroundings,
     folder: Path,
-    wall_s: float,
+    wall_s: float | None,
 ) -> None:
     """Add a night to the history, or say in one line why not."""
     source = plan.experiment.path.resolve()

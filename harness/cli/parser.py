@@ -13,6 +13,7 @@ from harness.cli.export_options import add_export
 from harness.cli.guide_options import PLAN_EXAMPLES, add_cover, add_init
 from harness.cli.history_options import add_history, add_history_file
 from harness.cli.notify_options import add_notify
+from harness.errors import suggest
 from harness.model import Launcher
 
 DESCRIPTION = """\
@@ -272,8 +273,7 @@ def _slots_argument(parser: argparse.ArgumentParser) -> None:
 def _cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--launcher",
-        type=Launcher,
-        choices=list(Launcher),
+        type=_launcher,
         metavar="{local,slurm}",
         help="who starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
         "`launcher`)",
@@ -285,6 +285,13 @@ def _cluster_arguments(parser: argparse.ArgumentParser) -> None:
         help="your own cluster file, with keys that the experiment's [cluster] lacks (default: "
         "$CONVERGE_CLUSTER, else ~/.config/converge/cluster.toml)",
     )
+
+
+def _launcher(text: str) -> Launcher:
+    if text not in list(Launcher):
+        hint = suggest(text, [each.value for each in Launcher])
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; {hint}")
+    return Launcher(text)
 
 
 def _positive(text: str) -> int:

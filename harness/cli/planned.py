@@ -34,7 +34,7 @@ def print_plan(
         console: where it is printed.
         made: the plan.
         described: its sets, as rows.
-        commands: by the name of a set, how its ranks are started.
+        commands: by the name of a set, how its ranks are started, or its job is submitted.
     """
     say = _say_plainly(console) if len(described) > MANY else _say_by(console)
     if len(described) > MANY:
@@ -42,8 +42,9 @@ def print_plan(
             say(line)
     else:
         console.print(_plan_table(made, described))
+    where = _where(made)
     for row in described:
-        for text, style in _set_lines(row, commands[row.name]):
+        for text, style in _set_lines(row, commands[row.name], where):
             say(text, style)
 
 
@@ -131,19 +132,28 @@ def _product(samples: int, dp: int, local: int) -> str:
     return f"{dp}x{local}" + (f"x{accumulated}" if accumulated > 1 else "")
 
 
-def _set_lines(row: PlanRow, command: str) -> Iterator[tuple[str | Text, str]]:
+def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | Text, str]]:
     """What a set is, line by line, each with its style."""
     yield "", ""
     yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
-    on = f"{_ranks(row.world_size)} (one GPU each, where there are GPUs), {row.toolchain}"
+    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}"
     yield f"  {', '.join(row.techniques) or 'no technique'}; {on}", ""
     for line in _kind_lines(row):
         yield f"  {line}", ""
-    if row.note:
-        yield f"  {row.note}", ""
+    # `converge init` has notes begin with the rule, which stands above.
+    if note := row.note.removeprefix(row.serves).lstrip(". "):
+        yield f"  {note}", ""
     for rule in row.waives:
         yield f"  waives the rule {rule}", "yellow"
     yield f"  {command}", "dim"
+
+
+def _where(made: Plan) -> str:
+    """What a rank runs on."""
+    cluster = made.experiment.cluster
+    if cluster is None:
+        return "one GPU each, where there are GPUs"
+    return "one GPU each" if cluster.device == "cuda" else "on CPUs"
 
 
 def _ranks(count: int) -> str:

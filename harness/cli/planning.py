@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from harness.cli import matrix
 from harness.cli.dry_run import show_dry_run
@@ -15,8 +20,8 @@ from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
-from harness.launch.cluster.batch import batch_script
-from harness.model import Plan, Role
+from harness.launch.cluster.batch import JOB_SCRIPT, batch_script
+from harness.model import Experiment, Job, Launcher, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.store import Store
 from harness.surroundings import gpu_models
@@ -26,11 +31,20 @@ from harness.trainers import printable_command
 
 def plan(arguments: argparse.Namespace) -> ExitCode:
     """``converge plan``: what would run, or with ``--cover`` what could."""
+    gc.disable()  # all that is made is kept to the end: looking for garbage is a sixth of the time
+    try:
+        return _plan(arguments)
+    finally:
+        gc.enable()
+
+
+def _plan(arguments: argparse.Namespace) -> ExitCode:
     if arguments.cover is not None:
         from harness.cli import covering  # noqa: PLC0415 - pays for scipy's solvers
 
         return covering.cover(arguments)
     require_cover(arguments)
+    _require_dry_run(arguments)
     if arguments.dry_run:
         return show_dry_run(arguments)
     made = matrix.load_plan(
@@ -49,10 +63,13 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.PASS
     described = describe(made)
     per_node = _ranks_per_node(made, arguments.ranks_per_node)
+    folders = store.run_folders()
     commands = {
         job.name: f"is not run: {job.golden}"
         if job.golden is not None
-        else printable_command(job, store.run_folder(job.name, job.identity), per_node)
+        else _command(
+            job, store.run_folder(job.name, job.identity, folders), made.experiment, per_node
+        )
         for job in made.jobs
     }
     if arguments.json:
@@ -67,6 +84,13 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         markup=False,
         soft_wrap=True,
     )
+    if made.experiment.launcher is Launcher.SLURM:
+        console.print(
+            "the scripts are written and submitted by `converge submit` (or `run`); see one: "
+            "--script NAME",
+            markup=False,
+            soft_wrap=True,
+        )
     if made.experiment.calibration is not None:
         if not made.experiment.calibration.is_file():
             again = f"make it with: converge calibrate {arguments.experiment}"
@@ -78,6 +102,26 @@ def plan(arguments: argparse.Namespace) -> ExitCode:
         )
     console.print(f"per-tensor evidence: {_sampled(made)}", markup=False, soft_wrap=True)
     return ExitCode.PASS
+
+
+def _require_dry_run(arguments: argparse.Namespace) -> None:
+    """Refuse what only a dry run answers without one, and a script together with one."""
+    problems = [
+        Problem(f"--{option.replace('_', '-')}", "goes with --dry-run")
+        for option in ("throughput", "gpu_memory", "device")
+        if not arguments.dry_run and getattr(arguments, option) is not None
+    ]
+    if arguments.dry_run and arguments.script is not None:
+        problems.append(Problem("--script", "does not go with --dry-run", "one at a time"))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
+    """How a job is started: by torchrun, or by its batch script."""
+    if experiment.launcher is Launcher.SLURM:
+        return shlex.join(("sbatch", str(folder.absolute() / JOB_SCRIPT)))
+    return printable_command(job, folder, per_node)
 
 
 def _script(made: Plan, store: Store, name: str) -> str:
@@ -92,6 +136,8 @@ def _script(made: Plan, store: Store, name: str) -> str:
         raise ConfigError(Problem(f"--script {name}", "there is no such job", suggest(name, known)))
     job = made.job(name)
     folder = store.run_folder(job.name, job.identity).absolute()
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors.print(f"`converge submit` writes it as {folder / JOB_SCRIPT}", markup=False)
     return batch_script(job, folder, cluster, experiment=made.experiment.name)
 
 

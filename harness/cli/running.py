@@ -52,7 +52,7 @@ def run_jobs(plan: Plan, store: Store, arguments: argparse.Namespace, console: C
         options = options_of(plan, data, fresh=arguments.fresh, warm=not arguments.cold)
         to_run = plan.without_golden
         if plan.experiment.launcher is Launcher.SLURM:
-            records = follow_plan(to_run, site_of(plan, store, options), display)
+            records = follow_plan(to_run, site_of(plan, store, options, display), display)
         else:
             records = run_plan(to_run, store, options, display)
         made = dict(zip((job.name for job in to_run.jobs), records, strict=True))
@@ -77,8 +77,10 @@ def options_of(
     )
 
 
-def site_of(plan: Plan, store: Store, options: RunOptions) -> Site:
+def site_of(plan: Plan, store: Store, options: RunOptions, display: Display) -> Site:
     """Where the jobs of a plan for a scheduler are submitted.
+
+    ``display`` is told when the scheduler lets us wait.
 
     Raises ClusterError when the scheduler's commands are not there: now, not after minutes of
     preparations.
@@ -91,4 +93,8 @@ def site_of(plan: Plan, store: Store, options: RunOptions) -> Site:
             "sbatch is not on the PATH: run converge on a login node of the cluster (perhaps after "
             "`module load slurm`), or on this machine with --launcher local"
         )
-    return Site(store, Slurm(), cluster, plan.experiment, options)
+
+    def say(what: str) -> None:
+        display(Preparing(time.time(), what))
+
+    return Site(store, Slurm(say=say), cluster, plan.experiment, options)

@@ -78,8 +78,12 @@ def _read_text(path: Path) -> str:
 
 
 def _neighbours(path: Path) -> str:
-    names = sorted(other.name for other in path.parent.glob("*.toml"))
-    return f"in {path.parent} there are: {', '.join(names)}" if names else ""
+    """The TOML files beside it, and those of a folder ``experiments`` there."""
+    return "; ".join(
+        f"in {folder} there are: {', '.join(names)}"
+        for folder in (path.parent, path.parent / "experiments")
+        if (names := sorted(other.name for other in folder.glob("*.toml")))
+    )
 
 
 def _too_deep(path: Path) -> Problem:

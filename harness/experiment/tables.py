@@ -283,7 +283,8 @@ def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str
     value = error["input"]
     match error["type"]:
         case "missing":
-            return Problem(place, "is missing")
+            hint = "add schema = 1 at the top" if loc == ("schema",) else ""
+            return Problem(place, "is missing", hint)
         case "extra_forbidden":
             return Problem(place, "unknown key", suggest(str(loc[-1]), _valid_keys(model, loc)))
         case "choice":

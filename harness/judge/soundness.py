@@ -13,6 +13,11 @@ from harness.judge.curves import common_steps, has
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.model import Evidence, RestartOwner, RunStatus
 
+DONE_TO_IT = frozenset(
+    {RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED}
+)
+"""How runs end through no doing of their own: they were skipped, and they crashed."""
+
 
 class Flaw(NamedTuple):
     """Why evidence is broken, in one clause, and from which step on (None: as a whole)."""
@@ -27,7 +32,8 @@ def unfinished(evidence: Evidence) -> Flaw | None:
     if evidence.status is not RunStatus.FINISHED:
         error = f": {evidence.error.message}" if evidence.error else ""
         after = f" after step {last}" if last is not None else " before its first step"
-        return Flaw(f"{evidence.status.value}{after}{error}", last)
+        was = "was " if evidence.status in DONE_TO_IT else ""
+        return Flaw(f"{was}{evidence.status.value}{after}{error}", last)
     if last is None:
         return Flaw("left no step at all")
     expected = evidence.expected_steps

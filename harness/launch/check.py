@@ -32,6 +32,11 @@ def unchecked(jobs: Sequence[Job], store: Store) -> tuple[Job, ...]:
     return tuple(job for job in jobs if not store.checked_file(job.identity).is_file())
 
 
+def count_of(jobs: Sequence[Job]) -> str:
+    """``1 config``, ``4 configs``."""
+    return "1 config" if len(jobs) == 1 else f"{len(jobs)} configs"
+
+
 def check_jobs(
     jobs: Sequence[Job],
     store: Store,

@@ -54,9 +54,11 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
     """
     found = [(failure, folder) for folder in logs for failure in _failures(folder)]
     if not found:
-        best = [*(folder / AGENT_LOG for folder in logs), *([script] if script else [])]
-        text = next((text for path in best if (text := log_tail(path))), "")
-        return RankError(rank=0, message=_last_line(text), traceback=text)
+        text = next((text for folder in logs if (text := log_tail(folder / AGENT_LOG))), "")
+        if text or script is None:
+            return RankError(rank=0, message=_last_line(text), traceback=text)
+        text = log_tail(script)
+        return RankError(rank=None, message=_last_line(text), traceback=text)
     first, folder = min(found, key=lambda pair: (_is_aftermath(pair[0]), pair[0].written))
     text = first.traceback or rank_log(folder, first.rank)
     return RankError(first.rank, first.message or _last_line(text), text)

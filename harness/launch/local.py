@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, StoreError
-from harness.launch.check import check_jobs, unchecked
+from harness.launch.check import check_jobs, count_of, unchecked
 from harness.launch.events import Observer, Preparing, Queued, Reused
 from harness.launch.interruption import Interruption, interruptible
 from harness.launch.options import RunOptions
@@ -89,7 +89,7 @@ def _run(
                 servers.want(name, toolchain.python, toolchain.dialect)
         to_check = unchecked(jobs, store) if options.check else ()
         if to_check:
-            observer(Preparing(time.time(), f"checking {len(to_check)} configs"))
+            observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
             check_jobs(to_check, store, options, inherited, servers, stop)
         for job in jobs:
             observer(Queued(time.time(), job))

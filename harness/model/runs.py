@@ -50,5 +50,7 @@ class RunRecord:
     wall_s: float
     argv: tuple[str, ...]
     error: RankError | None = None
+    requeues: int = 0
+    """How often a scheduler began it again; ``wall_s`` is then that of its last life."""
     reused: bool = False
     """True when an earlier run with this identity was taken instead of launching."""

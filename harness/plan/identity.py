@@ -87,7 +87,10 @@ def identity_facts(job: Job, surroundings: Surroundings) -> dict[str, Any]:
     Raises:
         KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
     """
-    return _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps)
+    facts = _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps)
+    if job.spec.recovery is not None:  # a scheduler may interrupt controls, too
+        facts["recovery"] = json.loads(json.dumps(broken_by(job.spec.recovery)))
+    return facts
 
 
 def _facts(

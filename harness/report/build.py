@@ -112,10 +112,27 @@ def build_view(
         ),
         tests=tests,
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
-        notes=notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
+        notes=(
+            *_where(experiment),
+            *notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
+        ),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
+
+
+def _where(experiment: Experiment | None) -> tuple[str, ...]:
+    """Who ran the jobs, where it was not this machine."""
+    if experiment is None or experiment.cluster is None:
+        return ()
+    cluster = experiment.cluster
+    hardware = cluster.hardware or cluster.partition
+    words = [
+        f"Run by {experiment.launcher.value}",
+        f"on {hardware}" if hardware else "",
+        f"({cluster.device}), {cluster.ranks_per_node} ranks a node",
+    ]
+    return (plain(" ".join(filter(None, words)) + "."),)
 
 
 class _Runs:
@@ -156,6 +173,7 @@ class _Runs:
                 view,
                 wall_s=record.wall_s,
                 reused=record.reused,
+                requeues=record.requeues,
                 command=plain(shlex.join(_command(record, job, self.source))),
                 folder=plain(str(record.folder)),
                 error=_plain_error(record.error),
@@ -168,7 +186,8 @@ class _Runs:
                 source=plain(evidence.source),
                 wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
                 error=view.error or _plain_error(evidence.error),
-                requeues=len(evidence.passes) - 1 if evidence.requeued else 0,
+                # A job that starts over leaves no passes to count.
+                requeues=max(view.requeues, len(evidence.passes) - 1 if evidence.requeued else 0),
                 signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
             )
         return view

@@ -57,9 +57,17 @@ def row(test: TestView) -> Row:
         techniques=", ".join(test.run.techniques) or ABSENT,
         onset=ABSENT if onset is None else f"step {onset}",
         loss_only=loss_only(test.loss_only),
-        wall=duration(test.run.wall_s) + (" (reused)" if test.run.reused else ""),
+        wall=_wall(test),
         cause=test.verdict.cause,
     )
+
+
+def _wall(test: TestView) -> str:
+    """``12 s (reused)``; of a requeued run its last life's."""
+    run = test.run
+    told = [f"last of {run.requeues + 1} lives"] if run.requeues else []
+    told += ["reused"] if run.reused else []
+    return duration(run.wall_s) + (f" ({', '.join(told)})" if told else "")
 
 
 def loss_only(gate: LossOnlyGate | None) -> str:

@@ -68,12 +68,14 @@ def sequence_divisible(case: Case) -> Iterator[Finding]:
     if length % divisor:
         yield Finding(
             "set.training.seq_len",
-            f"{length} is no multiple of {divisor} (TP {tp}, and 2 per rank of CP {cp})",
+            f"a sequence of {length} (training.seq_len) is no multiple of {divisor} "
+            f"(TP {tp}, and 2 per rank of CP {cp})",
         )
     elif cp > 1 and case.job.toolchain.dialect == "titan_0_3" and length % (cp * FLEX_BLOCK):
         yield Finding(
             "set.training.seq_len",
-            f"{length} is no multiple of CP {cp} x {FLEX_BLOCK}, FlexAttention's block",
+            f"a sequence of {length} (training.seq_len) is no multiple of CP {cp} x {FLEX_BLOCK}, "
+            "FlexAttention's block",
         )
 
 

@@ -121,6 +121,9 @@ def test_a_plan_from_submission_to_judgement(queued, slurm):
     code, said = queued("collect", "--out", "out")
     assert code == 3
     assert json.loads(Path("out/matrix.json").read_text())["launcher"] == "slurm"
+    told = json.loads(Path("out/report.json").read_text())
+    assert any(note.startswith("Run by slurm") for note in told["notes"])
+    assert told["wall_s"] is None  # of collecting alone, it would say nothing
     assert main(["report", "out"]) == 3
 
     code, said = queued("submit")
@@ -136,7 +139,7 @@ def test_a_job_that_means_something_else_by_now_is_named(queued):
     _, said = queued("status")
     assert "5 not submitted" in said
     assert said.count("of this name is another") == 5
-    assert "no longer wanted: scancel" in said
+    assert "any more: scancel" in said
 
 
 def test_run_is_attached_and_says_where_jobs_are(queued):
@@ -155,18 +158,48 @@ def test_a_job_that_slurm_never_takes(queued):
     code, said = queued("submit", "--only", "ddp2")
     assert code == 3
     assert "seed: refused: Batch job submission failed: Invalid feature specification" in said
-    assert "ddp2: skipped: not started: seed, whose weights it needs, refused" in said
+    assert "Invalid feature specification ([cluster] constraint)" in said
+    assert "ddp2: skipped: not started: seed, whose weights it needs, was refused: Batch" in said
     assert "jobs: 0 submitted, 4 refused or skipped" in said
+    mend = "next: mend [cluster] of e.toml, or your own cluster file, then: converge submit e.toml"
+    assert mend in said
+    code, said = queued("status", "--only", "ddp2")
+    assert (code, "1 refused, 3 skipped" in said) == (0, True)
+    assert mend in said
     code, said = queued("collect", "--only", "ddp2")
     assert code == 3
     assert "report: " in said
+    report = Path("reports/tiny/report.json").read_text()
+    assert "was skipped before its first step: not started: seed, whose weights" in report
+    assert "Invalid feature specification ([cluster] constraint)" in report
 
 
 def test_cancel_suggests_a_set_that_is_there(queued):
     code, said = queued("cancel", "--only", "slo")
     assert (code, "'slow'" in said) == (2, True)
+    assert "1 problem, nothing was cancelled: e.toml: no job or set 'slo'" in said
+    code, said = queued("cancel", "--only", "nosuch")
+    assert code == 2
+    assert "no job or set 'nosuch' (valid: seed, fsdp2, fsdp2.ulp, ddp2, slow)" in said
     code, said = queued("cancel")
     assert (code, "nothing of it is in the queue" in said) == (0, True)
+
+
+def test_what_was_cancelled_is_to_be_submitted_again(queued):
+    assert queued("submit", "--only", "slow")[0] == 0
+    until(queued, "1 running", "finished")
+    assert queued("cancel", "--only", "seed", "fsdp2", "fsdp2.ulp", "slow")[0] == 0
+    _, said = queued("status", "--only", "slow")
+    assert "1 cancelled" in said
+    assert "next, to run the rest: converge submit e.toml --only slow --launcher slurm" in said
+    assert "or to judge what there is: converge collect e.toml --only slow" in said
+
+
+def test_a_configuration_of_slurm_that_is_not_there_is_said_at_once(queued, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/no/slurm.conf")
+    code, said = queued("submit")
+    assert code == 2
+    assert "SLURM_CONF is /no/slurm.conf, and there is no such file" in said
 
 
 @pytest.mark.parametrize("command", ["submit", "status", "collect", "cancel"])

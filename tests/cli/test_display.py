@@ -1,6 +1,7 @@
 """What a person sees while jobs run, on a terminal and in a CI log."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,19 @@ def shown(*events: object, terminal: bool = False) -> str:
         for event in events:
             display(event)
     return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("requeues", "told"),
+    [
+        (0, "finished in 12 s"),
+        (1, "finished in 12 s, its last life (requeued once)"),
+        (2, "finished in 12 s, its last life (requeued 2 times)"),
+    ],
+)
+def test_the_time_of_a_requeued_job_is_that_of_its_last_life(requeues, told):
+    ended = Ended(3.0, job(), replace(record(), requeues=requeues))
+    assert shown(ended).strip() == f"{NAME}: {told}"
 
 
 def test_a_log_has_one_plain_line_per_event():

@@ -52,7 +52,7 @@ def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(pl
     answers = [answer(first, count=40), answer(second, gigabytes=12, count=60)]
     (row,) = told.rows_of(answers)
     assert (row.largest.part, row.seconds) == (second, 20.0)
-    cells = list(told._cells(row, None, 80))
+    cells = list(told._cells(row, told._unit([row]), None, 80))
     assert cells[3:10] == ["1 of 2", "12.00", "12.00", "24.00", "48.00", "96.0", "129% !"]
     assert list(told._too_large([row], 80)) == [
         "! fsdp8_tp2_pp2: a peak of 103.1 GB does not fit 80 GB"
@@ -61,6 +61,12 @@ def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(pl
     document = json.loads(json.dumps(told._document(plan, answers, "cuda", 5000, 80)))
     assert [part["largest"] for part in document["parts"]] == [False, True]
     assert set(document["gpu_hours"]["jobs"]) == {job.name for job in plan.jobs}
+
+
+@pytest.mark.parametrize(("peak", "unit"), [(2**30, "GiB"), (2**30 - 1, "MiB"), (1, "MiB")])
+def test_memory_is_told_in_a_unit_that_leaves_digits(plan, peak, unit):
+    rows = told.rows_of([answer(parts_of(plan.jobs)[0], peak_bytes=peak)])
+    assert f": {unit} per rank" in str(told._table(plan, rows, None, None).title)
 
 
 def test_problems_of_all_sets_are_told_with_set_and_key(plan):

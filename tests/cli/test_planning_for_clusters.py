@@ -54,6 +54,26 @@ def test_nodes_and_ranks_stand_in_the_table(plan, tmp_path):
     assert "2x2" in rows["tp"]
 
 
+@pytest.mark.parametrize(("device", "where"), [("cuda", "one GPU each"), ("cpu", "on CPUs")])
+def test_a_job_of_slurm_is_told_by_its_script(plan, tmp_path, device, where):
+    (tmp_path / "mine.toml").write_text(f'{MINE}device = "{device}"\n')
+    _, printed, _ = plan("--launcher", "slurm", "--cluster", str(tmp_path / "mine.toml"))
+    told = [line.strip() for line in printed.splitlines()]
+    commands = [line for line in told if line.startswith("sbatch ")]
+    assert len(commands) == 2
+    assert all(line.endswith("/job.sh") for line in commands)
+    assert "torchrun" not in printed
+    assert f"({where})" in printed
+    assert "the scripts are written and submitted by `converge submit`" in printed
+
+
+def test_a_note_that_begins_with_the_rule_is_told_without_it(plan):
+    rule = "minimal test set of TP: 2D, FSDP + TP"
+    _, printed, _ = plan(experiment=f'{EXPERIMENT}note = "{rule}. And more."\n')
+    assert printed.count(rule) == 1
+    assert "  And more.\n" in printed
+
+
 def test_thousands_of_sets_are_printed_as_the_few_are(plan):
     many = "".join(
         f'[[test]]\nname = "t{index}"\nparallelism.dp_shard = 2\nmargin = 0.{index + 1}\n'
@@ -71,8 +91,9 @@ def test_thousands_of_sets_are_printed_as_the_few_are(plan):
 def test_the_script_of_a_job_is_printed_alone(plan, tmp_path):
     (tmp_path / "mine.toml").write_text(MINE)
     options = ("--launcher", "slurm", "--cluster", str(tmp_path / "mine.toml"), "--script")
-    code, printed, _ = plan(*options, "tp")
+    code, printed, warned = plan(*options, "tp")
     assert code == 0
+    assert warned.startswith("`converge submit` writes it as /")
     assert printed.startswith("#!/bin/bash\n")
     assert "#SBATCH --partition=p1\n" in printed
     code, printed, warned = plan(*options, "tq")
@@ -130,6 +151,9 @@ def test_another_launcher_or_hardware_is_another_identity(plan, tmp_path):
         (("--launcher", "slurm", "--cluster", "no.toml"), "no.toml: there is no such file"),
         (("--cluster", "no.toml"), "--cluster no.toml: says nothing"),
         (("--script", "tp"), "jobs on this machine have none (add --launcher slurm)"),
+        (("--throughput", "5000"), "--throughput: goes with --dry-run"),
+        (("--gpu-memory", "80"), "--gpu-memory: goes with --dry-run"),
+        (("--dry-run", "--script", "tp"), "--script: does not go with --dry-run"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(plan, options, words):

@@ -49,6 +49,19 @@ def test_the_base_is_found_from_wherever_the_file_is(nowhere):
     assert f'train_config = "{nowhere}/configs/mine.toml"' in Path("deep/er/far.toml").read_text()
 
 
+def test_an_experiment_file_is_no_base(capsys):
+    base = str(ROOT / "experiments" / "llama3_8b.toml")
+    told = refused(capsys, "init", "--technique", "tp=2", "--dp", "2", "--base", base)
+    assert "is an experiment file, not a train config" in told
+    assert "its own train config is train_configs/llama3_8b.toml" in told
+
+
+def test_a_launcher_that_is_not_known_is_told_with_those_that_are(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "e.toml", "--launcher", "lsf"])
+    assert "--launcher: 'lsf' is not known; valid: local, slurm" in capsys.readouterr().err
+
+
 def test_a_file_that_is_there_is_kept_unless_forced(capsys):
     Path("mine.toml").write_text("precious")
     told = refused(capsys, "init", *GUIDE, *BIG, "--out", "mine.toml")

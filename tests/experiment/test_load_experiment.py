@@ -266,7 +266,7 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("schema = 1", "", ": schema: is missing"),
+        ("schema = 1", "", ": schema: is missing (add schema = 1 at the top)"),
         ("schema = 1", "schema = 2", "this converge reads schema 1 only"),
         ("[control]\nparallelism = { dp_shard = 2 }", "", ": control: is missing"),
         ('train_config = "base.toml"', "", "is missing (set trainer.train_config for all sets)"),
@@ -379,6 +379,10 @@ def test_names_are_unique_also_after_case_folding(problems, name):
 
 def test_a_missing_file_names_its_neighbours(folder):
     with pytest.raises(ConfigError, match=r"there is no such file .*base\.toml"):
+        load_experiment(folder / "y.toml")
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "x.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"base\.toml; in \S*experiments there are: x\.toml"):
         load_experiment(folder / "y.toml")
 
 

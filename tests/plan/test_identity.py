@@ -267,6 +267,11 @@ def test_two_controls_differ_in_identity_when_and_only_when_their_facts_do(plann
     assert identity_facts(control, moved) != facts
     denser = planner.sets(TEST_SET + "[probe]\ncadence = 1")
     assert identity_facts(denser.job("control"), SURROUNDINGS) != facts
+    recovery = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER)
+    requeued = replace(control, spec=replace(control.spec, recovery=recovery))
+    facts = identity_facts(requeued, SURROUNDINGS)
+    assert facts["recovery"]["checkpoint_every"] == 4
+    assert json.loads(json.dumps(facts)) == facts
 
 
 TEST_SET = '[[test]]\nname = "t"\nparallelism = { dp_shard = 2 }\n'

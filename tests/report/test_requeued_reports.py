@@ -15,8 +15,10 @@ from report_samples import CONFIG, TOOLCHAIN, evidence, in_force, job, record, s
 
 from harness.judge import judge
 from harness.model import (
+    Cluster,
     Experiment,
     Kind,
+    Launcher,
     Parallelism,
     Plan,
     RankError,
@@ -98,6 +100,16 @@ def test_the_passes_are_shown_without_a_script(view):
         assert "The scheduler requeued it once." in page  # the control
         assert "| Fault |" not in page
     assert "passes-moved.png" in draw(view)
+
+
+def test_reports_say_who_ran_the_jobs_elsewhere(view):
+    cluster = Cluster(ranks_per_node=8, partition="gpu", hardware="H100")
+    experiment = Experiment(
+        "e", Path("e.toml"), (CONTROL,), (TEST,), launcher=Launcher.SLURM, cluster=cluster
+    )
+    elsewhere = build_view(title="e", verdicts=[], subject=Plan(experiment, ()))
+    assert "Run by slurm on H100 (cuda), 8 ranks a node." in elsewhere.notes
+    assert not any(note.startswith("Run by") for note in view.notes)
 
 
 def test_json_tells_of_controls_too(view):

@@ -6,6 +6,8 @@
     slurm.py        Slurm as a backend
     slurm_words.py  what Slurm's commands print, in our words; pure
     batch.py        a job as the script that a scheduler runs; pure
+    lives.py        how such a script begins, begins again and ends; pure
+    refusals.py     which keys of [cluster] its refusals are about; pure
     words.py        which words of a user's may go into it; pure
     submission.py   which scheduler's job a run folder belongs to
     settle.py       what came of a job that is over

@@ -39,6 +39,8 @@ class JobState:
     """Wall time of its last start, in seconds; None when unknown."""
     nodes: str = ""
     """The nodes that it runs or ran on, as the scheduler writes them."""
+    name: str = ""
+    """Under which it was submitted; empty when unknown. Schedulers give ids again."""
 
 
 @dataclass(frozen=True, slots=True)

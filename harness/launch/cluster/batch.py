@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ConfigError, Problem
+from harness.launch.cluster.lives import ending, restart, start
 from harness.launch.cluster.words import (
     arguments,
     sbatch_lines,
@@ -31,7 +32,6 @@ from harness.trainers import (
 
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
-ENDED_FILE = "ended.json"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Overrides the name under which the nodes of a job reach their first one."""
 _NODE_MODULE = "harness.rank.node"
@@ -75,8 +75,9 @@ def batch_script(
     sections = (
         _header(job, largest, experiment, folder),
         _requests(job, folder, cluster, largest),
-        _ending(folder),
-        _restart(job) if _may_be_requeued(job, cluster) else "",
+        ending(folder),
+        start(),
+        restart(job) if _may_be_requeued(job, cluster) else "",
         _surroundings(job, folder, cluster),
         _meeting_place() if largest.nodes > 1 else "",
         *(
@@ -165,41 +166,6 @@ def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
     recovery = job.spec.recovery if comes_in_passes(job) else None
     scripted = recovery is not None and recovery.restarts is not RestartOwner.CLUSTER
     return cluster.requeue and not scripted and first_call(job).segment is None
-
-
-def _ending(folder: Path) -> str:
-    return f"""\
-set -euo pipefail
-
-run_folder={shlex.quote(str(folder))}
-
-# The last word of this script, however it ends: for when Slurm has forgotten the job.
-finish() {{
-    code=$?
-    trap '' TERM
-    printf '{{"schema": 1, "returncode": %d, "restart": %d}}\\n' \\
-        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED_FILE}.part"
-    mv "$run_folder/{ENDED_FILE}.part" "$run_folder/{ENDED_FILE}"
-    exit "$code"
-}}
-trap finish EXIT
-trap 'exit 143' TERM"""
-
-
-def _restart(job: Job) -> str:
-    """What an earlier life left must not be taken for evidence of this one."""
-    stale = [ENDED_FILE, "inductor"]
-    if not comes_in_passes(job):
-        stale += ["metrics.jsonl", "metrics.jsonl.part", "tensors", "in_force.json"]
-        stale += ["checkpoint", "datasets", "streaming"]
-    files = " ".join(stale)
-    how = "goes on from its newest checkpoint" if comes_in_passes(job) else "starts over"
-    return f"""\
-# A job that Slurm has requeued {how}.
-if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
-    echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"
-    (cd "$run_folder" && rm -rf {files})
-fi"""
 
 
 def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:

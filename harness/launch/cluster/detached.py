@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from harness.errors import StoreError
 from harness.launch.cluster.backend import Phase
 from harness.launch.cluster.settle import settle, skipped
 from harness.launch.cluster.standing import (
@@ -17,6 +19,7 @@ from harness.launch.cluster.standing import (
     ask,
     known_of,
     look,
+    look_again,
     needed_record,
     settle_all,
 )
@@ -97,6 +100,8 @@ class Row:
     loss: float | None
     elapsed_s: float | None
     nodes: str
+    requeues: int = 0
+    """How often the scheduler began it again; ``elapsed_s`` is then that of its last life."""
     settled: bool = True
     """False for what has ended and has no record yet: ``collect`` writes it."""
 
@@ -112,7 +117,7 @@ def status(plan: Plan, site: Site) -> tuple[Row, ...]:
     rows = {}
     for identity, standing in standings.items():
         known = known_of(site, standing, needed_record(standing.job, foreseen))
-        over = settle(known) if known is not None else None
+        over = settle(known) if known is not None else _never_submitted(standing, foreseen)
         foreseen[identity] = replace(standing, record=standing.record or over)
         rows[identity] = _row(standing, over, orphans)
     return tuple(replace(rows[job.identity], name=job.name) for job in plan.jobs)
@@ -133,18 +138,25 @@ def collect(plan: Plan, site: Site, observer: Observer) -> Collected:
 
     Raises StoreError and ClusterError.
     """
-    standings, settled = settle_all(site, look(site, plan.jobs))
+    standings, settled = settle_all(site, look_again(site, look(site, plan.jobs)))
     jobs = {job.identity: job for job in plan.jobs}
     for record in settled:
         observer(Ended(time.time(), jobs[record.identity], record))
     for identity, each in standings.items():
-        needed = needed_record(each.job, standings)
-        if each.record is not None or each.submission is not None or needed is None:
-            continue
-        if needed.status is not RunStatus.FINISHED:  # it was never submitted, and needs not be
-            standings[identity] = replace(each, record=skipped(each.job, each.folder, needed))
+        if never := _never_submitted(each, standings):
+            standings[identity] = replace(each, record=never)
     records = {key: each.record for key, each in standings.items() if each.record is not None}
     return Collected(records, tuple(each for each in standings.values() if each.record is None))
+
+
+def _never_submitted(standing: Standing, standings: Mapping[str, Standing]) -> RunRecord | None:
+    """The record of a job that needs not be submitted: what it needs did not finish."""
+    needed = needed_record(standing.job, standings)
+    if standing.record is not None or standing.submission is not None or needed is None:
+        return None
+    if needed.status is RunStatus.FINISHED:
+        return None
+    return skipped(standing.job, standing.folder, needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +193,16 @@ def cancel(
         for identity, each in standings.items()
         if each.in_queue and each.submission is not None and wanted(each.job)
     }
+    unwritten: list[StoreError] = []
     for each in targets.values():
         if each.submission is not None:
-            write_submission(each.folder, each.submission)
+            try:
+                write_submission(each.folder, each.submission)
+            except StoreError as error:  # no reason to let them run
+                unwritten.append(error)
     site.backend.cancel(_ids(targets.values()))
+    if unwritten:
+        raise StoreError(f"cancelled, which run folders do not say: {unwritten[0]}")
     with interruptible() as stop:
         targets, records = _await_end({**standings, **targets}, targets, site, stop, patience_s)
     for record in records:
@@ -240,8 +258,11 @@ def _orphans(store: Store) -> dict[str, str]:
     """
     found = {}
     for folder in store.run_folders().values():
-        if not (folder / "record.json").is_file() and (submission := read_submission(folder)):
-            found[folder.name.rpartition("-")[0]] = submission.job_id or submission.name
+        if (folder / "record.json").is_file():
+            continue
+        with suppress(StoreError):  # of another plan, perhaps: whose turn it is, will say so
+            if submission := read_submission(folder):
+                found[folder.name.rpartition("-")[0]] = submission.job_id or submission.name
     return found
 
 
@@ -258,8 +279,9 @@ def _row(standing: Standing, over: RunRecord | None, orphans: Mapping[str, str])
         before = orphans.get(slug(job.name)) if submission is None else None
         if before is not None:
             reason = (
-                f"job {before} of this name is another: what it means has changed since (the file, "
-                f"converge, or what is installed); no longer wanted: scancel {before}"
+                f"job {before} of this name is another: of another experiment, or what it means "
+                "has changed since (the file, converge, or what is installed); if nobody wants it "
+                f"any more: scancel {before}"
             )
     else:
         word = str(state.phase) if state.phase is not Phase.ENDED else state.word.lower()
@@ -275,5 +297,6 @@ def _row(standing: Standing, over: RunRecord | None, orphans: Mapping[str, str])
         loss=last.loss if last else None,
         elapsed_s=record.wall_s if record else state.ran_s if started and state else None,
         nodes=state.nodes if state is not None else "",
-        settled=over is None,
+        requeues=record.requeues if record else state.restarts if state else 0,
+        settled=over is None or submission is None,
     )

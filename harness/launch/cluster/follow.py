@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from harness.errors import ClusterError, ConvergeError
+from harness.errors import ClusterError, ConvergeError, StoreError
 from harness.launch.cluster.backend import JobState, Phase
 from harness.launch.cluster.followed import Followed, follow_from
 from harness.launch.cluster.settle import Known, skipped
-from harness.launch.cluster.standing import Site, conclude
+from harness.launch.cluster.standing import Site, conclude, state_of
 from harness.launch.cluster.submission import Submission, read_submission, write_submission
 from harness.launch.cluster.submitting import Opening, Submitter, open_plan
 from harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
@@ -82,8 +82,12 @@ class _Follower:
     def run(self, stop: Interruption) -> dict[str, RunRecord]:
         try:
             while True:
-                self._submit(stop)
-                self._round()
+                try:
+                    self._submit(stop)
+                    self._round()
+                    self._silent_since = None
+                except ClusterError as error:
+                    self._bear(error)
                 self._tell(self._overview())
                 if not self._waiting and not self._followed:
                     return self._records
@@ -120,15 +124,13 @@ class _Follower:
     # ------------------------------------------------------------ following
 
     def _round(self) -> None:
-        """Look at all jobs once: those that others start from come first."""
+        """Look at all jobs once, by one query: those that others start from come first."""
         if not self._followed:
             return
-        states = self._ask()
-        if states is None:
-            return
+        ids = [each.submission.job_id for each in self._followed.values()]
+        states = self._site.backend.poll([id_ for id_ in ids if id_ is not None])
         for identity, followed in list(self._followed.items()):
-            unknown = JobState(Phase.UNKNOWN)
-            state = states.get(followed.submission.job_id or "", unknown)
+            state = state_of(followed.submission, states)
             followed.state = state
             self._tell_life(followed, state)
             if followed.is_doubtful(state):
@@ -139,20 +141,13 @@ class _Follower:
                 self._cancel([followed], sentence, hung=True)
         self._say_why_jobs_wait()
 
-    def _ask(self) -> dict[str, JobState] | None:
-        """One query for all jobs; None while the scheduler does not answer."""
-        ids = [each.submission.job_id for each in self._followed.values()]
-        try:
-            states = dict(self._site.backend.poll([id_ for id_ in ids if id_ is not None]))
-        except ClusterError as error:
-            if self._silent_since is None:
-                self._silent_since = time.monotonic()
-                self._tell(Notice(time.time(), f"{error}; asking again"))
-            elif time.monotonic() - self._silent_since > OUTAGE_S:
-                raise
-            return None
-        self._silent_since = None
-        return states
+    def _bear(self, error: ClusterError) -> None:
+        """Go on while the scheduler does not answer, for an hour. Raises the error then."""
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+            self._tell(Notice(time.time(), f"{error}; asking again"))
+        elif time.monotonic() - self._silent_since > OUTAGE_S:
+            raise error
 
     def _tell_life(self, followed: Followed, state: JobState) -> None:
         """Starts, steps and restarts of a job."""
@@ -238,21 +233,28 @@ class _Follower:
         told = f"{len(ours)} jobs of Slurm's queue are cancelled"
         try:
             self._cancel(ours, f"cancelled by converge ({why or 'its own end'})")
-        except ConvergeError as error:
+        except ClusterError as error:
             told = f"{len(ours)} jobs may still be in Slurm's queue, see `converge cancel`: {error}"
+        except StoreError as error:
+            told += f", which their folders do not say: {error}"
         self._tell(Notice(time.time(), told))
 
     def _cancel(self, jobs: Iterable[Followed], why: str, *, hung: bool = False) -> None:
-        ids: list[str] = []
-        for each in jobs:
-            job_id = each.submission.job_id
-            if each.submission.cancelled or job_id is None:
-                continue
-            each.submission = replace(each.submission, cancelled=why, hung=hung)
-            write_submission(each.folder, each.submission)
-            ids.append(job_id)
-        if ids:
-            self._site.backend.cancel(ids)
+        """End jobs, and say why in their folders; they are ended, too, where that fails."""
+        to_end = [each for each in jobs if not each.told_to_end]
+        unwritten: list[StoreError] = []
+        for each in to_end:
+            if not each.submission.cancelled:
+                each.submission = replace(each.submission, cancelled=why, hung=hung)
+            try:
+                write_submission(each.folder, each.submission)
+            except StoreError as error:
+                unwritten.append(error)
+        self._site.backend.cancel([id_ for each in to_end if (id_ := each.submission.job_id)])
+        for each in to_end:
+            each.told_to_end = True
+        if unwritten:
+            raise unwritten[0]
 
     def _pause(self, stop: Interruption) -> None:
         until = time.monotonic() + self._site.cluster.poll_s

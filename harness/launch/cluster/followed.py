@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.launch.cluster.backend import JobState, Phase
-from harness.launch.cluster.batch import ENDED_FILE
+from harness.launch.cluster.lives import ENDED_FILE
+from harness.launch.cluster.standing import UNKNOWN_LOOKS
 from harness.launch.cluster.submission import Submission
 from harness.launch.progress import MetricsTail, StepLine, remaining_s
 from harness.model import Experiment, Job
 from harness.trainers import comes_in_passes
-
-_UNKNOWN_ROUNDS = 3
 
 
 @dataclass(slots=True)
@@ -26,6 +25,8 @@ class Followed:
     tail: MetricsTail
     state: JobState | None = None
     """What the scheduler said last."""
+    told_to_end: bool = False
+    """Whether this harness has cancelled it."""
     runs: bool = False
     """Whether its newest life has been told as started."""
     lives: int = 0
@@ -68,7 +69,7 @@ class Followed:
         """
         told = state.phase is not Phase.UNKNOWN or (self.folder / ENDED_FILE).is_file()
         self._unknown = 0 if told else self._unknown + 1
-        return 0 < self._unknown < _UNKNOWN_ROUNDS
+        return 0 < self._unknown < UNKNOWN_LOOKS
 
     def new_life(self, state: JobState) -> None:
         """The scheduler runs it, for the first time or again."""

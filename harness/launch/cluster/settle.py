@@ -14,7 +14,9 @@ from typing import Any
 
 from harness.errors import StoreError
 from harness.launch.cluster.backend import JobState, Phase
-from harness.launch.cluster.batch import ENDED_FILE, JOB_SCRIPT, SLURM_LOG
+from harness.launch.cluster.batch import JOB_SCRIPT, SLURM_LOG
+from harness.launch.cluster.lives import ENDED_FILE
+from harness.launch.cluster.refusals import with_keys
 from harness.launch.cluster.submission import Submission
 from harness.launch.failure import log_tail, rank_error, rank_log
 from harness.launch.progress import last_line
@@ -24,7 +26,7 @@ from harness.store import read_json
 from harness.trainers import Call, comes_in_passes, is_complete
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
-_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED"})
+_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
 """Ends of which the ranks know nothing, or only what followed."""
 _CANCELLED = "CANCELLED"
 _TERMINATED = 143
@@ -68,6 +70,7 @@ def settle(known: Known) -> RunRecord | None:
         wall_s=state.ran_s or 0.0,
         argv=known.argv,
         error=error,
+        requeues=_requeues(known),
     )
 
 
@@ -95,8 +98,10 @@ def facts(known: Known) -> dict[str, Any]:
 
 def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
     """The record of a job that is not started because what it needs did not finish."""
-    how = "was skipped" if needed.status is RunStatus.SKIPPED else str(needed.status)
-    message = f"not started: {needed.name}, whose weights it needs, {how}"
+    by_others = (RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
+    how = f"was {needed.status}" if needed.status in by_others else str(needed.status)
+    why = f": {needed.error.words}" if needed.error else ""
+    message = f"not started: {needed.name}, whose weights it needs, {how}{why}"
     return RunRecord(
         name=job.name,
         identity=job.identity,
@@ -133,7 +138,8 @@ def _never(known: Known) -> tuple[RunStatus, RankError]:
         )
     return RunStatus.REFUSED, RankError(
         None,
-        f"Slurm will never start it: {reason or known.state.word}; see {known.folder / JOB_SCRIPT}",
+        f"Slurm will never start it: {with_keys(reason or known.state.word, known.cluster)}; "
+        f"see {known.folder / JOB_SCRIPT}",
     )
 
 
@@ -225,13 +231,26 @@ def _returncode(known: Known) -> int | None:
     state = known.state
     if state.exit_code is not None:
         return state.exit_code
-    try:
-        ended = read_json(known.folder / ENDED_FILE)
-        returncode, restart = int(ended["returncode"]), int(ended["restart"])
-    except (StoreError, KeyError, TypeError, ValueError):
+    if (ended := _last_word(known)) is None:
         return None
+    returncode, restart = ended
     # The word of an earlier life says nothing of the last.
     return returncode if state.phase is Phase.UNKNOWN or restart >= state.restarts else None
+
+
+def _requeues(known: Known) -> int:
+    """How often it has been requeued: accounting does not say it, its script does."""
+    ended = _last_word(known)
+    return max(known.state.restarts, ended[1] if ended else 0)
+
+
+def _last_word(known: Known) -> tuple[int, int] | None:
+    """What the script ended with, and the restart that it was in; None when it left nothing."""
+    try:
+        ended = read_json(known.folder / ENDED_FILE)
+        return int(ended["returncode"]), int(ended["restart"])
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _error(record: RunRecord) -> RankError:

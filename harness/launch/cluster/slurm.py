@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from harness.errors import ClusterError
@@ -22,6 +23,9 @@ from harness.launch.cluster.slurm_words import (
 _TIMEOUT_S = 120.0
 """Longest that a command of Slurm's may take; sbatch by itself tries again for about a minute."""
 
+_SLOW_S = 5.0
+"""After so long a person wonders."""
+
 _SQUEUE = ("squeue", "--me", "--all", "--noheader")
 """``--all``: in hidden partitions, too."""
 
@@ -34,6 +38,8 @@ _FOR_NOW = re.compile(
     r"MaxSubmitJob|MaxJobCount|temporarily unable|violates accounting/QOS policy", re.IGNORECASE
 )
 """Of sbatch's refusals, those that pass when other jobs have ended …"""
+_POLICY = re.compile(r"violates accounting/QOS policy", re.IGNORECASE)
+_SUBMIT_LIMIT = re.compile(r"MaxSubmitJob|MaxJobCount", re.IGNORECASE)
 _FOR_EVER = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)|Min\w+)")
 """… unless one of these limits is named with them."""
 _UNREACHABLE = re.compile(
@@ -50,8 +56,19 @@ _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|slurmdbd|SlurmDBD",
 class Slurm:
     """Jobs of this user on the cluster that Slurm's commands speak to."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        """``environment``: what commands and, by sbatch, jobs inherit; None: this process's."""
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """What it asks Slurm with.
+
+        Args:
+            environment: what commands and, by sbatch, jobs inherit; None: this process's.
+            say: called, once, when Slurm lets us wait: its commands try again for a minute.
+        """
+        self._say = say
         self._environment = _environment(os.environ if environment is None else environment)
         self._accounting = True
         """Until sacct has said that there is none."""
@@ -67,7 +84,9 @@ class Slurm:
         try:
             done = self._call(command, cwd=request.script.parent)
             complaint = done.stderr
-            lost = done.returncode != 0 and bool(_PERHAPS_TAKEN.search(complaint))
+            lost = done.returncode < 0 or (
+                done.returncode != 0 and bool(_PERHAPS_TAKEN.search(complaint))
+            )
         except subprocess.TimeoutExpired:
             complaint, lost = f"sbatch gave no answer within {_TIMEOUT_S:g} s", True
         if lost:
@@ -77,23 +96,31 @@ class Slurm:
         if done.returncode != 0:
             self._raise_unreachable("sbatch", complaint)
             passes = bool(_FOR_NOW.search(complaint)) and not _FOR_EVER.search(complaint)
+            if passes and _POLICY.search(complaint) and not _SUBMIT_LIMIT.search(complaint):
+                # Only jobs of ours that are still there can be what is too much.
+                passes = bool(self._ask(*_SQUEUE, f"--Format=JobID:{JOB_WIDTH}").split())
             raise Refused(_last_words(complaint), for_now=passes)
         # "1234", or "1234;cluster" where there are several; wrappers may print lines before it.
         lines = done.stdout.split()
         job_id = lines[-1].partition(";")[0] if lines else ""
-        if not job_id.isdecimal():
+        there = job_id if job_id.isdecimal() else self._named(request.name)
+        if there is None:
             raise ClusterError(f"sbatch was to print the id of {request.name}: {done.stdout!r}")
-        return job_id
+        return there
 
     def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
         """What Slurm says of these jobs: one squeue, and one sacct for those it has forgotten.
 
-        Raises ClusterError when squeue has no answer.
+        Raises ClusterError when squeue has no answer, or one that is none.
         """
         if not ids:
             return {}
         output = self._ask(*_SQUEUE, "--states=all", SQUEUE_FORMAT)
         queue = read_squeue(output)
+        # With SLURM_CLUSTERS a line names the cluster first.
+        printed = [x for x in output.splitlines() if x.strip() and not x.startswith("CLUSTER:")]
+        if printed and not queue:
+            raise ClusterError(f"squeue was to print jobs: {_last_words(output)!r}")
         found = {job_id: queue[job_id] for job_id in ids if job_id in queue}
         forgotten = [job_id for job_id in ids if job_id not in found]
         if forgotten:
@@ -151,12 +178,17 @@ class Slurm:
     def _call(
         self, command: Sequence[str], cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
+        self._require_configuration()
+        slow = threading.Timer(_SLOW_S, self._say_slow, (command[0],))
+        slow.daemon = True
+        slow.start()
         try:
             return subprocess.run(
                 command,
                 env=self._environment,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the harness: sbatch has to say what it did
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
@@ -170,6 +202,22 @@ class Slurm:
             ) from error
         except OSError as error:
             raise ClusterError(f"cannot run {command[0]}: {error}") from error
+        finally:
+            slow.cancel()
+
+    def _require_configuration(self) -> None:
+        """Raise ClusterError for what Slurm's commands would look for again for a minute."""
+        named = self._environment.get("SLURM_CONF")
+        if named and not Path(named).exists():
+            raise ClusterError(
+                f"SLURM_CONF is {named}, and there is no such file: set it to the cluster's "
+                "slurm.conf or unset it, then give the same command again"
+            )
+
+    def _say_slow(self, program: str) -> None:
+        if self._say is not None:
+            self._say(f"waiting for Slurm to answer {program}, for {_TIMEOUT_S:g} s at most")
+            self._say = None
 
     def _raise_unreachable(self, program: str, complaint: str) -> None:
         if _UNREACHABLE.search(complaint):

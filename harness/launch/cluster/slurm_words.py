@@ -15,10 +15,11 @@ _COLUMNS = (
     ("TimeUsed", 24),
     ("Reason", 256),
     ("NodeList", 1024),
+    ("Name", 256),  # last: letters of others' jobs may be wider than a byte
 )
 SQUEUE_FORMAT = "--Format=" + ",".join(f"{name}:{width}" for name, width in _COLUMNS)
 """Columns of a fixed width, as every Slurm since 2016 has them; a reason may have any character."""
-SACCT_FORMAT = "--format=JobIDRaw,State,ExitCode,ElapsedRaw,NodeList"
+SACCT_FORMAT = "--format=JobIDRaw,State,ExitCode,ElapsedRaw,NodeList,JobName"
 
 _PENDING = frozenset(
     {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -49,7 +50,7 @@ def read_squeue(output: str) -> dict[str, JobState]:
     """By job id, what squeue printed in ``SQUEUE_FORMAT``; lines of something else are skipped."""
     states = {}
     for line in output.splitlines():
-        job_id, word, restarts, code, used, reason, nodes = _cut(line)
+        job_id, word, restarts, code, used, reason, nodes, name = _cut(line)
         if job_id.isdecimal():
             states[job_id] = _state(
                 word,
@@ -58,6 +59,7 @@ def read_squeue(output: str) -> dict[str, JobState]:
                 exit_code=_exit_code(code),
                 ran_s=_seconds(used),
                 nodes=nodes,
+                name=name,
             )
     return states
 
@@ -66,13 +68,14 @@ def read_sacct(output: str) -> dict[str, JobState]:
     """By job id, what sacct printed in ``SACCT_FORMAT``; of a requeued job its last life."""
     states = {}
     for line in output.splitlines():
-        job_id, word, code, elapsed, nodes = (line.split("|") + [""] * 5)[:5]
+        job_id, word, code, elapsed, nodes, name = (line.split("|", 5) + [""] * 6)[:6]
         if job_id.isdecimal():
             states[job_id] = _state(
                 word,
                 exit_code=_exit_code(code),
                 ran_s=float(elapsed) if elapsed.isdecimal() else None,
                 nodes="" if nodes == "None assigned" else nodes,
+                name=name,
             )
     return states
 
@@ -93,6 +96,7 @@ def _state(
     exit_code: int | None = None,
     ran_s: float | None = None,
     nodes: str = "",
+    name: str = "",
 ) -> JobState:
     word, _, detail = word.partition(" ")  # "CANCELLED by 1000"
     word = word.rstrip("+")
@@ -107,6 +111,7 @@ def _state(
         exit_code=exit_code if phase is Phase.ENDED and not signalled else None,
         ran_s=ran_s,
         nodes=nodes,
+        name=name,
     )
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness.errors import ClusterError
 from harness.launch.cluster.backend import Backend, JobState, Phase
-from harness.launch.cluster.batch import ENDED_FILE
+from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.settle import Known, facts, settle
 from harness.launch.cluster.submission import Submission, read_submission
 from harness.launch.options import RunOptions
 from harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
 from harness.store import Store, folder_key, read_record
 from harness.trainers import is_complete
+
+UNKNOWN_LOOKS = 3
+"""So often in a row nobody may know of a job before it is believed to be lost."""
+_AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +85,64 @@ def look(site: Site, jobs: Iterable[Job]) -> dict[str, Standing]:
 
 
 def ask(backend: Backend, standings: Mapping[str, Standing]) -> dict[str, Standing]:
-    """The same jobs with what the scheduler says of them now."""
+    """The same jobs with what the scheduler says of them now.
+
+    Raises ClusterError when it cannot be reached, and when it would have to tell of another user's
+    jobs and does not: they may well run.
+    """
     ids = [id_ for each in standings.values() if (id_ := _job_id(each)) is not None]
     states = backend.poll(ids) if ids else {}
-    return {
+    asked = {
         identity: replace(each, state=_state(each, states)) for identity, each in standings.items()
     }
+    hidden = [each for each in asked.values() if _is_hidden(each)]
+    if hidden and hidden[0].submission is not None:
+        raise ClusterError(
+            f"{names_of([each.job for each in hidden])}: submitted by user number "
+            f"{hidden[0].submission.uid}, whose jobs the scheduler does not show to you; let that "
+            "user give the command, or use another --store"
+        )
+    return asked
+
+
+def look_again(
+    site: Site, standings: Mapping[str, Standing], stop: Callable[[], None] = lambda: None
+) -> dict[str, Standing]:
+    """The same jobs, after more looks at those that nobody knows: one empty answer may be wrong.
+
+    Where the script has left its end, that is enough. ``stop`` is called between looks.
+
+    Raises ClusterError as ``ask`` does, and whatever ``stop`` raises.
+    """
+    looked = dict(standings)
+    for _ in range(UNKNOWN_LOOKS - 1):
+        lost = {identity: each for identity, each in looked.items() if _is_lost(each)}
+        if not lost:
+            break
+        stop()
+        time.sleep(min(site.cluster.poll_s, _AGAIN_S))
+        looked |= ask(site.backend, lost)
+    return looked
+
+
+def _is_lost(standing: Standing) -> bool:
+    unknown = standing.state is not None and standing.state.phase is Phase.UNKNOWN
+    return unknown and not (standing.folder / ENDED_FILE).is_file()
+
+
+def state_of(submission: Submission, states: Mapping[str, JobState]) -> JobState:
+    """What a poll told of a submitted job; unknown, too, when its id is another job's by now."""
+    state = states.get(submission.job_id or "", JobState(Phase.UNKNOWN))
+    is_another = state.name not in ("", submission.name)
+    return JobState(Phase.UNKNOWN) if is_another else state
+
+
+def _is_hidden(standing: Standing) -> bool:
+    submission, state = standing.submission, standing.state
+    if submission is None or submission.uid in (None, os.getuid()):
+        return False
+    unknown = state is None or state.phase is Phase.UNKNOWN
+    return unknown and not (standing.folder / ENDED_FILE).is_file()
 
 
 def known_of(site: Site, standing: Standing, needed: RunRecord | None) -> Known | None:
@@ -103,14 +162,13 @@ def known_of(site: Site, standing: Standing, needed: RunRecord | None) -> Known 
 def conclude(site: Site, known: Known) -> RunRecord | None:
     """Write the record of a job that is over; None when it is not, or not for us to say now.
 
-    A job that will never start is taken out of the queue. Two harnesses may follow the same job:
-    the first one's record holds.
+    A job that will never start is taken out of the queue first: with a record nobody would look
+    for it there. Two harnesses may follow the same job: the first one's record holds.
 
     Raises StoreError when the record cannot be written, and ClusterError when the job that never
     starts cannot be cancelled.
     """
-    record = settle(known)
-    if record is None:
+    if settle(known) is None:
         return None
     lock = site.store.lock(known.job.identity)
     if not lock.acquire():
@@ -119,14 +177,19 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
         if (known.folder / "record.json").is_file():
             return replace(read_record(known.folder), name=known.job.name)
         current = read_submission(known.folder)
-        if current is None or current.job_id != known.submission.job_id:
-            return None  # submitted anew by another harness
-        site.store.finish_run(record, facts(known))
+        if current is not None:  # None: somebody has deleted the run folder
+            if current.job_id != known.submission.job_id:
+                return None  # submitted anew by another harness
+            if current.cancelled:  # by another harness, perhaps
+                known = replace(known, submission=current)
+        if known.state.never and known.submission.job_id is not None:
+            site.backend.cancel([known.submission.job_id])
+        record = settle(known)
+        if record is not None:
+            site.store.finish_run(record, facts(known))
+        return record
     finally:
         lock.release()
-    if known.state.never and known.submission.job_id is not None:
-        site.backend.cancel([known.submission.job_id])
-    return record
 
 
 def settle_all(
@@ -169,7 +232,10 @@ def _on_disk(store: Store, job: Job, folders: Mapping[str, Path]) -> Standing:
         record = read_record(folder)
         if record.identity == job.identity:
             return Standing(job, folder, record=replace(record, name=job.name))
-    return Standing(job, folder, submission=read_submission(folder))
+    submission = read_submission(folder)
+    if submission is not None and submission.identity != job.identity:
+        submission = None  # as with records: a folder that was copied tells of another job
+    return Standing(job, folder, submission=submission)
 
 
 def _job_id(standing: Standing) -> str | None:
@@ -183,4 +249,4 @@ def _state(standing: Standing, states: Mapping[str, JobState]) -> JobState | Non
         # The harness died before it knew the id. Where the script has ended, that is enough.
         ended = (standing.folder / ENDED_FILE).is_file()
         return JobState(Phase.UNKNOWN) if ended else None
-    return states.get(standing.submission.job_id, JobState(Phase.UNKNOWN))
+    return state_of(standing.submission, states)

@@ -30,6 +30,8 @@ class Submission:
     """Why a harness cancelled it, as a person reads it; empty: none did."""
     hung: bool = False
     """Whether it was cancelled because no step ended within a timeout."""
+    uid: int | None = None
+    """The user whose job it is, by number: a scheduler may show a user's jobs to nobody else."""
 
 
 def read_submission(folder: Path) -> Submission | None:
@@ -66,4 +68,5 @@ def _submission(value: Mapping[str, Any]) -> Submission:
         after_any=tuple(value["after_any"]),
         cancelled=value.get("cancelled", ""),
         hung=bool(value.get("hung", False)),
+        uid=value.get("uid"),
     )

@@ -9,17 +9,20 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.errors import ClusterError
-from harness.launch.check import check_jobs, unchecked
+from harness.errors import ClusterError, StoreError
+from harness.launch.check import check_jobs, count_of, unchecked
 from harness.launch.cluster.backend import JobState, Phase, Refused, Request
 from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
 from harness.launch.cluster.lanes import lanes_of
+from harness.launch.cluster.lives import ENDED_FILE
+from harness.launch.cluster.refusals import with_keys
 from harness.launch.cluster.settle import Known, facts, skipped
 from harness.launch.cluster.standing import (
     Site,
     Standing,
     ask,
     look,
+    look_again,
     names_of,
     settle_all,
 )
@@ -80,7 +83,7 @@ def open_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) ->
     """
     site.store.require_writable()
     standings = _await_dying(look(site, plan.jobs), site, observer, stop)
-    standings, settled = settle_all(site, standings)
+    standings, settled = settle_all(site, look_again(site, standings, stop.check))
     for record in settled:
         if record.status is not RunStatus.FINISHED:
             observer(Ended(time.time(), standings[record.identity].job, record))
@@ -116,6 +119,7 @@ class Submitter:
         queued = [each.submission for each in opening.queued.values() if each.submission]
         self._ids = {each.identity: each.job_id for each in queued if each.job_id is not None}
         self._elsewhere: set[str] = set()
+        self._settled: dict[str, RunRecord] = {}
         self.lanes = lanes_of(site.cluster.max_jobs, queued)
         self.busy = ""
         """Why the scheduler takes no job for now; empty: it does."""
@@ -135,6 +139,9 @@ class Submitter:
 
         Raises StoreError and ClusterError.
         """
+        self.busy = ""
+        if needed is None and job.needs in self._ids:
+            needed = self._over_meanwhile(job.needs)
         if needed is not None and needed.status is not RunStatus.FINISHED:
             return skipped(job, self._folders[job.identity], needed)
         if job.needs is not None and needed is None and job.needs not in self._ids:
@@ -150,12 +157,25 @@ class Submitter:
         finally:
             lock.release()
 
+    def _over_meanwhile(self, identity: str) -> RunRecord | None:
+        """The record of a job that has ended since it was seen in the queue; else None.
+
+        A scheduler soon forgets it, and then starts no job that waits for it to end well.
+        """
+        if identity not in self._settled and (self._folders[identity] / ENDED_FILE).is_file():
+            standing = look(self._site, [self._before[identity].job])
+            after, _ = settle_all(self._site, standing)
+            if (record := after[identity].record) is not None:
+                self._settled[identity] = record
+        return self._settled.get(identity)
+
     def _of_another(self, job: Job) -> Submission | RunRecord | None:
         """What another harness made of the job since this one looked."""
         folder, before = self._folders[job.identity], self._before[job.identity]
         if (folder / "record.json").is_file():
             record = read_record(folder)
-            new = before.record is None and record.status is RunStatus.FINISHED
+            old = before.record and replace(before.record, name=record.name, reused=False)
+            new = record.status is RunStatus.FINISHED and record != old
             return replace(record, name=job.name, reused=True) if new else None
         submission = read_submission(folder)
         if submission is None or submission.job_id is None or submission == before.submission:
@@ -167,6 +187,8 @@ class Submitter:
         folder = self._folders[job.identity]
         before = self._before[job.identity]
         perhaps_there = before.submission is not None and before.submission.job_id is None
+        if perhaps_there and (folder / ENDED_FILE).is_file():
+            return before.submission  # it was there, and is over
         # The folder of a job that may be running must not be cleaned; it was prepared for the same
         # identity, and so with the same content.
         self._prepare(job, folder, needed, clean=not perhaps_there)
@@ -184,20 +206,24 @@ class Submitter:
             submitted=datetime.now(UTC).isoformat(timespec="milliseconds"),
             after_ok=request.after_ok,
             after_any=request.after_any,
+            uid=os.getuid(),
         )
         write_submission(folder, submission)
+        # It stays so: an answer that was lost may have been a yes.
+        self._before[job.identity] = replace(before, record=None, submission=submission)
         try:
             job_id = self._site.backend.submit(request)
         except Refused as answer:
             if answer.for_now:
-                # The submission stays: an answer that was lost may have been a yes.
-                self._before[job.identity] = replace(before, record=None, submission=submission)
                 self.busy = str(answer)
                 return None
             return self._refused(job, folder, submission, str(answer))
-        self.busy = ""
         submission = replace(submission, job_id=job_id)
-        write_submission(folder, submission)
+        try:
+            write_submission(folder, submission)
+        except StoreError:
+            self._site.backend.cancel([job_id])  # nobody would follow it
+            raise
         self.ours.add(job.identity)
         self._note(job, job_id)
         self._tell(Queued(time.time(), job, job_id))
@@ -234,7 +260,7 @@ class Submitter:
             status=RunStatus.REFUSED,
             wall_s=0.0,
             argv=known.argv,
-            error=RankError(None, words),
+            error=RankError(None, with_keys(words, self._site.cluster)),
         )
         self._site.store.finish_run(record, facts(known))
         return record
@@ -288,7 +314,7 @@ def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interrupti
     to_check = unchecked(jobs, site.store) if site.options.check else ()
     if not to_check:
         return
-    observer(Preparing(time.time(), f"checking {len(to_check)} configs"))
+    observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
     inherited, device = dict(os.environ), site.options.device
     servers = WarmServers(environment(inherited, Resources(device=device)), device)
     try:

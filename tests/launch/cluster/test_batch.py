@@ -239,18 +239,23 @@ def test_segments_come_one_after_another_on_the_first_nodes(tmp_path):
     assert argv.count("--relative=0") == 1
 
 
-LEFT = ("metrics.jsonl.part", "in_force.json", "tensors", "checkpoint", "passes", "ended.json")
+LEFT = (
+    *("metrics.jsonl.part", "in_force.json", "tensors", "checkpoint", "passes", "ended.json"),
+    *("faults", "torn", "logs"),
+)
 
 
 @pytest.mark.parametrize(
     ("name", "restart", "kept"),
     [
-        ("one_node", 0, set(LEFT)),
-        ("one_node", 1, {"passes", "ended.json"}),
+        ("one_node", 0, {"ended.json"}),  # its own, by now
+        ("one_node", 1, {"passes", "ended.json", "faults", "torn", "logs"}),
+        ("four_nodes", 0, {"ended.json"}),
         ("four_nodes", 1, set(LEFT)),
+        ("fault", 0, {"ended.json"}),
     ],
 )
-def test_evidence_of_an_earlier_life_goes_unless_the_job_comes_in_passes(
+def test_evidence_of_an_earlier_job_goes_and_that_of_a_life_unless_it_comes_in_passes(
     tmp_path, name, restart, kept
 ):
     for left in LEFT:

@@ -20,6 +20,7 @@ from harness.launch.cluster.follow import follow_plan
 from harness.launch.cluster.slurm import Slurm
 from harness.launch.cluster.submission import read_submission
 from harness.model import Role, RunStatus
+from harness.store import read_record
 
 pytestmark = pytest.mark.timeout(300)
 SEED = {"role": Role.SEED, "ranks": 1, "steps": 1}
@@ -142,7 +143,9 @@ def test_what_needs_a_failed_seed_is_skipped(light, site, slurm):
         RunStatus.SKIPPED,
         RunStatus.SKIPPED,
     ]
-    assert records["other"].error.message == ("not started: seed, whose weights it needs, crashed")
+    assert records["other"].error.message == (
+        "not started: seed, whose weights it needs, crashed: " + records["seed"].error.words
+    )
     assert kinds(events, other) == ["Queued", "Ended"]
     assert not queue(slurm)
 
@@ -184,6 +187,9 @@ def test_a_node_that_fails_gives_its_job_back_to_the_queue(light, site, slurm):
     (again,) = [event for event in events if isinstance(event, launch.GoingOn)]
     assert again.reason == "requeued by Slurm, restart 1"
     assert facts(record)["cluster"]["restarts"] == 1
+    assert read_record(record.folder).requeues == 1
+    (row,) = status(plan_of(job), site())
+    assert (row.state, row.requeues) == ("finished", 1)
 
 
 def test_a_job_that_loses_its_node_and_may_not_be_requeued(light, site, slurm):

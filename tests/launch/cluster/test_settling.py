@@ -145,7 +145,7 @@ def test_a_script_that_dies_before_its_ranks_tells_why(tmp_path):
         "bash: module: unknown cuda/99\nsrun: error: node1: task 0: Exited with exit code 1\n"
     )
     record = settle(known(tmp_path, ended("FAILED", exit_code=1)))
-    assert record.error.message == "bash: module: unknown cuda/99"
+    assert (record.error.rank, record.error.message) == (None, "bash: module: unknown cuda/99")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_what_converge_has_cancelled_says_so(tmp_path):
 
 def test_a_submission_is_read_as_it_was_written(tmp_path):
     assert read_submission(tmp_path) is None
-    submission = replace(SUBMITTED, after_ok=("1",), after_any=("2", "3"), hung=True)
+    submission = replace(SUBMITTED, after_ok=("1",), after_any=("2", "3"), hung=True, uid=1000)
     write_submission(tmp_path, submission)
     assert read_submission(tmp_path) == submission
 

@@ -9,6 +9,7 @@ from launch_jobs import tiny_job
 from slurm_daemons import slurm_daemons
 
 from harness.errors import ClusterError
+from harness.launch.cluster import slurm as slurm_backend
 from harness.launch.cluster.backend import Phase, Refused, Request
 from harness.launch.cluster.batch import batch_script
 from harness.launch.cluster.slurm import Slurm
@@ -75,7 +76,7 @@ def test_job_ends_as_its_script_did(over_time, backend, tmp_path, command, word,
     job_id = backend.submit(request(tmp_path, command))
     state = follow(backend, [job_id], ended)[job_id]
     assert (state.word, state.exit_code, state.restarts) == (word, exit_code, 0)
-    assert state.nodes in ("node1", "node2")
+    assert (state.nodes, state.name) in (("node1", "job"), ("node2", "job"))
     assert state.ran_s is not None
 
 
@@ -253,13 +254,26 @@ def test_missing_slurm_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
         Slurm().submit(request(tmp_path))
 
 
+def test_a_slurm_that_lets_wait_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm_backend, "_SLOW_S", 0.0)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "squeue").write_text(  # it answers once the waiting has been told
+        f"#!/bin/sh\nuntil [ -e {tmp_path}/told ]; do sleep 0.05; done\n"
+    )
+    (tmp_path / "squeue").chmod(0o755)
+    Slurm(say=(tmp_path / "told").write_text).poll(["1"])
+    assert (
+        tmp_path / "told"
+    ).read_text() == "waiting for Slurm to answer squeue, for 120 s at most"
+
+
 @pytest.fixture
 def answering(tmp_path, monkeypatch):
     """Has sbatch give an answer that daemons without accounting cannot be brought to give."""
 
-    def answer(complaint, queue=""):
+    def answer(complaint, queue="", code=1):
         for program, text in (
-            ("sbatch", f"#!/bin/sh\necho '{complaint}' >&2; exit 1\n"),
+            ("sbatch", f"#!/bin/sh\necho '{complaint}' >&2; exit {code}\n"),
             ("squeue", f"#!/bin/sh\necho '{queue}'\n"),
         ):
             (tmp_path / program).write_text(text)
@@ -287,6 +301,16 @@ def test_refusal_says_whether_the_job_may_come_later(answering, tmp_path, compla
     assert str(error.value) == complaint.removeprefix("sbatch: error: ")
 
 
+@pytest.mark.parametrize(("queue", "for_now"), [("77", True), ("", False)])
+def test_a_policy_without_a_name_refuses_for_good_once_no_job_of_ours_is_there(
+    answering, tmp_path, queue, for_now
+):
+    complaint = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+    with pytest.raises(Refused) as error:
+        answering(complaint, queue=queue).submit(request(tmp_path))
+    assert error.value.for_now is for_now
+
+
 LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"
 
 
@@ -295,6 +319,31 @@ def test_job_whose_answer_was_lost_is_looked_for(answering, tmp_path):
     with pytest.raises(Refused) as error:
         answering(LOST).submit(request(tmp_path))
     assert error.value.for_now
+
+
+def test_job_whose_id_was_not_printed_is_looked_for(answering, tmp_path):
+    assert answering("", queue="77", code=0).submit(request(tmp_path)) == "77"
+    with pytest.raises(ClusterError, match="the id of job"):
+        answering("", code=0).submit(request(tmp_path))
+
+
+def test_job_whose_sbatch_was_killed_is_looked_for(answering, tmp_path):
+    backend = answering("", queue="77")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nkill -KILL $$\n")
+    assert backend.submit(request(tmp_path)) == "77"
+
+
+def test_interrupt_of_the_terminal_does_not_reach_slurms_commands(answering, tmp_path):
+    backend = answering("")
+    (tmp_path / "sbatch").write_text("#!/bin/sh\nps -o pgid= -p $$\n")
+    assert backend.submit(request(tmp_path)) != str(os.getpgid(0))
+
+
+def test_jobs_are_not_unknown_because_squeue_prints_something_else(answering):
+    with pytest.raises(ClusterError, match="squeue was to print jobs: 'welcome to login1'"):
+        answering("", queue="welcome to login1").poll(["1"])
+    for empty in ("", "CLUSTER: main"):
+        assert answering("", queue=empty).poll(["1"])["1"].phase is Phase.UNKNOWN
 
 
 # -------------------------------------------------------------- Slurm's words
@@ -322,7 +371,7 @@ def test_accounting_tells_of_jobs_that_squeue_has_forgotten():
     states = read_sacct(
         "12|OUT_OF_MEMORY|0:125|61|node1\n"
         "13|CANCELLED by 1000|0:0|0|None assigned\n"
-        "14|FAILED|3:0|7|node[1-2]\n"
+        "14|FAILED|3:0|7|node[1-2]|cv-a|b\n"
         "15_3|COMPLETED|0:0|7|node1\n"
     )
     assert set(states) == {"12", "13", "14"}
@@ -330,6 +379,7 @@ def test_accounting_tells_of_jobs_that_squeue_has_forgotten():
     assert (states["13"].word, states["13"].reason) == ("CANCELLED", "by 1000")
     assert (states["13"].exit_code, states["13"].nodes) == (None, "")
     assert (states["14"].exit_code, states["14"].ran_s) == (3, 7.0)
+    assert (states["14"].name, states["12"].name) == ("cv-a|b", "")
 
 
 # ------------------------------------------- last, for it began with the first

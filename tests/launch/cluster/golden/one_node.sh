@@ -33,6 +33,11 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 
+# A job that begins takes nothing that lies here for its own.
+if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
+    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
+fi
+
 # A job that Slurm has requeued starts over.
 if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ]; then
     echo "restart $SLURM_RESTART_COUNT on $SLURM_JOB_NODELIST"

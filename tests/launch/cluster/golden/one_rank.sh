@@ -28,6 +28,11 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 
+# A job that begins takes nothing that lies here for its own.
+if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
+    (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
+fi
+
 export CUDA_VISIBLE_DEVICES=''
 export MKL_NUM_THREADS=1
 export OMP_NUM_THREADS=1
