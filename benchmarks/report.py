@@ -2,7 +2,8 @@
 
 Curves are made up (a matrix of 12 test sets, a control and 3 repeats, with four signals each);
 the report is made from them by the same code as any other. A page is ready when its verdict table
-answers and the figures of its overview are drawn, from the start of its navigation.
+answers and the figures on its first screen are drawn, from the start of its navigation; the other
+figures of the overview follow, those of a test set when they are scrolled to.
 """
 
 from __future__ import annotations

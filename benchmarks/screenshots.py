@@ -19,7 +19,7 @@ HEIGHT = 1400
 
 def ready(page: Page, address: str) -> None:
     page.goto(address)
-    page.locator("html[data-ready]").wait_for(state="attached", timeout=120_000)
+    page.locator("html[data-drawn]").wait_for(state="attached", timeout=120_000)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ VIEWS = {
 
 def wait_until_ready(page):
     # Generous: the machine may be busy.
-    page.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    page.locator("html[data-drawn]").wait_for(state="attached", timeout=60_000)
 
 
 def wait_until(page, condition):
