@@ -44,11 +44,16 @@ class MetricsTail:
     _stale: tuple[int, ...] | None = None
     """What tells the file of the last life from that of the next."""
 
-    def start_over(self) -> None:
-        """The ranks live again, and not in another pass: what is there is of their last life."""
+    def start_over(self, *, is_over: bool = False) -> None:
+        """The ranks live again, and not in another pass: what is there is of their last life.
+
+        ``is_over``: they have ended meanwhile, and what is there is of this life.
+        """
         if self.in_passes:
             return
         self._offset, self._stale = 0, None
+        if is_over:
+            return
         try:
             with metrics_files(self.folder)[0].open("rb") as stream:
                 self._stale = _signature(stream)

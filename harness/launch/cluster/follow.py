@@ -15,7 +15,7 @@ from dataclasses import replace
 from harness.errors import ClusterError, ConvergeError, StoreError
 from harness.launch.cluster.backend import JobState, Phase
 from harness.launch.cluster.followed import Followed, follow_from
-from harness.launch.cluster.settle import Known, skipped
+from harness.launch.cluster.settle import Known, last_word, skipped
 from harness.launch.cluster.standing import Site, conclude, state_of
 from harness.launch.cluster.submission import Submission, read_submission, write_submission
 from harness.launch.cluster.submitting import Opening, Submitter, open_plan
@@ -154,16 +154,15 @@ class _Follower:
         if state.phase is Phase.PENDING:
             followed.runs = False
             return
-        if state.phase is Phase.RUNNING and (
-            not followed.runs or state.restarts > followed.restarts
-        ):
-            followed.new_life(state)
+        restarts = _untold_life(followed, state)
+        if restarts is not None:
+            followed.new_life(state, restarts)
             argv = ("sbatch", str(followed.folder / "job.sh"))
             if followed.lives == 1:
-                attempt = state.restarts + 1
+                attempt = restarts + 1
                 self._tell(Started(time.time(), followed.job, (), argv, attempt, state.nodes))
             else:
-                reason = f"requeued by Slurm, restart {state.restarts}"
+                reason = f"requeued by Slurm, restart {restarts}"
                 self._tell(GoingOn(time.time(), followed.job, reason, argv))
         for line in followed.new_steps():
             told = Step(
@@ -279,3 +278,15 @@ class _Follower:
             queued=unfinished - len(running),
             reason=next((reason for reason, _ in reasons.most_common(1)), ""),
         )
+
+
+def _untold_life(followed: Followed, state: JobState) -> int | None:
+    """The restart of a life that was not told yet; None when there is none."""
+    if state.phase is Phase.RUNNING:
+        untold = not followed.runs or state.restarts > followed.restarts
+        return state.restarts if untold else None
+    # One that began and ended between two looks is known by its script's last word only.
+    if (word := last_word(followed.folder)) is None:
+        return None
+    untold = followed.lives == 0 or word[1] > followed.restarts
+    return word[1] if untold else None

@@ -71,11 +71,11 @@ class Followed:
         self._unknown = 0 if told else self._unknown + 1
         return 0 < self._unknown < UNKNOWN_LOOKS
 
-    def new_life(self, state: JobState) -> None:
-        """The scheduler runs it, for the first time or again."""
+    def new_life(self, state: JobState, restarts: int) -> None:
+        """The scheduler runs it, or ran it, for the first time or again."""
         if self.lives:
-            self.tail.start_over()
-        self.runs, self.lives, self.restarts = True, self.lives + 1, state.restarts
+            self.tail.start_over(is_over=state.phase is not Phase.RUNNING)
+        self.runs, self.lives, self.restarts = True, self.lives + 1, restarts
         self._life_since = time.monotonic() - (state.ran_s or 0.0)
         self._stepped = False
 

@@ -120,6 +120,15 @@ def call_logs(folder: Path) -> tuple[Path, ...]:
     return tuple(path for path in found if _number(path) == newest)
 
 
+def last_word(folder: Path) -> tuple[int, int] | None:
+    """What a job's script ended with, and the restart that it was in; None when it left nothing."""
+    try:
+        ended = read_json(folder / ENDED_FILE)
+        return int(ended["returncode"]), int(ended["restart"])
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None
+
+
 def _number(logs: Path) -> int:
     """Of the call that a log folder is of: ``call-02.node-1``."""
     return int(logs.name.removeprefix("call-").partition(".")[0])
@@ -231,7 +240,7 @@ def _returncode(known: Known) -> int | None:
     state = known.state
     if state.exit_code is not None:
         return state.exit_code
-    if (ended := _last_word(known)) is None:
+    if (ended := last_word(known.folder)) is None:
         return None
     returncode, restart = ended
     # The word of an earlier life says nothing of the last.
@@ -240,17 +249,8 @@ def _returncode(known: Known) -> int | None:
 
 def _requeues(known: Known) -> int:
     """How often it has been requeued: accounting does not say it, its script does."""
-    ended = _last_word(known)
+    ended = last_word(known.folder)
     return max(known.state.restarts, ended[1] if ended else 0)
-
-
-def _last_word(known: Known) -> tuple[int, int] | None:
-    """What the script ended with, and the restart that it was in; None when it left nothing."""
-    try:
-        ended = read_json(known.folder / ENDED_FILE)
-        return int(ended["returncode"]), int(ended["restart"])
-    except (StoreError, KeyError, TypeError, ValueError):
-        return None
 
 
 def _error(record: RunRecord) -> RankError:

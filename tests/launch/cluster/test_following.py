@@ -192,6 +192,24 @@ def test_a_node_that_fails_gives_its_job_back_to_the_queue(light, site, slurm):
     assert (row.state, row.requeues) == ("finished", 1)
 
 
+def test_a_life_that_ended_between_two_looks_is_told_whole(light, site, slurm):
+    def lose_the_node(event):
+        events.append(event)
+        if isinstance(event, launch.Step) and event.step == 2 and not lost:
+            lost.append(next(each.nodes for each in events if isinstance(each, launch.Started)))
+            slurm.down(lost[0])
+            while queue(slurm):  # the follower stands still meanwhile
+                time.sleep(0.1)
+
+    events, lost = [], []
+    job = light("unseen", steps=3, mode="hang once", at=3)
+    (record,) = follow_plan(plan_of(job), site(), lose_the_node)
+    assert record.status is RunStatus.FINISHED
+    assert kinds(events, job) == [
+        *("Queued", "Started", "Step", "Step", "GoingOn", "Step", "Step", "Step", "Ended")
+    ]
+
+
 def test_a_job_that_loses_its_node_and_may_not_be_requeued(light, site, slurm):
     def lose_the_node(event):
         if isinstance(event, launch.Step) and not lost:
