@@ -6,6 +6,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
 
 from harness.model.calibration import Calibration, SignalScale, TensorScale
 from harness.model.cluster import Cluster, Launcher
+from harness.model.command import Command, RankLauncher, TrainerKind
 from harness.model.evidence import (
     BufferRows,
     Column,
@@ -88,6 +89,7 @@ __all__ = [
     "Check",
     "Cluster",
     "Column",
+    "Command",
     "Deviation",
     "Disagreement",
     "Evidence",
@@ -110,6 +112,7 @@ __all__ = [
     "Plan",
     "Precision",
     "RankError",
+    "RankLauncher",
     "Recovery",
     "Repeat",
     "RepeatKind",
@@ -132,6 +135,7 @@ __all__ = [
     "TensorScale",
     "Tier",
     "Toolchain",
+    "TrainerKind",
     "Torn",
     "TrainConfig",
     "UpdateRows",

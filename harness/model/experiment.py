@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from harness.model.cluster import Cluster, Launcher
+from harness.model.command import Command
 from harness.model.kinds import Kind, Recovery, Segment
 from harness.model.parallelism import Parallelism
 
@@ -165,7 +166,8 @@ class SetSpec:
     parallelism: Parallelism
     train_config: TrainConfig
     toolchain: str
-    """A name under the toolchain root, as ``torchtitan-0.3.0``."""
+    """A name under the toolchain root, as ``torchtitan-0.3.0``; of a command trainer perhaps the
+    absolute path of a Python instead."""
     techniques: tuple[Technique, ...] = ()
     pipeline_schedule: str | None = None
     """``1F1B``, ``Interleaved1F1B``, …; None when pp is 1."""
@@ -193,6 +195,8 @@ class SetSpec:
     """Of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
     """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
+    command: Command | None = None
+    """How it is trained by another program than torchtitan; None: by torchtitan."""
 
     @property
     def resumes(self) -> bool:

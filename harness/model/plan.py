@@ -25,7 +25,8 @@ class Toolchain:
     name: str
     python: Path
     dialect: str
-    """Which rank adapter speaks to its torchtitan: ``titan_0_3`` or ``titan_0_2``."""
+    """Which rank adapter speaks to its torchtitan: ``titan_0_3`` or ``titan_0_2``; ``command``
+    where a program of the user's trains."""
     versions: Mapping[str, str]
     """Distribution name to version: torch, torchtitan, torchao, triton, converge …"""
 
@@ -42,6 +43,8 @@ class Surroundings:
     """Hex digest of every synthetic corpus that the experiment uses."""
     injected: Mapping[str, str] = field(default_factory=dict)
     """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
+    sources: Mapping[Path, str] = field(default_factory=dict)
+    """Hex digest of every file of ``Command.sources``, with what it imports beside it."""
     seed_checkpoint: str | None = None
     """Hex digest of the checkpoint that the experiment's sets start from, where it names one."""
     software: Mapping[str, Any] = field(default_factory=dict)
