@@ -135,9 +135,9 @@ __all__ = [
     "TensorScale",
     "Tier",
     "Toolchain",
-    "TrainerKind",
     "Torn",
     "TrainConfig",
+    "TrainerKind",
     "UpdateRows",
     "Verdict",
 ]
