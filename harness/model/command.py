@@ -46,8 +46,8 @@ class Command:
     """Whether the program calls ``harness.probe``, which then leaves all evidence; else it leaves a
     curve of its own, and that is all there is."""
     curves: str | None = None
-    """Template of the path of that curve, in any format that ``converge compare`` reads; None for a
-    probed program."""
+    """Template of the path of that curve, ``{output}/…``, in any format that ``converge compare``
+    reads; None for a probed program."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Signal, or ``step``, to its name in the curve; others are found by their known names."""
     environment: Mapping[str, str] = field(default_factory=dict)

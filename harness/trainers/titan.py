@@ -200,8 +200,10 @@ def environment(
         # Of its own: Inductor writes compiled kernels in place, so a killed job would leave
         # half a library behind for the next one to load.
         pinned["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute() / "inductor")
-    if job is None or job.spec.train_config.data is not None:
-        # Our corpus needs nothing from the network; torchtitan's own datasets (c4) come from it.
+    ours = job is None or (job.spec.command is None and job.spec.train_config.data is not None)
+    if ours:
+        # Our corpus needs nothing from the network; torchtitan's own datasets (c4) come from it,
+        # and whatever a program of the user's reads.
         pinned |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     if resources.loopback is not None:
         pinned["GLOO_SOCKET_IFNAME"] = resources.loopback
