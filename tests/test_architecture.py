@@ -34,6 +34,7 @@ ALLOWED = {
     "export": {"model", "errors", "store"},
     "gate": {"model"},
     "rank": set(),
+    "probe": {"rank"},
 }
 TRAINING = {"torch", "torchtitan", "torchao", "triton"}
 
@@ -72,11 +73,23 @@ def test_imports_go_downwards_only(path):
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in PACKAGE.rglob("*.py") if layer_of(path) != "rank"],
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("rank", "probe")],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_only_rank_code_imports_torch(path):
     assert not {name.split(".")[0] for name in imports_of(path)} & TRAINING
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "probe"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_probe_imports_torch_alone(path):
+    outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    frameworks = {"deepspeed"} if path.stem == "deepspeed" else set()
+    assert outside <= {"harness", "torch", *frameworks}
+    assert not {name for name in imports_of(path) if name.startswith("harness.rank.titan")}
 
 
 @pytest.mark.parametrize(
