@@ -6,11 +6,15 @@ import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "virtualenv"
@@ -20,14 +24,51 @@ nox.options.sessions = ["lint", "tests"]
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 TOOLCHAIN_ROOT = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a toolchain is made of, beside torch, which is always installed first, and converge."""
+
+    torchtitan: str | None = None
+    """Its release, with all that it needs; None: without it."""
+    packages: tuple[str, ...] = ()
+    built: tuple[str, ...] = ()
+    """What comes as sources and is built by what is installed by then."""
+    alone: tuple[str, ...] = ()
+    """What is installed without the dependencies that it names; those it has are in `packages`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that pip is given."""
+
+
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 TOOLCHAINS = (DEFAULT_TOOLCHAIN, "torchtitan-0.2.2")
-# The default toolchain and MosaicML Streaming. What the latter pins (numpy < 2.2, transformers < 5,
-# a torchvision that PyPI has for CUDA only, clients of six clouds) clashes with torch and
-# torchtitan: so it is installed without that, and what its import needs is named here.
+"""What the tests need. Every other toolchain is optional: its tests skip where it is missing."""
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
-STREAMING_ALONE = ("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd")
-STREAMING_NEEDS = ("cramjam", "transformers")
+RECIPES = {
+    DEFAULT_TOOLCHAIN: Recipe("0.3.0"),
+    "torchtitan-0.2.2": Recipe("0.2.2"),
+    # What MosaicML Streaming pins (numpy < 2.2, transformers < 5, a torchvision that PyPI has for
+    # CUDA only, clients of six clouds) clashes with torch and torchtitan.
+    STREAMING_TOOLCHAIN: Recipe(
+        "0.3.0",
+        packages=("cramjam", "transformers"),
+        alone=("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd"),
+    ),
+    # torchtitan for its model and its sharding, which ZeRO is compared with. DeepSpeed's kernels
+    # are not built: its own torch implementations train.
+    "deepspeed-0.19.8": Recipe(
+        "0.3.0",
+        packages=("setuptools", "wheel", "ninja"),
+        built=("deepspeed",),
+        environment={"DS_BUILD_OPS": "0"},
+    ),
+}
+"""Name to recipe; versions are in constraints.txt."""
+FRAMEWORKS = {
+    "deepspeed-0.19.8": "tests/e2e/test_zero.py",
+}
+"""Toolchain of a framework that is no torchtitan to its tests: ``nox -s e2e``."""
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
@@ -73,47 +114,88 @@ def torchtitan_of(session: nox.Session, version: str, revision: str) -> str:
     return f"git+{folder.as_uri()}@{commit.strip()}"
 
 
-def build_toolchain(session: nox.Session, name: str) -> Path:
+class NotBuiltError(Exception):
+    """A toolchain could not be built; the message says why."""
+
+
+def make_toolchain(session: nox.Session, name: str) -> Path:
     """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python.
 
     ``torchtitan-0.3.0@REVISION`` has that release's packages, and torchtitan of a git checkout. It
     is made again when the revision has moved.
+
+    Raises:
+        NotBuiltError: pip could not install it. Then nothing is left of it but pip's log.
     """
-    known = (*TOOLCHAINS, STREAMING_TOOLCHAIN)
     release, _, revision = name.partition("@")
-    if release not in known:
-        session.error(f"unknown toolchain {name!r}; there are: {', '.join(known)}")
-    streaming = release == STREAMING_TOOLCHAIN
-    version = release.split("-")[1]
-    torchtitan = torchtitan_of(session, version, revision)
+    recipe = RECIPES.get(release)
+    if recipe is None or (revision and not release.startswith("torchtitan-")):
+        session.error(f"unknown toolchain {name!r}; there are: {', '.join(RECIPES)}")
+    titan = (
+        (*train_requirements(), torchtitan_of(session, recipe.torchtitan, revision))
+        if recipe.torchtitan
+        else ()
+    )
     folder = TOOLCHAIN_ROOT / name
     python = folder / "bin" / "python"
     stamp = folder / "converge.stamp"
-    recipe = hashlib.sha256(
-        "\n".join(
-            [
-                *(str(ROOT), CONSTRAINTS.read_text(), *train_requirements(), *RANK_TEST_PACKAGES),
-                *((*STREAMING_ALONE, *STREAMING_NEEDS) if streaming else ()),
-                *((torchtitan,) if revision else ()),
-            ]
-        ).encode()
-    ).hexdigest()
-    if stamp.is_file() and stamp.read_text() == recipe and python.exists():
+    parts = (str(ROOT), CONSTRAINTS.read_text(), repr(recipe), *titan, *RANK_TEST_PACKAGES)
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == digest and python.exists():
         return python
-    constraints = constraints_for(session, version if not revision else None)
+    constraints = constraints_for(session, recipe.torchtitan if not revision else None)
     session.log(f"building toolchain {name} in {folder} (a few minutes, once)")
     shutil.rmtree(folder, ignore_errors=True)
+    steps: tuple[tuple[str, ...], ...] = (
+        # torch first and alone: a resolver that meets it as a dependency may pick another build.
+        ("torch",),
+        (*titan, *recipe.packages, *RANK_TEST_PACKAGES),
+        ("--no-build-isolation", *recipe.built) if recipe.built else (),
+        ("--no-deps", *recipe.alone) if recipe.alone else (),
+        ("--no-deps", "-e", str(ROOT)),
+    )
     session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
     pip = (str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints))
-    # torch first and alone: a resolver that meets it as a dependency may pick another build.
-    session.run(*pip, "torch", external=True)
-    session.run(*pip, *train_requirements(), torchtitan, *RANK_TEST_PACKAGES, external=True)
-    if streaming:
-        session.run(*pip, *STREAMING_NEEDS, external=True)
-        session.run(*pip, "--no-deps", *STREAMING_ALONE, external=True)
-    session.run(*pip, "--no-deps", "-e", str(ROOT), external=True)
-    stamp.write_text(recipe)
+    log = TOOLCHAIN_ROOT / f"{name}.log"
+    try:
+        with log.open("w") as output:
+            to_log = {"stdout": output, "stderr": subprocess.STDOUT, "external": True}
+            for step in filter(None, steps):
+                session.run(*pip, *step, env=recipe.environment, **to_log)
+    except CommandFailed as error:
+        shutil.rmtree(folder)  # half an environment would be found, and then fail in its own words
+        reason = f"{first_error(log.read_text())} (all of pip's words: {log})"
+        raise NotBuiltError(reason) from error
+    log.unlink()
+    stamp.write_text(digest)
     return python
+
+
+def first_error(log: str) -> str:
+    """pip's own first error, in one line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["pip said nothing"]
+    return next((line for line in lines if line.lower().startswith("error:")), lines[-1])
+
+
+def build_toolchain(session: nox.Session, name: str) -> Path:
+    """Make a toolchain that the session cannot do without."""
+    try:
+        return make_toolchain(session, name)
+    except NotBuiltError as error:
+        session.error(f"toolchain {name} could not be built: {error}")
+
+
+def build_what_can_be(session: nox.Session, names: Iterable[str]) -> list[str]:
+    """Make toolchains; say of each that cannot be built why, and return the names of those."""
+    missing = {}
+    for name in names:
+        try:
+            make_toolchain(session, name)
+        except NotBuiltError as error:
+            missing[name] = str(error)
+    for name, why in missing.items():
+        session.warn(f"no toolchain {name}: {why}")
+    return list(missing)
 
 
 def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
@@ -121,8 +203,7 @@ def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
     listed = session.run(
         "converge", "toolchains", experiment, silent=True, log=False, success_codes=[0, 2]
     )
-    known = (*TOOLCHAINS, STREAMING_TOOLCHAIN)
-    return [name for name in (listed or "").split() if name.partition("@")[0] in known]
+    return [name for name in (listed or "").split() if name.partition("@")[0] in RECIPES]
 
 
 def install_light(session: nox.Session, *extras: str) -> None:
@@ -213,6 +294,25 @@ def toolchain(session: nox.Session) -> None:
     """Build toolchains: ``nox -s toolchain -- torchtitan-0.2.2`` (both releases without a name)."""
     for name in session.posargs or TOOLCHAINS:
         build_toolchain(session, name)
+
+
+@nox.session
+def toolchains(session: nox.Session) -> None:
+    """Build every toolchain; all but torchtitan's two releases may fail, and the reason is told."""
+    missing = build_what_can_be(session, RECIPES)
+    if needed := [name for name in missing if name in TOOLCHAINS]:
+        session.error(f"the tests need {' and '.join(needed)}")
+
+
+@nox.session
+def e2e(session: nox.Session) -> None:
+    """Real runs of other frameworks, each in its toolchain: ``nox -s e2e [-- PYTEST OPTIONS]``."""
+    install_light(session, "test")
+    missing = build_what_can_be(session, FRAMEWORKS)
+    if missing and "CONVERGE_NO_SKIPS" in os.environ:
+        session.error("$CONVERGE_NO_SKIPS forbids to go on without them")
+    env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
+    session.run("python", "-m", "pytest", *FRAMEWORKS.values(), *session.posargs, env=env)
 
 
 @nox.session
