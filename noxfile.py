@@ -39,6 +39,8 @@ class Recipe:
     """What is installed without the dependencies that it names; those it has are in `packages`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that pip is given."""
+    modules: str | None = None
+    """A folder of ours, from the root, whose modules the environment can import."""
 
 
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
@@ -63,6 +65,17 @@ RECIPES = {
         built=("deepspeed",),
         environment={"DS_BUILD_OPS": "0"},
     ),
+    # Composer pins torch < 2.7.1 and an older numpy, and imports torchvision (see Streaming) and a
+    # cloud's client for nothing that is used here: two modules stand in their places.
+    "composer-0.32.1": Recipe(
+        packages=(
+            *("numpy", "requests", "pyyaml", "tqdm", "psutil", "py-cpuinfo", "packaging"),
+            *("importlib-metadata", "lightning-utilities"),
+        ),
+        alone=("mosaicml", "torchmetrics", "coolname"),
+        modules="experiments/trainers/stand_ins",
+    ),
+    "transformers-5.23.0": Recipe(packages=("numpy", "transformers", "accelerate")),
 }
 """Name to recipe; versions are in constraints.txt."""
 FRAMEWORKS = {
@@ -167,6 +180,9 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
         reason = f"{first_error(log.read_text())} (all of pip's words: {log})"
         raise NotBuiltError(reason) from error
     log.unlink()
+    if recipe.modules:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "converge_modules.pth").write_text(f"{ROOT / recipe.modules}\n")
     stamp.write_text(digest)
     return python
 
