@@ -70,7 +70,7 @@ RECIPES = {
     "composer-0.32.1": Recipe(
         packages=(
             *("numpy", "requests", "pyyaml", "tqdm", "psutil", "py-cpuinfo", "packaging"),
-            *("importlib-metadata", "lightning-utilities"),
+            *("importlib-metadata", "lightning-utilities", "pillow"),
         ),
         alone=("mosaicml", "torchmetrics", "coolname"),
         modules="experiments/trainers/stand_ins",
