@@ -16,6 +16,7 @@ from harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
+from harness.experiment.repeats import repeat_problems, repeats_of
 from harness.experiment.seed_checkpoint import find_seed_checkpoint
 from harness.experiment.sets import SetBuilder, Where
 from harness.experiment.tables import (
@@ -24,10 +25,17 @@ from harness.experiment.tables import (
     FileTable,
     ProbeTable,
     TestTable,
-    TrainerTable,
     validate,
 )
-from harness.model import Across, Cluster, Experiment, Launcher, Repeat, RepeatKind, SetSpec
+from harness.experiment.trainer import CommandTable, TitanTable, read_trainer
+from harness.model import (
+    Across,
+    Cluster,
+    Experiment,
+    Launcher,
+    Repeat,
+    SetSpec,
+)
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -67,7 +75,7 @@ def load_experiment(
     problems: list[Problem] = []
     top = validate(FileTable, data, _place(path), problems)
     probe = validate(ProbeTable, _tables_of(data, "probe"), _place(path, "probe"), problems)
-    trainer = _trainer(path, data, problems)
+    trainer = read_trainer(_tables_of(data, "trainer"), _place(path, "trainer"), problems)
     anchor = _anchor(path, data, problems)
     controls = list(_controls(path, data, problems))
     tests = list(_tests(path, data, problems))
@@ -80,10 +88,12 @@ def load_experiment(
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
-        _check_repeats(_place(path), top, control_specs, problems)
+        problems += repeat_problems(_place(path), top, trainer, control_specs)
+    problems += _beside_a_command(trainer, launcher, data, _place(path))
     baseline_problems(data, _place(path), problems)
+    of_titan = trainer if isinstance(trainer, TitanTable) else TitanTable()
     seed_checkpoint = find_seed_checkpoint(
-        trainer.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
+        of_titan.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
     )
     if problems or top is None or probe is None:
         # Sets generated from one table share what is wrong with it.
@@ -94,7 +104,7 @@ def load_experiment(
         controls=control_specs,
         tests=test_specs,
         seed=top.seed,
-        repeats=tuple(top.repeats),
+        repeats=repeats_of(top, trainer),
         calibration=_calibration(top.calibration, builder.folders),
         baseline=baseline_of(top.baseline, builder.folders),
         baseline_across=tuple(map(Across, top.baseline_across)),
@@ -106,7 +116,7 @@ def load_experiment(
         seed_checkpoint=seed_checkpoint,
         launcher=launcher,
         cluster=placed.cluster if placed else None,
-        tokens_per_gpu_second=trainer.tokens_per_gpu_second,
+        tokens_per_gpu_second=of_titan.tokens_per_gpu_second,
     )
 
 
@@ -133,20 +143,6 @@ def _tables_of(data: dict[str, Any], key: str) -> dict[str, Any]:
     """A table of the file; what is no table is reported by ``FileTable``."""
     value = data.get(key, {})
     return value if isinstance(value, dict) else {}
-
-
-def _trainer(path: Path, data: dict[str, Any], problems: list[Problem]) -> TrainerTable:
-    """``[trainer]``, or what of it is right, so that the sets can be looked at all the same."""
-    table, where = _tables_of(data, "trainer"), _place(path, "trainer")
-    right = validate(TrainerTable, table, where, problems)
-    if right is None:
-        sound = {key: value for key, value in table.items() if _fits(key, value)}
-        right = TrainerTable.model_validate(sound)
-    return right
-
-
-def _fits(key: str, value: object) -> bool:
-    return validate(TrainerTable, {key: value}, str, []) is not None
 
 
 def _cluster(
@@ -286,28 +282,24 @@ def _build_anchor(
     return None if spec is None else replace(spec, control=None)
 
 
-def _check_repeats(
-    where: Where, top: FileTable, controls: tuple[SetSpec, ...], problems: list[Problem]
-) -> None:
-    """Only our own loader can deal a global batch out in another order.
-
-    The default repeats leave such ones out by themselves (``harness.plan``); one that the file
-    asks for must be possible.
-    """
-    if "repeats" not in top.model_fields_set:
+def _beside_a_command(
+    trainer: TitanTable | CommandTable, launcher: Launcher, data: dict[str, Any], where: Where
+) -> Iterator[Problem]:
+    """What a file says at its top that a command trainer cannot do."""
+    if not isinstance(trainer, CommandTable):
         return
-    others = [spec.name for spec in controls if not spec.train_config.own_loader]
-    for index, repeat in enumerate(top.repeats):
-        if others and repeat.kind is RepeatKind.PERMUTE:
-            problems.append(
-                Problem(
-                    where(f"repeats[{index}]"),
-                    f"'{repeat}' cannot be made of {', '.join(map(repr, others))}: its train "
-                    "config has no [converge.data] that converge's own loader reads, and only "
-                    "that can deal the samples of a batch out in another order",
-                    "leave it out, or use rerun and ulp repeats",
-                )
-            )
+    if launcher is not Launcher.LOCAL:
+        yield Problem(
+            where("launcher"),
+            f"is {launcher.value!r}: a command trainer runs on this machine only",
+            "leave it out, or --launcher local",
+        )
+    if not trainer.probe and "probe" in data:
+        yield Problem(
+            where("probe"),
+            "says nothing: with trainer.probe = false no per-tensor evidence is taken",
+            "leave [probe] out",
+        )
 
 
 def _calibration(written: str | None, folders: tuple[Path, ...]) -> Path | None:

@@ -10,16 +10,19 @@ from typing import Any
 from harness.errors import ConfigError, Problem
 from harness.experiment.checkpoint_keys import pass_problems, start_problems
 from harness.experiment.cluster import PlacedCluster
+from harness.experiment.command import command_of, foreign_problems, set_problems
 from harness.experiment.elastic import schedule_of, segments_of, written_degrees
 from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
 from harness.experiment.paths import find_file
+from harness.experiment.program_files import interpreter_of
 from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
 from harness.experiment.requeue import requeued
 from harness.experiment.space_time import hold_global_batch
-from harness.experiment.tables import SetTable, TrainerTable, show
-from harness.experiment.train_config import load_train_config
-from harness.model import Kind, SetSpec, Setting, Technique, TrainConfig
+from harness.experiment.tables import SetTable, show
+from harness.experiment.train_config import command_config, load_train_config
+from harness.experiment.trainer import CommandTable, TitanTable
+from harness.model import Command, Kind, SetSpec, Setting, Technique, TrainConfig
 
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
@@ -39,6 +42,8 @@ OWNED = {
 """Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
 what the plan computes from that word."""
 
+INLINE = "[trainer.config]"
+"""What the train config in the experiment file itself is called in messages."""
 Where = Callable[[str], str]
 """From a key within a table to its place in the file, for messages."""
 
@@ -47,7 +52,7 @@ Where = Callable[[str], str]
 class SetBuilder:
     """Builds the sets of one file, adding what is wrong to ``problems``."""
 
-    trainer: TrainerTable
+    trainer: TitanTable | CommandTable
     where_trainer: Where
     folders: tuple[Path, ...]
     """Where relative paths are looked up; the first match wins."""
@@ -57,11 +62,25 @@ class SetBuilder:
     """``[trainer.set]``, dotted."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
     """By path as written; None when it could not be read (its problem is known by then)."""
+    toolchain: str = field(init=False)
+    """Of sets that name none, and whose control names none."""
+    command: Command | None = field(init=False, default=None)
+    """What trains all sets; None: torchtitan."""
+    inline: TrainConfig | None = field(init=False, default=None)
+    """``[trainer.config]``."""
 
     def __post_init__(self) -> None:
-        self.common = self._overrides(self.trainer.overrides, self.where_trainer)
-        if self.trainer.train_config is not None:
-            self._read(self.trainer.train_config, self.where_trainer)
+        trainer = self.trainer
+        self.common = self._overrides(trainer.overrides, self.where_trainer)
+        if trainer.train_config is not None:
+            self._read(trainer.train_config, self.where_trainer)
+        if isinstance(trainer, TitanTable):
+            self.toolchain = trainer.toolchain
+            return
+        given = (self.where_trainer, self.folders, self.problems)
+        self.command = command_of(trainer, *given)
+        self.toolchain = interpreter_of(trainer, *given)
+        self._read_inline(trainer)
 
     def build(
         self,
@@ -75,13 +94,14 @@ class SetBuilder:
 
         A test set takes its train config and toolchain from its control unless it names its own.
         """
-        overrides = self.common | self._overrides(table.overrides, where)
+        own = self._overrides(table.overrides, where)
+        overrides = self.common | own
         inject = self._inject(table.inject, where)
         train_config = self._train_config(table, where, control)
         if train_config is None:
             return None
         parallelism = written_degrees(table.parallelism)
-        default_toolchain = control.toolchain if control else self.trainer.toolchain
+        default_toolchain = control.toolchain if control else self.toolchain
         spec = SetSpec(
             name=name,
             parallelism=parallelism,
@@ -98,7 +118,14 @@ class SetBuilder:
             without_fixes=tuple(table.without_fixes),
             control=control.name if control else None,
             note=table.note,
+            command=self.command,
         )
+        if isinstance(self.trainer, CommandTable):
+            foreign = list(foreign_problems(table, where))
+            self.problems += foreign or set_problems(
+                self.trainer, spec, own, where, self.where_trainer
+            )
+            return spec
         return self._with_kind(spec, table, where, control)
 
     def _with_kind(
@@ -134,19 +161,46 @@ class SetBuilder:
         if table.train_config is None and control is not None:
             return control.train_config
         written = table.train_config or self.trainer.train_config
-        if written is None:
+        if written is not None:
+            return self._read(written, where)
+        if self.inline is not None:
+            return self.inline
+        if not (isinstance(self.trainer, CommandTable) and self.trainer.config is not None):
+            tables = " or [trainer.config]" if isinstance(self.trainer, CommandTable) else ""
             self.problems.append(
                 Problem(
-                    where("train_config"), "is missing", "set trainer.train_config for all sets"
+                    where("train_config"),
+                    "is missing",
+                    f"set trainer.train_config{tables} for all sets",
                 )
             )
-            return None
-        return self._read(written, where)
+        return None
+
+    def _read_inline(self, trainer: CommandTable) -> None:
+        if trainer.config is None:
+            return
+        if trainer.train_config is not None:
+            self.problems.append(
+                Problem(
+                    self.where_trainer("config"),
+                    "and train_config are two configs for all sets",
+                    "leave one out",
+                )
+            )
+        try:
+            self.inline = command_config(trainer.config, INLINE, f"{self.where_trainer('config')}:")
+        except ConfigError as error:
+            self.problems += error.problems
 
     def _read(self, written: str, where: Where) -> TrainConfig | None:
         if written not in self.train_configs:
             try:
-                found = load_train_config(written, self.folders, where("train_config"))
+                found = load_train_config(
+                    written,
+                    self.folders,
+                    where("train_config"),
+                    of_command=isinstance(self.trainer, CommandTable),
+                )
             except ConfigError as error:
                 self.problems += error.problems
                 found = None
@@ -155,9 +209,10 @@ class SetBuilder:
 
     def _overrides(self, table: dict[str, Any], where: Where) -> dict[str, Setting]:
         overrides: dict[str, Setting] = {}
+        of_titan = isinstance(self.trainer, TitanTable)
         for key, value in flatten(table):
             place = where(f"set.{key}")
-            if key in OWNED:
+            if of_titan and key in OWNED:
                 self.problems.append(Problem(place, "is not set here", f"use {OWNED[key]}"))
             elif not all(part.strip() for part in key.split(".")):
                 self.problems.append(Problem(place, f"{key!r} is no dotted key"))
@@ -166,7 +221,8 @@ class SetBuilder:
             elif isinstance(value, dict):
                 self.problems.append(Problem(place, f"must be a value, not {show(value)}"))
             overrides[key] = value
-        self.problems += start_problems(overrides, where)
+        if of_titan:
+            self.problems += start_problems(overrides, where)
         return overrides
 
     def _inject(self, written: str | None, where: Where) -> str | None:

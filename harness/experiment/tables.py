@@ -38,7 +38,6 @@ from harness.model import (
 
 SCHEMA = 1
 MAX_NAME = 80
-DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 PIPELINE_SCHEDULES = (
     "1F1B",
     "GPipe",
@@ -209,17 +208,6 @@ class TestTable(SetTable):
     control: Name | None = None
 
     __test__ = False  # pytest: this is no test class
-
-
-class TrainerTable(Table):
-    train_config: FilePath | None = None
-    toolchain: ToolchainName = DEFAULT_TOOLCHAIN
-    startup_timeout_s: Seconds = 600.0
-    progress_timeout_s: Seconds = 300.0
-    cpu_ranks: Annotated[int, Field(ge=1, le=65_536)] | None = None
-    seed_checkpoint: FilePath | None = None
-    tokens_per_gpu_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    overrides: dict[str, Any] = Field(default={}, alias="set")
 
 
 class ProbeTable(Table):

@@ -15,13 +15,16 @@ for one table of ours::
     tokens = 400_000
     loader = "converge"            # what reads it: our own; "torchtitan": its stock text loader;
                                    # "streaming": MosaicML Streaming
+
+That of a command trainer holds whatever its program wants; of ours it may have the corpus alone,
+and its program is the loader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -44,10 +47,13 @@ class ModelShapeTable(Table):
     vocab_size: Annotated[int, Field(ge=1)] | None = None
 
 
-class DataTable(Table):
+class CorpusTable(Table):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 1
     vocab_size: Annotated[int, Field(ge=1, le=2**24)] = 512
     tokens: Annotated[int, Field(ge=1, le=10**9)] = 400_000
+
+
+class DataTable(CorpusTable):
     loader: Annotated[str, one_of(Loader)] = Loader.CONVERGE
 
 
@@ -60,13 +66,22 @@ class ConvergeTable(Table):
     data: DataTable | None = None
 
 
-def load_train_config(written: str, folders: Sequence[Path], asked_at: str) -> TrainConfig:
+class CommandConvergeTable(Table):
+    """``[converge]`` of a command trainer's train config."""
+
+    data: CorpusTable | None = None
+
+
+def load_train_config(
+    written: str, folders: Sequence[Path], asked_at: str, *, of_command: bool = False
+) -> TrainConfig:
     """Read a train config.
 
     Args:
         written: the path as the experiment file writes it.
         folders: where a relative path is looked up, first match wins.
         asked_at: file and dotted key that names it, for the message when it is not there.
+        of_command: whether it is a command trainer's.
 
     Raises:
         ConfigError: it does not exist, is no TOML, or its ``[converge]`` table is wrong.
@@ -78,10 +93,9 @@ def load_train_config(written: str, folders: Sequence[Path], asked_at: str) -> T
             Problem(asked_at, f"there is no train config {written!r}", f"looked in: {looked}")
         )
     settings = read_toml(path)
-    ours = settings.pop("converge", {})
-    if not isinstance(ours, dict):
-        raise ConfigError(Problem(f"{path}: converge", "must be a table"))
-    problems: list[Problem] = []
+    if of_command:
+        return command_config(settings, written, f"{path}:")
+    ours, problems = _ours(settings, f"{path}:"), list[Problem]()
     table = validate(ConvergeTable, ours, lambda key: f"{path}: converge.{key}", problems)
     if table is None:
         raise ConfigError(problems)
@@ -94,3 +108,31 @@ def load_train_config(written: str, folders: Sequence[Path], asked_at: str) -> T
         data=SyntheticData(**table.data.model_dump(exclude={"loader"})) if table.data else None,
         loader=Loader(table.data.loader) if table.data else Loader.CONVERGE,
     )
+
+
+def command_config(tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
+    """A command trainer's train config, from a file or from the experiment file itself.
+
+    Args:
+        tables: as TOML gave them.
+        path: what it is called in messages.
+        place: what comes before a dotted key in messages.
+
+    Raises:
+        ConfigError: its ``[converge]`` table is wrong.
+    """
+    settings, problems = dict(tables), list[Problem]()
+    ours = _ours(settings, place)
+    table = validate(CommandConvergeTable, ours, lambda key: f"{place} converge.{key}", problems)
+    if table is None:
+        raise ConfigError(problems)
+    data = SyntheticData(**table.data.model_dump()) if table.data else None
+    return TrainConfig(path=path, settings=settings, data=data)
+
+
+def _ours(settings: dict[str, Any], place: str) -> dict[str, Any]:
+    """The table ``[converge]``, taken out of the settings."""
+    ours = settings.pop("converge", {})
+    if not isinstance(ours, dict):
+        raise ConfigError(Problem(f"{place} converge", "must be a table"))
+    return ours

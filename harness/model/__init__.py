@@ -25,10 +25,12 @@ from harness.model.evidence import (
 )
 from harness.model.experiment import (
     CADENCE_OFF,
+    CURVE_REPEATS,
     DEFAULT_REPEATS,
     GLOBAL_BATCH,
     LOCAL_BATCH,
     POWERS_OF_TWO,
+    PROBED_REPEATS,
     RESHARD,
     ZERO_2,
     ZERO_3,
@@ -72,11 +74,13 @@ from harness.model.verdict import (
 
 __all__ = [
     "CADENCE_OFF",
+    "CURVE_REPEATS",
     "DEFAULT_REPEATS",
     "GLOBAL_BATCH",
     "GOLDENS",
     "LOCAL_BATCH",
     "POWERS_OF_TWO",
+    "PROBED_REPEATS",
     "RESHARD",
     "ZERO_2",
     "ZERO_3",

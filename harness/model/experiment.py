@@ -70,6 +70,10 @@ DEFAULT_REPEATS = (
     Repeat(RepeatKind.PERMUTE, 2),
 )
 """Repeats of every control unless the file names others."""
+PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
+"""Of a command trainer's: nobody but its program deals out its samples."""
+CURVE_REPEATS = (Repeat(RepeatKind.RERUN),)
+"""Of one that is not probed: nobody but its program knows its initial weights."""
 
 
 class Across(StrEnum):

@@ -1,0 +1,184 @@
+"""A command trainer as a ``Command``, and what of its placeholders has no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+
+from harness.errors import Problem, suggest
+from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
+from harness.experiment.program_files import files_of
+from harness.experiment.read import flatten
+from harness.experiment.tables import SetTable
+from harness.experiment.trainer import CommandTable, Where
+from harness.model import Command, RankLauncher, SetSpec, TrainConfig
+from harness.model.template import CONFIG, PLACEHOLDERS, placeholders
+
+EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
+OUTPUT = "{output}/"
+TITANS = ("techniques", "pipeline_schedule", "cp_rotation", "inject", "without_fixes")
+"""Keys of a set that only torchtitan's adapters give a meaning."""
+OURS = frozenset(
+    f"training.{key}"
+    for key in (
+        *("steps", "local_batch_size", "global_batch_size", "seq_len"),
+        *("dtype", "mixed_precision_param"),
+    )
+)
+"""Keys of any train config that the harness itself reads."""
+
+
+def command_of(
+    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+) -> Command:
+    """The command that ``[trainer]`` describes; what is wrong with it is added to ``problems``.
+
+    Args:
+        table: as written.
+        where: from a key of ``[trainer]`` to its place.
+        folders: where relative paths are looked up; the first match wins. The first has the
+            experiment file.
+        problems: where problems are collected.
+    """
+    problems += _template_problems(table, where)
+    problems += _curve_problems(table, where)
+    found = files_of(table, where, folders, problems)
+    return Command(
+        argv=tuple(table.command),
+        folder=found.folder,
+        launcher=RankLauncher(table.launcher),
+        probed=table.probe,
+        curves=table.curves,
+        columns=dict(table.columns),
+        environment=dict(table.environment),
+        sources=found.sources,
+    )
+
+
+# ------------------------------------------------------------------ templates
+
+
+def _templates(table: CommandTable) -> Iterator[tuple[str, str]]:
+    """Key and text of everything in ``[trainer]`` that may hold placeholders."""
+    yield from ((f"command[{index}]", text) for index, text in enumerate(table.command))
+    if table.curves is not None:
+        yield "curves", table.curves
+    yield from ((f"environment.{name}", text) for name, text in table.environment.items())
+
+
+def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
+    """What is wrong with placeholders whatever the train config."""
+    if not table.command:
+        said = "is empty" if "command" in table.model_fields_set else "is missing"
+        yield Problem(where("command"), said, EXAMPLE)
+    elif not table.command[0].strip():
+        yield Problem(where("command[0]"), "is empty", EXAMPLE)
+    for key, text in _templates(table):
+        try:
+            names = placeholders(text)
+        except ValueError as error:
+            yield Problem(where(key), f"{error} in {text!r}", "write {{ and }} for braces")
+            continue
+        for name in dict.fromkeys(names):
+            if name not in PLACEHOLDERS and not name.startswith(CONFIG):
+                valid = (*PLACEHOLDERS, "config.KEY")
+                yield Problem(where(key), f"{{{name}}} is no placeholder", suggest(name, valid))
+
+
+def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
+    if table.probe:
+        for key in ("curves", "columns"):
+            if getattr(table, key):
+                yield Problem(
+                    where(key),
+                    "says nothing of a program that is probed: the probe leaves its curves",
+                    "leave it out, or add probe = false",
+                )
+    elif table.curves is None:
+        yield Problem(
+            where("curves"),
+            "is missing: without the probe it is all that is left of a run",
+            f'as curves = "{OUTPUT}loss.csv"',
+        )
+    elif not _is_of_the_run(table.curves):
+        yield Problem(
+            where("curves"),
+            f"{table.curves!r} does not lead into the run's own folder, so it could be the curve "
+            "of another run",
+            f'start it with "{OUTPUT}", and hand {{output}} to the program',
+        )
+
+
+def _is_of_the_run(curves: str) -> bool:
+    rest = curves.removeprefix(OUTPUT)
+    return rest not in (curves, "") and ".." not in PurePath(rest).parts and "{data}" not in rest
+
+
+def set_problems(
+    table: CommandTable, spec: SetSpec, own: Mapping[str, object], where: Where, whole: Where
+) -> Iterator[Problem]:
+    """What is wrong with one set: placeholders without a value, settings that nothing reads.
+
+    Args:
+        table: ``[trainer]``.
+        spec: the set.
+        own: its own ``set``, dotted.
+        where: from a key of the set to its place.
+        whole: from a key of ``[trainer]`` to its place.
+    """
+    keys = {key for key, _ in flatten(dict(spec.train_config.settings))}
+    for key in sorted(spec.overrides.keys() - keys - OURS):
+        place = where if key in own else whole
+        yield Problem(
+            place(f"set.{key}"),
+            f"is no key of the train config {spec.train_config.path}, so nothing would read it",
+            suggest(key, sorted(keys | OURS)),
+        )
+    for key, text in _templates(table):
+        try:
+            names = placeholders(text)
+        except ValueError:  # said once, of the file
+            continue
+        for name in dict.fromkeys(names):
+            if (message := _missing(name, spec)) is not None:
+                valid = [f"{CONFIG}{each}" for each in sorted(keys)]
+                hint = suggest(name, valid) if name.startswith(CONFIG) else ""
+                yield Problem(whole(key), f"{{{name}}} {message}", hint)
+
+
+def _missing(name: str, spec: SetSpec) -> str | None:
+    """Why a placeholder has no value in a set; None when it has, or was refused already."""
+    config: TrainConfig = spec.train_config
+    if name == "data" and config.data is None:
+        return f"stands for a corpus, and there is no [converge.data] in {config.path}"
+    if not name.startswith(CONFIG):
+        return None
+    value: object = spec.setting(name.removeprefix(CONFIG))
+    if value is None:
+        return f"is no key of the train config {config.path}"
+    if isinstance(value, Mapping):
+        return f"is a table, and no value, in the train config {config.path}"
+    return None
+
+
+def foreign_problems(table: SetTable | ElasticTable, where: Where) -> Iterator[Problem]:
+    """What a set asks for that only torchtitan's adapters can do."""
+    for key in TITANS:
+        if getattr(table, key):
+            yield Problem(
+                where(key),
+                "is known of torchtitan only: of a command trainer all settings are in its config",
+                "put it into trainer.config, and choose it by `set`",
+            )
+    if isinstance(table, ElasticTable | FaultSetTable):
+        yield Problem(
+            where("kind"),
+            f"{table.kind!r} needs torchtitan, whose checkpoints join its passes: a command "
+            "trainer has sets of kind 'parallel'",
+        )
+    elif isinstance(table, GeneratedTable):
+        yield Problem(
+            where("kind"),
+            "'space_time' needs torchtitan: a command trainer has sets of kind 'parallel'",
+            "write each as a [[test]] with its degrees and training.local_batch_size",
+        )

@@ -1,0 +1,131 @@
+"""The files of a command trainer: its Python, and those of its template that must be there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import Problem
+from harness.experiment.paths import expanded, find_file
+from harness.experiment.program import File, Module, Program, program_of
+from harness.experiment.trainer import CommandTable, Where
+from harness.model import RankLauncher
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFiles:
+    """Where the program is started, and which of its files are there."""
+
+    folder: Path
+    sources: tuple[Path, ...]
+
+
+def interpreter_of(
+    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+) -> str:
+    """The toolchain's name, or the absolute path of the Python that trains."""
+    if table.toolchain is not None:
+        if table.python is not None:
+            problems.append(
+                Problem(where("python"), "and toolchain are two environments", "leave one out")
+            )
+        return table.toolchain
+    if table.python is None:
+        default = shutil.which("python") or shutil.which("python3")
+        if default is None:
+            problems.append(
+                Problem(where("python"), "is missing: there is no python on PATH", "or a toolchain")
+            )
+        return str(Path(default or "python").absolute())
+    bare = shutil.which(table.python) if "/" not in table.python else None
+    # Not resolved: a virtual environment's Python is a link, and the environment is beside it.
+    path = find_file(table.python, folders) or (Path(bare) if bare else None)
+    if path is None:
+        looked = ", ".join(map(str, folders))
+        hint = "" if expanded(table.python).is_absolute() else f"looked in: {looked}"
+        problems.append(Problem(where("python"), f"there is no Python {table.python!r}", hint))
+    elif not os.access(path, os.X_OK):
+        problems.append(Problem(where("python"), f"{path} is no program that may be started"))
+    return str((path or folders[0] / table.python).absolute())
+
+
+def files_of(
+    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+) -> ProgramFiles:
+    """The folder in which the program's first file is found, and all files that are known of."""
+    written = program_of(table.command, RankLauncher(table.launcher))
+    folder = _folder_of(written, folders)
+    problems += _missing_files(written, folder, where, folders)
+    sources = [folder / each.path for each in written if isinstance(each, File)]
+    modules = (_module_file(each, folder) for each in written)
+    sources += [folder / file for file in modules if file is not None]
+    sources += [folder / text for text in table.command if _is_source(folder, text)]
+    for index, text in enumerate(table.files):
+        found = find_file(text, (folder, *folders))
+        if found is None:
+            looked = ", ".join(map(str, folders))
+            problems.append(
+                Problem(where(f"files[{index}]"), f"there is no file {text!r}", f"in {looked}")
+            )
+        else:
+            sources.append(found)
+    there = (each.absolute() for each in sources if each.is_file())
+    return ProgramFiles(folder.absolute(), tuple(dict.fromkeys(there)))
+
+
+def _folder_of(written: Sequence[Program], folders: Sequence[Path]) -> Path:
+    """The first folder that has the program's first file or module; else the experiment's."""
+    for each in written:
+        match each:
+            case File(path=path):
+                found = [folder for folder in folders if (folder / path).is_file()]
+            case Module():
+                found = [folder for folder in folders if _module_file(each, folder)]
+        if found:
+            return found[0]
+    return folders[0]
+
+
+def _missing_files(
+    written: Sequence[Program], folder: Path, where: Where, folders: Sequence[Path]
+) -> Iterator[Problem]:
+    for each in written:
+        if isinstance(each, File) and not (folder / each.path).is_file():
+            first = each is written[0]
+            looked = ", ".join(map(str, folders if first else (folder,)))
+            yield Problem(
+                where(f"command[{each.index}]"),
+                f"there is no file {each.path!r}",
+                f"looked in: {looked}",
+            )
+        elif isinstance(each, File) and each.by_itself and not _starts(each.path, folder):
+            yield Problem(
+                where(f"command[{each.index}]"),
+                f"{each.path!r} is no program that can be started by itself",
+                f'as ["{{python}}", "{each.path}", …]',
+            )
+
+
+def _starts(path: str, folder: Path) -> bool:
+    """Whether a file is a program: without a slash it would be looked for on PATH."""
+    return "/" in path and os.access(folder / path, os.X_OK)
+
+
+def _module_file(each: Program, folder: Path) -> str | None:
+    """The file of a module beside, relative to the folder; None for one that is installed."""
+    if not isinstance(each, Module):
+        return None
+    stem = each.name.replace(".", "/")
+    return next(
+        (file for file in (f"{stem}.py", f"{stem}/__main__.py") if (folder / file).is_file()), None
+    )
+
+
+def _is_source(folder: Path, text: str) -> bool:
+    try:
+        return "{" not in text and bool(text) and (folder / text).is_file()
+    except (OSError, ValueError):  # an argument that can be no path
+        return False
