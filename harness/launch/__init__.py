@@ -14,7 +14,10 @@
     torn.py          torn checkpoints
     slots.py         packing ranks into slots
     progress.py      steps as they end, and forecasts
+    growth.py        whether a program that tells no steps goes on
     failure.py       why a run failed
+    program_failure.py  why a program of the user's failed
+    tied.py          a program of the user's and all that it starts, tied to the harness
     processes.py     starting and ending processes
     warm.py          servers that fork ranks with their imports done
     check.py         configs against the installed torchtitan, before any rank starts

@@ -26,7 +26,7 @@ class Agent:
 
     process: subprocess.Popen[bytes]
     folder: Path
-    """Working directory; of the first node the run folder."""
+    """Working directory; of the first node, and of a program of the user's, the run folder."""
     logs: Path
     lost: bool = False
     """Killed by a fault of the script."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
-from harness.model import RankError
+from harness.model import Job, RankError, RankLauncher
 
 FAILURES_FILE = "failures.json"
 """Left by ``harness.rank.agent``: how each rank ended."""
 AGENT_LOG = "torchrun.log"
 """Standard output and error of torchrun's agent."""
+PROGRAM_LOG = "program.log"
+"""The same of any other launcher, and of its ranks."""
 _TAIL_LINES = 40
 
 _AFTERMATH = re.compile(
@@ -71,26 +74,47 @@ def is_infrastructure_fault(error: RankError) -> bool:
 
 def log_tail(path: Path) -> str:
     """The last lines of a log; empty when there is none."""
+    return "\n".join(end_of(path).splitlines()[-_TAIL_LINES:])
+
+
+def end_of(path: Path) -> str:
+    """The last 64 KiB of a log; empty when there is none."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - 65536))
-            content = stream.read()
+            return stream.read().decode(errors="replace")
     except OSError:
         return ""
-    return "\n".join(content.decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
-def rank_log(logs: Path, rank: int) -> str:
+def launcher_log(job: Job) -> str:
+    """What the log is called that a job's launcher prints to."""
+    command = job.spec.command
+    torchrun = command is None or command.launcher is RankLauncher.TORCHRUN
+    return AGENT_LOG if torchrun else PROGRAM_LOG
+
+
+def launcher_tail(logs: Path) -> str:
+    """The last lines of that log."""
+    return log_tail(logs / AGENT_LOG) or log_tail(logs / PROGRAM_LOG)
+
+
+def rank_log(logs: Path, rank: int, read: Callable[[Path], str] = log_tail) -> str:
     """The end of what a rank last printed: on standard error, else on standard output."""
     attempts = _attempts(logs)
     files = (path / str(rank) / name for name in ("stderr.log", "stdout.log") for path in attempts)
-    return next((text for path in files if (text := log_tail(path))), "")
+    return next((text for path in files if (text := read(path))), "")
 
 
 def _attempts(logs: Path) -> list[Path]:
     """The folders of the lives that torchrun gave its ranks, the newest first."""
     found = logs.glob("*/attempt_*")
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
+
+
+def is_aftermath(message: str) -> bool:
+    """Whether a rank says so because another has died before it."""
+    return bool(_AFTERMATH.search(message))
 
 
 def _failures(logs: Path) -> list[_Failure]:
@@ -122,7 +146,7 @@ def _failure(entry: dict[str, Any]) -> _Failure:
 
 def _is_aftermath(failure: _Failure) -> bool:
     """As other ranks end once one has failed: by torchrun's SIGTERM, or by a lost connection."""
-    return failure.exitcode == -SIGTERM or bool(_AFTERMATH.search(failure.message))
+    return failure.exitcode == -SIGTERM or is_aftermath(failure.message)
 
 
 def _signal_name(number: int) -> str:

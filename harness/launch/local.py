@@ -82,12 +82,13 @@ def _run(
     slots = _slots(plan, jobs, options)
     servers = WarmServers(common, options.device)
     try:
-        toolchains = {job.toolchain.name: job.toolchain for job in jobs}
+        ours = tuple(job for job in jobs if job.spec.command is None)
+        toolchains = {job.toolchain.name: job.toolchain for job in ours}
         if options.warm and not options.gpus:
             for name, toolchain in toolchains.items():
                 observer(Preparing(time.time(), f"loading {name} once for all its ranks"))
                 servers.want(name, toolchain.python, toolchain.dialect)
-        to_check = unchecked(jobs, store) if options.check else ()
+        to_check = unchecked(ours, store) if options.check else ()
         if to_check:
             observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
             check_jobs(to_check, store, options, inherited, servers, stop)

@@ -45,11 +45,16 @@ def start(
         )
 
 
-def ask_for_stacks(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]]) -> None:
-    """Have every rank of jobs write to its log where it is (``faulthandler``), and let it."""
+def ask_for_stacks(
+    jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], by: signal.Signals = signal.SIGUSR1
+) -> None:
+    """Have every rank of jobs write to its log where it is (``faulthandler``), and let it.
+
+    ``by`` is SIGUSR1 for ranks of ours, and SIGABRT for others, which end by it.
+    """
     for process in _ranks_of(jobs):
         try:
-            process.send_signal(signal.SIGUSR1)
+            process.send_signal(by)
         except psutil.NoSuchProcess:
             continue
     time.sleep(_STACKS_S)

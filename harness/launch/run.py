@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.call import RunningCall
-from harness.launch.failure import AGENT_LOG, log_tail, rank_error, rank_log
+from harness.launch.failure import launcher_tail, rank_error, rank_log
+from harness.launch.growth import Growth
+from harness.launch.program_failure import program_error
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
 from harness.launch.script import Decision, Outcome, after, hang_limit_s
 from harness.launch.torn import is_whole
@@ -42,6 +44,8 @@ class Run:
     """What is pinned in the environment of its processes."""
     payload: Mapping[str, Any]
     tail: MetricsTail
+    growth: Growth | None = None
+    """Of a program that tells no steps."""
     earlier: list[RunningCall] = field(default_factory=list)
     """Calls that are over, in order."""
     struck: dict[int, int] = field(default_factory=dict)
@@ -79,6 +83,8 @@ class Run:
     def new_steps(self) -> tuple[StepLine, ...]:
         """Steps that ended since the last call, replayed ones again."""
         steps = self.tail.new_steps()
+        if self.growth is not None:
+            self.growth.look()
         if steps:
             self.last_step_at = time.monotonic()
             if self.last is None:
@@ -94,6 +100,11 @@ class Run:
 
     def overdue(self, experiment: Experiment) -> str:
         """Which timeout has passed, as a sentence; empty when none has."""
+        if self.growth is not None:
+            return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
+        return self._no_step(experiment)
+
+    def _no_step(self, experiment: Experiment) -> str:
         now = time.monotonic()
         hang_limit = self._hang_limit_s(experiment.progress_timeout_s)
         if hang_limit is not None:
@@ -145,26 +156,48 @@ class Run:
             if self.call.returncode != 0:
                 return self._words()
             if not is_complete(self.job, self.folder):
-                text = log_tail(self.call.agents[0].logs / AGENT_LOG)
-                return RankError(0, "every rank ended well, but training is not complete", text)
+                return RankError(0, self._incomplete(), launcher_tail(self.call.agents[0].logs))
             return None
         problem = self.decide().problem
         if not problem:
             return None
         if self.call.returncode == 0:
-            return RankError(0, problem, log_tail(self.call.agents[0].logs / AGENT_LOG))
+            return RankError(0, problem, launcher_tail(self.call.agents[0].logs))
         words = self._words()
         return replace(words, message=f"{problem}: {words.message}")
+
+    def _incomplete(self) -> str:
+        """What is missing of a run whose ranks all ended well."""
+        command = self.job.spec.command
+        if command is None:
+            return "every rank ended well, but training is not complete"
+        if self.growth is not None:
+            return (
+                f"the program ended with 0, but there is no {self.growth.curves}: it has to leave "
+                "its curve there (trainer.curves)"
+            )
+        if self.last is None:
+            return (
+                "the program ended with 0, but its probe recorded no step: call harness.probe as "
+                "docs/probe.md shows, or set trainer.probe = false and name trainer.curves"
+            )
+        return (
+            f"the program ended with 0 after step {self.last.step} of {self.job.steps}: it has to "
+            "take {steps} from the template, and call probe.step at the end of each"
+        )
 
     def _words(self) -> RankError:
         """Of the rank that failed first in the call that is over."""
         if self.warm and self.call.returncode == SERVER_GONE:
             return RankError(0, "the warm start lost its server")
+        if self.job.spec.command is not None:
+            return program_error(self.call.agents[0].logs, self.call.returncode)
         return rank_error(*(agent.logs for agent in self.call.left))
 
     def hung(self, sentence: str) -> RankError:
         """The error of a job that was killed for a timeout, with where rank 0 stood."""
-        return RankError(0, sentence, rank_log(self.call.agents[0].logs, 0))
+        logs = self.call.agents[0].logs
+        return RankError(0, sentence, rank_log(logs, 0) or launcher_tail(logs))
 
     def record(self, status: RunStatus, error: RankError | None) -> RunRecord:
         return RunRecord(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from pathlib import Path
 from harness.errors import StoreError
 from harness.launch import processes
 from harness.launch.call import Agent, RunningCall
-from harness.launch.failure import AGENT_LOG, FAILURES_FILE
+from harness.launch.failure import FAILURES_FILE, launcher_log
+from harness.launch.growth import Growth
 from harness.launch.options import RunOptions
 from harness.launch.progress import MetricsTail
 from harness.launch.run import Run, struck_faults
@@ -23,17 +25,21 @@ from harness.trainers import (
     Call,
     Rendezvous,
     Resources,
+    agent_argv,
     argv,
     comes_in_passes,
+    curves_of,
     environment,
     first_call,
     job_payload,
     most_nodes,
-    torchrun_arguments,
+    needs_port,
+    output_of,
+    work_folder,
 )
 
-AGENT_MODULE = "harness.rank.agent"
-"""torchrun's agent, tied to the life of the harness."""
+TIED = Path(__file__).parent / "tied.py"
+"""Stands around a launcher that is not ours."""
 ARRIVED = "arrived"
 """In an agent's log folder: its imports are done."""
 
@@ -65,26 +71,49 @@ def start_run(
     Raises StoreError when the folder cannot be written or the toolchain's Python not be started.
     """
     folder = place.store.run_folder(job.name, job.identity).absolute()
+    data = place.options.data_of(job)
     payload = job_payload(
-        job,
-        folder,
-        data=place.options.data_of(job),
-        seed_checkpoint=seed_checkpoint,
-        device=place.options.device,
+        job, folder, data=data, seed_checkpoint=seed_checkpoint, device=place.options.device
     )
     place.store.start_run(folder, payload)
+    if job.spec.command is not None:
+        _make_output(folder)
+    call = _start_call(place, job, folder, first_call(job), slots)
     return Run(
         job=job,
         folder=folder,
         slots=slots,
         attempt=attempt,
         lock=lock,
-        call=_start_call(place, job, folder, first_call(job), slots),
+        call=call,
         warm=place.servers.python(job.toolchain.name) is not None,
-        environment=environment({}, _resources(place, slots), folder, job),
+        environment=environment(
+            {},
+            _resources(place, slots),
+            folder,
+            job,
+            meeting=_meeting(job, call.endpoint, 0),
+            data=data,
+        ),
         payload=payload,
         tail=MetricsTail(folder, comes_in_passes(job)),
+        growth=_growth(job, folder),
     )
+
+
+def _make_output(folder: Path) -> None:
+    """The folder that a program of the user's writes to."""
+    output = output_of(folder)
+    try:
+        output.mkdir()
+    except OSError as error:
+        raise StoreError(f"{output}: cannot be made: {error.strerror or error}") from error
+
+
+def _growth(job: Job, folder: Path) -> Growth | None:
+    """What tells that a job goes on which tells no steps; None for those that do."""
+    curves = None if job.spec.command is None else curves_of(job, folder)
+    return None if curves is None else Growth(curves, folder / "logs")
 
 
 def go_on(place: Place, run: Run, call: Call) -> None:
@@ -114,7 +143,8 @@ def start_node(place: Place, run: Run) -> None:
 def _start_call(
     place: Place, job: Job, folder: Path, call: Call, slots: tuple[int, ...]
 ) -> RunningCall:
-    endpoint = f"127.0.0.1:{_free_port()}" if most_nodes(job) > 1 else ""
+    meets = most_nodes(job) > 1 or needs_port(job)
+    endpoint = f"127.0.0.1:{_free_port()}" if meets else ""
     agents: list[Agent] = []
     try:
         agents.extend(
@@ -127,7 +157,15 @@ def _start_call(
     meeting = _meeting(job, endpoint, 0)
     return RunningCall(
         call=call,
-        argv=argv(job, folder, place.options.rank_module, call, meeting),
+        argv=argv(
+            job,
+            folder,
+            place.options.rank_module,
+            call,
+            meeting,
+            devices=_devices(place, slots),
+            data=place.options.data_of(job),
+        ),
         endpoint=endpoint,
         agents=agents,
     )
@@ -147,7 +185,10 @@ def _start_agent(
     """``together``: with the other first nodes of its call, for which it waits."""
     logs = _logs(job, folder, call, node)
     work = folder if node == 0 else logs
-    variables = environment(place.environment, _resources(place, slots), folder, job)
+    meeting, data = _meeting(job, endpoint, node), place.options.data_of(job)
+    variables = environment(
+        place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
+    )
     variables["CONVERGE_FAILURES"] = str(logs / FAILURES_FILE)
     if together and call.nodes > 1:
         others = (other for other in range(call.nodes) if other != node)
@@ -156,15 +197,25 @@ def _start_agent(
     stand_in = place.servers.python(job.toolchain.name)
     if stand_in is not None:
         variables["PYTHON_EXEC"] = str(stand_in)  # what torchrun starts its ranks with
-    meeting = _meeting(job, endpoint, node)
-    command = (
-        str(stand_in or job.toolchain.python),
-        *("-m", AGENT_MODULE),
-        *torchrun_arguments(job, folder, place.options.rank_module, call, meeting, logs),
+    command = agent_argv(
+        job,
+        folder,
+        logs=logs,
+        python=stand_in,
+        rank_module=place.options.rank_module,
+        call=call,
+        meeting=meeting,
+        devices=_devices(place, slots),
+        data=data,
     )
+    if job.spec.command is not None:
+        command = (sys.executable, "-I", str(TIED), *command)
+        # An aborted rank then says where it stood.
+        variables.setdefault("PYTHONFAULTHANDLER", "1")
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        process = processes.start(command, variables, work, logs / AGENT_LOG)
+        started_in = work if job.spec.command is None else work_folder(job, folder)
+        process = processes.start(command, variables, started_in, logs / launcher_log(job))
     except OSError as error:
         raise StoreError(f"{folder}: cannot start {command[0]}: {error}") from error
     return Agent(process, work, logs)
@@ -178,15 +229,20 @@ def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
 
 
 def _resources(place: Place, slots: tuple[int, ...]) -> Resources:
-    options = place.options
-    devices = slots if options.gpus else ()
-    return Resources(device=options.device, devices=devices, loopback=place.loopback)
+    return Resources(place.options.device, _devices(place, slots), place.loopback)
+
+
+def _devices(place: Place, slots: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids of the job's GPUs; none on the CPU."""
+    return slots if place.options.gpus else ()
 
 
 def _meeting(job: Job, endpoint: str, node: int) -> Rendezvous:
     recovery = job.spec.recovery
-    if not endpoint or recovery is None:
+    if not endpoint:
         return Rendezvous()
+    if recovery is None:
+        return Rendezvous(endpoint=endpoint)
     fewest, most = recovery.nodes
     return Rendezvous(fewest, most, endpoint, is_host=node == 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from signal import SIGABRT, SIGUSR1
 
 from harness.launch import processes
 from harness.launch.events import (
@@ -187,7 +188,8 @@ class Supervisor:
             self._finish(run, RunStatus.CRASHED, error)
 
     def _leave_hung(self, run: Run, sentence: str) -> None:
-        processes.ask_for_stacks(run.call.targets)
+        ours = run.job.spec.command is None
+        processes.ask_for_stacks(run.call.targets, SIGUSR1 if ours else SIGABRT)
         self._end([run])
         if not self._goes_on(run, sentence):
             self._finish(run, RunStatus.HUNG, run.hung(sentence))

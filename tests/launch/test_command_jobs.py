@@ -1,0 +1,153 @@
+"""Programs of a user's: started, supervised and ended whole, whatever launches their ranks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from launch_jobs import plan_of, tiny_job
+
+from harness.launch import run_plan
+from harness.launch.program_failure import program_error
+from harness.launch.start import TIED
+from harness.model import Command, Parallelism, RankLauncher, RunStatus, Toolchain
+
+pytestmark = pytest.mark.timeout(300)
+HERE = Path(__file__).parent
+
+
+def command_job(name, *, mode="well", at=2, ranks=1, launcher=RankLauncher.NONE, python=None):
+    """A job of ``tiny_trainer.py``, which is not probed."""
+    python = python or Path(sys.executable)
+    program = ("tiny_trainer.py", "{output}", "{steps}", mode, str(at))
+    job = tiny_job(name, ranks=ranks, toolchain=Toolchain("mine", python, "command", {}), mode=mode)
+    command = Command(
+        argv=("{python}", *program) if launcher is RankLauncher.NONE else program,
+        folder=HERE,
+        launcher=launcher,
+        probed=False,
+        curves="{output}/loss.0.csv",
+    )
+    spec = replace(job.spec, parallelism=Parallelism(dp_replicate=ranks), command=command)
+    return replace(job, spec=spec)
+
+
+def run(plan, store, options):
+    records = run_plan(plan, store, replace(options, warm=True, check=True), lambda _: None)
+    left = [each for each in psutil.Process().children(recursive=True) if each.is_running()]
+    assert not left
+    return records
+
+
+def test_a_program_runs_where_it_lies_and_is_reused(store, cold):
+    job = command_job("well")
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    told = json.loads((record.folder / "output" / "told.json").read_text())
+    assert told["cwd"] == str(HERE)
+    assert told["job"] == str(record.folder / "job.json")
+    assert json.loads((record.folder / "job.json").read_text())["command"]["probed"] is False
+    (again,) = run(plan_of(job), store, cold)
+    assert again == replace(record, reused=True)
+
+
+def test_nothing_that_a_program_started_outlives_it(store, cold):
+    (record,) = run(plan_of(command_job("orphan", mode="orphan")), store, cold)
+    assert record.status is RunStatus.FINISHED, record.error
+    assert not psutil.pid_exists(int((record.folder / "output" / "orphan").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("exit", "the program ended with exit code 3 without a word"),
+        ("no curve", "ended with 0, but there is no "),
+    ],
+)
+def test_a_program_that_ends_badly_says_how(store, cold, mode, words):
+    (record,) = run(plan_of(command_job(mode, mode=mode)), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert words in record.error.message
+
+
+def test_a_program_whose_curve_does_not_grow_hangs(store, cold):
+    job = command_job("hang", mode="hang", at=3)
+    (record,) = run(plan_of(job, progress_timeout_s=2.0), store, cold)
+    assert record.status is RunStatus.HUNG
+    assert "its curve nor what its ranks print grew for 2 s" in record.error.message
+    assert "in go_wrong" in record.error.traceback
+
+
+def test_a_program_that_cannot_be_started_says_so(store, cold):
+    job = command_job("missing", python=Path("/no/such/python"))
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert "cannot start /no/such/python: No such file" in record.error.message
+
+
+def test_the_rank_that_raised_is_named_under_torchrun(store, cold, toolchain):
+    job = command_job(
+        "raise", mode="raise", ranks=2, launcher=RankLauncher.TORCHRUN, python=toolchain.python
+    )
+    (record,) = run(plan_of(job), store, cold)
+    assert record.status is RunStatus.CRASHED
+    assert (record.error.rank, record.error.message) == (
+        1,
+        "ValueError: a tiny trainer was told to raise",
+    )
+    assert "in go_wrong" in record.error.traceback
+
+
+def test_a_program_ends_with_the_harness(tmp_path):
+    """The starter of tied.py is killed: the program, and what it has started, end."""
+    program = "import subprocess, sys; p = subprocess.Popen(['sleep', '600'])\n"
+    program += "print(p.pid, flush=True); p.wait()"
+    starter = (
+        "import os, subprocess, sys\n"
+        "os.environ['CONVERGE_PARENT'] = str(os.getpid())\n"
+        f"subprocess.run([sys.executable, '-I', {str(TIED)!r}, sys.executable, '-c', {program!r}])"
+    )
+    with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE) as harness:
+        sleeper = psutil.Process(int(harness.stdout.readline()))
+        above = sleeper.parents()[:2]
+        os.kill(harness.pid, signal.SIGKILL)
+        _, left = psutil.wait_procs([sleeper, *above], timeout=30)
+    assert not left
+
+
+CHAIN = """\
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 3, in <module>
+[rank1]: KeyError: 'loss'
+
+[rank1]: During handling of the above exception, another exception occurred:
+
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 5, in <module>
+[rank1]: RuntimeError: no loss
+"""
+AFTERMATH = """\
+Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+torch.distributed.DistBackendError: Connection closed by peer
+"""
+
+
+@pytest.mark.parametrize("log", [CHAIN + AFTERMATH, AFTERMATH + CHAIN + "mpirun: killed\n"])
+def test_the_first_cause_is_told_of_a_log_that_ranks_share(tmp_path, log):
+    (tmp_path / "program.log").write_text(f"step 1\n{log}")
+    error = program_error(tmp_path, 1)
+    assert (error.rank, error.message) == (1, "RuntimeError: no loss")
+    assert "KeyError" in error.traceback
+
+
+def test_a_signal_is_named(tmp_path):
+    (tmp_path / "program.log").write_text("step 1\n")
+    assert program_error(tmp_path, 137).message == (
+        "the program was killed by SIGKILL; last said: step 1"
+    )
