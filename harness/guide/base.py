@@ -25,7 +25,7 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
-from harness.plan.make import precision_of
+from harness.plan.sizes import precision_of
 from harness.rules import RULES, Case
 
 MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"

@@ -3,8 +3,9 @@
 from harness.plan.describe import PlanRow, describe
 from harness.plan.golden import judged_by
 from harness.plan.identity import broken_by, identity_facts
-from harness.plan.make import make_plan, precision_of
+from harness.plan.make import make_plan
 from harness.plan.select import select, select_controls
+from harness.plan.sizes import precision_of
 
 __all__ = [
     "PlanRow",

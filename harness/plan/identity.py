@@ -12,10 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness.model import FaultKind, Job, Recovery, Repeat, SetSpec, Surroundings, Toolchain
+from harness.model import (
+    Command,
+    FaultKind,
+    Job,
+    Recovery,
+    Repeat,
+    SetSpec,
+    Surroundings,
+    Toolchain,
+)
 
 HARNESS_DISTRIBUTION = "converge"
 """Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
+OF_THE_PROGRAM = "its program"
+"""Stands for the initial weights that a command trainer's program makes itself."""
 MODEL_PREFIXES = ("model.", "model_spec.")
 """Overrides that shape the model, and so the seed checkpoint (0.2 and 0.3 keys)."""
 
@@ -65,7 +76,7 @@ def job_identity(
         repeat: how an A/A repeat differs from its control.
 
     Raises:
-        KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
+        KeyError: ``surroundings`` lacks the digest of the set's corpus, injected file or source.
     """
     return _digest(
         {
@@ -113,6 +124,24 @@ def _facts(
         "data": None if data is None else surroundings.data[data],
         "loader": None if data is None else spec.train_config.loader.value,
         "sample_steps": list(sample_steps),
+        # Not there for torchtitan, so that its runs keep their identities.
+        **({"command": _called(spec.command, surroundings)} if spec.command else {}),
+    }
+
+
+def _called(command: Command, surroundings: Surroundings) -> dict[str, Any]:
+    """How a program is called, and what it is made of; where it lies is no matter.
+
+    Templates count as they are: what fills them is among the other facts, or the job's name.
+    """
+    return {
+        "argv": list(command.argv),
+        "launcher": command.launcher.value,
+        "probed": command.probed,
+        "curves": command.curves,
+        "columns": dict(command.columns),
+        "environment": dict(command.environment),
+        "sources": [surroundings.sources[path] for path in command.sources],
     }
 
 

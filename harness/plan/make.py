@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import cast
 
 from harness.errors import ConfigError, Problem
 from harness.model import (
@@ -18,13 +17,12 @@ from harness.model import (
     RepeatKind,
     Role,
     SetSpec,
-    Setting,
     Surroundings,
-    Technique,
     Toolchain,
 )
 from harness.plan.cadence import sample_steps
-from harness.plan.identity import job_identity, model_overrides, seed_identity
+from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
+from harness.plan.sizes import positive, precision_of, size, size_problems
 from harness.rules import Case, apply_rules
 
 CPU_PREFIX = "cpu"
@@ -52,7 +50,7 @@ def make_plan(
     problems: list[Problem] = []
     jobs: dict[str, Job] = {}
     for spec, role in _sets(experiment):
-        found = list(_size_problems(experiment, spec))
+        found = list(size_problems(experiment, spec))
         problems += found
         if not found:
             toolchain = toolchains[spec.toolchain]
@@ -83,16 +81,6 @@ def make_plan(
     return Plan(experiment, (*seeds, *anchors, *controls, *repeats, *tests), ruling.waived)
 
 
-def precision_of(spec: SetSpec) -> Precision:
-    """The coarsest arithmetic of a set. torchtitan's own default is bfloat16 mixed precision."""
-    if {Technique.FLOAT8, Technique.FLOAT8_ROWWISE} & set(spec.techniques):
-        return Precision.FLOAT8
-    mixed = spec.setting("training.mixed_precision_param", "bfloat16")
-    if Technique.BF16 in spec.techniques or "bfloat16" in (mixed, spec.setting("training.dtype")):
-        return Precision.BF16
-    return Precision.FP32
-
-
 def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
     yield from ((spec, Role.CONTROL) for spec in experiment.controls)
     if experiment.anchor is not None:
@@ -121,53 +109,6 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     )
 
 
-def _size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
-    """Sizes that a plan cannot be made without."""
-    for name in ("steps", "local_batch_size", "seq_len"):
-        value = spec.setting(f"training.{name}")
-        if _positive(value) is None:
-            stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
-            yield Problem(
-                f"{experiment.path}: {spec.name!r}: training.{name}",
-                stated,
-                f"in {spec.train_config.path}, or by set",
-            )
-    written = spec.setting(GLOBAL_BATCH, -1)
-    if written != -1 and _positive(written) is None:
-        yield Problem(
-            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
-            f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
-        )
-    if written == -1 and (spec.segments or _changes_nodes(spec)):
-        yield Problem(
-            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
-            "is not set, and would change with the data-parallel degree",
-            f"in {spec.train_config.path}, or by set",
-        )
-    steps = _positive(spec.setting("training.steps"))
-    if isinstance(experiment.cadence, tuple) and steps is not None:
-        for step in (step for step in experiment.cadence if step > steps):
-            yield Problem(
-                f"{experiment.path}: probe.cadence",
-                f"step {step} comes after the last step of {spec.name!r}",
-                f"training.steps is {steps}",
-            )
-
-
-def _changes_nodes(spec: SetSpec) -> bool:
-    return spec.recovery is not None and spec.recovery.nodes[0] < spec.recovery.nodes[1]
-
-
-def _positive(value: Setting) -> int | None:
-    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return cast("int", value) if valid else None
-
-
-def _size(spec: SetSpec, name: str) -> int:
-    """A size that ``_size_problems`` has passed."""
-    return cast("int", spec.setting(f"training.{name}"))
-
-
 def _job(
     experiment: Experiment,
     spec: SetSpec,
@@ -175,14 +116,14 @@ def _job(
     toolchain: Toolchain,
     surroundings: Surroundings,
 ) -> Job:
-    seed, steps = experiment.seed, _size(spec, "steps")
-    sampled = sample_steps(experiment.cadence, steps)
-    local = _size(spec, "local_batch_size")
+    seed, steps = experiment.seed, size(spec, "steps")
+    probed = spec.command is None or spec.command.probed
+    sampled = sample_steps(experiment.cadence, steps) if probed else ()
+    local = size(spec, "local_batch_size")
     if spec.segments:
         local = spec.segments[0].local_batch_size  # as the degrees of the set are the first's
-    written = _positive(spec.setting(GLOBAL_BATCH))
-    made = seed_identity(spec, toolchain, seed, surroundings)
-    needs = made if experiment.seed_checkpoint is None else None
+    written = positive(spec.setting(GLOBAL_BATCH))
+    needs = _needs(experiment, spec, toolchain, surroundings)
     return Job(
         name=spec.name,
         role=role,
@@ -192,14 +133,14 @@ def _job(
         steps=steps,
         local_batch_size=local,
         global_batch_size=written or local * spec.parallelism.dp,
-        seq_len=_size(spec, "seq_len"),
+        seq_len=size(spec, "seq_len"),
         precision=precision_of(spec),
         identity=job_identity(
             spec,
             toolchain,
             seed,
             surroundings,
-            starts_from=_start(needs, surroundings),
+            starts_from=_start(spec, needs, surroundings),
             sample_steps=sampled,
         ),
         sample_steps=sampled,
@@ -208,11 +149,22 @@ def _job(
     )
 
 
-def _start(needs: str | None, surroundings: Surroundings) -> str:
-    """What stands in an identity for the weights: those of a seed job, or of a given checkpoint.
+def _needs(
+    experiment: Experiment, spec: SetSpec, toolchain: Toolchain, surroundings: Surroundings
+) -> str | None:
+    """Identity of the seed-checkpoint job of a set; None where no job makes its weights."""
+    if spec.command is not None or experiment.seed_checkpoint is not None:
+        return None
+    return seed_identity(spec, toolchain, experiment.seed, surroundings)
+
+
+def _start(spec: SetSpec, needs: str | None, surroundings: Surroundings) -> str:
+    """What stands in an identity for the weights: a seed job, a given checkpoint, the program.
 
     Raises KeyError when the digest of a given one is not among the surroundings.
     """
+    if spec.command is not None:
+        return OF_THE_PROGRAM
     start = surroundings.seed_checkpoint if needs is None else needs
     if start is None:
         raise KeyError("seed_checkpoint")
@@ -225,7 +177,7 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
         control.toolchain,
         control.seed,
         surroundings,
-        starts_from=_start(control.needs, surroundings),
+        starts_from=_start(control.spec, control.needs, surroundings),
         sample_steps=control.sample_steps,
         repeat=repeat,
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.model import Kind, Parallelism, Role
-from harness.rules.rule import Case, Finding, guide_rule
+from harness.rules.rule import Case, Finding, guide_rule, of_titan
 from harness.rules.stages import count_microbatches, pipeline_stages
 
 
 @guide_rule
+@of_titan
 def control_is_1d_fsdp(case: Case) -> Iterator[Finding]:
     """The control is a 1D FSDP job without techniques, which the guide takes to be right."""
     if case.job.role is not Role.CONTROL:
@@ -34,6 +35,7 @@ def control_is_repeated(case: Case) -> Iterator[Finding]:
 
 
 @guide_rule
+@of_titan
 def same_dp_degree(case: Case) -> Iterator[Finding]:
     """A test set keeps its control's data-parallel degree, so that both read the same samples."""
     spec = case.job.spec
@@ -75,6 +77,7 @@ def same_steps(case: Case) -> Iterator[Finding]:
 
 
 @guide_rule
+@of_titan
 def same_initial_weights(case: Case) -> Iterator[Finding]:
     """A test set and its control start from one seed checkpoint."""
     if case.job.needs != case.control.needs:
@@ -86,6 +89,7 @@ def same_initial_weights(case: Case) -> Iterator[Finding]:
 
 
 @guide_rule
+@of_titan
 def pp_microbatches(case: Case) -> Iterator[Finding]:
     """Pipeline parallelism has at least as many microbatches as stages."""
     if case.degrees.pp == 1:

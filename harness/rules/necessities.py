@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.model import Launcher, Technique
-from harness.rules.rule import Case, Finding, necessity
+from harness.rules.rule import Case, Finding, necessity, of_titan
 from harness.rules.stages import (
     count_microbatches,
     effective_layers,
@@ -22,6 +22,7 @@ FLEX_BLOCK = 128
 
 
 @necessity
+@of_titan
 def pp_microbatches_fit(case: Case) -> Iterator[Finding]:
     """The local batch divides into microbatches that the pipeline schedule takes."""
     schedule = case.job.spec.pipeline_schedule
@@ -61,6 +62,7 @@ def batch_divisible(case: Case) -> Iterator[Finding]:
 
 
 @necessity
+@of_titan
 def sequence_divisible(case: Case) -> Iterator[Finding]:
     """The sequence length divides over sequence-parallel and context-parallel ranks."""
     tp, cp, length = case.degrees.tp, case.degrees.cp, case.job.seq_len
@@ -80,6 +82,7 @@ def sequence_divisible(case: Case) -> Iterator[Finding]:
 
 
 @necessity
+@of_titan
 def technique_needs(case: Case) -> Iterator[Finding]:
     """A technique stands on top of what it needs."""
     spec, degrees = case.job.spec, case.degrees
@@ -107,6 +110,7 @@ def technique_needs(case: Case) -> Iterator[Finding]:
 
 
 @necessity
+@of_titan
 def model_divisible(case: Case) -> Iterator[Finding]:
     """Attention heads divide over TP, and every pipeline stage gets a layer's worth of model."""
     shape, tp = case.job.spec.train_config.model, case.degrees.tp
@@ -126,6 +130,7 @@ def model_divisible(case: Case) -> Iterator[Finding]:
 
 
 @necessity
+@of_titan
 def expert_degree_divides(case: Case) -> Iterator[Finding]:
     """Expert parallelism borrows whole groups of the dp_shard x cp x tp ranks."""
     degrees = case.degrees

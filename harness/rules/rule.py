@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import NamedTuple
 
 from harness.errors import Problem, suggest
@@ -64,6 +65,16 @@ def guide_rule(check: Check) -> Check:
 def necessity(check: Check) -> Check:
     """Register what must hold for the job to run as named."""
     return _rule(check, waivable=False)
+
+
+def of_titan(check: Check) -> Check:
+    """Let a rule about torchtitan's own parallelism or loaders be silent on other programs."""
+
+    @wraps(check)
+    def guarded(case: Case) -> Iterable[Finding]:
+        return check(case) if case.job.spec.command is None else ()
+
+    return guarded
 
 
 class Ruling(NamedTuple):
