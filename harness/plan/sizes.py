@@ -1,0 +1,100 @@
+"""The sizes and the precision of a set, and what a plan cannot be made without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from harness.errors import Problem, suggest
+from harness.model import GLOBAL_BATCH, Experiment, Precision, SetSpec, Setting, Technique
+
+DEFAULTS = {"seq_len": 1}
+"""Sizes that a command trainer's config may leave out: its samples may be no sequences."""
+DTYPES = {
+    "float64": Precision.FP32,
+    "float32": Precision.FP32,
+    "float16": Precision.BF16,
+    "bfloat16": Precision.BF16,
+    "float8": Precision.FLOAT8,
+}
+"""What a command trainer's config may call its arithmetic, and the floor by which it is judged:
+none is finer than that of its own (float16 has more bits than bfloat16, and no floor of its own).
+"""
+DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+
+
+def precision_of(spec: SetSpec) -> Precision:
+    """The coarsest arithmetic of a set.
+
+    torchtitan's own default is bfloat16 mixed precision; that of a command trainer's config is
+    float32.
+    """
+    if spec.command is not None:
+        coarsest = [DTYPES[str(spec.setting(key, "float32"))] for key in DTYPE_KEYS]
+        return max(coarsest, key=list(Precision).index)
+    if {Technique.FLOAT8, Technique.FLOAT8_ROWWISE} & set(spec.techniques):
+        return Precision.FLOAT8
+    mixed = spec.setting("training.mixed_precision_param", "bfloat16")
+    if Technique.BF16 in spec.techniques or "bfloat16" in (mixed, spec.setting("training.dtype")):
+        return Precision.BF16
+    return Precision.FP32
+
+
+def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
+    """Sizes that a plan cannot be made without."""
+    for name in ("steps", "local_batch_size", "seq_len"):
+        value = spec.setting(f"training.{name}", DEFAULTS.get(name) if spec.command else None)
+        if positive(value) is None:
+            stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
+            yield Problem(
+                f"{experiment.path}: {spec.name!r}: training.{name}",
+                stated,
+                f"in {spec.train_config.path}, or by set",
+            )
+    written = spec.setting(GLOBAL_BATCH, -1)
+    if written != -1 and positive(written) is None:
+        yield Problem(
+            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
+            f"must be a positive integer, or -1 for local batch x dp, not {written!r}",
+        )
+    if written == -1 and (spec.segments or _changes_nodes(spec)):
+        yield Problem(
+            f"{experiment.path}: {spec.name!r}: training.global_batch_size",
+            "is not set, and would change with the data-parallel degree",
+            f"in {spec.train_config.path}, or by set",
+        )
+    yield from _dtype_problems(experiment, spec)
+    steps = positive(spec.setting("training.steps"))
+    if isinstance(experiment.cadence, tuple) and steps is not None:
+        for step in (step for step in experiment.cadence if step > steps):
+            yield Problem(
+                f"{experiment.path}: probe.cadence",
+                f"step {step} comes after the last step of {spec.name!r}",
+                f"training.steps is {steps}",
+            )
+
+
+def _dtype_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
+    """Data types in a command trainer's config that tell no precision."""
+    for key in DTYPE_KEYS if spec.command is not None else ():
+        value = spec.setting(key, "float32")
+        if value not in DTYPES:
+            yield Problem(
+                f"{experiment.path}: {spec.name!r}: {key}",
+                f"{value!r} is no known data type",
+                suggest(str(value), DTYPES),
+            )
+
+
+def _changes_nodes(spec: SetSpec) -> bool:
+    return spec.recovery is not None and spec.recovery.nodes[0] < spec.recovery.nodes[1]
+
+
+def positive(value: Setting) -> int | None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return cast("int", value) if valid else None
+
+
+def size(spec: SetSpec, name: str) -> int:
+    """A size that ``size_problems`` has passed."""
+    return cast("int", spec.setting(f"training.{name}", DEFAULTS.get(name)))
