@@ -8,14 +8,14 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, Problem
-from harness.model import Cluster, Experiment, Surroundings, SyntheticData
+from harness.model import Cluster, Command, Experiment, Surroundings, SyntheticData
 
-RANK_CODE = Path(__file__).parent / "rank"
+RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")
 DRIVER_INFORMATION = Path("/proc/driver/nvidia/version")
@@ -32,7 +32,7 @@ def read_surroundings(
         on_gpu: whether ranks will run on GPUs of this machine; a cluster says it itself.
 
     Raises:
-        ConfigError: a file to inject, or the seed checkpoint, cannot be read.
+        ConfigError: a file to inject, one of a program, or the seed checkpoint cannot be read.
     """
     anchors = (experiment.anchor,) if experiment.anchor else ()
     specs = (*experiment.controls, *anchors, *experiment.tests)
@@ -45,17 +45,22 @@ def read_surroundings(
         rank_code=rank_code_digest(),
         data={data: data_digest(data) for data in corpora if data is not None},
         injected={each: _injected_digest(experiment, each) for each in injected if each},
+        sources=dict(_source_digests(experiment, [spec.command for spec in specs])),
         seed_checkpoint=_checkpoint_digest(experiment),
     )
 
 
-def rank_code_digest(folder: Path = RANK_CODE) -> str:
-    """Hex SHA-256 of every Python source under the folder, with its relative path."""
+def rank_code_digest(*folders: Path) -> str:
+    """Hex SHA-256 of every Python source under the folders, with its path from there.
+
+    By default of all that runs inside ranks: adapters, CPU shim, and the probe as a library.
+    """
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        source = path.read_bytes()
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(source)}\0".encode())
-        digest.update(source)
+    for folder in folders or RANK_CODE:
+        for path in sorted(folder.rglob("*.py")):
+            source, named = path.read_bytes(), path.relative_to(folder.parent).as_posix()
+            digest.update(f"{named}\0{len(source)}\0".encode())
+            digest.update(source)
     return digest.hexdigest()
 
 
@@ -149,14 +154,40 @@ def _cpu_model(information: Path = CPU_INFORMATION) -> str:
 
 def _injected_digest(experiment: Experiment, inject: str) -> str:
     path = Path(inject.rpartition(":")[0])
-    digest = hashlib.sha256()
     try:
-        for source in _with_imports(path):
-            digest.update(hashlib.sha256(source.read_bytes()).digest())
+        return _digest_of(path, (path.parent,))
     except OSError as error:
         raise ConfigError(
             Problem(f"{experiment.path}: inject", f"{path} cannot be read: {error.strerror}")
         ) from None
+
+
+def _source_digests(
+    experiment: Experiment, commands: Sequence[Command | None]
+) -> Iterator[tuple[Path, str]]:
+    """Every file of the programs that train, and its digest."""
+    called = [command for command in commands if command is not None]
+    for path, folder in dict.fromkeys(
+        (path, each.folder) for each in called for path in each.sources
+    ):
+        try:
+            # A script imports from its own folder, a module from where it is started.
+            yield path, _digest_of(path, (path.parent, folder))
+        except OSError as error:
+            raise ConfigError(
+                Problem(
+                    f"{experiment.path}: trainer.command",
+                    f"{path} cannot be read: {error.strerror}",
+                )
+            ) from None
+
+
+def _digest_of(path: Path, folders: Sequence[Path]) -> str:
+    """Hex SHA-256 of a file and, of a Python one, of all that it imports from the folders."""
+    sources = _with_imports(path, folders) if path.suffix == ".py" else [path]
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(hashlib.sha256(source.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -184,19 +215,32 @@ def _checkpoint_digest(experiment: Experiment) -> str | None:
     return digest.hexdigest()
 
 
-def _with_imports(path: Path) -> list[Path]:
-    """A Python file and, by name, the files beside it that it imports, however indirectly.
+def _with_imports(path: Path, folders: Sequence[Path]) -> list[Path]:
+    """A Python file and, by name, the files in the folders that it imports, however indirectly.
 
-    A file that cannot be parsed imports nothing; the rank says what is wrong with it.
+    Of a package that is imported all files count. A file that cannot be parsed imports nothing; the
+    rank says what is wrong with it.
     """
     found = {path}
     left = [path]
     while left:
-        beside = {file.stem: file for file in path.parent.glob("*.py")}
-        new = {beside[name] for name in _imported(left.pop()) if name in beside} - found
-        found |= new
-        left += new
+        importing = left.pop()
+        beside = dict.fromkeys((importing.parent, *folders))
+        for name in _imported(importing):
+            new = {file for folder in beside for file in _module(folder, name)} - found
+            found |= new
+            left += new
     return [path, *sorted(found - {path})]
+
+
+def _module(folder: Path, name: str) -> list[Path]:
+    """The files of a module or package in a folder; empty when it has none of that name."""
+    file, package = folder / f"{name}.py", folder / name
+    if file.is_file():
+        return [file]
+    # Without __init__.py it may be any folder of that name, as large as it likes.
+    whole = (package / "__init__.py").is_file()
+    return sorted(package.rglob("*.py") if whole else package.glob("*.py"))
 
 
 def _imported(path: Path) -> set[str]:
@@ -209,6 +253,8 @@ def _imported(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):  # from . import a, b
+            names |= {alias.name for alias in node.names}
     return names

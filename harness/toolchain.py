@@ -6,17 +6,24 @@ A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it
 checkout (``torchtitan-0.3.0@main``), spoken to as that release is, and the commit is part of its
 version. The root is
 ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory.
+
+What trains by a command needs no torchtitan, and may be any Python by its path; that one is started
+to ask it what is installed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import NamedTuple
 
+from harness import __version__
 from harness.errors import ToolchainError
-from harness.model import Toolchain
+from harness.model import Command, Toolchain
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
@@ -25,6 +32,19 @@ DISTRIBUTIONS = (
     *("mosaicml-streaming", "converge"),
 )
 """What can change a job's numbers, or says which rank code runs."""
+COMMAND_DISTRIBUTIONS = (
+    *DISTRIBUTIONS,
+    *("accelerate", "datasets", "deepspeed", "flash-attn", "jax", "jaxlib", "lightning"),
+    *("megatron-core", "mosaicml", "peft", "pytorch-lightning", "safetensors", "tokenizers"),
+    *("torchdata", "torchvision", "transformer-engine", "transformers", "trl"),
+)
+"""The same of a program of the user's."""
+COMMAND_DIALECT = "command"
+_QUESTION = (
+    "import json, platform, sys; print(json.dumps([sys.executable, "
+    "[path for path in sys.path if path], platform.python_version()]))"
+)
+_ANSWER_TIMEOUT_S = 60.0
 DIALECTS = {"0.2": "titan_0_2", "0.3": "titan_0_3"}
 """torchtitan release series to the rank adapter that speaks to it."""
 
@@ -40,23 +60,25 @@ def available_toolchains(root: Path | None = None) -> tuple[str, ...]:
     return tuple(sorted(python.parent.parent.name for python in folder.glob("*/bin/python")))
 
 
-def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
+def find_toolchain(
+    name: str, root: Path | None = None, command: Command | None = None
+) -> Toolchain:
     """A toolchain by name, with the versions of what matters in it.
+
+    ``command`` is what trains in it, where torchtitan does not; then the name may also be the
+    absolute path of a Python.
 
     Raises:
         ToolchainError: it is not there, is no virtual environment with torchtitan, or its
-            torchtitan is of a series that no rank adapter speaks to.
+            torchtitan is of a series that no rank adapter speaks to. For a command: it is not
+            there, does not start, or lacks what its probe needs.
     """
+    if command is not None:
+        return _for_command(name, root, command)
     folder = (root or toolchain_root()) / name
-    python = folder / "bin" / "python"
+    python = _python_of(name, folder)
     build = f"build it with: nox -s toolchain -- {name}"
-    if not os.access(python, os.X_OK):
-        there = ", ".join(available_toolchains(root)) or "none"
-        raise ToolchainError(
-            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build}, or say with "
-            "CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
-        )
-    versions = _versions(folder)
+    versions = _versions(_site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
     if missing:
         raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; re{build}")
@@ -71,11 +93,14 @@ def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
     return Toolchain(name=name, python=python, dialect=DIALECTS[series], versions=versions)
 
 
-def assume_toolchain(name: str, root: Path | None = None) -> Toolchain:
+def assume_toolchain(
+    name: str, root: Path | None = None, command: Command | None = None
+) -> Toolchain:
     """A toolchain as it will be once built, for plans that launch nothing.
 
     Only torchtitan's version is known, from the name (``torchtitan-0.3.0``), so identities differ
-    from those of the built one. One that is there is returned as it is.
+    from those of the built one; of one for a command no version is. One that is there is returned
+    as it is.
 
     Raises:
         ToolchainError: as :func:`find_toolchain`, also for a name that tells no known version.
@@ -83,6 +108,10 @@ def assume_toolchain(name: str, root: Path | None = None) -> Toolchain:
     distribution, version, *_ = [*name.split("-"), ""]
     series = ".".join(version.split(".")[:2])
     folder = (root or toolchain_root()) / name
+    if command is not None:
+        if folder.exists():  # or a Python by its path
+            return find_toolchain(name, root, command)
+        return Toolchain(name, folder / "bin" / "python", COMMAND_DIALECT, {})
     if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:
         return find_toolchain(name, root)
     return Toolchain(
@@ -93,12 +122,87 @@ def assume_toolchain(name: str, root: Path | None = None) -> Toolchain:
     )
 
 
-def _versions(environment: Path) -> dict[str, str]:
+def _python_of(name: str, folder: Path) -> Path:
+    """The Python of a toolchain; raises ToolchainError where there is none that can be started."""
+    python = folder / "bin" / "python"
+    if not os.access(python, os.X_OK):
+        there = ", ".join(available_toolchains(folder.parent)) or "none"
+        raise ToolchainError(
+            f"no toolchain {name!r} in {folder.parent} (there: {there}); build it with: "
+            f"nox -s toolchain -- {name}, or say with CONVERGE_TOOLCHAINS=FOLDER where toolchains "
+            "are"
+        )
+    return python
+
+
+def _for_command(name: str, root: Path | None, command: Command) -> Toolchain:
+    """The environment of a program of the user's."""
+    if Path(name).is_absolute():
+        python, paths, release = _ask(Path(name))
+        versions = {"python": release, **_versions(paths, COMMAND_DISTRIBUTIONS)}
+    else:
+        folder = (root or toolchain_root()) / name
+        python = _python_of(name, folder)
+        versions = _versions(_site_packages(folder), COMMAND_DISTRIBUTIONS)
+    if command.probed and "torch" not in versions:
+        raise ToolchainError(
+            f"{python} has no torch, so its program cannot be probed: install torch there, name "
+            "another toolchain or python, or set trainer.probe = false"
+        )
+    if command.probed and "converge" not in versions:
+        raise ToolchainError(
+            f"{python} has no converge, so its program cannot be probed: install it with: "
+            f"{python} -m pip install --no-deps {_own_source()}, or set trainer.probe = false"
+        )
+    return Toolchain(name=name, python=python, dialect=COMMAND_DIALECT, versions=versions)
+
+
+class _Answer(NamedTuple):
+    """What a Python says of itself."""
+
+    python: Path
+    """Itself, where it was started by a stand-in (pyenv)."""
+    paths: list[str]
+    release: str
+
+
+def _ask(python: Path) -> _Answer:
+    """Where a Python looks for modules: system Pythons and conda have no one layout."""
+    try:
+        asked = subprocess.run(
+            [python, "-c", _QUESTION],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_ANSWER_TIMEOUT_S,
+        )
+        executable, paths, release = json.loads(asked.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)
+        raise ToolchainError(
+            f"{python} does not start as a Python: {str(said).strip().rpartition(chr(10))[2]}; "
+            "name another by trainer.python or trainer.toolchain"
+        ) from None
+    return _Answer(Path(executable or python), paths, release)
+
+
+def _own_source() -> str:
+    """What pip is to install of this package: the checkout that runs, else its release."""
+    checkout = Path(__file__).parent.parent
+    return (
+        f"-e {checkout}" if (checkout / "pyproject.toml").is_file() else f"converge=={__version__}"
+    )
+
+
+def _site_packages(environment: Path) -> list[str]:
+    return [str(folder) for folder in environment.glob("lib/python3*/site-packages")]
+
+
+def _versions(paths: list[str], names: Iterable[str]) -> dict[str, str]:
     """Versions from the distributions' metadata: nothing is imported, no process started."""
-    site_packages = [str(folder) for folder in environment.glob("lib/python3*/site-packages")]
     found: dict[str, str] = {}
-    for name in DISTRIBUTIONS:
-        for distribution in distributions(name=name, path=site_packages):
+    for name in names:
+        for distribution in distributions(name=name, path=paths):
             found.setdefault(name, _version(distribution))
     return found
 

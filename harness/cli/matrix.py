@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from harness.experiment import load_experiment
 from harness.model import (
     Calibration,
     Cluster,
+    Command,
     Evidence,
     Experiment,
     Job,
@@ -49,6 +50,12 @@ class Judged:
     view: ReportView
 
 
+class Finder(Protocol):
+    """Finds a toolchain by its name, for torchtitan or for what trains there instead."""
+
+    def __call__(self, name: str, *, command: Command | None = None) -> Toolchain: ...
+
+
 def load_plan(
     path: Path,
     only: Sequence[str],
@@ -58,7 +65,7 @@ def load_plan(
     calibration: Path | None = None,
     launcher: Launcher | None = None,
     cluster: Path | Cluster | None = None,
-    find: Callable[[str], Toolchain] = find_toolchain,
+    find: Finder = find_toolchain,
 ) -> Plan:
     """Experiment file to plan; everything wrong with it in one ConfigError.
 
@@ -123,13 +130,14 @@ def plan_experiment(
     *,
     on_gpu: bool,
     slots: int | None = None,
-    find: Callable[[str], Toolchain] = find_toolchain,
+    find: Finder = find_toolchain,
 ) -> Plan:
     """A loaded experiment, or a part of one, to plan; its problems in one ConfigError."""
     if slots is not None:
         experiment = replace(experiment, cpu_ranks=slots)
     surroundings = surroundings_of(experiment, on_gpu=on_gpu)
-    toolchains = {name: find(name) for name in toolchain_names(experiment)}
+    command = experiment.controls[0].command  # one trainer per file
+    toolchains = {name: find(name, command=command) for name in toolchain_names(experiment)}
     stored = golden_of(experiment)
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)
