@@ -16,7 +16,7 @@ from rich.table import Table
 
 from harness.cli import matrix
 from harness.cli.shared import make_console, names
-from harness.errors import ConfigError
+from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
 from harness.launch import RunOptions
 from harness.launch.dry_run import Answer, dry_run, parts_of, problems_of
@@ -62,6 +62,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
         launcher=arguments.launcher,
         cluster=arguments.cluster,
     ).without_golden
+    _require_torchtitan(plan)
     device = arguments.device or device_of(plan)
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     total, done = len(parts_of(plan.jobs)), 0
@@ -91,6 +92,18 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
         raise ConfigError(problems)
     unsupported = any(answer.unsupported for answer in answers)
     return ExitCode.UNDECIDED if unsupported else ExitCode.PASS
+
+
+def _require_torchtitan(plan: Plan) -> None:
+    """Refuse sets that another program trains: nobody but it builds their models."""
+    if any(job.spec.command is not None for job in plan.jobs):
+        raise ConfigError(
+            Problem(
+                f"{plan.experiment.path}: trainer.kind",
+                "is 'command': a dry run builds torchtitan's models only",
+                "leave --dry-run out",
+            )
+        )
 
 
 def device_of(plan: Plan) -> str:

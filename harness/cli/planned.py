@@ -137,7 +137,7 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
     yield "", ""
     yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
     on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}"
-    yield f"  {', '.join(row.techniques) or 'no technique'}; {on}", ""
+    yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
     for line in _kind_lines(row):
         yield f"  {line}", ""
     # `converge init` has notes begin with the rule, which stands above.

@@ -15,6 +15,7 @@ from harness.model import (
     SetSpec,
     Technique,
 )
+from harness.plan.describe_command import describe_command, serves_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class PlanRow:
     """Of an elastic set; degrees and batch sizes above are those of the first."""
     recovery: Recovery | None = None
     """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
+    trainer: str = ""
+    """Of a set that another program than torchtitan trains: which, and what it leaves."""
     passes: int = 1
     """How many passes the run is made of when everything goes as it is meant to."""
 
@@ -84,6 +87,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         kind=spec.kind,
         segments=spec.segments,
         recovery=spec.recovery,
+        trainer=describe_command(spec.command) if spec.command else "",
         passes=_passes(spec),
     )
 
@@ -94,7 +98,12 @@ def _passes(spec: SetSpec) -> int:
 
 
 def serves(job: Job, control: Job) -> str:
-    """Which sentence of the converging guide a set answers to."""
+    """Which sentence of the converging guide a set answers to.
+
+    Of another program than torchtitan: what it does otherwise than the control.
+    """
+    if job.spec.command is not None:
+        return serves_command(job, control)
     if job.role is Role.CONTROL:
         return _serves_as_control(job)
     if job.role is Role.ANCHOR:

@@ -1,0 +1,247 @@
+"""``trainer.kind = "command"``: what the file means, and what is refused before anything starts."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.errors import ConfigError
+from harness.experiment import load_experiment
+from harness.model import (
+    CURVE_REPEATS,
+    PROBED_REPEATS,
+    Launcher,
+    RankLauncher,
+    SyntheticData,
+)
+
+CONFIG = """
+[trainer.config]
+training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
+zero = { stage = 0 }
+"""
+SETS = """
+[control]
+name = "ddp2"
+parallelism = { dp_replicate = 2 }
+[[test]]
+name = "zero2"
+parallelism = { dp_shard = 2 }
+set = { zero.stage = 2 }
+"""
+TOOLCHAIN = 'toolchain = "mine"'
+ARGV = '["train.py", "--stage", "{config.zero.stage}", "--output", "{output}"]'
+
+
+@pytest.fixture
+def script(folder):
+    (folder / "train.py").write_text("import model\n")
+    return folder / "train.py"
+
+
+def text(trainer="", *, argv=ARGV, config=CONFIG, sets=SETS, top="", where=TOOLCHAIN):
+    return f"""schema = 1
+{top}
+[trainer]
+kind = "command"
+command = {argv}
+{where}
+{trainer}
+{config}{sets}"""
+
+
+def test_sets_have_the_command_and_the_inline_config(load, script):
+    experiment = load(text())
+    (control,), (test,) = experiment.controls, experiment.tests
+    command = control.command
+    assert command == test.command
+    assert command.argv[0] == "train.py"
+    assert (command.folder, command.sources) == (script.parent, (script,))
+    assert (command.launcher, command.probed) == (RankLauncher.TORCHRUN, True)
+    assert (control.setting("zero.stage"), test.setting("zero.stage")) == (0, 2)
+    assert (control.toolchain, control.train_config.path) == ("mine", "[trainer.config]")
+    assert experiment.repeats == PROBED_REPEATS
+
+
+def test_a_program_without_the_probe_leaves_a_curve(load, script):
+    experiment = load(
+        text(
+            'probe = false\ncurves = "{output}/loss.csv"\n'
+            'columns = { loss = "train/loss", step = "iteration" }'
+        )
+    )
+    command = experiment.controls[0].command
+    assert (command.probed, command.curves) == (False, "{output}/loss.csv")
+    assert dict(command.columns) == {"loss": "train/loss", "step": "iteration"}
+    assert experiment.repeats == CURVE_REPEATS
+
+
+def test_the_config_may_be_a_file_with_the_projects_corpus(load, script, folder):
+    (folder / "config.toml").write_text(
+        "[training]\nsteps = 4\nlocal_batch_size = 2\n[zero]\nstage = 0\n[converge.data]\n"
+    )
+    argv = ARGV.replace('"--output"', '"{data}", "--output"')
+    loaded = load(text('train_config = "config.toml"', argv=argv, config=""))
+    assert loaded.controls[0].train_config.data == SyntheticData()
+
+
+def test_the_program_starts_where_its_first_file_is_found(load, folder):
+    nested = folder / "experiments"
+    nested.mkdir()
+    (folder / "src").mkdir()
+    (folder / "src" / "train.py").touch()
+    (folder / "more.yaml").touch()
+    path = nested / "x.toml"
+    path.write_text(text('files = ["more.yaml"]', argv='["src/train.py"]'))
+    command = load_experiment(path).controls[0].command
+    assert command.folder == folder
+    assert command.sources == (folder / "src" / "train.py", folder / "more.yaml")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "argv", "sources"),
+    [
+        ("torchrun", '["-m", "pkg.train"]', ["pkg/train.py"]),
+        ("torchrun", '["-m", "pkg"]', ["pkg/__main__.py"]),
+        ("composer", '["-m", "installed.train"]', []),
+        ("deepspeed", '["--no_local_rank", "train.py", "other.json"]', ["train.py", "other.json"]),
+        ("mpirun", '["{python}", "train.py"]', ["train.py"]),
+        ("none", '["accelerate", "launch", "train.py"]', ["train.py"]),
+        ("none", '["{python}", "-m", "pkg.train", "train.py"]', ["train.py", "pkg/train.py"]),
+        ("none", '["./run.sh"]', ["run.sh"]),
+    ],
+)
+def test_files_of_the_template_are_sources(load, script, folder, launcher, argv, sources):
+    (folder / "pkg").mkdir()
+    for name in ("pkg/train.py", "pkg/__main__.py", "other.json", "run.sh"):
+        (folder / name).touch()
+    (folder / "run.sh").chmod(0o755)
+    command = load(text(f'launcher = "{launcher}"', argv=argv)).controls[0].command
+    assert command.sources == tuple(folder / name for name in sources)
+
+
+def test_a_python_by_its_path_is_kept_as_it_is_linked(load, script, folder):
+    python = folder / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(shutil.which("python3"))
+    written = text(where='python = "env/bin/python"')
+    assert load(written).controls[0].toolchain == str(python)
+
+
+def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(shutil.which("python3"))
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+    written = text(where="")
+    assert load(written).controls[0].toolchain == str(folder / "bin" / "python")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"argv": "[]"}, "trainer.command: is empty"),
+        ({"argv": '[""]'}, "trainer.command[0]: is empty"),
+        ({"argv": '"train.py --steps 2"'}, "trainer.command: must be a list"),
+        ({"argv": '["trian.py"]'}, "trainer.command[0]: there is no file 'trian.py' (looked in: "),
+        ({"argv": '["train.py", "{step}"]'}, "{step} is no placeholder (did you mean 'steps'?"),
+        (
+            {"argv": '["train.py", "{"]'},
+            "trainer.command[1]: the brace '{' at character 1 is alone",
+        ),
+        (
+            {"argv": '["train.py", "{config.zero.stge}"]'},
+            "is no key of the train config [trainer.config] (did you mean 'config.zero.stage'?",
+        ),
+        ({"argv": '["train.py", "{config.zero}"]'}, "{config.zero} is a table, and no value"),
+        ({"argv": '["train.py", "{data}"]'}, "{data} stands for a corpus, and there is no"),
+        (
+            {"argv": '["train.py"]', "trainer": 'launcher = "none"'},
+            "'train.py' is no program that can be started by itself (as [\"{python}\"",
+        ),
+        ({"trainer": 'launcher = "torchrum"'}, "'torchrum' is not known (did you mean 'torchrun'?"),
+        ({"where": 'python = "nowhere/python"'}, "there is no Python 'nowhere/python'"),
+        (
+            {"trainer": 'python = "base.toml"'},
+            "trainer.python: and toolchain are two environments",
+        ),
+        ({"where": 'python = "train.py"'}, "train.py is no program that may be started"),
+        ({"trainer": 'files = ["gone.py"]'}, "trainer.files[0]: there is no file 'gone.py'"),
+        ({"trainer": "probe = false"}, "trainer.curves: is missing"),
+        (
+            {"trainer": 'probe = false\ncurves = "loss.csv"'},
+            "'loss.csv' does not lead into the run's own folder",
+        ),
+        (
+            {"trainer": 'probe = false\ncurves = "{output}/../loss.csv"'},
+            "does not lead into the run's own folder",
+        ),
+        ({"trainer": 'curves = "{output}/x"'}, "says nothing of a program that is probed"),
+        (
+            {"trainer": 'probe = false\ncurves = "{output}/x"\ncolumns = { los = "a" }'},
+            "trainer.columns.los: 'los' is not known (did you mean 'loss'?",
+        ),
+        ({"trainer": 'environment = { RANK = "0" }'}, "RANK: is set by the harness or its launche"),
+        ({"trainer": 'environment = { A = "{x}" }'}, "trainer.environment.A: {x} is no placehold"),
+        ({"trainer": 'seed_checkpoint = "x"'}, "is a key of kind 'torchtitan'; this trainer is of"),
+        ({"config": ""}, "control.train_config of 'ddp2': is missing (set trainer.train_config or"),
+        ({"trainer": 'train_config = "base.toml"'}, "config: and train_config are two configs"),
+        (
+            {"config": f"{CONFIG}[trainer.config.converge.data]\nloader = 'streaming'\n"},
+            "trainer.config: converge.data.loader: unknown key",
+        ),
+        (
+            {"sets": SETS.replace("zero.stage", "zero.stagge")},
+            "test[0].set.zero.stagge of 'zero2': is no key of the train config",
+        ),
+        (
+            {"sets": SETS + 'techniques = ["compile"]'},
+            "test[0].techniques of 'zero2': is known of torchtitan only",
+        ),
+        (
+            {"sets": SETS + '[[test]]\nkind = "space_time"\nname = "st"\nproduct = 2'},
+            "test[1].kind of 'st': 'space_time' needs torchtitan",
+        ),
+        (
+            {
+                "sets": SETS + '[[test]]\nkind = "elastic"\nname = "e"\n'
+                "segments = [{ until = 4, dp_shard = 2 }, { until = 20 }]"
+            },
+            "test[1].kind of 'e': 'elastic' needs torchtitan",
+        ),
+        ({"top": 'repeats = ["permute"]'}, "'permute' cannot be made of a command trainer"),
+        (
+            {
+                "top": 'repeats = ["ulp"]',
+                "trainer": 'probe = false\ncurves = "{output}/x"',
+            },
+            "'ulp' cannot be made: only the probe moves initial weights",
+        ),
+        (
+            {
+                "trainer": 'probe = false\ncurves = "{output}/x"',
+                "sets": SETS + "[probe]\ncadence = 4",
+            },
+            "probe: says nothing: with trainer.probe = false",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_start(problems, script, changes, expected):
+    found = problems(text(**changes))
+    assert any(expected in problem for problem in found), found
+
+
+def test_keys_of_a_command_need_the_kind(problems):
+    written = "schema = 1\n[trainer]\ncommand = ['x']\ntrain_config = 'base.toml'" + SETS
+    assert any('add kind = "command"' in problem for problem in problems(written))
+
+
+def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script):
+    found = problems(text(argv='["train.py", "{config.zero.stge}"]'))
+    assert len(found) == 1
+
+
+def test_a_cluster_is_refused(script, folder):
+    path = folder / "x.toml"
+    path.write_text(text(sets=SETS + "[cluster]\nranks_per_node = 2\npartition = 'p'"))
+    with pytest.raises(ConfigError, match="a command trainer runs on this machine only"):
+        load_experiment(path, launcher=Launcher.SLURM, cluster=Path("none.toml"))

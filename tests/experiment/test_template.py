@@ -1,0 +1,46 @@
+"""Templates of a command trainer: what is filled in, and nothing else."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.model.template import fill, placeholders
+
+NAMES = st.text(st.characters(exclude_characters="{}"), min_size=1, max_size=8)
+LITERALS = st.text(max_size=8)
+
+
+def doubled(text):
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+@given(st.lists(st.tuples(LITERALS, NAMES), max_size=5), LITERALS)
+def test_literal_text_comes_out_as_it_was_and_names_as_their_values(pairs, last):
+    template = "".join(f"{doubled(text)}{{{name}}}" for text, name in pairs) + doubled(last)
+    expected = "".join(f"{text}<{name}>" for text, name in pairs) + last
+    assert fill(template, lambda name: f"<{name}>") == expected
+    assert placeholders(template) == tuple(name for _, name in pairs)
+
+
+@given(LITERALS)
+def test_any_text_is_filled_or_refused_and_never_half(text):
+    try:
+        names = placeholders(text)
+    except ValueError:
+        with pytest.raises(ValueError, match="is alone"):
+            fill(text, str)
+        return
+    asked = []
+    fill(text, lambda name: asked.append(name) or "")
+    assert tuple(asked) == names
+
+
+@given(LITERALS)
+def test_what_a_value_brings_is_not_filled_in_again(value):
+    assert fill("--x={seed}", lambda _: value) == f"--x={value}"
+
+
+@pytest.mark.parametrize("text", ["{", "}", "a{seed", "seed}", "{{{", '{"a": {seed}}'])
+def test_a_single_brace_is_refused_by_its_place(text):
+    with pytest.raises(ValueError, match=r"the brace '[{}]' at character \d+ is alone"):
+        placeholders(text)
