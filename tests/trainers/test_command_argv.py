@@ -1,0 +1,200 @@
+"""Any program under every launcher: argv and ``job.json`` against golden files, environment."""
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.model import (
+    Command,
+    Job,
+    Parallelism,
+    Precision,
+    RankLauncher,
+    Role,
+    SetSpec,
+    SyntheticData,
+    Toolchain,
+    TrainConfig,
+)
+from harness.trainers import (
+    AGENT_MODULE,
+    Rendezvous,
+    Resources,
+    agent_argv,
+    argv,
+    curves_of,
+    environment,
+    is_complete,
+    job_payload,
+    needs_port,
+    printable_command,
+    work_folder,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+FOLDER = Path("/store/runs/zero2-0123456789ab")
+DATA = Path("/store/data/d1")
+TOOLCHAIN = Toolchain("mine", Path("/env s/mine/bin/python"), "command", {"torch": "2.13.0"})
+COMMAND = Command(
+    argv=(
+        "train.py",
+        *("--stage", "{config.zero.stage}", "--betas={config.betas}", "--fast={config.fast}"),
+        *("--degrees", "{dp}", "{dp_replicate}", "{dp_shard}", "{tp}", "{cp}", "{pp}", "{ep}"),
+        *("--ranks={ranks}", "--steps={steps}", "--seed={seed}", "--length={seq_len}"),
+        *("--batch", "{local_batch_size}", "{global_batch_size}", "{gradient_accumulation_steps}"),
+        *("--data", "{data}", "--output={output}/x", "--name", "{name}", '{{"a": {steps}}}'),
+    ),
+    folder=Path("/home/me/my project"),
+    environment={"MY_FLAG": "{config.fast}", "PYTHON_OF": "{python}"},
+    sources=(Path("/home/me/my project/train.py"),),
+)
+CURVES = replace(
+    COMMAND, probed=False, curves="{output}/{seed}/loss.csv", columns={"loss": "train/loss"}
+)
+MEETING = Rendezvous(endpoint="127.0.0.1:41234")
+
+
+def job(command=COMMAND, **changes):
+    spec = SetSpec(
+        "zero2",
+        Parallelism(dp_shard=2),
+        TrainConfig(
+            path="[trainer.config]",
+            settings={"zero": {"stage": 0}, "betas": [0.9, 0.95], "fast": False},
+            data=SyntheticData(),
+        ),
+        "mine",
+        overrides={"zero.stage": 2, "fast": True},
+        control="ddp2",
+        command=command,
+    )
+    values = {
+        "name": "zero2",
+        "role": Role.TEST,
+        "spec": spec,
+        "toolchain": TOOLCHAIN,
+        "seed": 42,
+        "steps": 20,
+        "local_batch_size": 2,
+        "global_batch_size": 8,
+        "seq_len": 128,
+        "precision": Precision.FP32,
+        "identity": "0123456789abcdef" * 4,
+    }
+    return Job(**{**values, **changes})
+
+
+def under(launcher, **changes):
+    return job(replace(COMMAND, launcher=launcher), **changes)
+
+
+@pytest.mark.parametrize("launcher", RankLauncher)
+def test_argv_is_the_golden_one_of_its_launcher(launcher):
+    made = argv(under(launcher), FOLDER, meeting=MEETING, data=DATA)
+    assert list(made) == (GOLDEN / f"command.{launcher}.argv.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("name", "command"), [("probed", COMMAND), ("curves", CURVES)])
+def test_job_json_is_the_golden_one(name, command):
+    made = job_payload(job(command), FOLDER, data=DATA, seed_checkpoint=None, device="cpu")
+    assert made == json.loads((GOLDEN / f"command.{name}.job.json").read_text())
+
+
+def test_torchtitans_jobs_have_no_command():
+    titan = replace(job(), spec=replace(job().spec, command=None))
+    made = job_payload(titan, FOLDER, data=DATA, seed_checkpoint=None, device="cpu")
+    assert "command" not in made
+    assert work_folder(titan, FOLDER) == FOLDER
+
+
+def test_only_a_probed_program_is_started_by_an_agent_of_ours():
+    probed = agent_argv(job(), FOLDER, logs=FOLDER / "logs", data=DATA)
+    curves = agent_argv(job(CURVES), FOLDER, logs=FOLDER / "logs", data=DATA)
+    assert probed[2] == AGENT_MODULE
+    assert curves[2] == "torch.distributed.run"
+    assert probed[3:] == curves[3:]
+    assert curves == argv(job(CURVES), FOLDER, data=DATA)
+
+
+def test_deepspeed_is_told_the_gpus_of_the_job_by_their_ids():
+    made = argv(under(RankLauncher.DEEPSPEED), FOLDER, devices=(2, 3))
+    assert "--include=localhost:2,3" in made
+    assert not any(each.startswith("--num_gpus") for each in made)
+
+
+def test_a_port_is_chosen_where_no_launcher_does_it():
+    with_port = {RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE}
+    assert {each for each in RankLauncher if needs_port(under(each))} == with_port
+
+
+def test_environment_has_the_job_and_the_variables_of_the_file():
+    base = {"PATH": "/usr/bin", "OMP_NUM_THREADS": "9", "HF_HUB_OFFLINE": "0"}
+    made = environment(base, Resources(), FOLDER, job(), data=DATA)
+    assert made["CONVERGE_JOB"] == f"{FOLDER}/job.json"
+    assert made["MY_FLAG"] == "true"
+    assert made["PYTHON_OF"] == str(TOOLCHAIN.python)
+    assert made["PATH"] == f"{TOOLCHAIN.python.parent}:/usr/bin"
+    assert made["OMP_NUM_THREADS"] == "1"
+    assert made["HF_HUB_OFFLINE"] == "0"  # what it reads is the program's own business
+    assert not {"MASTER_ADDR", "MASTER_PORT", "LOCAL_SIZE"} & set(made)
+
+
+def test_the_files_own_variables_win_over_what_is_pinned():
+    own = replace(COMMAND, environment={"OMP_NUM_THREADS": "4"})
+    assert environment({}, Resources(), FOLDER, job(own))["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize("launcher", RankLauncher)
+def test_no_launcher_around_the_harness_leaks_in(launcher):
+    around = {
+        "CONVERGE_JOB": "/another/job.json",
+        "MASTER_ADDR": "elsewhere",
+        "MASTER_PORT": "1",
+        "RANK": "3",
+        "NODE_RANK": "1",
+        "LOCAL_SIZE": "8",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "PMI_RANK": "3",
+    }
+    made = environment(around, Resources(), FOLDER, under(launcher), meeting=MEETING)
+    assert not {name for name in around if made.get(name) == around[name]}
+
+
+@pytest.mark.parametrize("launcher", [RankLauncher.MPIRUN, RankLauncher.NONE])
+def test_ranks_that_no_launcher_brings_together_are_told_where_to_meet(launcher):
+    made = environment({}, Resources(), FOLDER, under(launcher), meeting=MEETING)
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("127.0.0.1", "41234")
+
+
+def test_deepspeeds_launcher_counts_the_ranks_on_a_cpu():
+    made = environment({}, Resources(), FOLDER, under(RankLauncher.DEEPSPEED))
+    assert (made["LOCAL_SIZE"], made["DS_ACCELERATOR"]) == ("2", "cpu")
+    on_gpus = environment({}, Resources("cuda", (0, 1)), FOLDER, under(RankLauncher.DEEPSPEED))
+    assert "DS_ACCELERATOR" not in on_gpus
+
+
+def test_printed_command_is_one_line_that_a_shell_reads_back():
+    printed = printable_command(job(), FOLDER, data=DATA)
+    folder, call = printed.split(" && ")
+    assert folder == "cd '/home/me/my project'"
+    words = shlex.split(call)
+    assert words[:2] == ["env", f"CONVERGE_JOB={FOLDER}/job.json"]
+    assert tuple(words[4:]) == argv(job(), FOLDER, data=DATA)
+
+
+def test_a_run_that_left_no_curve_is_not_complete(tmp_path):
+    assert not is_complete(job(CURVES), tmp_path)
+    curve = curves_of(job(CURVES), tmp_path)
+    assert curve == tmp_path / "output" / "42" / "loss.csv"
+    curve.parent.mkdir(parents=True)
+    curve.touch()
+    assert is_complete(job(CURVES), tmp_path)
+
+
+def test_a_probed_run_is_complete_with_the_probes_own_file(tmp_path):
+    assert not is_complete(job(), tmp_path)
+    (tmp_path / "metrics.jsonl").touch()
+    assert is_complete(job(), tmp_path)
