@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
+from harness.rank import world
+from harness.rank.flat_shard import FlatShard
 from harness.rank.grad_norm import GradNorm, placement_problem, square_sums
 from harness.rank.placement import local_shard
 
@@ -111,13 +112,11 @@ def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Mapping[
 def _everyones_names(mine: Iterable[str]) -> tuple[str, ...]:
     """Names that any rank has, sorted. Collective over the world."""
     names = sorted({str(name) for name in mine})
-    everyone: list[list[str]] = [names] * dist.get_world_size()
-    dist.all_gather_object(everyone, names)
-    return tuple(sorted({name for some in everyone for name in some}))
+    return tuple(sorted({name for some in world.everyones(names) for name in some}))
 
 
 def _shaped_like(parameter: torch.Tensor, value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+    return isinstance(value, torch.Tensor | FlatShard) and value.shape == parameter.shape
 
 
 def _numbers(counters: Sequence[tuple[int, int, Any]]) -> list[float]:

@@ -12,14 +12,23 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from harness.rank import world
 from harness.rank.cross_entropy import local_part
 from harness.rank.grad_norm import assign_shards
 from harness.rank.names import canonical
-from harness.rank.placement import Held, PlacementError, held, local_shard
-from harness.rank.sketch import SQUARES, SUMS, WIDTH, ShardHash, Sketcher, folded, shard_hash
+from harness.rank.placement import Held, HeldRun, PlacementError, held, local_shard
+from harness.rank.sketch import (
+    SQUARES,
+    SUMS,
+    WIDTH,
+    HashedPart,
+    ShardHash,
+    Sketcher,
+    folded,
+    hashed_parts,
+)
 
 LARGEST = 1 << 24
 """Entries of a buffer that is still looked at: a table longer than this is made, not learnt."""
@@ -32,8 +41,8 @@ class _Owned(NamedTuple):
     part: torch.nn.Module
     name: str
     """In ``part``: a buffer may be replaced by another tensor at any time."""
-    held: Held
-    hash: ShardHash
+    held: Held | HeldRun
+    parts: tuple[HashedPart, ...]
 
 
 class BufferSamples:
@@ -59,8 +68,8 @@ class BufferSamples:
                 held_here = held(buffer)
             except PlacementError:
                 continue
-            hashed = shard_hash(self.names[row], held_here, device)
-            self._owned.append(_Owned(row, part, name, held_here, hashed))
+            parts = hashed_parts(self.names[row], held_here, device)
+            self._owned.append(_Owned(row, part, name, held_here, parts))
         told = {each.row for each in self._owned}
         self._untold = [row for row, _ in shards.owned if row not in told]
 
@@ -80,7 +89,7 @@ class BufferSamples:
             if shard is None or not each.held.fits(tuple(shard.shape)):
                 untold.append(each.row)
             else:
-                values.append((each.row, each.hash, shard))
+                values += [(each.row, part.hash, part.of(shard)) for part in each.parts]
         sketcher.add(values, added)
         added[untold] = math.nan
         return torch.cat([folded(added), added[:, SQUARES, None]], dim=1)
@@ -111,10 +120,8 @@ def _alike_everywhere(shapes: dict[str, tuple[int, ...]]) -> set[str]:
 
     Where shapes differ, ranks hold pieces cut by hand or things of their own.
     """
-    everyone: list[dict[str, tuple[int, ...]]] = [shapes] * dist.get_world_size()
-    dist.all_gather_object(everyone, shapes)
     found: dict[str, set[tuple[int, ...]]] = {}
-    for some in everyone:
+    for some in world.everyones(shapes):
         for name, shape in some.items():
             found.setdefault(name, set()).add(shape)
     return {name for name, different in found.items() if len(different) == 1}

@@ -22,6 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
+from harness.rank.flat_shard import FlatShard
+
 IGNORE_INDEX = -100
 """The label that both torchtitan and this project's loader give to positions without a target."""
 
@@ -113,7 +115,9 @@ class CrossEntropySum:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard of a DTensor; a plain tensor itself. Without autograd or communication."""
+    """This rank's part of a DTensor or flat shard; a plain tensor itself. No communication."""
+    if isinstance(tensor, FlatShard):
+        return tensor.local()
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

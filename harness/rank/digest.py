@@ -24,11 +24,24 @@ class BatchDigest:
     total: int = 0
     samples: int = 0
 
-    def add(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count a batch of integer tensors of shape (batch, sequence)."""
-        rows = zip(_little_endian(inputs), _little_endian(labels), strict=True)
-        for sample_input, sample_labels in rows:
-            self.total = (self.total + sample_hash(sample_input, sample_labels)) % _MODULUS
+    def add(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        """Count a batch of tensors of shape (batch, …), labels and mask too.
+
+        Integers count by their values, other numbers by their bits. Entries whose mask is zero are
+        padding and count nothing: the mask has the leading dimensions of what it pads; labels of
+        another shape are not padded.
+        """
+        columns = [_samples(inputs, mask)]
+        if labels is not None:
+            padded = mask is not None and labels.shape[: mask.ndim] == mask.shape
+            columns.append(_samples(labels, mask if padded else None))
+        for sample in zip(*columns, strict=True):
+            self.total = (self.total + sample_hash(*sample)) % _MODULUS
             self.samples += 1
 
     @property
@@ -37,11 +50,11 @@ class BatchDigest:
         return divmod(self.total, _HALF)
 
 
-def sample_hash(sample_input: np.ndarray, sample_labels: np.ndarray) -> int:
-    """64 bits of BLAKE2b over the little-endian int64 bytes of input, then labels."""
+def sample_hash(*parts: np.ndarray) -> int:
+    """64 bits of BLAKE2b over the bytes of a sample's input, then of its labels."""
     state = hashlib.blake2b(digest_size=8)
-    state.update(sample_input.tobytes())
-    state.update(sample_labels.tobytes())
+    for part in parts:
+        state.update(part.tobytes())
     return int.from_bytes(state.digest(), "little")
 
 
@@ -55,5 +68,17 @@ def combine(parts: Iterable[tuple[int, int, int]]) -> str:
     return hashlib.blake2b(mixed, digest_size=8).hexdigest()
 
 
+def _samples(batch: torch.Tensor, mask: torch.Tensor | None) -> Iterable[np.ndarray]:
+    """Per sample its entries, without padding: little-endian int64, or bytes of other numbers."""
+    plain = batch.detach().cpu()
+    if mask is None:
+        return _little_endian(plain)
+    kept = mask.detach().cpu() != 0
+    return [_little_endian(row[where].unsqueeze(0)) for row, where in zip(plain, kept, strict=True)]
+
+
 def _little_endian(batch: torch.Tensor) -> np.ndarray:
-    return batch.detach().cpu().numpy().astype("<i8")
+    if batch.is_floating_point() or batch.is_complex():
+        # Not every dtype of torch is one of NumPy's; all have bytes.
+        return batch.reshape(len(batch), -1).contiguous().view(torch.uint8).numpy()
+    return batch.numpy().astype("<i8")

@@ -15,18 +15,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
+from harness.rank import world
 from harness.rank.cross_entropy import local_part
+from harness.rank.flat_shard import FlatShard
 from harness.rank.names import canonical
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Entries converted to float64 at a time."""
 
 ShardKey = tuple[str, tuple[tuple[str, int], ...]]
-"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it."""
+"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it, or the first
+entry and the end of a run."""
 
 
 @dataclass(slots=True)
@@ -93,8 +95,7 @@ def assign_shards(parameters: Sequence[tuple[str, torch.Tensor]]) -> GradNorm:
         (shard_key(name, parameter), parameter.numel(), local_part(parameter).numel())
         for name, parameter in parameters
     ]
-    everyone: list[list[tuple[ShardKey, int, int]]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, mine)
+    everyone = world.everyones(mine)
     sizes = {key[0]: size for shards in everyone for key, size, _ in shards}
     owner = _owners([[(key, entries) for key, _, entries in shards] for shards in everyone])
     names = tuple(sorted(sizes))
@@ -102,13 +103,15 @@ def assign_shards(parameters: Sequence[tuple[str, torch.Tensor]]) -> GradNorm:
     owned = [
         (index[name], parameter)
         for (key, *_), (name, parameter) in zip(mine, parameters, strict=True)
-        if owner[key] == dist.get_rank()
+        if owner[key] == world.rank()
     ]
     return GradNorm(names, tuple(sizes[name] for name in names), owned)
 
 
 def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
     """The same on all ranks that hold the same shard of the same tensor, and only there."""
+    if isinstance(tensor, FlatShard) and not tensor.is_whole:
+        return name, (("start", tensor.start), ("stop", tensor.stop))
     if not isinstance(tensor, DTensor):
         return name, ()
     mesh = tensor.device_mesh
@@ -155,8 +158,14 @@ def placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
         return f"gradient is an unreduced partial sum, placements {placements}"
     if placements != _placements(parameter):
         return f"gradient is placed {placements}, its parameter {_placements(parameter)}"
+    if _run(gradient) != _run(parameter):
+        return f"gradient is entries {_run(gradient)}, its parameter {_run(parameter)}"
     return ""
 
 
 def _placements(tensor: torch.Tensor) -> tuple[Placement, ...]:
     return tuple(tensor.placements) if isinstance(tensor, DTensor) else ()
+
+
+def _run(tensor: torch.Tensor | FlatShard) -> tuple[int, int] | None:
+    return (tensor.start, tensor.stop) if isinstance(tensor, FlatShard) else None

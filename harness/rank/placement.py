@@ -7,6 +7,7 @@ where the first run begins; a strided shard, FSDP over TP on one dimension, has 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from harness.rank.flat_shard import FlatShard
 
 Runs = tuple[range, ...]
 """Coordinates along one dimension, in the order in which the shard holds them."""
@@ -76,12 +79,61 @@ class Held:
         return leading, Held(self.whole[dim:], self.runs[dim:])
 
 
-def held(tensor: torch.Tensor) -> Held:
-    """What this rank holds of a tensor: all of a plain one, a shard of a DTensor.
+@dataclass(frozen=True, slots=True)
+class HeldRun:
+    """The same where a shard is a run of the flattened whole, as FSDP 1 and ZeRO cut it."""
+
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.numel,)
+
+    @property
+    def numel(self) -> int:
+        return self.stop - self.start
+
+    def fits(self, local: tuple[int, ...]) -> bool:
+        """Whether a local tensor of this shape can be the shard."""
+        return self.numel == math.prod(local)
+
+    def blocks(
+        self, entries: int, device: torch.device | str
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Slices of the run with their flat indices in the whole, ``entries`` at a time."""
+        for begin in range(self.start, self.stop, entries):
+            end = min(begin + entries, self.stop)
+            part = slice(begin - self.start, end - self.start)
+            yield part, torch.arange(begin, end, device=device)
+
+    def matrices(self, rows: int, columns: int) -> Iterator[tuple[slice, Held]]:
+        """The run as products of rows and columns of the whole as a matrix of that shape.
+
+        A part of a row, whole rows, a part of a row: slices of the run, with what they hold.
+        """
+        first_whole = -(-self.start // columns) * columns
+        last_whole = self.stop // columns * columns
+        cuts = sorted({self.start, min(first_whole, self.stop), max(last_whole, self.start)})
+        for begin, end in itertools.pairwise([*cuts, self.stop]):
+            if begin < end:
+                top, left = divmod(begin, columns)
+                bottom, right = divmod(end - 1, columns)
+                runs = ((range(top, bottom + 1),), (range(left, right + 1),))
+                part = slice(begin - self.start, end - self.start)
+                yield part, Held((rows, columns), runs)
+
+
+def held(tensor: torch.Tensor | FlatShard) -> Held | HeldRun:
+    """What this rank holds of a tensor: all of a plain one, a shard of a DTensor, or a run.
 
     Raises PlacementError for partial sums and when placements and shard disagree.
     """
     whole = tuple(tensor.shape)
+    if isinstance(tensor, FlatShard):
+        return HeldRun(whole, tensor.start, tensor.stop)
     if not isinstance(tensor, DTensor):
         return Held(whole, tuple((range(size),) for size in whole))
     coordinate = tensor.device_mesh.get_coordinate()
@@ -108,6 +160,8 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
     Wrappers around a single tensor, as Float8's weights for FSDP's all-gather, are taken off.
     """
+    if isinstance(tensor, FlatShard):
+        return tensor.local()
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()

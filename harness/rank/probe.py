@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from harness.rank import world
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
@@ -76,6 +77,13 @@ class TrainerView:
     """The rate that the next optimizer step will use."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and torchtitan, for the header of metrics.jsonl."""
+    parameters: Sequence[tuple[str, Any]] | None = None
+    """Trainable parameters, or flat shards, of this rank by canonical name; None: those of the
+    model parts. ``optimizers`` keep their states by the same objects."""
+    copies: Sequence[tuple[str, Any]] | None = None
+    """What may have copies on other ranks; None: all parameters of the model parts."""
+    loss_is_local: bool = False
+    """Whether each rank reports the mean loss of its own tokens, and theirs is to be told."""
 
 
 def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> float:
@@ -99,6 +107,8 @@ class _Row(NamedTuple):
     saw_gradients: float
     problems: float
     memory: float
+    reports: float
+    reported: float
 
 
 class Probe:
@@ -109,7 +119,9 @@ class Probe:
 
     def __init__(self, view: TrainerView, job: Job) -> None:
         self.view = view
-        parameters = trainable(view.model_parts)
+        parameters = view.parameters
+        if parameters is None:
+            parameters = trainable(view.model_parts)
         self._parameters = [parameter for _, parameter in parameters]
         self._grad_norm = assign_shards(parameters)
         self._cross_entropy = CrossEntropySum(view.vocab_size, view.tp_group)
@@ -140,7 +152,7 @@ class Probe:
         if self.is_writer:
             header: dict[str, Any] = {
                 "identity": job.identity,
-                "world_size": dist.get_world_size(),
+                "world_size": world.size(),
                 "steps": job.steps,
                 "versions": dict(view.versions),
             }
@@ -162,7 +174,12 @@ class Probe:
 
     @property
     def is_writer(self) -> bool:
-        return dist.get_rank() == self.writer_rank
+        return world.rank() == self.writer_rank
+
+    @property
+    def saw_gradients(self) -> bool:
+        """Whether the gradients of this step have been taken."""
+        return self._squares is not None
 
     @property
     def step(self) -> int:
@@ -190,11 +207,25 @@ class Probe:
         self._reported = (None, None)
         self._lr = self.view.learning_rate()
 
-    def on_batch(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count a batch from the loader: integer tensors of shape (batch, sequence)."""
-        self._digest.add(inputs, labels)
+    def on_batch(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        """Count a batch from the loader: tensors of shape (batch, …).
+
+        Where ``mask`` is zero is padding, which is no part of a sample. Without labels, all tokens
+        of integer inputs count, and of other inputs every sample.
+        """
+        self._digest.add(inputs, labels, mask)
         self.positions += inputs.numel()
-        self._tokens += int((labels != IGNORE_INDEX).sum())
+        if labels is not None:
+            self._tokens += int((labels != IGNORE_INDEX).sum())
+        elif inputs.is_floating_point() or inputs.is_complex():
+            self._tokens += len(inputs)
+        else:
+            self._tokens += inputs.numel() if mask is None else int(mask.count_nonzero())
 
     def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count the tokens of a call of the loss function; no collective happens here."""
@@ -220,14 +251,16 @@ class Probe:
         """
         if not self._clipping:
             self._clipping = True
-            self._take_gradients()
+            self.take_gradients()
 
     def before_unknown_clip(self) -> None:
         """The same for a function that may call ``before_clip`` later, which then counts."""
         if not self._clipping:
-            self._take_gradients()
+            self.take_gradients()
 
-    def _take_gradients(self) -> None:
+    def take_gradients(self) -> None:
+        """The gradients of this step are as they are now; what was taken before is forgotten."""
+        self._lr = self.view.learning_rate()
         with whole_gradients(self._parameters):
             self._squares = self._grad_norm.squares()
             if self._step in self._sample_steps:
@@ -252,6 +285,7 @@ class Probe:
             *self._cross_entropy.problems,
         ]
         self._samples.problems.clear()
+        reported, _ = self._reported
         row = _Row(
             dp_rank=self.view.dp_rank,
             first_of_dp=self.view.first_of_dp,
@@ -263,11 +297,14 @@ class Probe:
             saw_gradients=self._squares is not None,
             problems=len(problems),
             memory=peak_memory_bytes(self.view.device),
+            reports=reported is not None,
+            reported=0.0 if reported is None else reported,
         )
-        everyone = _gather([*row, *squares], self.view.device)
+        everyone = world.gathered([*row, *squares], self.view.device)
         rows = [_Row(*values[: len(row)]) for values in everyone]
         all_squares = [values[len(row) :] for values in everyone]
-        problems = _everyones(problems) if any(row.problems for row in rows) else []
+        if any(row.problems for row in rows):
+            problems = sorted({each for some in world.everyones(problems) for each in some})
         if self._writer is not None:
             self._writer.step(self._line(rows, all_squares, problems))
         self._write_replicas(agreement)
@@ -298,6 +335,11 @@ class Probe:
         if self._writer is not None:
             self._writer.finish(self._last_step if self.this_pass else self._step)
 
+    def leave(self) -> None:
+        """Training ends before its last step: the evidence stays what it is, not complete."""
+        if self._writer is not None:
+            self._writer.leave()
+
     def _sampled(self, step: int) -> dict[str, Any] | None:
         """Per-tensor evidence of a step that is sampled. Collective over the world."""
         if step not in self._sample_steps:
@@ -322,6 +364,8 @@ class Probe:
         counted = all(row.saw_gradients for row in rows) and not problems
         missing = _without_gradient(self._grad_norm.names, squares) if counted else []
         loss, grad_norm = self._reported
+        if self.view.loss_is_local:
+            loss = _mean_loss(speakers)
         began = self._began if self._began is not None else time.perf_counter()
         line: dict[str, Any] = {
             "step": self._step,
@@ -348,11 +392,16 @@ class Probe:
         return line
 
 
-def _everyones(problems: Sequence[str]) -> list[str]:
-    """What any rank could not count, and why. Collective over the world."""
-    everyone: list[Sequence[str]] = [() for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, problems)
-    return sorted({problem for some in everyone for problem in some})
+def _mean_loss(rows: Iterable[_Row]) -> float | None:
+    """Of what some ranks report, each the mean over its tokens or all the same; None: nobody."""
+    given = [(row.reported, row.tokens) for row in rows if row.reports]
+    if not given:
+        return None
+    losses = {loss for loss, _ in given}
+    tokens = sum(count for _, count in given)
+    if len(losses) == 1 or not tokens:
+        return given[0][0]
+    return math.fsum(loss * count for loss, count in given) / tokens
 
 
 def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) -> list[str]:
@@ -370,15 +419,5 @@ def _agree(rows: Sequence[_Row]) -> bool:
     return len(seen) == len({row.dp_rank for row in rows})
 
 
-def _gather(row: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Every rank's row, in rank order."""
-    mine = torch.tensor(row, dtype=torch.float64, device=device)
-    everyone = mine.new_empty(dist.get_world_size() * len(row))
-    dist.all_gather_into_tensor(everyone, mine)
-    return everyone.view(-1, len(row)).tolist()
-
-
 def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by the function)
-    flags: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(flags, flag)
-    return flags.index(True)
+    return world.everyones(flag).index(True)

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from harness.rank import world
 from harness.rank.after_update import states_of
 from harness.rank.bits import bit_digests, mix_
 from harness.rank.disagreement import (
@@ -29,6 +29,7 @@ from harness.rank.disagreement import (
     mesh_coordinates,
     rank_coordinates,
 )
+from harness.rank.flat_shard import FlatShard
 from harness.rank.grad_norm import ShardKey, shard_key
 from harness.rank.names import canonical
 
@@ -87,11 +88,13 @@ class ReplicaCheck:
 
     def __init__(self, view: TrainerView) -> None:
         self._view = view
-        parameters = [
-            (canonical(name), parameter)
-            for part in view.model_parts
-            for name, parameter in part.named_parameters()
-        ]
+        parameters = view.copies
+        if parameters is None:
+            parameters = [
+                (canonical(name), parameter)
+                for part in view.model_parts
+                for name, parameter in part.named_parameters()
+            ]
         buffers = [
             (canonical(name), buffer)
             for part in view.model_parts
@@ -157,7 +160,7 @@ class ReplicaCheck:
         state_of = states_of(self._view.optimizers)
         for place, copy in enumerate(self._parameters.mine):
             for name, value in state_of.get(id(copy.tensor), {}).items():
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor | FlatShard):
                     yield place, str(name), value
                 elif isinstance(value, int | float):
                     yield place, str(name), torch.tensor(value, dtype=torch.float64)
@@ -177,7 +180,7 @@ class ReplicaCheck:
             return [0] * len(KINDS), []
         # ~ turns the order around, so one minimum over the ranks finds the largest digest too.
         extremes = self._extremes(seen)
-        dist.all_reduce(extremes, op=dist.ReduceOp.MIN)
+        world.minimum_(extremes)
         smallest, largest = extremes[:slots], ~extremes[slots:]
         differs = smallest != largest
         there = differs | (smallest != _ABSENT)
@@ -224,8 +227,7 @@ class ReplicaCheck:
                 if slot in wanted
             },
         )
-        everyone: list[Holder] = [mine] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine)
+        everyone = world.everyones(mine)
         return [
             disagreement(KINDS[kind], name, slots, everyone)
             for (kind, name), slots in listed.items()
@@ -242,8 +244,7 @@ def _tables(
 ) -> tuple[_Table, _Table]:
     """Which shards have copies. Collective over the world."""
     mine = ([_copy_key(*item) for item in parameters], [_copy_key(*item) for item in buffers])
-    everyone: list[tuple[list[CopyKey], list[CopyKey]]] = [mine] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone = world.everyones(mine)
     return (
         _table(parameters, mine[0], (keys for keys, _ in everyone)),
         _table(buffers, mine[1], (keys for _, keys in everyone)),
@@ -275,7 +276,7 @@ def _copy_key(name: str, tensor: torch.Tensor) -> CopyKey:
     dimensions mean the same within one parameter's keys, whatever they mean for others (experts
     lie on another mesh). A plain tensor whose local shapes differ is a shard cut by hand, no copy.
     """
-    shape = () if isinstance(tensor, DTensor) else tuple(tensor.shape)
+    shape = () if isinstance(tensor, DTensor | FlatShard) else tuple(tensor.shape)
     return shard_key(name, tensor), shape
 
 

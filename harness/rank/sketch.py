@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from harness.rank.hashing import mixed
-from harness.rank.placement import Held
+from harness.rank.placement import Held, HeldRun
 
 SUMS = 64
 """Sums of a sketch."""
@@ -173,6 +173,34 @@ def shard_hash(name: str, held: Held, device: torch.device) -> ShardHash:
     sums = _table(first_row + first_column, last_row + last_column + 1, keys[2], device)
     windows = sums.unfold(0, last_column - first_column + 1, 1)
     return ShardHash(shape, rows.unsqueeze(1), columns, windows, row_places, column_places)
+
+
+class HashedPart(NamedTuple):
+    """A part of a shard that is a matrix, and its hash."""
+
+    entries: slice
+    """Of the flat shard; ``_ALL`` where the part is the shard."""
+    hash: ShardHash
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """The part's values, of those of the shard."""
+        return values if self.entries == _ALL else values.reshape(-1)[self.entries]
+
+
+def hashed_parts(name: str, held: Held | HeldRun, device: torch.device) -> tuple[HashedPart, ...]:
+    """The parts of what a rank holds of a named tensor: one matrix, or up to three of a run.
+
+    An entry of the whole tensor has the same code whatever holds it.
+    """
+    if isinstance(held, Held):
+        return (HashedPart(_ALL, shard_hash(name, held, device)),)
+    division = _division(held.whole)
+    rows, columns = math.prod(held.whole[:division]), math.prod(held.whole[division:])
+    # A matrix of that shape is divided between its rows and columns again, or is one row.
+    return tuple(
+        HashedPart(part, shard_hash(name, block, device))
+        for part, block in held.matrices(rows, max(columns, 1))
+    )
 
 
 def _blocks(

@@ -13,21 +13,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
+from harness.rank import world
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.grad_norm import GradNorm, placement_problem
-from harness.rank.placement import Held, PlacementError, held, local_shard
+from harness.rank.placement import Held, HeldRun, PlacementError, held, local_shard
 from harness.rank.sketch import (
     NOT_ZERO,
     SQUARES,
     SUMS,
     WIDTH,
-    ShardHash,
+    HashedPart,
     Sketcher,
     folded,
-    shard_hash,
+    hashed_parts,
 )
 from harness.rank.writer import SCHEMA, write_arrays
 
@@ -45,8 +45,8 @@ class _Shard(NamedTuple):
 
     row: int
     parameter: torch.Tensor
-    held: Held
-    hash: ShardHash
+    held: Held | HeldRun
+    parts: tuple[HashedPart, ...]
 
 
 class TensorSamples:
@@ -80,8 +80,8 @@ class TensorSamples:
             except PlacementError as error:
                 self._unknown[row] = str(error)
             else:
-                hashed = shard_hash(norm.names[row], held_here, device)
-                self._shards.append(_Shard(row, parameter, held_here, hashed))
+                parts = hashed_parts(norm.names[row], held_here, device)
+                self._shards.append(_Shard(row, parameter, held_here, parts))
         self._sketcher = Sketcher(_block(shard.parameter for shard in self._shards), device)
         self._empty = torch.zeros(len(norm.names), WIDTH, dtype=torch.float64, device=device)
         self._gradients: torch.Tensor | None = None
@@ -163,12 +163,12 @@ class TensorSamples:
         for shard, value in values:
             entries[shard.row] += shard.held.numel
             if value is not None:
-                present.append((shard, value))
-        self._sketcher.add(((shard.row, shard.hash, value) for shard, value in present), added)
+                present += [(shard.row, part.hash, part.of(value)) for part in shard.parts]
+        self._sketcher.add(present, added)
         finite = added[:, SQUARES].isfinite().tolist()
-        for shard, value in present:
-            if not finite[shard.row]:
-                not_finite[shard.row] += self._sketcher.not_finite(shard.hash, value)
+        for row, hashed, value in present:
+            if not finite[row]:
+                not_finite[row] += self._sketcher.not_finite(hashed, value)
         counts = added.new_tensor([entries, not_finite])
         rows = torch.cat(
             [
@@ -205,8 +205,7 @@ class TensorSamples:
 
 def sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
     """Add up tables of the same shapes on all ranks, in one reduction. Collective."""
-    flat = torch.cat([table.reshape(-1) for table in tables])
-    dist.all_reduce(flat)
+    flat = world.add_up_(torch.cat([table.reshape(-1) for table in tables]))
     parts = flat.cpu().split([table.numel() for table in tables])
     return [part.view(table.shape).numpy() for part, table in zip(parts, tables, strict=True)]
 

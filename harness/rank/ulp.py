@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -28,15 +29,21 @@ def move_by_one_ulp(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
     cannot be told.
     """
     for part in model_parts:
-        for name, parameter in part.named_parameters():
-            local = local_shard(parameter)
-            flat = local.reshape(-1)
-            for block, index in held(parameter).blocks(_BLOCK_ELEMENTS, local.device):
-                up = direction(canonical(name), index, seed)
-                towards = torch.where(up, torch.inf, -torch.inf).to(flat.dtype)
-                flat[block] = torch.nextafter(flat[block], towards)
-            if not local.is_contiguous():  # then the flat shard is a copy
-                local.copy_(flat.view(local.shape))
+        move_tensors(((canonical(name), each) for name, each in part.named_parameters()), seed)
+
+
+@torch.no_grad()
+def move_tensors(parameters: Iterable[tuple[str, Any]], seed: int) -> None:
+    """The same for parameters, or flat shards of them, by canonical name."""
+    for name, parameter in parameters:
+        local = local_shard(parameter)
+        flat = local.reshape(-1)
+        for block, index in held(parameter).blocks(_BLOCK_ELEMENTS, local.device):
+            up = direction(name, index, seed)
+            towards = torch.where(up, torch.inf, -torch.inf).to(flat.dtype)
+            flat[block] = torch.nextafter(flat[block], towards)
+        if not local.is_contiguous():  # then the flat shard is a copy
+            local.copy_(flat.view(local.shape))
 
 
 def direction(name: str, index: torch.Tensor, seed: int) -> torch.Tensor:

@@ -23,8 +23,10 @@ def whole_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for parameter in parameters:
+            if not isinstance(parameter, DTensor):
+                continue
             gradient = parameter.grad
-            if not isinstance(gradient, DTensor) or not isinstance(parameter, DTensor):
+            if not isinstance(gradient, DTensor):
                 continue
             if any(placement.is_partial() for placement in gradient.placements):
                 kept.append((parameter, gradient))

@@ -60,6 +60,10 @@ class MetricsWriter:
         self._stream.close()
         self._part.replace(self._final)
 
+    def leave(self) -> None:
+        """Write no more; the file keeps the name of one that is not complete."""
+        self._stream.close()
+
     def _line(self, values: Mapping[str, Any]) -> None:
         if not self._is_ours():
             raise SupersededError(

@@ -19,7 +19,7 @@ class Seen:
         self.gradient = torch.full((2,), 4.0)
         self.sampled = None
 
-    def _take_gradients(self):
+    def take_gradients(self):
         self.sampled = float(self.gradient[0])
 
 

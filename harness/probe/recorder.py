@@ -1,0 +1,379 @@
+"""The probe of a job that the harness runs: calls of a training loop, turned into its evidence."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from harness.probe.clipping import ClippingWatch
+from harness.probe.coordinates import Coordinates, coordinates
+from harness.probe.errors import ProbeError
+from harness.probe.first_step import FirstStep, counted, dtypes, flattened
+from harness.probe.forward import ForwardWatch
+from harness.probe.recognising import recognised
+from harness.probe.wrapping import Wrapped
+from harness.rank import world
+from harness.rank.cross_entropy import IGNORE_INDEX
+from harness.rank.job import Job, JobError, read_job
+from harness.rank.names import canonical
+from harness.rank.placement import local_shard
+from harness.rank.probe import Probe, TrainerView, rate_of
+from harness.rank.ulp import move_by_one_ulp, move_tensors
+from harness.rank.writer import SCHEMA, write_json
+
+BEFORE_CLIPPING = "before clipping"
+AT_THE_STEP = "at the optimizer's step"
+
+_moved: set[str] = set()
+"""Jobs whose initial weights this process has moved before the model was wrapped."""
+
+
+def job_of(path: str) -> Job:
+    """The job in a file. Raises ProbeError when it cannot be read as one."""
+    try:
+        return read_job(path)
+    except JobError as error:
+        raise ProbeError(f"$CONVERGE_JOB: {error}") from error
+
+
+def move_initial_weights(model: torch.nn.Module, path: str) -> None:
+    """Move the weights of a model that nothing wraps yet, where the job is an ``ulp`` repeat.
+
+    Raises ProbeError for weights without values, and when they were moved before.
+    """
+    job = job_of(path)
+    if job.repeat != "ulp":
+        return
+    if path in _moved:
+        raise ProbeError("initial_weights has moved the weights of this run already: call it once")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ProbeError(
+            "initial_weights: the model lies on the meta device and has no values to move yet; "
+            "call it once the weights are there"
+        )
+    move_by_one_ulp([model], job.repeat_seed)
+    _moved.add(path)
+
+
+class Recorder:
+    """Everything behind ``Probe``; making one, and every ``step``, is collective over the world."""
+
+    def __init__(
+        self,
+        job_path: str,
+        model: torch.nn.Module,
+        optimizer: Any,
+        *,
+        hooks: bool,
+        dp_rank: int | None,
+        dp_degree: int | None,
+    ) -> None:
+        """Raises ProbeError where the job, the model or the world cannot be probed."""
+        _require_process_group()
+        self._job_path = job_path
+        self._job = job_of(job_path)
+        self._wrapped = recognised(model, optimizer)
+        self._require_repeat()
+        place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
+        self._place = place
+        self._probe = Probe(self._view(place), self._job)
+        self._undo: list[Callable[[], None]] = []
+        self._hooks = hooks
+        self._forward = ForwardWatch(model) if hooks else None
+        self._first = FirstStep()
+        self._gradients_at = AT_THE_STEP
+        """Where those of this step were taken last."""
+        self._asked = False
+        """Whether the loop itself has said when gradients are to be taken, in this step."""
+        self._saw_logits = False
+        self._batches = 0
+        self._stepped: set[int] = set()
+        """Optimizers that have made their update of this step, where their hooks end it."""
+        self._noted: tuple[Any, Any] = (None, None)
+        self._step = 1
+        self._under_way = True
+        self._closed = False
+        self._probe.begin_step(1)
+        self._watch()
+
+    # ---------------------------------------------------------------- what the loop says
+
+    def batch(
+        self, inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
+    ) -> None:
+        if self._closed:
+            return
+        _require_batch(inputs, labels, mask)
+        self._begin()
+        self._batches += 1
+        self._probe.on_batch(inputs, labels, mask)
+        if self._step == 1:
+            self._first.add(inputs, labels)
+
+    def logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        if self._closed:
+            return
+        if logits.shape[:-1] != labels.shape:
+            raise ProbeError(
+                f"probe.logits: logits of shape {tuple(logits.shape)} need labels of shape "
+                f"{tuple(logits.shape[:-1])}, shifted as the loss has them; these are "
+                f"{tuple(labels.shape)}"
+            )
+        self._saw_logits = True
+        self._probe.on_logits(logits, labels)
+
+    def gradients(self) -> None:
+        if self._closed:
+            return
+        self._asked = True
+        self._take(BEFORE_CLIPPING)
+
+    def step(self, loss: Any, grad_norm: Any) -> None:
+        """End the step; with hooks, note what the step that the optimizer ends will report."""
+        if self._hooks and not self._closed:
+            self._noted = (loss, grad_norm)
+            return
+        self._end(loss, grad_norm)
+
+    def close(self) -> None:
+        """Take all watches off; the evidence is complete only when all steps have ended."""
+        if not self._closed:
+            self._stop()
+            self._probe.leave()
+
+    def _stop(self) -> None:
+        self._closed = True
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    # ---------------------------------------------------------------- steps
+
+    def _begin(self) -> None:
+        if not self._under_way:
+            self._step += 1
+            self._under_way = True
+            self._probe.begin_step(self._step)
+
+    def _end(self, loss: Any, grad_norm: Any) -> None:
+        if self._closed:
+            raise ProbeError(
+                f"{self._job.name}: step() was called after the job's {self._job.steps} steps: "
+                "let the program make as many optimizer steps as {steps} in its command says, and "
+                "call step() once for each"
+            )
+        if not self._batches:
+            raise ProbeError(
+                f"{self._job.name}: step() of step {self._step + (not self._under_way)} without "
+                "probe.batch(inputs, labels): call it for every microbatch, on every rank"
+            )
+        self._probe.on_log(_number(loss), _number(grad_norm))
+        if self._step == 1 or self._step in self._job.sample_steps:
+            self._require_same_parameters()
+        self._probe.end_step()
+        if self._step == 1:
+            self._write_in_force()
+        self._batches = 0
+        self._asked = False
+        self._under_way = False
+        self._stepped.clear()
+        self._noted = (None, None)
+        if self._clipping is not None:
+            self._clipping.forget()
+        if self._forward is not None:
+            self._forward.forget()
+        if self._step == self._job.steps:
+            self._probe.close()
+            self._stop()
+
+    # ---------------------------------------------------------------- watching
+
+    def _watch(self) -> None:
+        """Have torch tell when gradients are complete and when the optimizer has stepped."""
+        self._clipping: ClippingWatch | None = None
+        clips = self._wrapped.watch_clipping
+        if clips is not None:
+            self._undo.append(clips(self._before_clipping))
+        parameters = [each for part in self._wrapped.modules for each in part.parameters()]
+        self._clipping = ClippingWatch(parameters, self._before_clipping)
+        self._undo.append(self._clipping.undo)
+        if self._forward is not None:
+            self._undo.append(self._forward.undo)
+        ours = [each for each in self._wrapped.optimizers if _is_torchs(each)]
+        if self._hooks and not ours:
+            raise ProbeError("hooks=True needs an optimizer of torch: give it to Probe.from_env")
+        for optimizer in ours:
+            handles = [optimizer.register_step_pre_hook(self._before_update)]
+            if self._hooks:
+                handles.append(optimizer.register_step_post_hook(self._after_update))
+            self._undo += [handle.remove for handle in handles]
+
+    def _before_clipping(self) -> None:
+        if not self._asked:
+            self._take(BEFORE_CLIPPING)
+
+    def _before_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not self._probe.saw_gradients:
+            self._take(AT_THE_STEP)
+
+    def _after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) < sum(map(_is_torchs, self._wrapped.optimizers)):
+            return
+        loss, grad_norm = self._noted
+        if self._forward is not None and not self._batches:
+            loss = _mean(self._forward) if loss is None else loss
+            for given in self._forward.batches:
+                self.batch(*given)
+        self._end(loss, grad_norm)
+
+    def _take(self, where: str) -> None:
+        self._begin()
+        self._gradients_at = where
+        self._probe.take_gradients()
+
+    # ---------------------------------------------------------------- what is there
+
+    def _view(self, place: Coordinates) -> TrainerView:
+        wrapped = self._wrapped
+        return TrainerView(
+            model_parts=wrapped.modules,
+            dp_rank=place.dp_rank,
+            first_of_dp=place.first_of_dp,
+            has_last_stage=True,
+            tp_rank=place.tp_rank,
+            tp_group=None,
+            vocab_size=0,  # not known: vocabulary shards are told from DTensors alone
+            device=_device(wrapped),
+            optimizers=wrapped.kept_by,
+            learning_rate=lambda: rate_of(wrapped.optimizers),
+            versions={"torch": torch.__version__, **wrapped.versions},
+            parameters=wrapped.parameters,
+            copies=wrapped.copies,
+            loss_is_local=True,
+        )
+
+    def _write_in_force(self) -> None:
+        """Collective over the world."""
+        sizes = counted(self._first, first_of_dp=self._place.first_of_dp)
+        dtype = dtypes(self._wrapped.parameters, local_shard)
+        if not self._probe.is_writer:
+            return
+        settings = flattened(self._job.train_config.settings)
+        write_json(
+            self._job.run_folder / "in_force.json",
+            {
+                "schema": SCHEMA,
+                "world_size": world.size(),
+                "degrees": dict(self._place.degrees),
+                **sizes,
+                "param_dtype": dtype,
+                "config": {**settings, **self._job.overrides},
+                "declared": sorted(self._job.overrides),
+                "probe": {
+                    "wrapping": self._wrapped.wrapping,
+                    "gradients": self._gradients_at,
+                    "recomputes_loss": self._saw_logits,
+                },
+            },
+        )
+
+    def _require_repeat(self) -> None:
+        """Raises ProbeError when the weights of an ``ulp`` repeat were not and cannot be moved."""
+        if self._job.repeat != "ulp" or self._job_path in _moved:
+            return
+        if not self._wrapped.movable:
+            raise ProbeError(
+                f"{self._job.name} starts from weights moved by one unit in the last place, which "
+                f"cannot be done to a model wrapped as {self._wrapped.wrapping}: call "
+                "harness.probe.initial_weights(model) before anything wraps the model"
+            )
+        move_tensors(self._wrapped.copies, self._job.repeat_seed)
+
+    def _require_same_parameters(self) -> None:
+        """Raises ProbeError when the model has other parameters than when the probe was made.
+
+        FSDP 1 has its own, and FSDP 2 may show plain ones while they are gathered.
+        """
+        now = {
+            canonical(name): parameter
+            for module in self._wrapped.modules
+            for name, parameter in module.named_parameters()
+        }
+        for name, known in self._wrapped.parameters:
+            found = now.get(name)
+            if not isinstance(known, torch.Tensor) or found is known:
+                continue
+            if isinstance(known, DTensor) and not isinstance(found, DTensor | None):
+                continue
+            raise ProbeError(
+                f"{name} is another tensor at step {self._step} than when Probe.from_env was "
+                "called: wrap, load and move the model before that, and update weights in place"
+            )
+
+
+def _require_process_group() -> None:
+    """Raises ProbeError where ranks would not know of each other."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1 and world.size() == 1:
+        raise ProbeError(
+            f"WORLD_SIZE is {ranks}, but torch.distributed is not initialised: call "
+            "torch.distributed.init_process_group before Probe.from_env"
+        )
+
+
+def _require_batch(
+    inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
+) -> None:
+    """Raises ProbeError for what is no batch of samples."""
+    for name, tensor in (("inputs", inputs), ("labels", labels), ("mask", mask)):
+        if tensor is None and name != "inputs":
+            continue
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0 or len(tensor) != len(inputs):
+            found = getattr(tensor, "shape", type(tensor).__name__)
+            raise ProbeError(
+                f"probe.batch: {name} is {found}; inputs, labels and mask are tensors whose first "
+                "dimension is the samples of the microbatch"
+            )
+    if mask is not None and inputs.shape[: mask.ndim] != mask.shape:
+        raise ProbeError(
+            f"probe.batch: mask of shape {tuple(mask.shape)} does not fit inputs of shape "
+            f"{tuple(inputs.shape)}: it has their leading dimensions, and is zero at padding"
+        )
+
+
+def _number(value: Any) -> float | None:
+    """A loss or norm as a number; a DTensor's is the whole one, which is collective."""
+    if value is None:
+        return None
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def _mean(forward: ForwardWatch) -> float | None:
+    """The mean of the losses that the model returned in a step, weighted by their tokens."""
+    if not forward.losses or len(forward.losses) != len(forward.batches):
+        return None
+    weights = [
+        len(given.inputs) if given.labels is None else int((given.labels != IGNORE_INDEX).sum())
+        for given in forward.batches
+    ]
+    losses = [float(loss) for loss in forward.losses]
+    total = sum(weights)
+    weighted = (loss * weight for loss, weight in zip(losses, weights, strict=True))
+    return math.fsum(weighted) / total if total else math.fsum(losses) / len(losses)
+
+
+def _is_torchs(optimizer: Any) -> bool:
+    return isinstance(optimizer, torch.optim.Optimizer)
+
+
+def _device(wrapped: Wrapped) -> torch.device:
+    tensors = (local_shard(each) for _, each in (*wrapped.parameters, *wrapped.copies))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
