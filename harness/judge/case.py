@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from harness.judge.dealing import fitting
 from harness.judge.envelope import Envelope, compare
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.programs import is_curve
 from harness.judge.renamed import Renamed, align
 from harness.judge.soundness import disordered
 from harness.judge.tensors import TensorComparison, compare_tensors
@@ -24,7 +25,8 @@ class Case:
     """What those repeats of the control taught that speak for this test set; None: limits are
     floors alone."""
     spec: SetSpec | None = None
-    """What the test set names; None for curves that are not ours: then nothing is audited."""
+    """What the test set names; None for curves that are not ours, or of a program that is not
+    probed: then nothing is audited."""
     control_spec: SetSpec | None = None
     margin: float | None = None
     """Largest relative difference of the mean loss that is equivalent; None: the default."""
@@ -33,8 +35,8 @@ class Case:
     envelopes: Mapping[str, Envelope] = field(default_factory=dict)
     """Signal to envelope, without the signals that the two runs cannot be compared on."""
     own_start: bool = False
-    """Whether each has a seed checkpoint of its own, so that nothing but their initial parameters
-    says that they start alike."""
+    """Whether each has a seed checkpoint of its own, or makes its weights itself, so that nothing
+    but their initial parameters says that they start alike."""
     renamed: Renamed | None = None
     """What two releases call by other names; the samples are then without it."""
     tensors: tuple[TensorComparison, ...] = ()
@@ -57,6 +59,10 @@ def make_case(
     A run whose steps are out of order has no envelope: which of its values is which is not known.
     Raises ValueError for an unusable tolerance.
     """
+    if is_curve(spec) or is_curve(control_spec):
+        spec = control_spec = None
+        own_start = False
+    own_start = own_start or (spec is not None and spec.command is not None)
     renamed = None
     if spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain:
         aligned = align(test, control)

@@ -15,6 +15,7 @@ from harness.judge.curves import common_steps, has, pair, relative_difference
 from harness.judge.degrees import spec_of
 from harness.judge.floors import SAME_LR
 from harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
+from harness.judge.programs import differently_probed
 from harness.judge.soundness import other_data, other_steps, ranks_disagree
 from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
@@ -48,7 +49,9 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Findi
     flaw = other_steps(test, control)
     if flaw is None:
         return passed(f"{test.steps.size} steps")
-    if spec is not None or not test.steps.size:
+    # Of a program that is not probed nothing is audited, but its job says how many steps it has.
+    ours = spec is not None or test.expected_steps is not None
+    if ours or not test.steps.size:
         return invalid(f"{test.name} {flaw.what}", flaw.step)
     return _covered(test, control)
 
@@ -150,6 +153,15 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
     return _clauses("", _of_passes(test, spec, not_named))
 
 
+@check(Tier.INTEGRITY)
+def probed_alike(test: Evidence, control: Evidence) -> Finding:
+    """The probes of both runs saw as much of their loops.
+
+    Gradients that one side took before clipping and the other after it are not the same thing.
+    """
+    return _clauses("", differently_probed(test, control))
+
+
 def _of_passes(
     test: Evidence, spec: SetSpec, question: Callable[[SetSpec, InForce], Iterable[str]]
 ) -> Iterator[str]:
@@ -238,6 +250,7 @@ CHECKS: tuple[Question, ...] = (
     control_in_force,
     named_in_force,
     nothing_unnamed,
+    probed_alike,
 )
 
 

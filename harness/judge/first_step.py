@@ -14,6 +14,7 @@ from harness.judge.agreement import agreement, other_objective
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import common_steps, series
 from harness.judge.envelope import Envelope
+from harness.judge.programs import BEFORE_CLIPPING, probing
 from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
 Envelopes = Mapping[str, Envelope]
@@ -75,6 +76,9 @@ def reported_grad_norm_is_recomputed(test: Evidence) -> Finding:
 
     Only the metric is wrong; but clipping uses it, so training may follow.
     """
+    where = probing(test).gradients
+    if where != BEFORE_CLIPPING:
+        return skipped(f"gradients were taken {where}, where they may have been clipped")
     return _reported(test, "grad_norm")
 
 

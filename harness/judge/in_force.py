@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from harness.judge.degrees import ranks
+from harness.judge.programs import not_as_called
 from harness.model import SetSpec, Technique
 
 InForce: TypeAlias = Mapping[str, Any]
@@ -31,6 +32,11 @@ _TRAIN_CONFIG_KEYS: Mapping[Technique, tuple[tuple[str, object], ...]] = {
 
 def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """One clause per thing that the set names and that did not run so."""
+    titan = spec.command is None
+    yield from _not_in_force(spec, ran) if titan else not_as_called(spec, ran)
+
+
+def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     for technique in spec.techniques:
         missing = _TECHNIQUES[technique](ran)
         if missing:
@@ -62,6 +68,8 @@ def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
 
 def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """One clause per technique that ran although neither the set nor its train config names it."""
+    if spec.command is not None:
+        return  # techniques of other programs nobody knows
     named = set(spec.techniques) | _named_by_train_config(spec)
     float8 = _table(ran, "float8")
     wants_float8 = named & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}

@@ -11,6 +11,7 @@ from harness.judge.agreement import agreement, other_objective
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.programs import BEFORE_CLIPPING, probing, required
 from harness.judge.requeues import badly_requeued
 from harness.judge.soundness import (
     Flaw,
@@ -142,11 +143,12 @@ CHECKS: tuple[Question, ...] = (
 def _required(spec: SetSpec | None, test: Evidence, control: Evidence) -> tuple[str, ...]:
     """Signals without which there is no verdict.
 
-    A run of ours has all of them. Foreign curves have at least a loss, and a grad norm if either
-    side has one: a gate must not become blind because a column went missing.
+    A run of ours has all of them, and one of another program most. Foreign curves have at least a
+    loss, and a grad norm if either side has one: a gate must not become blind because a column
+    went missing.
     """
     if spec is not None:
-        return JUDGED_SIGNALS
+        return JUDGED_SIGNALS if spec.command is None else required(test, control)
     if has(test, "grad_norm") or has(control, "grad_norm"):
         return ("loss", "grad_norm")
     return ("loss",)
@@ -158,6 +160,8 @@ _REPORTED = ("loss", "grad_norm")
 def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
     """A reported metric that the run's own probe contradicts."""
     for signal in signals:
+        if signal == "grad_norm" and probing(evidence).gradients != BEFORE_CLIPPING:
+            continue  # what the probe saw of them may have been clipped
         compared = agreement(evidence, signal)
         if compared is not None and compared.outside.size:
             index = compared.worst

@@ -35,7 +35,7 @@ def unfinished(evidence: Evidence) -> Flaw | None:
         was = "was " if evidence.status in DONE_TO_IT else ""
         return Flaw(f"{was}{evidence.status.value}{after}{error}", last)
     if last is None:
-        return Flaw("left no step at all")
+        return Flaw("left no step at all" + "".join(f": {each}" for each in evidence.problems[:1]))
     expected = evidence.expected_steps
     if expected is not None and evidence.steps.size != expected:
         return Flaw(f"left {evidence.steps.size} of {expected} steps", last)

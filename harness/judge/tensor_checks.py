@@ -25,6 +25,13 @@ NAMED = 3
 
 Comparisons = tuple[TensorComparison, ...]
 
+_OF_A_CHECKPOINT = (
+    "its seed checkpoint is not what the control started from, so the runs cannot be compared"
+)
+_OF_A_PROGRAM = (
+    "let the program make them of {seed} alone, on every rank the same, before it wraps the model"
+)
+
 
 @check(Tier.INTEGRITY)
 def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
@@ -108,26 +115,31 @@ def starts_as_the_control(
     """A run whose seed checkpoint is not the control's own starts from the same weights.
 
     Another release, or another machine, has made other initial weights of the same seed: the two
-    runs then train two models. Give both one seed checkpoint (`trainer.seed_checkpoint`).
+    runs then train two models. Give both one seed checkpoint (`trainer.seed_checkpoint`). A
+    program of one's own has to make them of the seed alone, before it wraps the model.
     """
     if not own_start:
         detail = "nothing says that it has a seed checkpoint of its own"
         return skipped(detail) if spec is None else passed(detail)
     if not test.steps.size:
         return skipped("the run left no step at all")
+    program = spec is not None and spec.command is not None
     found = next((each.initial for each in tensors if each.initial is not None), None)
+    if found is None and program and not test.sample_steps:
+        return skipped("per-tensor evidence is switched off")
     if found is None:
         return invalid(
-            f"nothing shows that {test.name} starts from the control's weights, for each has a "
-            "seed checkpoint of its own and no sample of step 0 can be compared",
+            f"nothing shows that {test.name} starts from the control's weights, for each "
+            f"{'makes its own' if program else 'has a seed checkpoint of its own'} and no sample "
+            "of step 0 can be compared",
             0,
         )
     if found.outside.size:
         names = tensors[0].names
         return invalid(
             f"{test.name} starts from other weights than the control ({found.outside.size} of "
-            f"{len(names)} parameters, {names[int(found.outside[0])]} for one): its seed "
-            "checkpoint is not what the control started from, so the runs cannot be compared",
+            f"{len(names)} parameters, {names[int(found.outside[0])]} for one): "
+            f"{_OF_A_PROGRAM if program else _OF_A_CHECKPOINT}",
             0,
         )
     return passed(f"{found.difference.size} initial parameters")

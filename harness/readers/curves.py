@@ -5,21 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from harness.errors import EvidenceError
 from harness.model import Evidence
-from harness.readers.console import is_console, read_console
-from harness.readers.csv_table import is_csv, read_csv
-from harness.readers.golden_values import is_golden_values, read_golden_values
-from harness.readers.jsonl import read_jsonl
-from harness.readers.lines import READABLE, decode_json, read_text
-from harness.readers.loss_text import is_loss_text, read_loss_text
-from harness.readers.names import Columns, check_columns
-from harness.readers.run_folder import read_run, require_foreign, run_folder_of
-from harness.readers.tensorboard import is_tensorboard, read_tensorboard
-from harness.readers.trainer_state import is_trainer_state, read_trainer_state, trainer_state_of
-from harness.readers.wandb_run import is_wandb, read_wandb
+from harness.readers.foreign import path_exists, read_foreign
+from harness.readers.names import check_columns
+from harness.readers.run_folder import read_run, run_folder_of
 
 
 def read_curves(path: Path, columns: Mapping[str, str] | None = None) -> Evidence:
@@ -35,75 +26,10 @@ def read_curves(path: Path, columns: Mapping[str, str] | None = None) -> Evidenc
     """
     columns = columns or {}
     check_columns(columns)
-    if not _exists(path):
+    if not path_exists(path):
         raise EvidenceError(f"{path}: does not exist{_nearest(path)}")
     folder = run_folder_of(path)
-    if folder is not None:
-        return read_run(folder)
-    state = trainer_state_of(path)
-    # An output folder of the Trainer may hold event files too; its own state is nearer.
-    if state is not None and (state.parent == path or not is_tensorboard(path)):
-        return _read_text(state, columns)
-    if is_tensorboard(path):
-        return read_tensorboard(path, columns)
-    if is_wandb(path):
-        return read_wandb(path, columns)
-    if path.is_dir():
-        raise EvidenceError(f"{path}: holds no run; {READABLE}")
-    return _read_text(path, columns)
-
-
-def _read_text(path: Path, columns: Columns) -> Evidence:
-    """A text file, by what it looks like."""
-    if path.suffix in (".csv", ".tsv"):
-        return read_csv(path, columns)
-    text = read_text(path)
-    if not text.strip():
-        raise EvidenceError(f"{path}: is empty; {READABLE}")
-    if path.suffix in (".jsonl", ".ndjson") or text.lstrip().startswith("{"):
-        return _read_json(path, text, columns)
-    if path.suffix == ".json":
-        raise EvidenceError(f"{path}: is no JSON object; {READABLE}")
-    if is_console(text):
-        return read_console(path, text)
-    if is_loss_text(text):
-        return read_loss_text(path, text, columns)
-    if is_csv(text, columns):
-        return read_csv(path, columns)
-    raise EvidenceError(f"{path}: is no curve; {READABLE}")
-
-
-def _read_json(path: Path, text: str, columns: Columns) -> Evidence:
-    """One JSON document, or one per line."""
-    document: Any = None
-    if path.suffix not in (".jsonl", ".ndjson"):
-        try:
-            document = decode_json(text)
-        except ValueError as error:
-            # Extra data is the second line of a JSONL; another error in a document that spans
-            # lines is not that of its first line.
-            document_meant = path.suffix == ".json" or text.lstrip().split("\n", 1)[0] == "{"
-            if document_meant and not str(error).startswith("Extra data"):
-                raise EvidenceError(f"{path}: not JSON: {error}") from error
-    if is_trainer_state(document):
-        return read_trainer_state(path, document, columns)
-    if is_golden_values(document):
-        return read_golden_values(path, document, columns)
-    if document is not None and "\n" in text.strip():
-        raise EvidenceError(
-            f"{path}: is one JSON object, but neither a trainer_state.json (it has no "
-            f"'log_history') nor golden values (no entry has 'values'); {READABLE}"
-        )
-    require_foreign(path, text)
-    return read_jsonl(path, text, columns)
-
-
-def _exists(path: Path) -> bool:
-    """As ``Path.exists``, which raises for a name longer than the file system takes."""
-    try:
-        return path.exists()
-    except OSError as error:
-        raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return read_run(folder) if folder is not None else read_foreign(path, columns)
 
 
 def _nearest(path: Path) -> str:

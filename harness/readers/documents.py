@@ -71,6 +71,12 @@ def is_counts(value: object) -> TypeGuard[dict[str, int]]:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
+def _is_counts_seen(value: object) -> bool:
+    """The same, where null is a count that nobody could tell."""
+    known = isinstance(value, dict) and [each for each in value.values() if each is not None]
+    return isinstance(known, list) and all(map(is_count, known))
+
+
 def _is_objects(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_object, value))
 
@@ -92,6 +98,7 @@ _TEXT: Shape = (_is_text, "text")
 _TEXTS: Shape = (is_texts, "list of texts")
 _COUNT: Shape = (is_count, "count")
 _COUNTS: Shape = (is_counts, "JSON object of counts")
+_COUNTS_SEEN: Shape = (_is_counts_seen, "JSON object of counts")
 _STEPS: Shape = (_is_steps, "list of steps")
 _OBJECT: Shape = (_is_object, "JSON object")
 _OBJECTS: Shape = (_is_objects, "list of JSON objects")
@@ -115,7 +122,16 @@ _JOB: Mapping[str, Shape] = {
     "faults": _OBJECTS,
     "elastic_nodes": _FLAG,
     "recovery": _OBJECT,
+    "command": _OBJECT,
+    "command.argv": _TEXTS,
+    "command.launcher": _TEXT,
+    "command.probed": _FLAG,
+    "command.curves": _TEXT,
+    "command.columns": _OBJECT,
+    "command.environment": _OBJECT,
+    "command.folder": _TEXT,
 }
+"""Keys of an inner object come after the object itself."""
 
 _FAULT: Mapping[str, Shape] = {
     "index": _COUNT,
@@ -129,7 +145,7 @@ _FAULT: Mapping[str, Shape] = {
 }
 
 _IN_FORCE: Mapping[str, Shape] = {
-    "degrees": _COUNTS,
+    "degrees": _COUNTS_SEEN,
     "param_dtype": _TEXT,
     "mixed_precision_param": _TEXT,
     "float8": _OBJECT,
@@ -143,8 +159,11 @@ _IN_FORCE: Mapping[str, Shape] = {
     "without_fixes": _TEXTS,
     "config": _OBJECT,
     "declared": _TEXTS,
+    "probe": _OBJECT,
+    "probe.wrapping": _TEXT,
+    "probe.gradients": _TEXT,
+    "probe.recomputes_loss": _FLAG,
 }
-"""Keys of an inner object come after the object itself."""
 
 
 def _checked(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Any]:

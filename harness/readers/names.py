@@ -92,7 +92,8 @@ def find_signals(where: str, names: Iterable[str], columns: Columns) -> dict[str
     if "loss" not in found:
         raise EvidenceError(
             f"{where}: no loss among {listing(there)}; known names of it are "
-            f"{', '.join(NAMES['loss'])}; or map it: --columns loss=NAME"
+            f"{', '.join(NAMES['loss'])}; or map it: --columns loss=NAME "
+            "(trainer.columns in an experiment file)"
         )
     return found
 
@@ -107,7 +108,8 @@ def find_step(where: str, names: Iterable[str], columns: Columns) -> str:
             return name
     raise EvidenceError(
         f"{where}: no step among {listing(there)}; known names of it are "
-        f"{', '.join(STEP_NAMES)}; or map it: --columns step=NAME"
+        f"{', '.join(STEP_NAMES)}; or map it: --columns step=NAME "
+        "(trainer.columns in an experiment file)"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.errors import EvidenceError
 from harness.model import (
+    Command,
     Evidence,
     Fault,
     FaultKind,
@@ -16,6 +17,7 @@ from harness.model import (
     Loader,
     Parallelism,
     Precision,
+    RankLauncher,
     Recovery,
     RestartOwner,
     RunStatus,
@@ -27,10 +29,10 @@ from harness.model import (
     TrainConfig,
 )
 from harness.readers.documents import METRICS, has_passes, read_in_force, read_job
-from harness.readers.lines import json_objects
 from harness.readers.merging import merge
 from harness.readers.metrics import Metrics, read_metrics
 from harness.readers.passes import read_passes, read_struck
+from harness.readers.program import data_types, is_probed, of_curve, unread
 from harness.readers.tensors import read_samples
 from harness.store import read_record
 
@@ -43,19 +45,6 @@ def run_folder_of(path: Path) -> Path | None:
         return None
     ours = any((path / name).is_file() for name in ("job.json", *METRICS)) or has_passes(path)
     return path if ours else None
-
-
-def require_foreign(path: Path, text: str) -> None:
-    """Raise EvidenceError for a metrics file of ours that lies outside of its run folder.
-
-    Read as anybody's JSONL it would be judged without any audit.
-    """
-    _, first = next(json_objects(path, text), (0, {}))
-    if first.get("kind") == "header" and "identity" in first:
-        raise EvidenceError(
-            f"{path}: holds the metrics of a run of converge, but {path.parent / 'job.json'} is "
-            "missing, so nothing says what the run was meant to be; give its whole run folder"
-        )
 
 
 def read_run(folder: Path) -> Evidence:
@@ -86,7 +75,24 @@ def read_run(folder: Path) -> Evidence:
     if lives:
         merged = merge(lives, job.get("steps", lives[-1].metrics.expected_steps), **known)
         return replace(merged, precision=_precision(job, merged.in_force))
+    if job.get("command") is not None:
+        return _of_program(folder, job, known)
     return _uninterrupted(folder, job, known)
+
+
+def _of_program(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
+    """What a program of the user's left: as much as our ranks if it is probed, else a curve.
+
+    What of it cannot be read is no evidence, and breaks no other set's.
+    """
+    expected: dict[str, Any] = {"expected_steps": job.get("steps"), **known}
+    try:
+        if is_probed(job):
+            return _uninterrupted(folder, job, known)
+        curve = of_curve(folder, job)
+        return replace(curve, precision=_precision(job, None), **expected)
+    except EvidenceError as error:
+        return unread(str(error), precision=_precision(job, None), **expected)
 
 
 def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
@@ -153,6 +159,7 @@ def read_spec(path: Path) -> SetSpec | None:
             kind=_kind(job),
             segments=tuple(_segment(entry) for entry in job.get("segments") or ()),
             recovery=_recovery(job),
+            command=_command(job),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
@@ -177,6 +184,22 @@ def _segment(entry: Mapping[str, Any]) -> Segment:
         parallelism=Parallelism(**entry["parallelism"]),
         local_batch_size=int(entry["local_batch_size"]),
         pipeline_schedule=entry.get("pipeline_schedule"),
+    )
+
+
+def _command(job: Mapping[str, Any]) -> Command | None:
+    """How a program of the user's was called; None where torchtitan trained."""
+    told = job.get("command")
+    if told is None:
+        return None
+    return Command(
+        argv=tuple(told["argv"]),
+        folder=Path(told["folder"]),
+        launcher=RankLauncher(told["launcher"]),
+        probed=told["probed"],
+        curves=told["curves"],
+        columns=told["columns"],
+        environment=told["environment"],
     )
 
 
@@ -233,6 +256,8 @@ def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Pr
     if (ran.get("float8") or {}).get("modules"):
         return Precision.FLOAT8
     dtypes = {ran.get("param_dtype"), ran.get("mixed_precision_param")}
+    if job.get("command") is not None:
+        dtypes |= data_types(job)
     return (
         Precision.BF16 if Technique.BF16 in techniques or "bfloat16" in dtypes else Precision.FP32
     )

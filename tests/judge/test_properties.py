@@ -172,6 +172,7 @@ def test_slugs_are_part_of_the_interface():
         "control-in-force",
         "named-in-force",
         "nothing-unnamed",
+        "probed-alike",
         "loss-first-step",
         "grad-norm-first-step",
         "loss-recomputed-first-step",

@@ -67,6 +67,7 @@ _DOUBTS = (
     "nothing-unnamed",
     "config-differs-as-declared",
     "control-in-force",
+    "probed-alike",
 )
 """Integrity checks that, when INVALID, may explain a difference by themselves."""
 

@@ -1,0 +1,103 @@
+"""What is other about runs of a user's own program (``kind = "command"``): pure questions.
+
+A program that is not probed leaves a curve, as one from anywhere. One that is probed leaves what
+our ranks leave, but for what only its loop can tell: where gradients were taken, whether it gave
+the probe its logits, and a norm of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from harness.judge.curves import has
+from harness.judge.degrees import ranks
+from harness.judge.floors import JUDGED_SIGNALS
+from harness.model import GLOBAL_BATCH, LOCAL_BATCH, Evidence, SetSpec
+
+BEFORE_CLIPPING = "before clipping"
+"""Where gradients are taken in every run of torchtitan, and best in others."""
+
+
+class Probing(NamedTuple):
+    """How much of a loop its probe saw."""
+
+    gradients: str
+    """Where they were taken."""
+    recomputes_loss: bool
+    """Whether the loop gave logits."""
+
+
+def is_curve(spec: SetSpec | None) -> bool:
+    """Whether all that a set leaves is the curve of a program that is not probed."""
+    return spec is not None and spec.command is not None and not spec.command.probed
+
+
+def probing(evidence: Evidence) -> Probing:
+    """How a run was probed; as torchtitan's are, where nothing says so."""
+    told = (evidence.in_force or {}).get("probe") or {}
+    gradients = told.get("gradients", BEFORE_CLIPPING)
+    return Probing(str(gradients), told.get("recomputes_loss") is not False)
+
+
+def wrapping(ran: Mapping[str, Any]) -> str:
+    """How the model of a program was found to be wrapped; empty for other runs."""
+    return str((ran.get("probe") or {}).get("wrapping") or "")
+
+
+def required(test: Evidence, control: Evidence) -> tuple[str, ...]:
+    """Signals of a probed program without which there is no verdict.
+
+    Not every loop computes a norm or hands out its logits; what one side has the other must have.
+    """
+    optional = {
+        "grad_norm": has(test, "grad_norm") or has(control, "grad_norm"),
+        "loss_recomputed": probing(test).recomputes_loss and probing(control).recomputes_loss,
+    }
+    return tuple(signal for signal in JUDGED_SIGNALS if optional.get(signal, True))
+
+
+def differently_probed(test: Evidence, control: Evidence) -> Iterator[str]:
+    """One clause per thing that makes the evidence of two runs no match."""
+    ours, theirs = probing(test), probing(control)
+    if ours.gradients != theirs.gradients:
+        yield (
+            f"gradients were taken {ours.gradients} in {test.name}, {theirs.gradients} in "
+            f"{control.name}: call probe.gradients() in both, before anything is clipped"
+        )
+    if ours.recomputes_loss != theirs.recomputes_loss:
+        with_it, without = (test, control) if ours.recomputes_loss else (control, test)
+        yield (
+            f"the loss was recomputed in {with_it.name} and not in {without.name}: call "
+            "probe.logits(logits, labels) in both or in neither"
+        )
+
+
+def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
+    """One clause per degree or size that a program was called with and did not run with.
+
+    What could not be seen from outside of it (null) says nothing.
+    """
+    degrees = ran.get("degrees") or {}
+    for dimension, degree in asdict(spec.parallelism).items():
+        yield from _unlike(dimension, degree, degrees.get(dimension))
+    if ran.get("world_size") not in (None, spec.parallelism.world_size):
+        named = ranks(spec.parallelism.world_size)
+        yield f"a world of {named} is named, {ran['world_size']} were started"
+    local, whole = spec.setting(LOCAL_BATCH), spec.setting(GLOBAL_BATCH, -1)
+    dp = spec.parallelism.dp
+    if isinstance(local, int) and isinstance(whole, int):
+        whole = local * dp if whole == -1 else whole
+        yield from _unlike("local_batch_size", local, ran.get("local_batch_size"))
+        yield from _unlike("global_batch_size", whole, ran.get("global_batch_size"))
+        accumulated, seen = whole // (local * dp), ran.get("gradient_accumulation_steps")
+        yield from _unlike("gradient_accumulation_steps", accumulated, seen)
+    for key in ("seq_len", "dtype"):
+        seen = ran.get("seq_len" if key == "seq_len" else "param_dtype")
+        yield from _unlike(f"training.{key}", spec.setting(f"training.{key}"), seen)
+
+
+def _unlike(what: str, named: object, seen: object) -> Iterator[str]:
+    if named is not None and seen is not None and named != seen:
+        yield f"{what} {named} is named, {seen} is in force"
