@@ -1,12 +1,22 @@
 """What lies outside an experiment file: hardware, rank code, injected files."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import harness
 from harness.errors import ConfigError
-from harness.model import Cluster, Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
+from harness.model import (
+    Cluster,
+    Command,
+    Experiment,
+    Parallelism,
+    SetSpec,
+    SyntheticData,
+    TrainConfig,
+)
 from harness.surroundings import (
     checkout_commit,
     cluster_hardware,
@@ -159,3 +169,49 @@ def test_a_commit_is_that_of_the_checkout_and_says_when_files_were_changed(tmp_p
     (tmp_path / "file").write_text("two")
     assert checkout_commit(tmp_path) == f"{head}-dirty"
     assert checkout_commit(tmp_path / "missing") == ""
+
+
+def source_digest(file: Path, folder: Path) -> str:
+    command = Command(argv=(file.name,), folder=folder, sources=(file,))
+    made = experiment(None, None)
+    control = replace(made.controls[0], command=command)
+    made = replace(made, controls=(control,), tests=())
+    return read_surroundings(made, str, on_gpu=False).sources[file]
+
+
+def test_a_programs_digest_follows_modules_and_packages_beside_it(tmp_path):
+    script = tmp_path / "scripts" / "train.py"
+    package = tmp_path / "model"
+    for folder in (script.parent, package / "inner"):
+        folder.mkdir(parents=True)
+    script.write_text("from model.inner import layers\nimport helper\n")
+    seen = [source_digest(script, tmp_path)]
+    for file in (package / "__init__.py", package / "inner" / "layers.py"):
+        file.write_text("x = 1\n")  # a package where the program is started
+        seen.append(source_digest(script, tmp_path))
+    (script.parent / "helper.py").write_text("from . import more\n")  # beside the script
+    seen.append(source_digest(script, tmp_path))
+    (script.parent / "more.py").write_text("")
+    seen.append(source_digest(script, tmp_path))
+    assert len(set(seen)) == len(seen)
+    (tmp_path / "unrelated.py").write_text("1")
+    assert source_digest(script, tmp_path) == seen[-1]
+
+
+def test_files_that_are_no_python_count_by_their_bytes(tmp_path):
+    settings = tmp_path / "ds.json"
+    settings.write_bytes(b"\xff{}")
+    first = source_digest(settings, tmp_path)
+    settings.write_bytes(b"\xff{ }")
+    assert source_digest(settings, tmp_path) != first
+
+
+def test_a_vanished_program_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"trainer\.command: .*gone\.py cannot be read: No such"):
+        source_digest(tmp_path / "gone.py", tmp_path)
+
+
+def test_the_probe_as_a_library_is_rank_code():
+    package = Path(harness.__file__).parent
+    assert rank_code_digest() == rank_code_digest(package / "rank", package / "probe")
+    assert rank_code_digest() != rank_code_digest(package / "rank")

@@ -1,12 +1,17 @@
 """Finding toolchains: versions are read from metadata, nothing is started."""
 
 import json
+import platform
+import sys
 import time
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from harness.errors import ToolchainError
+from harness.model import Command
 from harness.toolchain import (
     assume_toolchain,
     available_toolchains,
@@ -136,3 +141,58 @@ def test_a_local_folder_is_no_commit(tmp_path):
     found = built_from(tmp_path, "0123")
     (found / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     assert find_toolchain("mine", tmp_path).versions["torchtitan"] == "0.3.0"
+
+
+PROBED = Command(argv=("train.py",), folder=Path("/x"))
+CURVES = replace(PROBED, probed=False, curves="{output}/loss.csv")
+
+
+def test_a_program_needs_no_torchtitan(tmp_path):
+    build(tmp_path, "mine", torch="2.13.0", deepspeed="0.19.8", rich="14.0")
+    found = find_toolchain("mine", tmp_path, CURVES)
+    assert found.dialect == "command"
+    assert found.versions == {"torch": "2.13.0", "deepspeed": "0.19.8"}
+
+
+def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path):
+    python = build(tmp_path, "mine", torch="2.13.0")
+    with pytest.raises(ToolchainError) as caught:
+        find_toolchain("mine", tmp_path, PROBED)
+    checkout = Path(__file__).parent.parent
+    assert f"{python} -m pip install --no-deps -e {checkout}" in str(caught.value)
+    build(tmp_path, "both", torch="2.13.0", converge="0.1.0")
+    assert find_toolchain("both", tmp_path, PROBED).versions["converge"] == "0.1.0"
+    build(tmp_path, "neither")
+    with pytest.raises(ToolchainError, match="has no torch, so its program cannot be probed"):
+        find_toolchain("neither", tmp_path, PROBED)
+    assert find_toolchain("neither", tmp_path, CURVES).versions == {}
+
+
+def test_a_python_by_its_path_is_asked_what_it_has(tmp_path):
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    stand_in.chmod(0o755)
+    found = find_toolchain(str(stand_in), command=CURVES)
+    assert found.name == str(stand_in)
+    assert found.python == Path(sys.executable)
+    assert found.versions["python"] == platform.python_version()
+    assert found.versions["numpy"] == metadata.version("numpy")
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo hello", "echo '[1]'"])
+def test_a_path_that_is_no_python_is_refused(tmp_path, script):
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!/bin/sh\n{script}\n")
+    stand_in.chmod(0o755)
+    with pytest.raises(ToolchainError, match="does not start as a Python"):
+        find_toolchain(str(stand_in), command=CURVES)
+    with pytest.raises(ToolchainError, match="does not start as a Python: No such file"):
+        find_toolchain(str(tmp_path / "gone"), command=CURVES)
+
+
+def test_a_plan_may_assume_the_environment_of_a_program(tmp_path):
+    assumed = assume_toolchain("deepspeed-0.19.8", tmp_path, PROBED)
+    assert (assumed.dialect, assumed.versions) == ("command", {})
+    build(tmp_path, "deepspeed-0.19.8", torch="2.13.0")
+    with pytest.raises(ToolchainError, match="has no converge"):
+        assume_toolchain("deepspeed-0.19.8", tmp_path, PROBED)

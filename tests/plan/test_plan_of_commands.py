@@ -1,0 +1,207 @@
+"""Plans of sets that any program trains: sizes, precision, rules, identities, words."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plan_examples import SURROUNDINGS, Planner
+
+from harness.errors import ConfigError
+from harness.experiment import load_experiment
+from harness.model import Precision, Role, Toolchain
+from harness.plan import describe, make_plan
+
+MINE = Toolchain("mine", Path("/mine/bin/python"), "command", {"torch": "2.13.0"})
+TOP = "schema = 1\n"
+HEAD = """[trainer]
+kind = "command"
+command = ["train.py", "--stage", "{config.zero.stage}", "--output", "{output}"]
+toolchain = "mine"
+"""
+CONFIG = """[trainer.config]
+training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
+zero = { stage = 0 }
+"""
+CONTROL = """[control]
+name = "ddp2"
+parallelism = { dp_replicate = 2 }
+"""
+ZERO = """[[test]]
+name = "zero2"
+parallelism = { dp_shard = 2 }
+set = { zero.stage = 2 }
+"""
+CURVES = 'probe = false\ncurves = "{output}/loss.csv"\n'
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A plan from what differs from the usual file."""
+
+    def planned(
+        tests=ZERO, *, trainer="", config=CONFIG, control=CONTROL, digest="s1", top=TOP, **changes
+    ):
+        (tmp_path / "train.py").touch()
+        path = tmp_path / "x.toml"
+        path.write_text(top + HEAD + trainer + config + control + tests)
+        sources = {tmp_path / "train.py": digest}
+        toolchain = replace(MINE, **changes)
+        return make_plan(
+            load_experiment(path), {"mine": toolchain}, replace(SURROUNDINGS, sources=sources)
+        )
+
+    return planned
+
+
+@pytest.fixture
+def refused(planned):
+    def refused(*arguments, **changes):
+        with pytest.raises(ConfigError) as caught:
+            planned(*arguments, **changes)
+        return [str(each).split("x.toml: ", 1)[-1] for each in caught.value.problems]
+
+    return refused
+
+
+def test_there_is_no_seed_checkpoint_and_what_the_probe_can_repeat(planned):
+    plan = planned()
+    assert [(job.name, job.role) for job in plan.jobs] == [
+        ("ddp2", Role.CONTROL),
+        ("ddp2.rerun", Role.REPEAT),
+        ("ddp2.ulp", Role.REPEAT),
+        ("ddp2.ulp.2", Role.REPEAT),
+        ("ddp2.ulp.3", Role.REPEAT),
+        ("zero2", Role.TEST),
+    ]
+    assert {(job.needs, job.starts_from) for job in plan.jobs} == {(None, None)}
+    assert all(job.spec.command is not None for job in plan.jobs)
+    assert len({job.identity for job in plan.jobs}) == len(plan.jobs)
+
+
+def test_without_the_probe_there_is_a_rerun_and_no_sampled_step(planned):
+    plan = planned(trainer=CURVES)
+    assert [job.name for job in plan.jobs] == ["ddp2", "ddp2.rerun", "zero2"]
+    assert {job.sample_steps for job in plan.jobs} == {()}
+
+
+def test_sizes_come_from_the_config_and_a_length_may_be_left_out(planned):
+    job = planned().job("zero2")
+    assert (job.steps, job.local_batch_size, job.global_batch_size, job.seq_len) == (20, 2, 8, 1)
+    assert (job.gradient_accumulation_steps, job.world_size) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "precision"),
+    [
+        ("", Precision.FP32),
+        ('dtype = "bfloat16"', Precision.BF16),
+        ('mixed_precision_param = "bfloat16"', Precision.BF16),
+        ('dtype = "float32", mixed_precision_param = "float16"', Precision.BF16),
+    ],
+)
+def test_arithmetic_is_float32_unless_the_config_says_otherwise(planned, written, precision):
+    sizes = "training = { steps = 2, local_batch_size = 2, " + written + " }\n"
+    config = f"[trainer.config]\n{sizes}zero = {{ stage = 0 }}\n"
+    assert planned(config=config).job("zero2").precision is precision
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ("training = { local_batch_size = 2 }", "training.steps: is not set (in [trainer.config]"),
+        ("training = { steps = 2, local_batch_size = 0 }", "must be a positive integer, not 0"),
+        (
+            "training = { steps = 2, local_batch_size = 2, dtype = 'fp32' }",
+            "training.dtype: 'fp32' is no known data type",
+        ),
+    ],
+)
+def test_sizes_that_a_plan_needs(refused, config, expected):
+    found = refused(config=f"[trainer.config]\n{config}\nzero = {{ stage = 0 }}\n")
+    assert any(expected in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("degrees", "settings"),
+    [
+        ("tp = 2, dp_shard = 3", "training.seq_len = 7, training.global_batch_size = 12"),
+        ("dp_replicate = 4", "training.local_batch_size = 1"),
+        ("pp = 4", ""),
+        ("dp_shard = 2, ep = 8", ""),
+    ],
+)
+def test_rules_about_torchtitans_own_parallelism_are_silent(planned, degrees, settings):
+    # The same sizes in the control, so that nothing but the degrees is to be ruled on.
+    sizes = f"set = {{ {settings} }}\n" if settings else ""
+    control = f"[control]\nname = 'ddp2'\nparallelism = {{ dp_replicate = 2 }}\n{sizes}"
+    test = f"[[test]]\nname = 't'\nparallelism = {{ {degrees} }}\n{sizes}"
+    if "dp_shard = 3" in degrees:
+        control = control.replace("dp_replicate = 2", "dp_replicate = 3")
+    planned(test, control=control)
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("training.steps = 10", "same-steps"),
+        ("training.global_batch_size = 16", "same-token-budget"),
+        ("training.seq_len = 2", "same-token-budget"),
+        ("training.local_batch_size = 3", "batch-divisible"),
+    ],
+)
+def test_rules_about_any_training_hold(refused, setting, rule):
+    test = f"[[test]]\nname = 't'\nparallelism = {{ dp_shard = 2 }}\nset = {{ {setting} }}\n"
+    assert any(f"[{rule}]" in problem for problem in refused(test))
+
+
+def test_a_control_without_repeats_breaks_a_rule(refused):
+    problems = refused(top=TOP + "repeats = []\n")
+    assert any("[control-is-repeated]" in problem for problem in problems)
+
+
+def test_the_identity_follows_what_changes_numbers_and_nothing_else(planned):
+    def identity(**changes):
+        return planned(**changes).job("zero2").identity
+
+    usual = identity()
+    others = [
+        identity(digest="s2"),
+        identity(trainer='launcher = "deepspeed"\n'),
+        identity(trainer='environment = { A = "1" }\n'),
+        identity(trainer=CURVES),
+        identity(trainer=CURVES + 'columns = { loss = "x" }\n'),
+        identity(versions={"torch": "2.14.0"}),
+        identity(config=CONFIG.replace("steps = 20", "steps = 21")),
+        identity(tests=ZERO.replace("stage = 2", "stage = 3")),
+    ]
+    assert len({usual, *others}) == len(others) + 1
+    assert identity(trainer="startup_timeout_s = 5\n") == usual
+    assert identity(tests=ZERO + 'note = "n"\n') == usual
+    assert identity(python=Path("/elsewhere/bin/python")) == usual
+
+
+def test_sources_count_by_what_is_in_them_wherever_they_lie(planned, tmp_path):
+    plan = planned()
+    (job,) = (job for job in plan.jobs if job.name == "zero2")
+    moved = replace(job.spec.command, folder=Path("/elsewhere"), sources=(Path("/elsewhere/t"),))
+    experiment = replace(
+        plan.experiment,
+        controls=tuple(replace(each, command=moved) for each in plan.experiment.controls),
+        tests=tuple(replace(each, command=moved) for each in plan.experiment.tests),
+    )
+    there = replace(SURROUNDINGS, sources={Path("/elsewhere/t"): "s1"})
+    assert make_plan(experiment, {"mine": MINE}, there).job("zero2").identity == job.identity
+
+
+def test_a_row_says_what_trains_and_what_differs(planned):
+    control, test = describe(planned())
+    assert control.serves == "control: DDP 2 on 2 ranks"
+    assert test.serves == "FSDP 2 against DDP 2, zero.stage 2 against 0"
+    assert test.trainer == "train.py by torchrun, probed"
+    (_, curves) = describe(planned(trainer=CURVES + 'launcher = "composer"\n'))
+    assert curves.trainer == "train.py by composer, curves only"
+
+
+def test_torchtitans_sets_are_described_as_before(tmp_path):
+    plan = Planner(tmp_path).test_set("parallelism = { dp_shard = 2, tp = 2 }")
+    assert {row.trainer for row in describe(plan)} == {""}
