@@ -14,7 +14,8 @@ An experiment file (``schema = 1``)::
     cadence = "powers of two"       # when per-tensor evidence is taken: steps 0, 1, 2, 4, 8, …;
                                     # or "off", every N steps, or a list of steps
 
-    [trainer]
+    [trainer]                       # torchtitan's; any program: harness/experiment/trainer.py
+    kind = "torchtitan"             # the default, or "command"
     train_config = "train_configs/llama3_debug.toml"
     toolchain = "torchtitan-0.3.0"  # the default
     startup_timeout_s = 600         # launch to first finished step

@@ -38,7 +38,7 @@ class Surroundings:
     hardware: str
     """Hardware class: bit-identical results are expected within one, and only there."""
     rank_code: str
-    """Hex digest of the code that runs inside ranks (probe, CPU shim, adapters)."""
+    """Hex digest of the code that runs inside ranks (probe, CPU shim, adapters, the library)."""
     data: Mapping[SyntheticData, str] = field(default_factory=dict)
     """Hex digest of every synthetic corpus that the experiment uses."""
     injected: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One torchrun call. Two jobs with the same identity would leave the same evidence."""
+    """One call of a launcher. Two jobs with the same identity would leave the same evidence."""
 
     name: str
     role: Role

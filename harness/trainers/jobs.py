@@ -132,4 +132,4 @@ def is_complete(job: Job, folder: Path) -> bool:
     if job.spec.command is None or job.spec.command.probed:
         return titan.is_complete(job, folder)
     curves = command.curves_of(job, folder)
-    return curves is not None and curves.is_file()
+    return curves is not None and curves.exists()  # a folder of TensorBoard's, say

@@ -7,13 +7,16 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
+from harness.experiment.trainer import KEYS
 from harness.model import (
     CURVE_REPEATS,
     PROBED_REPEATS,
     Launcher,
     RankLauncher,
     SyntheticData,
+    TrainerKind,
 )
+from harness.model.template import PLACEHOLDERS
 
 CONFIG = """
 [trainer.config]
@@ -245,3 +248,17 @@ def test_a_cluster_is_refused(script, folder):
     path.write_text(text(sets=SETS + "[cluster]\nranks_per_node = 2\npartition = 'p'"))
     with pytest.raises(ConfigError, match="a command trainer runs on this machine only"):
         load_experiment(path, launcher=Launcher.SLURM, cluster=Path("none.toml"))
+
+
+def test_the_example_of_the_page_is_right(load, script):
+    page = (Path(__file__).parents[2] / "docs" / "any-trainer.md").read_text()
+    experiment = load(page.split("```toml\n", 1)[1].split("```", 1)[0])
+    assert [spec.name for spec in (*experiment.controls, *experiment.tests)] == ["ddp2", "zero2"]
+
+
+def test_the_page_tells_every_key_and_placeholder():
+    page = (Path(__file__).parents[2] / "docs" / "any-trainer.md").read_text()
+    for name in PLACEHOLDERS:
+        assert f"{{{name}}}" in page
+    for key in KEYS[TrainerKind.COMMAND]:
+        assert f"`{key}`" in page
