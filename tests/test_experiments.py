@@ -31,7 +31,11 @@ TITAN_02 = replace(
     versions={"torch": "2.13.0", "torchtitan": "0.2.2"},
 )
 TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
-TOOLCHAINS = {each.name: each for each in (TITAN_02, TITAN_03, TITAN_STREAMING)}
+FRAMEWORKS = tuple(
+    replace(TITAN_03, name=name, dialect="command")
+    for name in ("composer-0.32.1", "deepspeed-0.19.8", "transformers-5.23.0")
+)
+TOOLCHAINS = {each.name: each for each in (TITAN_02, TITAN_03, TITAN_STREAMING, *FRAMEWORKS)}
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +56,7 @@ def plan_of(name: str):
         rank_code="r",
         data={spec.train_config.data: "d" for spec in specs if spec.train_config.data},
         injected={spec.inject: "i" for spec in specs if spec.inject},
+        sources={path: "p" for spec in specs if spec.command for path in spec.command.sources},
         seed_checkpoint="s",
     )
     return make_plan(experiment, TOOLCHAINS, surroundings)
