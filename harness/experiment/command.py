@@ -11,7 +11,7 @@ from harness.experiment.program_files import files_of
 from harness.experiment.read import flatten
 from harness.experiment.tables import SetTable
 from harness.experiment.trainer import CommandTable, Where
-from harness.model import Command, RankLauncher, SetSpec, TrainConfig
+from harness.model import Command, Launcher, RankLauncher, SetSpec, TrainConfig
 from harness.model.template import CONFIG, PLACEHOLDERS, placeholders
 
 EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
@@ -181,4 +181,33 @@ def foreign_problems(table: SetTable | ElasticTable, where: Where) -> Iterator[P
             where("kind"),
             "'space_time' needs torchtitan: a command trainer has sets of kind 'parallel'",
             "write each as a [[test]] with its degrees and training.local_batch_size",
+        )
+
+
+def file_problems(
+    table: CommandTable, launcher: Launcher, data: Mapping[str, object], where: Where
+) -> Iterator[Problem]:
+    """What a file says at its top that a command trainer cannot do.
+
+    ``launcher`` is the one that counts, ``data`` is the file, ``where`` leads from its keys to
+    their places.
+    """
+    if launcher is not Launcher.LOCAL:
+        yield Problem(
+            where("launcher"),
+            f"is {launcher.value!r}: a command trainer runs on this machine only",
+            "leave it out, or --launcher local",
+        )
+    if "baseline" in data:
+        yield Problem(
+            where("baseline"),
+            "is a control that torchtitan trained: a command trainer's cannot be blessed, for the "
+            "files that make up its program are not all known",
+            "leave it out: the control runs along",
+        )
+    if not table.probe and "probe" in data:
+        yield Problem(
+            where("probe"),
+            "says nothing: with trainer.probe = false no per-tensor evidence is taken",
+            "leave [probe] out",
         )

@@ -13,6 +13,7 @@ from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import matrix, space_time
 from harness.experiment.baseline import baseline_of, baseline_problems
 from harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
+from harness.experiment.command import file_problems
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
@@ -83,13 +84,15 @@ def load_experiment(
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
     launcher = launcher or Launcher(top.launcher if top else Launcher.LOCAL)
-    placed = _cluster(path, data, launcher, cluster, problems)
+    of_command = isinstance(trainer, CommandTable)  # which no cluster runs: said below
+    placed = _cluster(path, data, Launcher.LOCAL if of_command else launcher, cluster, problems)
     builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems, placed)
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
         problems += repeat_problems(_place(path), top, trainer, control_specs)
-    problems += _beside_a_command(trainer, launcher, data, _place(path))
+    if isinstance(trainer, CommandTable):
+        problems += file_problems(trainer, launcher, data, _place(path))
     baseline_problems(data, _place(path), problems)
     of_titan = trainer if isinstance(trainer, TitanTable) else TitanTable()
     seed_checkpoint = find_seed_checkpoint(
@@ -280,26 +283,6 @@ def _build_anchor(
     table, where = anchor
     spec = builder.build(table, table.name, where, control=controls[0])
     return None if spec is None else replace(spec, control=None)
-
-
-def _beside_a_command(
-    trainer: TitanTable | CommandTable, launcher: Launcher, data: dict[str, Any], where: Where
-) -> Iterator[Problem]:
-    """What a file says at its top that a command trainer cannot do."""
-    if not isinstance(trainer, CommandTable):
-        return
-    if launcher is not Launcher.LOCAL:
-        yield Problem(
-            where("launcher"),
-            f"is {launcher.value!r}: a command trainer runs on this machine only",
-            "leave it out, or --launcher local",
-        )
-    if not trainer.probe and "probe" in data:
-        yield Problem(
-            where("probe"),
-            "says nothing: with trainer.probe = false no per-tensor evidence is taken",
-            "leave [probe] out",
-        )
 
 
 def _calibration(written: str | None, folders: tuple[Path, ...]) -> Path | None:

@@ -211,6 +211,7 @@ def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
             },
             "test[1].kind of 'e': 'elastic' needs torchtitan",
         ),
+        ({"top": 'baseline = "b"'}, "baseline: is a control that torchtitan trained"),
         ({"top": 'repeats = ["permute"]'}, "'permute' cannot be made of a command trainer"),
         (
             {
@@ -243,11 +244,13 @@ def test_one_wrong_placeholder_is_one_problem_however_many_sets(problems, script
     assert len(found) == 1
 
 
-def test_a_cluster_is_refused(script, folder):
+def test_a_cluster_is_refused_and_nothing_asked_of_it(script, folder):
     path = folder / "x.toml"
-    path.write_text(text(sets=SETS + "[cluster]\nranks_per_node = 2\npartition = 'p'"))
-    with pytest.raises(ConfigError, match="a command trainer runs on this machine only"):
+    path.write_text(text())
+    with pytest.raises(ConfigError) as caught:
         load_experiment(path, launcher=Launcher.SLURM, cluster=Path("none.toml"))
+    (problem,) = caught.value.problems
+    assert "a command trainer runs on this machine only" in str(problem)
 
 
 def test_the_example_of_the_page_is_right(load, script):
