@@ -12,6 +12,9 @@ A run of 64 steps at the default cadence has 57 steps without a sample, 7 with o
 
 Memory is what torch allocates in a step and in the probe's hooks, from its profiler, in a job of
 its own whose embedding is large. FSDP 2 has no copies to compare; DDP 2 compares everything.
+
+The library is measured in a loop of one's own (``probed_script.py``), one process and DDP 2: a bare
+loop and a probed one take turns in one program, in the same order of modes.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ ROOT = Path(__file__).parent.parent
 TOOLCHAIN = "torchtitan-0.3.0"
 TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug.toml"
 RANK = ROOT / "benchmarks" / "probed_titan.py"
+SCRIPT = ROOT / "benchmarks" / "probed_script.py"
+SCRIPT_RANKS = {"a script, one process": 1, "a script, DDP 2": 2}
 MODES = ("off", "on", "sampled")
 WARM_UP = 2
 """Rounds left out: they pay for caches and for the optimizer's state."""
@@ -49,6 +54,7 @@ SAMPLED_STEP_GOAL = 1.25
 STEPS, SAMPLES = 64, 7
 """Of the run whose cost is derived; samples at steps 1, 2, 4, 8, 16, 32, 64."""
 FSDP, DDP = {"dp_shard": 2}, {"dp_replicate": 2}
+DEGREES = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,8 @@ class Times:
     """Shape (rounds, 3), columns as in MODES."""
     step_0_s: float
     clock: str
-    """``wall``: whole steps, of the slowest rank; ``hooks``: see ``in_hooks``."""
+    """``wall``: whole steps, of the slowest rank; ``processors``: the same, time of rank 0's
+    processors; ``hooks``: see ``in_hooks``."""
 
     def ratios(self) -> dict[str, Estimate]:
         """Time with the probe over time without, by what is compared."""
@@ -140,6 +147,13 @@ def main() -> int:
         for case in TIMED:
             for clock in timed(case, arguments.rounds, scratch):
                 lines += _time_lines(case, clock)
+        for script, ranks in SCRIPT_RANKS.items():
+            clocks = timed_script(script, ranks, arguments.rounds, scratch)
+            lines += [line for clock in clocks for line in _time_lines(Case(script, {}), clock)]
+            bare, probed, _ = np.median(clocks[0].rounds, axis=0)
+            lines.append(
+                f"  {1 / bare:.2f} steps a second without, {1 / probed:.2f} with the probe"
+            )
         lines += [
             "",
             f"{'memory beyond a step without the probe':<54}{'KiB':>8}   of the largest shard",
@@ -168,6 +182,27 @@ def timed(case: Case, rounds: int, scratch: Path) -> tuple[Times, Times]:
     cpu, hooks = by_mode(modes, result["cpu"]), by_mode(modes, result["hooks_cpu"])
     first_step_s = result["hooks_cpu"][0]
     return Times(seconds, _step_0(result), "wall"), in_hooks(cpu, hooks, first_step_s)
+
+
+def timed_script(name: str, ranks: int, rounds: int, scratch: Path) -> tuple[Times, Times]:
+    """Time steps with the library and without, by the wall's clock and rank 0's processors'."""
+    modes = shuffled_modes(WARM_UP + rounds)
+    probed = [mode for mode in modes if mode != "off"]
+    print(f"seconds: {name}, {len(modes)} steps", flush=True)
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    job = {
+        **_told(name, len(probed), folder),
+        "dialect": "command",
+        "train_config": {"path": str(SCRIPT)},
+        "parallelism": {**DEGREES, "dp_replicate": ranks},
+        "sample_steps": [0, *(step for step, mode in enumerate(probed, 1) if mode == "sampled")],
+    }
+    result = _torchrun(SCRIPT, ranks, job, {"modes": modes}, folder)
+    wall, processors = (
+        Times(by_mode(modes, result[clock]), result["made"][clock], clock)
+        for clock in ("wall", "processors")
+    )
+    return wall, processors
 
 
 def in_hooks(
@@ -234,13 +269,25 @@ def _train(case: Case, measure: str, modes: Sequence[str], scratch: Path) -> dic
     """
     print(f"{measure}: {case.name}, {len(modes)} steps", flush=True)
     folder = Path(tempfile.mkdtemp(dir=scratch))
-    plan = {"measure": measure, "modes": list(modes), "result": str(folder / "result.json")}
+    plan = {"measure": measure, "modes": list(modes)}
+    return _torchrun(RANK, 2, _job(case, modes, folder, scratch / "data"), plan, folder)
+
+
+def _torchrun(
+    program: Path, ranks: int, job: Mapping[str, Any], plan: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
+    """What a program of ours leaves as its result.
+
+    Raises SystemExit with what it printed when it fails.
+    """
+    plan = {**plan, "result": str(folder / "result.json")}
     (folder / "plan.json").write_text(json.dumps(plan))
-    (folder / "job.json").write_text(json.dumps(_job(case, modes, folder, scratch / "data")))
+    (folder / "job.json").write_text(json.dumps(job))
     argv = [
         *(str(find_toolchain(TOOLCHAIN).python), "-m", "torch.distributed.run"),
-        *("--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-        *(str(RANK), str(folder / "job.json"), str(folder / "plan.json")),
+        *("--nproc-per-node", str(ranks), "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", "localhost:0"),
+        *(str(program), str(folder / "job.json"), str(folder / "plan.json")),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
@@ -252,23 +299,29 @@ def _train(case: Case, measure: str, modes: Sequence[str], scratch: Path) -> dic
     return result
 
 
+def _told(name: str, steps: int, folder: Path) -> dict[str, Any]:
+    """What every ``job.json`` has."""
+    return {
+        "schema": 1,
+        "name": name,
+        "role": "test",
+        "identity": "0" * 64,
+        "run_folder": str(folder),
+        "seed": 42,
+        "steps": steps,
+    }
+
+
 def _job(case: Case, modes: Sequence[str], folder: Path, data: Path) -> dict[str, Any]:
     """``job.json`` of a case, from the shipped train config."""
     settings = tomllib.loads(TRAIN_CONFIG.read_text())
     ours = settings.pop("converge")
     model = {**ours["model"], **case.model}
     corpus = prepare(SyntheticData(vocab_size=ours["data"]["vocab_size"], tokens=100_000), data)
-    degrees = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"), 1)
     return {
-        "schema": 1,
-        "name": "probe_cost",
-        "role": "test",
-        "identity": "0" * 64,
+        **_told("probe_cost", len(modes), folder),
         "dialect": "titan_0_3",
-        "run_folder": str(folder),
-        "seed": 42,
-        "steps": len(modes),
-        "parallelism": {**degrees, **case.parallelism},
+        "parallelism": {**DEGREES, **case.parallelism},
         "train_config": {
             "path": str(TRAIN_CONFIG),
             "module": ours["module"],

@@ -50,12 +50,13 @@ class Model(nn.Module):
         return self.output(x * self.scale.flatten())
 
 
-def fsdp1(model, *, use_orig_params):
+def fsdp1(model, *, use_orig_params, **more):
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         device_id=torch.device("cpu"),
         use_orig_params=use_orig_params,
+        **more,
     )
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from gloo_ranks import run_on_ranks
-from probed_loop import STEPS, WRAP, Block, Model, lines_of, sample_of, train, write_job
+from probed_loop import STEPS, WRAP, Block, Model, fsdp1, lines_of, sample_of, train, write_job
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import ShardingStrategy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -131,6 +131,29 @@ def test_an_ulp_repeat_starts_from_the_same_moved_weights_however_wrapped(tmp_pa
         folder = run(tmp_path / f"{early}", wrap, {**arguments, "early": early}, repeat="ulp")
         found = sample_of(folder, 0)["parameters_sketch"]
         assert np.allclose(found, at_start, rtol=1e-12, atol=1e-14), (wrap, early)
+
+
+def hybrid(model):
+    """FSDP 1 within pairs of ranks, copies between the pairs."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    strategy = ShardingStrategy.HYBRID_SHARD
+    return fsdp1(model, use_orig_params=False, sharding_strategy=strategy, device_mesh=mesh)
+
+
+def train_hybrid(path):
+    WRAP["hybrid"] = hybrid
+    train(path, "hybrid")
+
+
+def test_copies_of_hybrid_sharding_are_compared_and_counted_once(tmp_path, plain):
+    run_on_ranks(train_hybrid, 4, write_job(tmp_path / "hybrid"))
+    expected, found = sample_of(plain, 1), sample_of(tmp_path / "hybrid", 1)
+    assert np.allclose(found["gradients_sketch"], expected["gradients_sketch"], atol=1e-14)
+    line = lines_of(tmp_path / "hybrid", "replicas")[1]
+    assert line["compared"]["gradient"] >= len(expected["names"])
+    assert line["count"] == 0
+    in_force = json.loads((tmp_path / "hybrid" / "in_force.json").read_text())
+    assert (in_force["degrees"]["dp_replicate"], in_force["degrees"]["dp_shard"]) == (2, 2)
 
 
 # ------------------------------------------------------------------ who trains on what
