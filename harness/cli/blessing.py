@@ -113,7 +113,17 @@ def _required(arguments: argparse.Namespace) -> Path:
 def _control_of(whole: Experiment, arguments: argparse.Namespace) -> Experiment:
     """The experiment's control alone, and its repeats."""
     wanted = arguments.control or whole.controls[0].name
-    return select_controls(whole, (wanted,))
+    chosen = select_controls(whole, (wanted,))
+    if any(spec.command is not None for spec in chosen.controls):
+        raise ConfigError(
+            Problem(
+                f"{whole.path}: trainer.kind",
+                "is command, and only a control that torchtitan trains can be blessed: the files "
+                "and packages that make up another program are not all known",
+                f"judge against it in every run: converge run {shlex.quote(str(whole.path))}",
+            )
+        )
+    return chosen
 
 
 def _golden_there(folder: Path) -> Stored | None:

@@ -187,6 +187,15 @@ def _plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
         launcher=arguments.launcher,
         cluster=arguments.cluster,
     )
+    if any(job.spec.command is not None for job in plan.jobs):
+        raise ConfigError(
+            Problem(
+                f"{arguments.experiment}: trainer.kind",
+                f"is command, and `converge {arguments.command}` is for jobs of a scheduler, which "
+                "runs torchtitan alone",
+                f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
+            )
+        )
     if plan.experiment.launcher is Launcher.LOCAL:
         raise ConfigError(
             Problem(

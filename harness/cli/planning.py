@@ -171,7 +171,12 @@ def _ranks_per_node(made: Plan, asked: int | None) -> int | None:
 def _sampled(made: Plan) -> str:
     """The sampled steps, those of the longest job."""
     steps = max((job.sample_steps for job in made.jobs), key=len)
-    return f"at steps {', '.join(map(str, steps))}" if steps else "none (probe.cadence is off)"
+    if steps:
+        return f"at steps {', '.join(map(str, steps))}"
+    commands = [job.spec.command for job in made.jobs if job.spec.command is not None]
+    if any(not command.probed for command in commands):
+        return "none, and no other (trainer.probe is false): the loss of a curve alone is judged"
+    return "none (probe.cadence is off)"
 
 
 def _plan_document(

@@ -6,7 +6,7 @@ Only shows: whether a named technique is in force is judged by ``harness.judge``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from harness.model import Evidence, Job, SetSpec, Technique
 from harness.report.passes import degrees_in_force, joined
@@ -52,6 +52,8 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
             _text(seen.get("param_dtype")),
         ),
         Named("attention", "", _text(seen.get("attention"))),
+        Named("wrapped by", "", _text(_table(seen, "probe").get("wrapping"))),
+        Named("gradients taken", "", _text(_table(seen, "probe").get("gradients"))),
     ]
     return tuple(
         Named(row.what, plain(row.named) or ABSENT, plain(row.in_force) or ABSENT)
@@ -67,11 +69,10 @@ def config_changes(
     control_job: Job | None = None,
 ) -> tuple[ConfigChange, ...]:
     """Keys and versions that differ between two runs, undeclared ones first."""
-    ours, theirs = (
-        _table(test.in_force if test else None, "config"),
-        _table(control.in_force if control else None, "config"),
-    )
+    ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()
+    for job in filter(_tells_nothing, (test_job, control_job)):
+        declared |= set(job.spec.overrides)
     for evidence in (test, control):
         keys = (evidence.in_force or {}).get("declared") if evidence else None
         declared |= set(keys) if isinstance(keys, list) else set()
@@ -93,6 +94,26 @@ def config_changes(
             if ours.get(key) != theirs.get(key)
         ]
     return tuple(sorted(changes, key=lambda change: change.declared))
+
+
+def _tells_nothing(job: Job | None) -> TypeGuard[Job]:
+    """Whether only the experiment file tells a job's configuration."""
+    return job is not None and job.spec.command is not None and not job.spec.command.probed
+
+
+def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
+    """A run's whole configuration, flattened: as it was in force, else as the file has it."""
+    if _tells_nothing(job):
+        return {**_flat(job.spec.train_config.settings), **job.spec.overrides}
+    return _table(evidence.in_force if evidence else None, "config")
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else None
+        found |= {f"{prefix}{key}": value} if inner is None else inner
+    return found
 
 
 def _table(value: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from harness.report.audit import config_changes, named_and_in_force, techniques_
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
+from harness.report.programs import program_notes
 from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors, plain, plain_block
 from harness.report.tolerances import CalibrationView, calibration_view, notes
@@ -115,6 +116,7 @@ def build_view(
         notes=(
             *_where(experiment),
             *notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
+            *map(plain, program_notes(verdicts, every_evidence, jobs)),
         ),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
@@ -235,9 +237,10 @@ def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[s
     """What makes a run again; empty when nothing tells.
 
     The launcher's command is that of one pass. In a run's own folder it would go on from what is
-    there, and the faults of a script strike once.
+    there, and the faults of a script strike once. A program of the user's wants more than its argv:
+    a folder to write to, variables, and the folder that it is started in.
     """
-    if job is None or not job.spec.resumes:
+    if job is None or not (job.spec.resumes or job.spec.command):
         return record.argv
     return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
 

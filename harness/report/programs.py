@@ -1,0 +1,53 @@
+"""How far verdicts reach on programs of the user's, which show more or less of themselves; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from harness.judge.curves import has
+from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.programs import BEFORE_CLIPPING, is_curve, probing, wrapping
+from harness.model import Evidence, Job, Verdict
+from harness.report.text import count
+
+
+def program_notes(
+    verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence], jobs: Mapping[str, Job]
+) -> Iterator[str]:
+    """Sentences on what was not compared, for no program showed it.
+
+    ``evidences`` and ``jobs`` are by name of the run.
+    """
+    names = dict.fromkeys(name for each in verdicts for name in (each.control, each.name))
+    known = {name: evidences[name] for name in names if name in evidences}
+    curves = [name for name in known if name in jobs and is_curve(jobs[name].spec)]
+    if curves:
+        yield _of_curves([known[name] for name in curves])
+    probed = {
+        name: evidence
+        for name, evidence in known.items()
+        if name not in curves and wrapping(evidence.in_force or {})
+    }
+    silent = [name for name, each in probed.items() if not probing(each).recomputes_loss]
+    if silent:
+        yield (
+            f"The probe was given no logits in {', '.join(silent)}: their loss is what the program "
+            "reports, and was not recomputed (probe.logits)."
+        )
+    late = [name for name, each in probed.items() if probing(each).gradients != BEFORE_CLIPPING]
+    if late:
+        yield (
+            f"The gradients of {', '.join(late)} were taken {probing(probed[late[0]]).gradients}, "
+            "where they may have been clipped: a wrong scale may not show (probe.gradients)."
+        )
+
+
+def _of_curves(evidences: Sequence[Evidence]) -> str:
+    seen = [name for name in JUDGED_SIGNALS if all(has(each, name) for each in evidences)]
+    signals = " and ".join(name.replace("_", " ") for name in seen) or "nothing"
+    return (
+        f"Curves only: the program is not probed, so of {count(len(evidences), 'run')} "
+        f"{signals} alone {'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, "
+        "envelope and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
+        "was in force were not: that both trained on the same data is assumed (trainer.probe)."
+    )
