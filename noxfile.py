@@ -80,6 +80,8 @@ RECIPES = {
 """Name to recipe; versions are in constraints.txt."""
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
+    "composer-0.32.1": ("tests/e2e/test_composer.py",),
+    "transformers-5.23.0": ("tests/e2e/test_hugging_face.py",),
 }
 """Toolchain of a framework that is no torchtitan to its tests: ``nox -s e2e``."""
 # What rank tests need beside the toolchain itself.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 from documents import Documents, shifted
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -66,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--shard", type=int, default=1, help="ranks that FSDP 2 shards over")
+    parser.add_argument("--fsdp-on-cpu", choices=("repaired", "ignored"), default="repaired")
     parser.add_argument(
         "--normalize",
         default="global",
@@ -102,6 +104,10 @@ def main() -> None:
     model = tiny_llama(data.vocabulary, options.seq_len)
     if options.normalize == "microbatch":
         model.accepts_loss_kwargs = False  # as every model was before transformers 34191
+    if options.shard > 1 and options.fsdp_on_cpu == "repaired":
+        # accelerate 1.15 heeds FSDP on accelerators only (AcceleratorState.__init__): on CPUs it
+        # says nothing and wraps the model by DDP. As a GPU's process group it takes ours.
+        arguments.distributed_state.distributed_type = DistributedType.MULTI_GPU
     trainer = ProbedTrainer(model=model, args=arguments, train_dataset=data)
     trainer.train()
 

@@ -1,0 +1,53 @@
+"""An experiment of another framework, cut down, through the real command line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+
+
+def need(toolchain: str) -> None:
+    """Skips where the toolchain was not built, or could not be."""
+    if not (TOOLCHAINS / toolchain / "converge.stamp").is_file():
+        pytest.skip(f"needs toolchain {toolchain}: nox -s toolchain -- {toolchain}")
+
+
+def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
+    """Run some sets of ``experiments/NAME.toml`` for 6 steps; what report.json says of each.
+
+    Runs of one folder share a store. Two repeats stand for the usual ones.
+    """
+    text = (ROOT / "experiments" / f"{name}.toml").read_text()
+    repeats = ["rerun"] if "probe = false" in text else ["rerun", "ulp"]
+    text = re.sub(r"\bsteps = \d+", "steps = 6", text)
+    text = re.sub(r"\bcadence = \[.*\]", "cadence = [0, 1, 2, 5]", text)
+    text = text.replace("\n[trainer]\n", f"\nrepeats = {json.dumps(repeats)}\n\n[trainer]\n", 1)
+    experiment = folder / f"{name}.toml"
+    experiment.write_text(text)
+    programs = folder / "trainers"
+    if not programs.exists():
+        programs.symlink_to(ROOT / "experiments" / "trainers")
+    out = folder / name
+    where = ("--store", str(folder / "store"), "--out", str(out))
+    result = subprocess.run(
+        [sys.executable, "-m", "harness", "run", str(experiment), *where, "--only", *only],
+        cwd=ROOT,
+        env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert (out / "report.json").is_file(), result.stdout + result.stderr
+    return {test["name"]: test for test in json.loads((out / "report.json").read_text())["tests"]}
+
+
+def verdicts(tests: dict[str, dict]) -> dict[str, str]:
+    return {name: test["verdict"] for name, test in tests.items()}
