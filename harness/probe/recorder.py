@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from harness.probe.checks import require_batch, require_process_group, require_same_parameters
 from harness.probe.clipping import ClippingWatch
 from harness.probe.coordinates import Coordinates, coordinates
 from harness.probe.errors import ProbeError
@@ -20,7 +20,6 @@ from harness.probe.wrapping import Wrapped
 from harness.rank import world
 from harness.rank.cross_entropy import IGNORE_INDEX
 from harness.rank.job import Job, JobError, read_job
-from harness.rank.names import canonical
 from harness.rank.placement import local_shard
 from harness.rank.probe import Probe, TrainerView, rate_of
 from harness.rank.ulp import move_by_one_ulp, move_tensors
@@ -74,7 +73,7 @@ class Recorder:
         dp_degree: int | None,
     ) -> None:
         """Raises ProbeError where the job, the model or the world cannot be probed."""
-        _require_process_group()
+        require_process_group()
         self._job_path = job_path
         self._job = job_of(job_path)
         self._wrapped = recognised(model, optimizer)
@@ -108,7 +107,7 @@ class Recorder:
     ) -> None:
         if self._closed:
             return
-        _require_batch(inputs, labels, mask)
+        require_batch(inputs, labels, mask)
         self._begin()
         self._batches += 1
         self._probe.on_batch(inputs, labels, mask)
@@ -174,7 +173,7 @@ class Recorder:
             )
         self._probe.on_log(_number(loss), _number(grad_norm))
         if self._step == 1 or self._step in self._job.sample_steps:
-            self._require_same_parameters()
+            require_same_parameters(self._wrapped, self._step)
         self._probe.end_step()
         if self._step == 1:
             self._write_in_force()
@@ -294,57 +293,6 @@ class Recorder:
                 "harness.probe.initial_weights(model) before anything wraps the model"
             )
         move_tensors(self._wrapped.copies, self._job.repeat_seed)
-
-    def _require_same_parameters(self) -> None:
-        """Raises ProbeError when the model has other parameters than when the probe was made.
-
-        FSDP 1 has its own, and FSDP 2 may show plain ones while they are gathered.
-        """
-        now = {
-            canonical(name): parameter
-            for module in self._wrapped.modules
-            for name, parameter in module.named_parameters()
-        }
-        for name, known in self._wrapped.parameters:
-            found = now.get(name)
-            if not isinstance(known, torch.Tensor) or found is known:
-                continue
-            if isinstance(known, DTensor) and not isinstance(found, DTensor | None):
-                continue
-            raise ProbeError(
-                f"{name} is another tensor at step {self._step} than when Probe.from_env was "
-                "called: wrap, load and move the model before that, and update weights in place"
-            )
-
-
-def _require_process_group() -> None:
-    """Raises ProbeError where ranks would not know of each other."""
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1 and world.size() == 1:
-        raise ProbeError(
-            f"WORLD_SIZE is {ranks}, but torch.distributed is not initialised: call "
-            "torch.distributed.init_process_group before Probe.from_env"
-        )
-
-
-def _require_batch(
-    inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
-) -> None:
-    """Raises ProbeError for what is no batch of samples."""
-    for name, tensor in (("inputs", inputs), ("labels", labels), ("mask", mask)):
-        if tensor is None and name != "inputs":
-            continue
-        if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0 or len(tensor) != len(inputs):
-            found = getattr(tensor, "shape", type(tensor).__name__)
-            raise ProbeError(
-                f"probe.batch: {name} is {found}; inputs, labels and mask are tensors whose first "
-                "dimension is the samples of the microbatch"
-            )
-    if mask is not None and inputs.shape[: mask.ndim] != mask.shape:
-        raise ProbeError(
-            f"probe.batch: mask of shape {tuple(mask.shape)} does not fit inputs of shape "
-            f"{tuple(inputs.shape)}: it has their leading dimensions, and is zero at padding"
-        )
 
 
 def _number(value: Any) -> float | None:

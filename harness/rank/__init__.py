@@ -15,6 +15,8 @@
     whole_gradients.py  gradients that are partial sums, whole for as long as one looks
     tensors.py        the rows of every parameter at a sampled step
     placement.py      which entries of a whole tensor a rank holds
+    flat_shard.py     a shard that is a run of the flattened tensor (FSDP 1, ZeRO)
+    world.py          what ranks do together, and one process without a process group alone
     sketch.py         signed sums of a tensor's entries, shard by shard; hashing.py its hashes
     after_update.py   what clipping and the optimizer left; buffers.py what buffers hold
     replicas.py       whether copies of a shard are the same bits (bits.py), and if not,
