@@ -33,7 +33,7 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from harness.probe import Probe, initial_weights
 
 ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-MAX_NORM = 1.0
+MAX_NORM = 0.25
 
 
 class Batch(NamedTuple):

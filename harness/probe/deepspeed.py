@@ -31,6 +31,10 @@ UPDATE = "_take_model_step"
 """Where an engine goes on at the last microbatch of a step, once gradients are complete. Its public
 ``step`` comes at every microbatch and may reduce first, and its optimizer comes after clipping."""
 
+REDUCED = "_epilogue_ran_this_backward"
+"""Whether stage 3 has reduced gradients since the last update. Its buffers keep them after it, as
+they were before clipping, which must not be taken for clipped ones."""
+
 
 def wrapped_engine(engine: Any) -> Wrapped:
     """A ``deepspeed.DeepSpeedEngine`` as the probe needs it."""
@@ -65,6 +69,7 @@ def _problems(engine: Any, stage: int) -> tuple[str, ...]:
         0: isinstance(engine.optimizer, torch.optim.Optimizer),
         3: kind == PARTITIONED,
     }.get(stage, kind in FRAGMENTED)
+    needed = {UPDATE: engine, **({REDUCED: engine.optimizer} if kind == PARTITIONED else {})}
     degrees = {
         "expert parallelism": 2 if engine.has_moe_layers else 1,
         "pipeline parallelism": 2 if engine.pipeline_parallelism else 1,
@@ -80,9 +85,10 @@ def _problems(engine: Any, stage: int) -> tuple[str, ...]:
             if degree > 1
         ),
         *(
-            ()
-            if callable(getattr(engine, UPDATE, None))
-            else (f"This DeepSpeed has no {UPDATE}, before which gradients would be read.",)
+            f"This DeepSpeed's {type(place).__name__} has no {name}, which tells when gradients "
+            "are complete."
+            for name, place in needed.items()
+            if not hasattr(place, name)
         ),
     )
 
@@ -191,12 +197,17 @@ class _Pieces:
                 for key, value in self.optimizer.optimizer.state.get(flat, {}).items()
             }
 
+        def gradient() -> torch.Tensor | None:
+            if not getattr(self.optimizer, REDUCED):
+                return None
+            return self._unscaled(safe_get_local_grad(parameter)[: stop - start])
+
         return FlatShard(
             parameter.ds_shape,
             start,
             stop,
             value=lambda: safe_get_local_fp32_param(parameter)[: stop - start],
-            gradient=lambda: self._unscaled(safe_get_local_grad(parameter)[: stop - start]),
+            gradient=gradient,
             states=states,
         )
 

@@ -112,6 +112,7 @@ def pieces_are_those_of_plain_torch(stage):
         assert torch.nn.utils.clip_grad_norm_(trained.values(), CLIP) > 2 * CLIP
         optimizer.step()
         same(gradients[-1], wanted)
+        assert {piece.grad for _, piece in wrapped.parameters} == {None}  # of clipped ones is none
         # A last bit in a small gradient is a share of the learning rate in Adam's first update.
         same(
             joined(wrapped.parameters),
