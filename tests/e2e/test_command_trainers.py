@@ -85,9 +85,9 @@ PROBED_GONE_WRONG = {
     "half": ("ERROR", "ended with 0 after step 3 of 6"),
     "raise": ("ERROR", "rank 1: ValueError: told to raise"),
     "hang": ("ERROR", "no step finished for 60 s after step 2"),
-    "other data": ("INVALID", "trained on other samples than the control at step 1"),
+    "other data": ("FAIL", "trained on other samples than the control at step 1"),
     "other weights": ("INVALID", "starts from other weights than the control"),
-    "smaller batch": ("INVALID", "local_batch_size 2 is named, 1 is in force"),
+    "smaller batch": ("FAIL", "tokens is 32 at step 1, 64 in the control"),
 }
 
 
