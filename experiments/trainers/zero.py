@@ -146,12 +146,15 @@ def zero(model: torch.nn.Module, options: argparse.Namespace) -> Step:
         for batch in batches:
             losses.append(loss_of(engine, batch, probe))
             engine.backward(losses[-1] / len(batches) if by_loop else losses[-1])
+            if stage == 0:  # DeepSpeed clips, and does not tell the norm
+                norm = torch.nn.utils.get_total_norm([each.grad for each in engine.parameters()])
             if not by_loop:  # updates at the last microbatch
                 engine.step()
         if by_loop:
             engine.step()
-        # At stage 0 DeepSpeed clips, and does not tell the norm.
-        probe.step(loss=mean_of(losses), grad_norm=engine.get_global_grad_norm())
+        if stage > 0:
+            norm = engine.get_global_grad_norm()
+        probe.step(loss=mean_of(losses), grad_norm=float(norm))
 
     return step
 
