@@ -22,6 +22,7 @@ rank code nor torch is imported for it.
     clipping.py      sees gradients before torch's functions clip them
     forward.py       batches and losses of a loop that cannot be edited
     first_step.py    what is counted in the first step
+    leaving.py       lets gloo's threads finish before the interpreter goes
     checks.py        what has to hold where the probe is called
     errors.py        what is said where there is no evidence
 """

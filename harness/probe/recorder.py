@@ -15,6 +15,7 @@ from harness.probe.coordinates import Coordinates, coordinates
 from harness.probe.errors import ProbeError
 from harness.probe.first_step import FirstStep, counted, dtypes, flattened
 from harness.probe.forward import ForwardWatch
+from harness.probe.leaving import wait_at_exit
 from harness.probe.recognising import recognised
 from harness.probe.wrapping import Wrapped
 from harness.rank import world
@@ -99,6 +100,7 @@ class Recorder:
         self._closed = False
         self._probe.begin_step(1)
         self._watch()
+        wait_at_exit()
 
     # ---------------------------------------------------------------- what the loop says
 
@@ -255,6 +257,7 @@ class Recorder:
             parameters=wrapped.parameters,
             copies=wrapped.copies,
             loss_is_local=True,
+            logits_optional=True,
         )
 
     def _write_in_force(self) -> None:

@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,13 +41,14 @@ from harness.rank import world
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
-from harness.rank.digest import BatchDigest, combine
-from harness.rank.grad_norm import assign_shards, global_norm, trainable
+from harness.rank.digest import BatchDigest
+from harness.rank.grad_norm import assign_shards, trainable
 from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
 from harness.rank.passes import begin_pass
 from harness.rank.replicas import ReplicaCheck
 from harness.rank.state import Counters, StateSamples
+from harness.rank.step_line import Row, mean_loss, measured
 from harness.rank.tensors import TensorSamples
 from harness.rank.whole_gradients import whole_gradients
 from harness.rank.writer import MetricsWriter
@@ -75,6 +76,8 @@ class TrainerView:
     """Those of the parameters on this rank."""
     learning_rate: Callable[[], float]
     """The rate that the next optimizer step will use."""
+    logits_optional: bool = False
+    """Whether a loop may give no logits at all: then no loss is recomputed."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and torchtitan, for the header of metrics.jsonl."""
     parameters: Sequence[tuple[str, Any]] | None = None
@@ -92,23 +95,6 @@ def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> float:
     Not what the schedule says: a schedule that is not loaded at a resume leaves the optimizer's.
     """
     return float(next(iter(optimizers)).param_groups[0]["lr"])
-
-
-class _Row(NamedTuple):
-    """What one rank saw of a step. All float64, so that one gather carries it."""
-
-    dp_rank: float
-    first_of_dp: float
-    digest_high: float
-    digest_low: float
-    samples: float
-    tokens: float
-    loss_sum: float
-    saw_gradients: float
-    problems: float
-    memory: float
-    reports: float
-    reported: float
 
 
 class Probe:
@@ -132,6 +118,7 @@ class Probe:
         """Positions, valid or not, of this step's batches from the loader."""
         self.loss_targets = 0
         """Positions, valid or not, that this rank's loss function was given in this step."""
+        self._saw_logits = False
         self._squares: list[float] | None = None
         self._clipping = False
         """Whether clipping has begun in this step."""
@@ -202,6 +189,7 @@ class Probe:
         self._tokens = 0
         self.positions = 0
         self.loss_targets = 0
+        self._saw_logits = False
         self._squares = None
         self._clipping = False
         self._reported = (None, None)
@@ -231,6 +219,7 @@ class Probe:
         """Count the tokens of a call of the loss function; no collective happens here."""
         if self._paused or not torch.is_grad_enabled():  # without gradients it is validation
             return
+        self._saw_logits = True
         self.loss_targets += int(local_part(labels).numel())
         self._cross_entropy.add(logits, labels)
 
@@ -286,7 +275,7 @@ class Probe:
         ]
         self._samples.problems.clear()
         reported, _ = self._reported
-        row = _Row(
+        row = Row(
             dp_rank=self.view.dp_rank,
             first_of_dp=self.view.first_of_dp,
             digest_high=high,
@@ -294,6 +283,7 @@ class Probe:
             samples=self._digest.samples,
             tokens=self._tokens,
             loss_sum=loss_sum if self.view.tp_rank == 0 else 0.0,
+            saw_logits=self._saw_logits,
             saw_gradients=self._squares is not None,
             problems=len(problems),
             memory=peak_memory_bytes(self.view.device),
@@ -301,7 +291,7 @@ class Probe:
             reported=0.0 if reported is None else reported,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
-        rows = [_Row(*values[: len(row)]) for values in everyone]
+        rows = [Row(*values[: len(row)]) for values in everyone]
         all_squares = [values[len(row) :] for values in everyone]
         if any(row.problems for row in rows):
             problems = sorted({each for some in world.everyones(problems) for each in some})
@@ -352,71 +342,29 @@ class Probe:
             self._writer.replicas(agreement)
 
     def _line(
-        self,
-        rows: Sequence[_Row],
-        squares: Sequence[Sequence[float]],
-        problems: Sequence[str],
+        self, rows: Sequence[Row], squares: Sequence[Sequence[float]], problems: Sequence[str]
     ) -> dict[str, Any]:
-        speakers = [row for row in rows if row.first_of_dp]
-        tokens = int(sum(row.tokens for row in speakers))
-        loss_sum = math.fsum(row.loss_sum for row in rows)
-        unknown = not tokens or (bool(problems) and math.isnan(loss_sum))
-        counted = all(row.saw_gradients for row in rows) and not problems
-        missing = _without_gradient(self._grad_norm.names, squares) if counted else []
         loss, grad_norm = self._reported
         if self.view.loss_is_local:
-            loss = _mean_loss(speakers)
+            loss = mean_loss(rows)
         began = self._began if self._began is not None else time.perf_counter()
         line: dict[str, Any] = {
             "step": self._step,
             "loss": loss,
             "grad_norm": grad_norm,
-            "loss_recomputed": None if unknown else loss_sum / tokens,
-            "grad_norm_recomputed": global_norm(squares) if counted else None,
             "lr": self._lr,
-            "tokens": tokens,
-            "batch_digest": combine(
-                (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
+            **measured(
+                rows,
+                squares,
+                problems,
+                self._grad_norm.names,
+                logits_optional=self.view.logits_optional,
             ),
-            "batch_agrees": _agree(rows),
-            "grads_missing": len(missing) if counted else None,
             "seconds": time.perf_counter() - began,
-            "memory_bytes": int(max(row.memory for row in rows)),
         }
         if self.this_pass:
             line["at"] = time.time()
-        if missing:
-            line["grads_missing_names"] = missing
-        if problems:
-            line["problems"] = list(problems)
         return line
-
-
-def _mean_loss(rows: Iterable[_Row]) -> float | None:
-    """Of what some ranks report, each the mean over its tokens or all the same; None: nobody."""
-    given = [(row.reported, row.tokens) for row in rows if row.reports]
-    if not given:
-        return None
-    losses = {loss for loss, _ in given}
-    tokens = sum(count for _, count in given)
-    if len(losses) == 1 or not tokens:
-        return given[0][0]
-    return math.fsum(loss * count for loss, count in given) / tokens
-
-
-def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) -> list[str]:
-    """Trainable parameters whose whole gradient is absent or zero."""
-    return [
-        name
-        for name, column in zip(names, zip(*squares, strict=True), strict=True)
-        if not any(column)
-    ]
-
-
-def _agree(rows: Sequence[_Row]) -> bool:
-    """Whether all ranks of each data-parallel coordinate saw the same samples."""
-    seen = {(row.dp_rank, row.digest_high, row.digest_low, row.samples) for row in rows}
-    return len(seen) == len({row.dp_rank for row in rows})
 
 
 def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by the function)
