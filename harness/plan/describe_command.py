@@ -7,10 +7,14 @@ from collections.abc import Iterator
 from harness.model import GLOBAL_BATCH, Command, Job, RankLauncher, Role
 from harness.model.experiment import LOCAL_BATCH
 
+PYTHON = "{python}"
+
 
 def describe_command(command: Command) -> str:
     """``train.py by torchrun, probed``."""
-    program = next((each for each in command.argv if not each.startswith("-")), command.argv[0])
+    words = [each for each in command.argv if not each.startswith("-")]
+    # The Python itself says nothing of what it runs.
+    program = next((each for each in words if each != PYTHON), command.argv[0])
     by = "" if command.launcher is RankLauncher.NONE else f" by {command.launcher.value}"
     return f"{program}{by}, {'probed' if command.probed else 'curves only'}"
 

@@ -20,7 +20,7 @@ from harness.trainers.calls import Rendezvous
 OUTPUT = "output"
 """In the run folder: ``{output}``, made before the start."""
 JOB_VARIABLE = "CONVERGE_JOB"
-"""The path of ``job.json``, by which the probe finds its job."""
+"""The path of ``job.json``, by which the probe finds its job; set for probed programs only."""
 TORCHRUN_MODULE = "torch.distributed.run"
 ANY_PORT = 29500
 """Where ranks meet by a printed command."""
@@ -205,10 +205,9 @@ def own_variables(
     command = command_of(job)
     # The environment's own programs (ninja, accelerate) come first, as if it were activated.
     first = str(job.toolchain.python.parent)
-    variables = {
-        JOB_VARIABLE: str(folder.absolute() / "job.json"),
-        "PATH": f"{first}{os.pathsep}{path}" if path else first,
-    }
+    variables = {"PATH": f"{first}{os.pathsep}{path}" if path else first}
+    if command.probed:  # else a probe that is in the program all the same stays off
+        variables = {JOB_VARIABLE: str(folder.absolute() / "job.json"), **variables}
     if needs_port(job):
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of(meeting))}
     if command.launcher is RankLauncher.DEEPSPEED:
@@ -229,7 +228,7 @@ def _variables(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
 def printable(job: Job, folder: Path, data: Path | None = None) -> str:
     """The call as one line for a shell, started where the harness starts it.
 
-    The probe needs the run folder's ``job.json``, so it repeats a run that was started once.
+    A probe needs the run folder's ``job.json``, so it repeats a run that was started once.
     """
     command = command_of(job)
     own = own_variables(job, folder, device="", data=data)

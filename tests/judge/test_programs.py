@@ -14,7 +14,16 @@ from judge_examples import (
 )
 
 from harness.judge import judge
-from harness.model import Command, Evidence, Judgement, Outcome, Parallelism, SetSpec, TrainConfig
+from harness.model import (
+    CauseClass,
+    Command,
+    Evidence,
+    Judgement,
+    Outcome,
+    Parallelism,
+    SetSpec,
+    TrainConfig,
+)
 
 DDP2 = Parallelism(dp_replicate=2)
 SIZES = {"local_batch_size": 4, "global_batch_size": -1, "seq_len": 256}
@@ -144,6 +153,13 @@ def test_a_norm_before_clipping_is_not_held_against_gradients_after_it():
     verdict = judged(test, control)
     assert verdict.judgement is Judgement.PASS, verdict.cause
     assert outcome(verdict, "reported-grad-norm-is-recomputed").outcome is Outcome.SKIPPED
+
+
+def test_a_wrong_number_sends_nobody_to_torchtitans_functions():
+    verdict = judged(with_signals(probed(), loss=lambda _step, value: 2 * value))
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert "dist_mean" not in verdict.look_at
+    assert "by how many tokens or ranks" in verdict.look_at
 
 
 def test_other_initial_weights_are_no_comparison():

@@ -19,7 +19,9 @@ def main(output, steps, mode, at):
             curve.write(f"{step},{2.0 / step}\n")
             curve.flush()
     (output / "told.json").write_text(
-        json.dumps({"job": os.environ["CONVERGE_JOB"], "cwd": str(Path.cwd()), "argv": sys.argv})
+        json.dumps(
+            {"job": os.environ.get("CONVERGE_JOB"), "cwd": str(Path.cwd()), "argv": sys.argv}
+        )
     )
 
 

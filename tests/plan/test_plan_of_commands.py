@@ -13,9 +13,10 @@ from harness.plan import describe, make_plan
 
 MINE = Toolchain("mine", Path("/mine/bin/python"), "command", {"torch": "2.13.0"})
 TOP = "schema = 1\n"
-HEAD = """[trainer]
+COMMAND = '["train.py", "--stage", "{config.zero.stage}", "--output", "{output}"]'
+HEAD = f"""[trainer]
 kind = "command"
-command = ["train.py", "--stage", "{config.zero.stage}", "--output", "{output}"]
+command = {COMMAND}
 toolchain = "mine"
 """
 CONFIG = """[trainer.config]
@@ -39,11 +40,20 @@ def planned(tmp_path):
     """A plan from what differs from the usual file."""
 
     def planned(
-        tests=ZERO, *, trainer="", config=CONFIG, control=CONTROL, digest="s1", top=TOP, **changes
+        tests=ZERO,
+        *,
+        trainer="",
+        config=CONFIG,
+        control=CONTROL,
+        digest="s1",
+        top=TOP,
+        command=None,
+        **changes,
     ):
         (tmp_path / "train.py").touch()
         path = tmp_path / "x.toml"
-        path.write_text(top + HEAD + trainer + config + control + tests)
+        head = HEAD if command is None else HEAD.replace(COMMAND, command)
+        path.write_text(top + head + trainer + config + control + tests)
         sources = {tmp_path / "train.py": digest}
         toolchain = replace(MINE, **changes)
         return make_plan(
@@ -200,6 +210,9 @@ def test_a_row_says_what_trains_and_what_differs(planned):
     assert test.trainer == "train.py by torchrun, probed"
     (_, curves) = describe(planned(trainer=CURVES + 'launcher = "composer"\n'))
     assert curves.trainer == "train.py by composer, curves only"
+    mine = 'launcher = "none"\n'
+    (_, called) = describe(planned(trainer=mine, command='["{python}", "-u", "train.py"]'))
+    assert called.trainer == "train.py, probed"
 
 
 def test_torchtitans_sets_are_described_as_before(tmp_path):

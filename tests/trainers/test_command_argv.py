@@ -147,6 +147,12 @@ def test_the_files_own_variables_win_over_what_is_pinned():
     assert environment({}, Resources(), FOLDER, job(own))["OMP_NUM_THREADS"] == "4"
 
 
+def test_the_probe_of_a_program_that_is_to_leave_curves_only_stays_off():
+    assert "CONVERGE_JOB" not in environment(
+        {"CONVERGE_JOB": "/x"}, Resources(), FOLDER, job(CURVES)
+    )
+
+
 @pytest.mark.parametrize("launcher", RankLauncher)
 def test_no_launcher_around_the_harness_leaks_in(launcher):
     around = {

@@ -21,6 +21,13 @@ _LOGGED = {
     "grad_norm": "where the norm is computed for logging and clipping: over which mesh and "
     "pipeline stages it is summed",
 }
+_LOGGED_ELSEWHERE = {
+    "loss": "where the loss is reduced for logging: over which ranks and microbatches it is added "
+    "up, and by how many tokens or ranks it is divided",
+    "grad_norm": "where the norm is computed for logging and clipping: over which ranks and shards "
+    "it is summed",
+}
+"""The same of what torchtitan has not trained, or nobody says."""
 _TRAINED = (
     "same-initial-parameters",
     "renamed-parameters-agree",
@@ -67,7 +74,7 @@ def metric_only(scene: Scene) -> Cause | None:
             f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
             f"{way.words or scene.factor(reported)}, while the recomputed values agree"
         )
-        look_at = "; ".join(words for words in (way.where, _LOGGED[signal]) if words)
+        look_at = "; ".join(words for words in (way.where, _logged(signal, scene)) if words)
         if trained:
             unless = _unless(scene) if signal == "grad_norm" else ""
             sentence = f"{said}{_norm_too(signal, scene)}: training itself is right{unless}"
@@ -80,6 +87,13 @@ def metric_only(scene: Scene) -> Cause | None:
             )
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
     return None
+
+
+def _logged(signal: str, scene: Scene) -> str:
+    """Where to look for what reports a signal."""
+    spec = scene.case.spec
+    titan = spec is not None and spec.command is None
+    return (_LOGGED if titan else _LOGGED_ELSEWHERE)[signal]
 
 
 def _misreported(signal: str, scene: Scene, step: int) -> bool:
@@ -145,7 +159,7 @@ def loss_of_right_gradients(scene: Scene) -> Cause | None:
         f"{len(sample.names)} parameters agree (the furthest to "
         f"{sample.gradients.difference[worst]:.1g})"
     )
-    return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED["loss"])
+    return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", scene))
 
 
 def loss_scaled_alone(scene: Scene) -> Cause | None:
@@ -166,7 +180,7 @@ def loss_scaled_alone(scene: Scene) -> Cause | None:
         f"probably only the metric is wrong: the loss is {ratio_words(loss, 0)} times the control's"
         f"{factor}, while the grad norm agrees at every step"
     )
-    return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED["loss"])
+    return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", scene))
 
 
 def contradiction(scene: Scene) -> Cause | None:
@@ -183,5 +197,5 @@ def contradiction(scene: Scene) -> Cause | None:
                 f"only the metric is wrong: {scene.detail(name)}, while all that was compared with "
                 "the control agrees"
             )
-            return Cause(sentence, CauseClass.METRIC_ONLY, _LOGGED[signal])
+            return Cause(sentence, CauseClass.METRIC_ONLY, _logged(signal, scene))
     return None
