@@ -235,16 +235,21 @@ def _with_imports(path: Path, folders: Sequence[Path]) -> list[Path]:
 
 def _module(folder: Path, name: str) -> list[Path]:
     """The files of a module or package in a folder; empty when it has none of that name."""
-    file, package = folder / f"{name}.py", folder / name
+    first, _, rest = name.partition(".")
+    file, package = folder / f"{first}.py", folder / first
+    # Python takes a package before a module of its name.
+    if (package / "__init__.py").is_file():
+        return sorted(package.rglob("*.py"))
     if file.is_file():
         return [file]
-    # Without __init__.py it may be any folder of that name, as large as it likes.
-    whole = (package / "__init__.py").is_file()
-    return sorted(package.rglob("*.py") if whole else package.glob("*.py"))
+    # Without __init__.py it may be any folder of that name, as large as it likes: what it has
+    # itself, and what of it is asked for.
+    found = set(package.glob("*.py"))
+    return sorted(found.union(_module(package, rest)) if rest and package.is_dir() else found)
 
 
 def _imported(path: Path) -> set[str]:
-    """First parts of the names of all modules that a file imports anywhere."""
+    """Dotted names of all that a file may import anywhere, without leading dots."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -252,9 +257,9 @@ def _imported(path: Path) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module.partition(".")[0])
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:  # the names may be modules
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):  # from . import a, b
             names |= {alias.name for alias in node.names}
     return names

@@ -198,6 +198,22 @@ def test_a_programs_digest_follows_modules_and_packages_beside_it(tmp_path):
     assert source_digest(script, tmp_path) == seen[-1]
 
 
+def test_a_folder_that_is_no_package_is_followed_to_what_is_imported_of_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import src.model.net\nfrom src.data import loaders\n")
+    net, loaders = tmp_path / "src" / "model" / "net.py", tmp_path / "src" / "data" / "loaders.py"
+    seen = set()
+    for width in (1, 2):
+        for file in (net, loaders):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"width = {width}\n")
+            seen.add(source_digest(script, tmp_path))
+    assert len(seen) == 4
+    (tmp_path / "src" / "old").mkdir()
+    (tmp_path / "src" / "old" / "unrelated.py").write_text("1")
+    assert source_digest(script, tmp_path) in seen
+
+
 def test_files_that_are_no_python_count_by_their_bytes(tmp_path):
     settings = tmp_path / "ds.json"
     settings.write_bytes(b"\xff{}")

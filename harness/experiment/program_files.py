@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import Problem
 from harness.experiment.paths import expanded, find_file
 from harness.experiment.program import File, Module, Program, program_of
 from harness.experiment.trainer import CommandTable, Where
-from harness.model import RankLauncher
+from harness.model import Command, RankLauncher, SetSpec
+from harness.model.template import CONFIG, fill, placeholders
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ def files_of(
     sources = [folder / each.path for each in written if isinstance(each, File)]
     modules = (_module_file(each, folder) for each in written)
     sources += [folder / file for file in modules if file is not None]
-    sources += [folder / text for text in table.command if _is_source(folder, text)]
     for index, text in enumerate(table.files):
         found = find_file(text, (folder, *folders))
         if found is None:
@@ -74,6 +74,37 @@ def files_of(
             sources.append(found)
     there = (each.absolute() for each in sources if each.is_file())
     return ProgramFiles(folder.absolute(), tuple(dict.fromkeys(there)))
+
+
+def with_files_of(command: Command, spec: SetSpec) -> Command:
+    """The command of one set, whose sources are also the files that its arguments name.
+
+    Those that ``{config.KEY}`` stands for are other ones in other sets. An argument may be
+    ``--option=PATH``; variables are looked at, too.
+    """
+    told = (
+        filled
+        for text in (*command.argv, *command.environment.values())
+        if (filled := _of_config(text, spec)) is not None
+    )
+    paths = (
+        command.folder / path for text in told for path in (text, text.partition("=")[2]) if path
+    )
+    found = (path for path in paths if _is_file(path))
+    return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))
+
+
+def _of_config(text: str, spec: SetSpec) -> str | None:
+    """A template with the texts of the train config in it; None where it wants anything else."""
+    try:
+        names = placeholders(text)
+        values = {name: spec.setting(name.removeprefix(CONFIG)) for name in names}
+        known = all(
+            name.startswith(CONFIG) and isinstance(value, str) for name, value in values.items()
+        )
+        return fill(text, lambda name: str(values[name])) if known else None
+    except ValueError:  # a brace is alone, which is said of the file
+        return None
 
 
 def _folder_of(written: Sequence[Program], folders: Sequence[Path]) -> Path:
@@ -124,8 +155,8 @@ def _module_file(each: Program, folder: Path) -> str | None:
     )
 
 
-def _is_source(folder: Path, text: str) -> bool:
+def _is_file(path: Path) -> bool:
     try:
-        return "{" not in text and bool(text) and (folder / text).is_file()
+        return path.is_file()
     except (OSError, ValueError):  # an argument that can be no path
         return False

@@ -14,7 +14,7 @@ from harness.experiment.command import command_of, foreign_problems, set_problem
 from harness.experiment.elastic import schedule_of, segments_of, written_degrees
 from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
 from harness.experiment.paths import find_file
-from harness.experiment.program_files import interpreter_of
+from harness.experiment.program_files import interpreter_of, with_files_of
 from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
 from harness.experiment.requeue import requeued
@@ -125,7 +125,9 @@ class SetBuilder:
             self.problems += foreign or set_problems(
                 self.trainer, spec, own, where, self.where_trainer
             )
-            return spec
+            return (
+                replace(spec, command=with_files_of(self.command, spec)) if self.command else spec
+            )
         return self._with_kind(spec, table, where, control)
 
     def _with_kind(

@@ -123,6 +123,24 @@ def test_files_of_the_template_are_sources(load, script, folder, launcher, argv,
     assert command.sources == tuple(folder / name for name in sources)
 
 
+def test_files_that_the_config_names_are_sources_of_the_sets_that_name_them(load, script, folder):
+    for name in ("other.py", "a.json", "b c.json"):
+        (folder / name).touch()
+    experiment = load(
+        text(
+            'environment = { SETTINGS = "b c.json" }',
+            argv='["{config.script}", "--settings={config.settings}", "--output={output}"]',
+            config=CONFIG.replace("zero", 'script = "train.py"\nsettings = "a.json"\nzero'),
+            sets=SETS.replace("zero.stage = 2", 'script = "other.py"'),
+        )
+    )
+    sources = [
+        [each.name for each in spec.command.sources]
+        for spec in (*experiment.controls, *experiment.tests)
+    ]
+    assert sources == [["train.py", "a.json", "b c.json"], ["other.py", "a.json", "b c.json"]]
+
+
 def test_a_python_by_its_path_is_kept_as_it_is_linked(load, script, folder):
     python = folder / "env" / "bin" / "python"
     python.parent.mkdir(parents=True)
