@@ -30,7 +30,7 @@ class ProbedTrainer(Trainer):
 
     def training_step(self, model: torch.nn.Module, inputs: Inputs, *rest: Any) -> torch.Tensor:
         if self.probe is None:  # the first step: the model is wrapped and the optimizer made
-            self.probe = Probe.from_env(model, self.optimizer.optimizer)
+            self.probe = Probe.from_env(model, self.optimizer)
         self.probe.batch(inputs["input_ids"], shifted(inputs["labels"]))
         return super().training_step(model, inputs, *rest)
 

@@ -70,7 +70,10 @@ def _torch_optimizers(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     found = []
     for each in several:
         inner = each
-        while not isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "optimizer"):
+        # accelerate's wrapper is an Optimizer by class, but was never made one: it has no hooks.
+        while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer) or (
+            not isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "optimizer")
+        ):
             inner = inner.optimizer
         if not isinstance(inner, torch.optim.Optimizer):
             raise ProbeError(

@@ -31,14 +31,22 @@ AT_THE_STEP = "at the optimizer's step"
 
 _moved: set[str] = set()
 """Jobs whose initial weights this process has moved before the model was wrapped."""
+_probed: set[str] = set()
+"""Jobs that this process has made a probe of."""
 
 
 def job_of(path: str) -> Job:
-    """The job in a file. Raises ProbeError when it cannot be read as one."""
+    """The job in a file. Raises ProbeError when it cannot be read as one that is probed."""
     try:
-        return read_job(path)
+        job = read_job(path)
     except JobError as error:
         raise ProbeError(f"$CONVERGE_JOB: {error}") from error
+    if not job.is_probed:
+        raise ProbeError(
+            f"$CONVERGE_JOB: {path}: its program leaves curves only (trainer.probe = false): unset "
+            "the variable, or set trainer.probe = true"
+        )
+    return job
 
 
 def move_initial_weights(model: torch.nn.Module, path: str) -> None:
@@ -77,10 +85,16 @@ class Recorder:
         require_process_group()
         self._job_path = job_path
         self._job = job_of(job_path)
+        if job_path in _probed:
+            raise ProbeError(
+                f"{self._job.name}: Probe.from_env was called a second time, and the evidence of "
+                "the first would be lost: a run has one probe, of the one model that it trains"
+            )
         self._wrapped = recognised(model, optimizer)
         self._require_repeat()
         place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
         self._place = place
+        _probed.add(job_path)
         self._probe = Probe(self._view(place), self._job)
         self._undo: list[Callable[[], None]] = []
         self._hooks = hooks

@@ -109,6 +109,8 @@ class Job:
     elastic_nodes: bool = False
     """Whether nodes come and go: dp_shard is then what the world leaves over."""
     device: str = "cpu"
+    is_probed: bool = True
+    """False for a program of the user's that leaves a curve of its own, and nothing else."""
 
     @property
     def resumes(self) -> bool:
@@ -226,6 +228,7 @@ def _job(raw: dict[str, Any]) -> Job:
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
+        is_probed=(raw.get("command") or {}).get("probed") is not False,
         segments=tuple(
             Segment(**{**segment, "parallelism": Degrees(**segment["parallelism"])})
             for segment in raw.get("segments") or ()

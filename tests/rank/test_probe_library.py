@@ -211,9 +211,9 @@ def unnamed_mesh(path):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ProbeError, match=r"dimension 0, which has no name.*dp_rank=…"):
             Probe.from_env(model, optimizer)
-        Probe.from_env(model, optimizer, dp_rank=0, dp_degree=1).close()
         with pytest.raises(ProbeError, match="each from 0 to dp_degree - 1"):
             Probe.from_env(model, optimizer, dp_rank=0, dp_degree=2)
+        Probe.from_env(model, optimizer, dp_rank=0, dp_degree=1).close()
 
 
 def test_a_mesh_whose_names_say_nothing_asks_the_user(tmp_path):

@@ -44,10 +44,10 @@ def job(tmp_path, monkeypatch):
 class Loop:
     """A model, its optimizer and a probe."""
 
-    def __init__(self, **from_env):
+    def __init__(self, wrap=lambda optimizer: optimizer, **from_env):
         self.model = Model()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.probe = Probe.from_env(self.model, self.optimizer, **from_env)
+        self.probe = Probe.from_env(self.model, wrap(self.optimizer), **from_env)
 
     def backward(self):
         self.model(TOKENS).square().mean().backward()
@@ -270,6 +270,38 @@ def test_an_optimizer_of_another_model(job):
         Probe.from_env(Model(), other)
     with pytest.raises(ProbeError, match="the optimizer is a NoneType"):
         Probe.from_env(Model())
+
+
+class Around(torch.optim.Optimizer):
+    """As accelerate 1.15 wraps an optimizer: one by class, never initialised, so without hooks."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_that_wraps_another_is_looked_into(job):
+    folder = job(steps=1)
+    norm = Loop(wrap=Around).step()
+    (line,) = lines_of(folder)
+    assert line["grad_norm_recomputed"] == pytest.approx(norm, rel=1e-12)
+
+
+def test_a_second_probe_does_not_replace_the_evidence_of_the_first(job):
+    folder = job(steps=1, repeat="ulp")
+    loop = Loop()
+    loop.step()
+    left = (folder / "metrics.jsonl").read_bytes()
+    before = [each.detach().clone() for each in loop.model.parameters()]
+    with pytest.raises(ProbeError, match="called a second time"):
+        Probe.from_env(loop.model, loop.optimizer)
+    assert (folder / "metrics.jsonl").read_bytes() == left
+    assert all(map(torch.equal, before, loop.model.parameters()))
+
+
+def test_a_job_that_leaves_curves_only(job):
+    job(command={"probed": False})
+    with pytest.raises(ProbeError, match=r"trainer\.probe = false"):
+        Loop()
 
 
 def test_several_processes_without_a_process_group(job, monkeypatch):
