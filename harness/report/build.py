@@ -27,7 +27,7 @@ from harness.report.curves import Curve, difference, loss_only_gate, ratio, sign
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
 from harness.report.tensors import first_step_tensors, replica_view
-from harness.report.text import anchors, plain, plain_block
+from harness.report.text import anchors, from_here, plain, plain_block
 from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.turning import turning
 from harness.report.view import (
@@ -57,12 +57,14 @@ def build_view(
     entropy_floor: float | None = None,
     generated: str = "",
     wall_s: float | None = None,
+    here: Path | None = None,
 ) -> ReportView:
     """All that a report shows, from whatever there is of it.
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
     ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
     ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
+    ``here`` is the folder in which commands are given: paths below it are written as from there.
 
     Raises :class:`ValueError` when an envelope does not have one limit per common step.
     """
@@ -72,7 +74,7 @@ def build_view(
     every_evidence = {evidence.name: evidence for evidence in evidences}
     learnt = calibrations or {}
     source = experiment.path if experiment else None
-    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source)
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
 
     anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
     # A control that an anchor challenges has a verdict itself.
@@ -145,11 +147,13 @@ class _Runs:
         records: tuple[RunRecord, ...],
         calibrations: Mapping[str, Calibration],
         source: Path | None,
+        here: Path | None,
     ) -> None:
         self.jobs = jobs
         self.evidences = evidences
         self.calibrations = calibrations
         self.source = source
+        self.here = here
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
@@ -174,8 +178,7 @@ class _Runs:
                 wall_s=record.wall_s,
                 reused=record.reused,
                 requeues=record.requeues,
-                command=plain(shlex.join(_command(record, job, self.source))),
-                folder=plain(str(record.folder)),
+                command=from_here(shlex.join(_command(record, job, self.source)), self.here),
                 error=_plain_error(record.error),
             )
         if evidence and not job:
@@ -183,7 +186,7 @@ class _Runs:
         if evidence:
             view = replace(
                 view,
-                source=plain(evidence.source),
+                source=from_here(evidence.source, self.here),
                 wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
                 error=view.error or _plain_error(evidence.error),
                 # A job that starts over leaves no passes to count.
@@ -199,16 +202,19 @@ class _Runs:
         comparisons = _compare(run, control, limits)
         evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
         job = self.jobs.get(verdict.name)
+        plainly = _plain_verdict(verdict, self.here)
         return TestView(
             run=run,
-            verdict=_plain_verdict(verdict),
+            verdict=plainly,
             comparisons=comparisons,
             loss_only=loss_only_gate(comparisons["loss"].difference),
             in_force=named_and_in_force(job.spec if job else None, evidence),
-            config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
+            config=config_changes(
+                evidence, theirs, job, self.jobs.get(verdict.control), here=self.here
+            ),
             tensors=first_step_tensors(evidence, theirs, self.calibration_of(verdict)),
             gradients=gradient_map(evidence, theirs, self.calibration_of(verdict)),
-            turning=turning(_plain_verdict(verdict), self.calibration_of(verdict)),
+            turning=turning(plainly, self.calibration_of(verdict)),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),
@@ -264,14 +270,14 @@ def _plain_error(error: RankError | None) -> RankError | None:
     return RankError(error.rank, plain(error.message), plain_block(error.traceback))
 
 
-def _plain_verdict(verdict: Verdict) -> Verdict:
+def _plain_verdict(verdict: Verdict, here: Path | None) -> Verdict:
     return replace(
         verdict,
         name=plain(verdict.name),
         control=plain(verdict.control),
         cause=plain(verdict.cause),
         look_at=plain(verdict.look_at),
-        next_command=plain(verdict.next_command),
+        next_command=from_here(verdict.next_command, here),
         checks=tuple(_plain_check(check) for check in verdict.checks),
     )
 
