@@ -41,8 +41,9 @@ class Aligned:
 def align(test: Evidence, control: Evidence) -> Aligned:
     """Leave out of both runs' samples what the two releases call by other names.
 
-    Nothing is left out where the rest is not the same model: names that both have with other
-    sizes, or another number of entries in all. The check same-parameters then says so.
+    Nothing is left out where the rest is not the same model (names that both have with other
+    sizes, or another number of entries in all), nor where no step was sampled by both, so that
+    nothing shows it. The check same-parameters then says so.
     """
     unchanged = Aligned(test, control, None)
     if not test.samples or not control.samples:
@@ -57,6 +58,8 @@ def align(test: Evidence, control: Evidence) -> Aligned:
         return unchanged
     others = {sample.step: sample for sample in control.samples}
     both = [(each, others[each.step]) for each in test.samples if each.step in others]
+    if not both:
+        return unchanged
     return Aligned(
         replace(test, samples=tuple(_only(each, shared) for each in test.samples)),
         replace(control, samples=tuple(_only(each, shared) for each in control.samples)),
