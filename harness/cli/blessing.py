@@ -104,6 +104,11 @@ def _required(arguments: argparse.Namespace) -> Path:
         )
         if not value
     ]
+    missing += [
+        Problem(place, "is not text in UTF-8: nobody could read it later")
+        for place, value in (("--author", arguments.author), ("--reason", arguments.reason))
+        if value and value.encode(errors="replace").decode() != value
+    ]
     if missing:
         raise ConfigError(missing)
     golden_name(arguments.name)
