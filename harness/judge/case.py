@@ -10,7 +10,7 @@ from harness.judge.envelope import Envelope, compare
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.renamed import Renamed, align
 from harness.judge.soundness import disordered
-from harness.judge.tensors import TensorComparison, compare_tensors
+from harness.judge.tensors import Comparisons, compare_tensors
 from harness.model import Calibration, Evidence, SetSpec
 
 
@@ -37,7 +37,7 @@ class Case:
     says that they start alike."""
     renamed: Renamed | None = None
     """What two releases call by other names; the samples are then without it."""
-    tensors: tuple[TensorComparison, ...] = ()
+    tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
 

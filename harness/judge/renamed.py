@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.judge.sketches import rows_of
+from harness.judge.sketches import rows_of, sizes_of
 from harness.model import Evidence, Flags, Floats, Integers, TensorRows, TensorSample
 
 
@@ -48,7 +48,7 @@ def align(test: Evidence, control: Evidence) -> Aligned:
     unchanged = Aligned(test, control, None)
     if not test.samples or not control.samples:
         return unchanged
-    ours, theirs = _sizes(test.samples[0]), _sizes(control.samples[0])
+    ours, theirs = sizes_of(test.samples[0]), sizes_of(control.samples[0])
     shared = ours.keys() & theirs.keys()
     if ours.keys() == theirs.keys() or not shared:
         return unchanged
@@ -71,10 +71,6 @@ def align(test: Evidence, control: Evidence) -> Aligned:
             gradients=_differences(both, "gradients", shared),
         ),
     )
-
-
-def _sizes(sample: TensorSample) -> dict[str, int]:
-    return dict(zip(sample.names, sample.sizes.tolist(), strict=True))
 
 
 def _kept(sample: TensorSample, shared: set[str]) -> Flags:
