@@ -57,10 +57,8 @@ def make_case(
     A run whose steps are out of order has no envelope: which of its values is which is not known.
     Raises ValueError for an unusable tolerance.
     """
-    renamed = None
-    if spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain:
-        aligned = align(test, control)
-        test, control, renamed = aligned.test, aligned.control, aligned.renamed
+    aligned = align(test, control, spec, control_spec)
+    test, control = aligned.test, aligned.control
     calibration = fitting(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
@@ -74,7 +72,7 @@ def make_case(
         margin=margin,
         tolerances=tolerances or {},
         own_start=own_start,
-        renamed=renamed,
+        renamed=aligned.renamed,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),
     )

@@ -17,6 +17,7 @@ from report_samples import (
     sample_view,
     spec,
 )
+from tensor_samples import NAMES, tensor_samples
 
 from harness.model import (
     Calibration,
@@ -111,6 +112,30 @@ def test_paths_are_written_as_from_the_folder_in_which_commands_are_given():
     ]
     for render in (to_markdown, to_html, lambda view: str(document(view))):
         assert "lovelace" not in render(view)
+
+
+def test_releases_that_name_a_parameter_otherwise_are_shown_by_the_others():
+    """What is judged of an upgrade is also drawn: its tables and map are not left out."""
+    control, test = spec("c", dp_shard=2), spec("t", dp_shard=2)
+    names = tuple("zz.weight" if name == "norm.weight" else name for name in NAMES)
+    ours = evidence("t", 4, samples=tensor_samples("t", noise=1e-7, names=names))
+    theirs = evidence("c", 4, samples=tensor_samples("c"))
+
+    def shown(test):
+        return build_view(
+            title="t",
+            verdicts=[Verdict("t", "c", Judgement.PASS)],
+            evidences=[theirs, ours],
+            subject=Plan(
+                Experiment("t", Path("t.toml"), (control,), (test,)),
+                (job(control, Role.CONTROL, 4), job(test, Role.TEST, 4)),
+            ),
+        ).tests[0]
+
+    upgraded = shown(replace(test, toolchain="another release"))
+    assert len(upgraded.gradients.names) == upgraded.tensors.parameters == len(NAMES) - 1
+    same = shown(test)  # there another name is another model, and nothing can be compared
+    assert (same.gradients, same.tensors) == (None, None)
 
 
 def test_a_path_that_only_begins_alike_stays_whole():
