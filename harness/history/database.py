@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.errors import HistoryError
 from harness.history.file import opened, transaction
-from harness.history.query import Entry, Filter, Series, SetNight, stamp
+from harness.history.query import Entry, Filter, NightMark, Series, SetNight, stamp
 from harness.history.record import Measurement, Night, Result
 from harness.model import CauseClass, Judgement, Outcome, Tier
 
@@ -81,6 +81,42 @@ class History:
                 (experiment,),
             )
             return tuple(row["test_set"] for row in rows)
+
+    def newest(self, experiment: str, limit: int) -> tuple[NightMark, ...]:
+        """The newest nights of an experiment, newest first, also those that judged nothing.
+
+        Raises:
+            HistoryError: as :meth:`experiments`.
+        """
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT id, finished, report, EXISTS (SELECT 1 FROM results r "
+                "WHERE r.night_id = n.id) AS judged FROM nights n WHERE experiment = ? "
+                "ORDER BY id DESC LIMIT ?",
+                (_text(experiment), limit),
+            )
+            return tuple(
+                NightMark(
+                    number=row["id"],
+                    finished=datetime.fromisoformat(row["finished"]),
+                    report=row["report"],
+                    judged=bool(row["judged"]),
+                )
+                for row in rows
+            )
+
+    def experiment_of(self, report: str) -> str | None:
+        """The experiment whose newest night was reported to a folder; None when none was.
+
+        Raises:
+            HistoryError: as :meth:`experiments`.
+        """
+        with self._read() as connection:
+            row = connection.execute(
+                "SELECT experiment FROM nights WHERE report = ? ORDER BY id DESC LIMIT 1",
+                (_text(report),),
+            ).fetchone()
+            return str(row["experiment"]) if row else None
 
     def listing(self, wanted: Filter) -> tuple[Entry, ...]:
         """Results that a filter lets through, newest night first.

@@ -65,6 +65,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class NightMark:
+    """That a night was, and whether anything came of it."""
+
+    number: int
+    """As :attr:`Entry.night`."""
+    finished: datetime
+    report: str
+    judged: bool
+    """False: nothing was launched, or nothing came to a report."""
+
+
+@dataclass(frozen=True, slots=True)
 class SetNight:
     """One night of a test set: what was judged, and under which circumstances."""
 
