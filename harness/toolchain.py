@@ -49,7 +49,8 @@ def find_toolchain(name: str, root: Path | None = None) -> Toolchain:
     """
     folder = (root or toolchain_root()) / name
     python = folder / "bin" / "python"
-    build = f"build it with: nox -s toolchain -- {name}"
+    checkout = "CONVERGE_CHECKOUT=FOLDER " if "@" in name else ""  # a clone with that revision
+    build = f"build it with: {checkout}nox -s toolchain -- {name}"
     if not os.access(python, os.X_OK):
         there = ", ".join(available_toolchains(root)) or "none"
         raise ToolchainError(

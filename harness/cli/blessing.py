@@ -18,6 +18,7 @@ from harness.baselines import (
     default_folder,
     find_goldens,
     misfits,
+    not_there,
     read_stored,
     write_golden,
 )
@@ -224,6 +225,8 @@ def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
             raise StoreError(f"{folder} holds no golden; make one with: converge bless EXPERIMENT")
         _list(console, found)
         return ExitCode.PASS
+    if not (folder / arguments.show).is_dir():
+        raise StoreError(not_there(folder / arguments.show))
     stored = read_stored(folder / arguments.show)
     for line in _lines(stored):
         _say(console, line)

@@ -92,7 +92,18 @@ def test_another_dtype_of_the_train_config_is_named_and_told(path):
 def test_a_golden_that_is_not_there_says_how_it_is_made(path):
     path.write_text(BY_GOLDEN.replace('"g"', '"h"'))
     assert "there is no golden" in (said := problem(path))
+    assert "(there: g)" in said
     assert "make it: converge bless" in said
+
+
+def test_a_golden_named_wrongly_is_looked_for_beside_the_experiments(path):
+    root = path.parent
+    (root / "experiments").mkdir()
+    moved = root / "experiments" / path.name
+    moved.write_text(BY_GOLDEN.replace('"g"', '"h"').replace('"t.toml"', '"../t.toml"'))
+    said = problem(moved)
+    assert f"there is no golden {root / 'baselines' / 'h'} (there: g)" in said
+    assert f"--out {root / 'baselines'} " in said
 
 
 @pytest.mark.parametrize(
