@@ -15,9 +15,10 @@ from launch_jobs import plan_of
 from harness import launch
 from harness.errors import ClusterError
 from harness.launch.cluster.backend import Refused
-from harness.launch.cluster.detached import cancel, collect, status, submit_plan
+from harness.launch.cluster.detached import cancel, collect, submit_plan
 from harness.launch.cluster.follow import follow_plan
 from harness.launch.cluster.slurm import Slurm
+from harness.launch.cluster.status import status
 from harness.launch.cluster.submission import read_submission
 from harness.model import Role, RunStatus
 from harness.store import read_record
