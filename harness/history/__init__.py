@@ -1,10 +1,19 @@
 """Results over nights: every finished matrix goes into one SQLite file, and trends come out."""
 
 from harness.history.database import History
-from harness.history.query import Entry, Filter, NightMark, Series, SetNight
+from harness.history.query import (
+    Changed,
+    Entry,
+    Filter,
+    NightMark,
+    Series,
+    SetNight,
+    changed_between,
+)
 from harness.history.record import Measurement, Night, Result, night_of
 
 __all__ = [
+    "Changed",
     "Entry",
     "Filter",
     "History",
@@ -14,5 +23,6 @@ __all__ = [
     "Result",
     "Series",
     "SetNight",
+    "changed_between",
     "night_of",
 ]

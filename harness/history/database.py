@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -134,8 +134,9 @@ class History:
                 "FROM results r JOIN nights n ON n.id = r.night_id "
                 f"JOIN circumstances c ON c.id = n.circumstances_id {clauses}",
                 values,
-            )
-            return tuple(_entry(row) for row in rows)
+            ).fetchall()
+            facts = _facts(rows)
+            return tuple(_entry(row, facts[row["facts"]]) for row in rows)
 
     def measurements(self, entry: Entry) -> tuple[Measurement, ...]:
         """What the checks of a listed result found, in the order in which they are asked.
@@ -178,7 +179,7 @@ class History:
                 "WHERE r.experiment = ? AND r.test_set = ? ORDER BY r.night_id DESC LIMIT ?",
                 (experiment, test_set, _ALL if newest is None else newest),
             ).fetchall()
-            facts = {text: json.loads(text) for text in {row["facts"] for row in rows}}
+            facts = _facts(rows)
             return tuple(
                 SetNight(
                     number=row["night_id"],
@@ -307,7 +308,12 @@ def _series(connection: sqlite3.Connection, row: sqlite3.Row, since_night: int) 
     )
 
 
-def _entry(row: sqlite3.Row) -> Entry:
+def _facts(rows: Iterable[sqlite3.Row]) -> dict[str, dict[str, str]]:
+    """Circumstances by the text that holds them, each read once: results of a night share it."""
+    return {text: json.loads(text) for text in {row["facts"] for row in rows}}
+
+
+def _entry(row: sqlite3.Row, circumstances: Mapping[str, str]) -> Entry:
     return Entry(
         night=row["night_id"],
         finished=datetime.fromisoformat(row["finished"]),
@@ -322,7 +328,7 @@ def _entry(row: sqlite3.Row) -> Entry:
         onset=row["onset"],
         wall_s=row["wall_s"],
         reused=bool(row["reused"]),
-        circumstances=json.loads(row["facts"]),
+        circumstances=circumstances,
         report=row["report"],
     )
 

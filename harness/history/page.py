@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from harness import __version__
 from harness.history.overview import Move, SetHistory
-from harness.history.trend import DEFINITION, Changed, StepChange, Trend
+from harness.history.query import Changed
+from harness.history.trend import DEFINITION, StepChange, Trend
 from harness.model import Judgement, Outcome
 from harness.report.assets import packed_plotly, resource, source
 from harness.report.palette import SYMBOLS
