@@ -16,6 +16,7 @@ from harness.gate import ExitCode
 from harness.history import Entry, Filter, History, NightMark
 from harness.history import Night as Remembered
 from harness.night import body, night, nothing_judged, reported
+from harness.report.text import plain
 from harness.store import atomic_write
 
 REPORT = "report.json"
@@ -74,7 +75,7 @@ def _of_report(history: History, folder: Path) -> str | None:
 
 def _known(history: History, folder: Path, document: Mapping[str, Any] | None) -> tuple[Entry, ...]:
     """Every result of the experiment that was reported to a folder, newest first."""
-    name = history.experiment_of(str(folder)) if document is None else document["experiment"]
+    name = history.experiment_of(str(folder)) or (document and document["experiment"])
     return history.listing(Filter(experiment=name)) if name is not None else ()
 
 
@@ -102,7 +103,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 def _says(document: Mapping[str, Any], night: Sequence[Entry]) -> bool:
     """Whether a report is the one of a night: its folder may have held another."""
     told = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
-    return told == {entry.test_set: (entry.verdict, entry.cause_class) for entry in night}
+    return told == {plain(each.test_set): (each.verdict, each.cause_class) for each in night}
 
 
 # --------------------------------------------------------- a night without a report

@@ -234,6 +234,14 @@ def test_a_night_that_could_not_be_remembered_is_told_of_by_its_report(nightly):
     assert nightly.night("pass", is_remembered=False) is None
 
 
+def test_names_that_reports_write_otherwise_are_the_same_sets(nightly):
+    report = nightly.folder / "1"
+    nightly.write_report(report, "fail")  # of a set that the file calls "tp2\t"
+    remembered(nightly.history, 0, report="/before", **{"tp2\t": "fail"})
+    remembered(nightly.history, 1, report=str(report), **{"tp2\t": "fail"})
+    assert nightly.notify(report) is None
+
+
 def test_a_report_of_a_later_night_in_the_same_folder_is_not_taken_for_the_old_one(nightly):
     nightly.night("fail")
     report = nightly.folder / "1"
