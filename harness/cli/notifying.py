@@ -75,7 +75,9 @@ def _of_report(history: History, folder: Path) -> str | None:
 
 def _known(history: History, folder: Path, document: Mapping[str, Any] | None) -> tuple[Entry, ...]:
     """Every result of the experiment that was reported to a folder, newest first."""
-    name = history.experiment_of(str(folder)) or (document and document["experiment"])
+    name = history.experiment_of(str(folder))
+    if name is None and document is not None:
+        name = document["experiment"]
     return history.listing(Filter(experiment=name)) if name is not None else ()
 
 
