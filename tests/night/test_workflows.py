@@ -168,6 +168,18 @@ def test_every_experiment_of_the_night_is_there():
         assert (ROOT / name).is_file(), name
 
 
+def test_no_experiment_restores_the_history_of_another():
+    steps = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]
+    (restore,) = (step for step in steps if step.get("name") == "Restore the history")
+
+    def filled(text, name):
+        return text.replace("${{ steps.places.outputs.name }}", name)
+
+    key, prefix = restore["with"]["key"], restore["with"]["restore-keys"]
+    assert filled(key, "smoke").startswith(filled(prefix, "smoke"))
+    assert not filled(key, "smoke-long").startswith(filled(prefix, "smoke"))
+
+
 def test_scripts_of_the_steps_are_sound(tmp_path):
     if shutil.which("shellcheck") is None:
         pytest.skip("there is no shellcheck: install shellcheck")
