@@ -69,6 +69,18 @@ def test_a_quiet_history_says_so(tmp_path):
     )
 
 
+def test_a_history_too_young_for_a_trend_claims_none(tmp_path):
+    history = History(tmp_path / "history.sqlite")
+    history.append_all(night(day) for day in range(4))
+    sets = overview(history)
+    assert headline(sets) == (
+        "1 test set, and nothing but PASS; over 4 nights, too few to tell a trend."
+    )
+    page = to_page(sets, source_file="history.sqlite", generated=GENERATED)
+    assert "Too few nights to tell: steps are looked for from night 5 on." in page
+    assert "Nowhere" not in page
+
+
 def test_what_changed_is_told_versions_first():
     changed = (
         Changed("commit", "a" * 40, "b" * 40 + "-dirty"),
