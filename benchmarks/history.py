@@ -96,12 +96,12 @@ def nights(end: int, first: int = 0) -> Iterator[Night]:
         failed = chance.random(SETS) < 0.01  # noqa: PLR2004 - one result in a hundred
         yield Night(
             experiment=EXPERIMENT,
-            source="/work/experiments/nightly.toml",
+            source="experiments/nightly.toml",
             finished=START + timedelta(days=number),
             circumstances={"torch": f"2.{number // 100}", "commit": f"{number:040x}"},
             runs=f"{number:064x}",
             wall_s=600.0,
-            report="/work/reports/nightly",
+            report="reports/nightly",
             results=tuple(
                 _result(f"set_{index:02d}", sizes[index].tolist(), failed=bool(failed[index]))
                 for index in range(SETS)

@@ -18,6 +18,8 @@ place, what is allowed and the next command to run.
 from __future__ import annotations
 
 import difflib
+import shlex
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -31,6 +33,11 @@ def suggest(word: str, valid: Collection[str]) -> str:
     meant = f"did you mean {nearest[0]!r}?" if nearest else ""
     listing = f"valid: {', '.join(valid)}" if 0 < len(valid) <= MAX_LISTED else ""
     return "; ".join(part for part in (meant, listing) if part)
+
+
+def installing(package: str) -> str:
+    """The command that puts a package of PyPI into the Python that runs converge."""
+    return shlex.join([sys.executable, "-m", "pip", "install", package])
 
 
 class ConvergeError(Exception):

@@ -77,7 +77,7 @@ def find_toolchain(
         return _for_command(name, root, command)
     folder = (root or toolchain_root()) / name
     python = _python_of(name, folder)
-    build = f"build it with: nox -s toolchain -- {name}"
+    build = _build_of(name)
     versions = _versions(_site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
     if missing:
@@ -128,11 +128,16 @@ def _python_of(name: str, folder: Path) -> Path:
     if not os.access(python, os.X_OK):
         there = ", ".join(available_toolchains(folder.parent)) or "none"
         raise ToolchainError(
-            f"no toolchain {name!r} in {folder.parent} (there: {there}); build it with: "
-            f"nox -s toolchain -- {name}, or say with CONVERGE_TOOLCHAINS=FOLDER where toolchains "
-            "are"
+            f"no toolchain {name!r} in {folder.parent} (there: {there}); {_build_of(name)}, or say "
+            "with CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
         )
     return python
+
+
+def _build_of(name: str) -> str:
+    """The command that builds a toolchain; one of a revision needs a clone that has it."""
+    checkout = "CONVERGE_CHECKOUT=FOLDER " if "@" in name else ""
+    return f"build it with: {checkout}nox -s toolchain -- {name}"
 
 
 def _for_command(name: str, root: Path | None, command: Command) -> Toolchain:

@@ -1,8 +1,6 @@
 import errno
 import json
 import math
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_disks import small_disk_at
 
 from harness import store as store_module
 from harness.errors import StoreError
@@ -147,20 +146,8 @@ def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypat
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A mounted file system of 64 KiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small tmpfs needs root")
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting a small tmpfs is refused: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk_at(tmp_path / "full", "64k") as folder:
+        yield folder
 
 
 def test_full_disk_loses_no_finished_run(full_disk):

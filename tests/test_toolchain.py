@@ -136,6 +136,12 @@ def test_a_commit_that_is_not_built_yet_is_assumed_of_its_release(tmp_path):
     assert (assumed.dialect, assumed.versions) == ("titan_0_2", {"torchtitan": "0.2.2@main"})
 
 
+def test_a_commit_that_is_not_built_is_built_from_a_checkout(tmp_path):
+    command = "CONVERGE_CHECKOUT=FOLDER nox -s toolchain -- torchtitan-0.3.0@main"
+    with pytest.raises(ToolchainError, match=command):
+        find_toolchain("torchtitan-0.3.0@main", tmp_path)
+
+
 def test_a_local_folder_is_no_commit(tmp_path):
     build(tmp_path, "mine", torch="2.13.0", torchtitan="0.3.0")
     found = built_from(tmp_path, "0123")

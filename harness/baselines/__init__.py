@@ -16,7 +16,7 @@ from harness.baselines.files import (
     write_golden,
 )
 from harness.baselines.misfits import Misfits, misfits
-from harness.baselines.places import default_folder, find_goldens
+from harness.baselines.places import default_folder, find_goldens, not_there
 
 __all__ = [
     "FILE",
@@ -27,6 +27,7 @@ __all__ = [
     "default_folder",
     "find_goldens",
     "misfits",
+    "not_there",
     "read_stored",
     "write_golden",
 ]

@@ -16,7 +16,7 @@
      "dtype": {"param_dtype": "float32", "mixed_precision_param": "float32"},
      "toolchain": {"name": "torchtitan-0.3.0", "dialect": "titan_0_3"},
      "versions": {"torch": "2.13.0", "…": "…"}, "facts": {"…": "what the identity is a hash of"},
-     "files": {"metrics.jsonl": "SHA-256", "…": "…"},
+     "files": {"metrics.jsonl": "SHA-256", "…": "…"}, "digest": "SHA-256 of the rest of this",
      "replaces": {"kept": "previous/1", "identity": "…", "author": "…", "reason": "…", "date": "…",
                   "change": {"kind": "rounding-like", "sentence": "…", "onset": 3,
                              "growth": {"loss_recomputed": "step^0.5"}}}}
@@ -31,7 +31,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from harness.calibrations import Learnt, find_calibration, read_calibrations, wr
 from harness.errors import StoreError
 from harness.model import Blessing, Golden, Precision, RunRecord, Toolchain
 from harness.readers import read_spec
-from harness.store import read_json, write_json
+from harness.store import read_json, spell_not_finite, write_json
 
 FILE = "baseline.json"
 PREVIOUS = "previous"
@@ -120,24 +120,24 @@ class Stored:
 def read_stored(folder: Path) -> Stored:
     """The golden of a folder.
 
-    Raises StoreError when the folder holds none, when a file of it is missing or is not what was
-    blessed, or when it was written by a newer converge.
+    Raises StoreError when the folder holds none, when a file of it is missing, was added or is not
+    what was blessed, or when it was written by a newer converge.
     """
     path = folder / FILE
     if not path.is_file():
         raise StoreError(f"{folder}: there is no golden here (no {FILE})")
     try:
-        found = _Baseline.model_validate(read_json(path))
+        document = read_json(path)
+        found = _Baseline.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise StoreError(f"{path}: {where}: {first['msg']}; bless the control again") from None
-    for name, digest in found.files.items():
+    if document.get("digest") != _seal(document):
+        raise _other_file(path, found.author)
+    for name, digest in {**found.files, **dict.fromkeys(_added(folder, found.files), "")}.items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
-            raise StoreError(
-                f"{folder / name} is not the file that {found.author} blessed; restore it, or "
-                "bless the control again"
-            )
+            raise _other_file(folder / name, found.author)
     learnt = find_calibration(read_calibrations(folder / CALIBRATION), found.identity)
     spec = read_spec(folder)
     if learnt is None or spec is None:
@@ -160,6 +160,24 @@ def read_stored(folder: Path) -> Stored:
         dtype=found.dtype,
         converge=found.converge,
         replaces=found.replaces,
+    )
+
+
+def _added(folder: Path, known: Collection[str]) -> list[str]:
+    """Files that were not blessed, and that a reader of runs might take for evidence."""
+    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    ours = (name for name in found if name.parts[0] not in (FILE, PREVIOUS))
+    return [
+        name.as_posix()
+        for name in ours
+        if name.as_posix() not in known and not name.name.startswith(".")
+    ]
+
+
+def _other_file(path: Path, author: str) -> StoreError:
+    return StoreError(
+        f"{path} is not the file that {author} blessed; restore it (git restore {path.parent}), or "
+        "bless the control again"
     )
 
 
@@ -207,7 +225,12 @@ def write_golden(
             )
             if before is not None:
                 folder.rename(old)
-            new.rename(folder)
+            try:
+                new.rename(folder)
+            except OSError:
+                if before is not None:  # or it would go with the scratch folder
+                    old.rename(folder)
+                raise
     except OSError as error:
         raise StoreError(f"{folder}: cannot write: {error.strerror}") from error
 
@@ -280,7 +303,14 @@ def _document(
         },
         replaces=replaces,
     )
-    return document.model_dump(mode="json")
+    told = document.model_dump(mode="json")
+    return {**told, "digest": _seal(told)}
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of all that a document says: its facts and precision decide what it may judge."""
+    told = {key: value for key, value in document.items() if key not in ("schema", "digest")}
+    return hashlib.sha256(json.dumps(spell_not_finite(told), sort_keys=True).encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

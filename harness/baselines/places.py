@@ -19,3 +19,9 @@ def default_folder(experiment: Path) -> Path:
 def find_goldens(folder: Path) -> tuple[Path, ...]:
     """Every golden in a folder of goldens, by name."""
     return tuple(sorted(path.parent for path in folder.glob(f"*/{FILE}")))
+
+
+def not_there(folder: Path) -> str:
+    """That there is no golden of this folder, and which are beside it."""
+    beside = ", ".join(each.name for each in find_goldens(folder.parent)) or "none"
+    return f"there is no golden {folder} (there: {beside})"

@@ -18,6 +18,7 @@ from harness.baselines import (
     default_folder,
     find_goldens,
     misfits,
+    not_there,
     read_stored,
     write_golden,
 )
@@ -103,6 +104,11 @@ def _required(arguments: argparse.Namespace) -> Path:
             ("--reason", (arguments.reason or "").strip(), "is missing: why it may be trusted"),
         )
         if not value
+    ]
+    missing += [
+        Problem(place, "is not text in UTF-8: nobody could read it later")
+        for place, value in (("--author", arguments.author), ("--reason", arguments.reason))
+        if value and value.encode(errors="replace").decode() != value
     ]
     if missing:
         raise ConfigError(missing)
@@ -229,6 +235,8 @@ def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
             raise StoreError(f"{folder} holds no golden; make one with: converge bless EXPERIMENT")
         _list(console, found)
         return ExitCode.PASS
+    if not (folder / arguments.show).is_dir():
+        raise StoreError(not_there(folder / arguments.show))
     stored = read_stored(folder / arguments.show)
     for line in _lines(stored):
         _say(console, line)

@@ -65,6 +65,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         evidences=evidences.values(),
         envelopes=envelopes,
         calibrations={control.name: calibration} if calibration else {},
+        here=Path.cwd(),
     )
     show_verdicts(console, view, arguments.out)
     return exit_code(verdicts)

@@ -26,9 +26,10 @@ from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
 from harness.launch.cluster import detached
+from harness.launch.cluster import status as standings
 from harness.launch.cluster.backend import Phase
-from harness.launch.cluster.detached import Row
 from harness.launch.cluster.standing import Site, Standing
+from harness.launch.cluster.status import BROKEN_OFF, NOT_SUBMITTED, Row
 from harness.launch.events import Preparing
 from harness.model import Job, Launcher, Plan, RankError, Role, RunRecord, RunStatus
 from harness.plan import select
@@ -72,7 +73,7 @@ def status(arguments: argparse.Namespace) -> ExitCode:
     """``converge status``: a table, exit code 0 whatever it says."""
     console = make_console()
     plan = _plan(arguments)
-    rows = detached.status(plan.without_golden, _site(plan, arguments, Display(console)))
+    rows = standings.status(plan.without_golden, _site(plan, arguments, Display(console)))
     table = Table(title=escape(plan.experiment.name), title_justify="left", show_edge=False)
     for title in ("set", "job", "state"):
         table.add_column(title, overflow="fold")
@@ -102,7 +103,7 @@ def status(arguments: argparse.Namespace) -> ExitCode:
         _say(console, f"or to judge what there is: {_again('collect', arguments)}")
     elif over or any(not row.settled for row in rows):
         _say(console, f"next: {_again('collect', arguments)}")
-    elif counts[_NEW] or counts[_BROKEN]:
+    elif counts[NOT_SUBMITTED] or counts[BROKEN_OFF]:
         _say(console, f"next: {_again('submit', arguments)}")
     return ExitCode.PASS
 
@@ -173,8 +174,7 @@ def cancel(arguments: argparse.Namespace) -> ExitCode:
 
 # --------------------------------------------------------------------- the plan
 
-_NEW, _BROKEN = "not submitted", "submission interrupted"
-_NOT_OVER = frozenset({str(Phase.PENDING), str(Phase.RUNNING), _NEW, _BROKEN})
+_NOT_OVER = frozenset({str(Phase.PENDING), str(Phase.RUNNING), NOT_SUBMITTED, BROKEN_OFF})
 
 
 def _plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
@@ -264,9 +264,9 @@ def _jobs(count: int) -> str:
 def _how(standing: Standing) -> str:
     """``pending as job 12 (Priority)``."""
     if standing.submission is None:
-        return _NEW
+        return NOT_SUBMITTED
     if standing.state is None:
-        return _BROKEN
+        return BROKEN_OFF
     reason = f" ({standing.state.reason})" if standing.state.reason else ""
     return f"{standing.state.phase} as job {standing.submission.job_id}{reason}"
 

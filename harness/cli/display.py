@@ -18,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from harness.launch.cluster.batch import JOB_SCRIPT
 from harness.launch.events import (
     Ended,
     Event,
@@ -176,5 +177,5 @@ def ending(job: Job, record: RunRecord) -> str:
     if record.status in (RunStatus.CRASHED, RunStatus.HUNG, RunStatus.TIMED_OUT):
         line += f" (logs in {record.folder / 'logs'})"
     if record.status is RunStatus.REFUSED:
-        line += f" (asked for in {record.folder / 'job.sh'})"
+        line += f" (asked for in {record.folder / JOB_SCRIPT})"
     return line

@@ -6,10 +6,10 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from harness.baselines import Stored, misfits, read_stored
+from harness.baselines import Stored, default_folder, misfits, not_there, read_stored
 from harness.calibrations import Learnt
 from harness.errors import ConfigError, Problem, StoreError
-from harness.model import Experiment, Job, Plan, Role, RunRecord, Surroundings
+from harness.model import GOLDENS, Experiment, Job, Plan, Role, RunRecord, Surroundings
 from harness.plan import identity_facts, judged_by
 from harness.store import read_record
 
@@ -27,13 +27,10 @@ def golden_of(experiment: Experiment) -> Stored | None:
         return None
     place = f"{experiment.path}: baseline"
     if not folder.is_dir():
-        raise ConfigError(
-            Problem(
-                place,
-                f"there is no golden {folder}",
-                f"make it: {blessing(experiment.path, folder)}",
-            )
-        )
+        if folder.parent == experiment.path.absolute().parent / GOLDENS:  # told by its name alone
+            folder = default_folder(experiment.path) / folder.name
+        make = f"make it: {blessing(experiment.path, folder)}"
+        raise ConfigError(Problem(place, not_there(folder), make))
     try:
         return read_stored(folder)
     except StoreError as error:

@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(_dispatch(arguments))
     except ConfigError as error:
         count = len(error.problems)
-        did = "cancelled" if arguments.command == "cancel" else "launched"
-        errors.print(f"{count} problem{'s' * (count > 1)}, nothing was {did}:", style="bold red")
+        done = _UNDONE.get(arguments.command, "")
+        errors.print(f"{count} problem{'s' * (count > 1)}{done}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)
         return ExitCode.USAGE
@@ -67,6 +67,12 @@ _MODULES = {
     "toolchains": "commands",
 }
 """Command to the module of this package that has a function of its name."""
+
+_UNDONE = {
+    **dict.fromkeys(("run", "submit", "calibrate", "bless"), ", nothing was launched"),
+    "cancel": ", nothing was cancelled",
+}
+"""Command to what it did not do because of problems; others do nothing that one would ask about."""
 
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:

@@ -288,6 +288,7 @@ def judge_matrix(
         entropy_floor=entropy_floor,
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         wall_s=wall_s,
+        here=Path.cwd(),
     )
     return Judged(tuple(verdicts), view)
 

@@ -20,7 +20,7 @@ from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
-from harness.launch.cluster.batch import JOB_SCRIPT, batch_script
+from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, submit_argv
 from harness.model import Experiment, Job, Launcher, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.store import Store
@@ -120,7 +120,7 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
 def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
     """How a job is started: by torchrun, or by its batch script."""
     if experiment.launcher is Launcher.SLURM:
-        return shlex.join(("sbatch", str(folder.absolute() / JOB_SCRIPT)))
+        return shlex.join(submit_argv(folder.absolute()))
     return printable_command(job, folder, per_node)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.calibrations import FILE as CALIBRATION
-from harness.cli.matrix import load_plan
+from harness.cli.matrix import Finder, load_plan
 from harness.errors import StoreError
 from harness.model import (
     GLOBAL_BATCH,
@@ -20,6 +20,7 @@ from harness.model import (
     Role,
     RunRecord,
     SetSpec,
+    Toolchain,
 )
 from harness.plan import broken_by
 from harness.readers import read_spec
@@ -107,21 +108,47 @@ def load_matrix(folder: Path) -> SavedMatrix:
     experiment = Path(saved.experiment)
     if experiment.is_relative_to(Path.cwd()):
         experiment = experiment.relative_to(Path.cwd())  # as the user wrote it
-    plan = load_plan(
-        experiment,
-        saved.only,
-        on_gpu=saved.on_gpu,
-        calibration=folder / CALIBRATION if saved.calibrated else None,
-        launcher=saved.launcher,
-        cluster=saved.cluster,
-        find=assume_toolchain,
-    )
+
+    def plan_by(find: Finder) -> Plan:
+        return load_plan(
+            experiment,
+            saved.only,
+            on_gpu=saved.on_gpu,
+            calibration=folder / CALIBRATION if saved.calibrated else None,
+            launcher=saved.launcher,
+            cluster=saved.cluster,
+            find=find,
+        )
+
+    plan = plan_by(assume_toolchain)
+    records = tuple(_record(job, saved, experiment) for job in plan.jobs)
+    if any(job.golden is not None for job in plan.jobs):
+        # How strictly a golden judges depends on whether the runs were of its release, whatever
+        # stands in the toolchain's folder by now.
+        then = _versions_then(plan, records)
+        plan = plan_by(
+            lambda name, *, command=None: _as_then(assume_toolchain(name, command=command), then)
+        )
     return SavedMatrix(
         plan=plan,
-        records=tuple(_record(job, saved, experiment) for job in plan.jobs),
+        records=records,
         versions=saved.versions,
         entropy_floor=saved.entropy_floor,
     )
+
+
+def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
+    """Versions by distribution that the runs of every toolchain recorded, by its name."""
+    found = {}
+    for job, record in zip(plan.jobs, records, strict=True):
+        if job.golden is None:
+            told = read_json(record.folder / "record.json")
+            found[job.toolchain.name] = told.get("versions") or {}
+    return found
+
+
+def _as_then(now: Toolchain, then: Mapping[str, Mapping[str, str]]) -> Toolchain:
+    return replace(now, versions=then.get(now.name) or now.versions)
 
 
 def _record(job: Job, saved: _Saved, experiment: Path) -> RunRecord:

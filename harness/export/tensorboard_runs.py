@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import StoreError
+from harness.errors import StoreError, installing
 from harness.export.curves import ExportedRun
 from harness.store import atomic_write, slug
 
@@ -56,8 +56,7 @@ def _event_file(run: ExportedRun, folder: Path) -> bytes:
         )
     except ImportError as error:
         raise StoreError(
-            f"{folder}: writing for TensorBoard needs tensorboard: "
-            "pip install 'converge[tensorboard]'"
+            f"{folder}: writing for TensorBoard needs tensorboard: {installing('tensorboard')}"
         ) from error
     stream = io.BytesIO()
     writer: Any = RecordWriter(stream)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.errors import StoreError
+from harness.errors import StoreError, installing
 from harness.export.curves import ExportedRun
 
 
@@ -25,7 +25,7 @@ def write_wandb(
         import wandb  # noqa: PLC0415 # imported on use: the light part works without it
     except ImportError as error:
         raise StoreError(
-            f"{folder}: writing for Weights & Biases needs wandb: pip install 'converge[wandb]'"
+            f"{folder}: writing for Weights & Biases needs wandb: {installing('wandb')}"
         ) from error
     # It may print only what went wrong, and need not watch this process: nothing trains in it.
     settings = wandb.Settings(

@@ -1,17 +1,28 @@
 """Results over nights: every finished matrix goes into one SQLite file, and trends come out."""
 
 from harness.history.database import History
-from harness.history.query import Entry, Filter, Series, SetNight
+from harness.history.query import (
+    Changed,
+    Entry,
+    Filter,
+    NightMark,
+    Series,
+    SetNight,
+    changed_between,
+)
 from harness.history.record import Measurement, Night, Result, night_of
 
 __all__ = [
+    "Changed",
     "Entry",
     "Filter",
     "History",
     "Measurement",
     "Night",
+    "NightMark",
     "Result",
     "Series",
     "SetNight",
+    "changed_between",
     "night_of",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.errors import HistoryError
 from harness.history.file import opened, transaction
-from harness.history.query import Entry, Filter, Series, SetNight, stamp
+from harness.history.query import Entry, Filter, NightMark, Series, SetNight, stamp
 from harness.history.record import Measurement, Night, Result
 from harness.model import CauseClass, Judgement, Outcome, Tier
 
@@ -82,6 +82,42 @@ class History:
             )
             return tuple(row["test_set"] for row in rows)
 
+    def newest(self, experiment: str, limit: int) -> tuple[NightMark, ...]:
+        """The newest nights of an experiment, newest first, also those that judged nothing.
+
+        Raises:
+            HistoryError: as :meth:`experiments`.
+        """
+        with self._read() as connection:
+            rows = connection.execute(
+                "SELECT id, finished, report, EXISTS (SELECT 1 FROM results r "
+                "WHERE r.night_id = n.id) AS judged FROM nights n WHERE experiment = ? "
+                "ORDER BY id DESC LIMIT ?",
+                (_text(experiment), limit),
+            )
+            return tuple(
+                NightMark(
+                    number=row["id"],
+                    finished=datetime.fromisoformat(row["finished"]),
+                    report=row["report"],
+                    judged=bool(row["judged"]),
+                )
+                for row in rows
+            )
+
+    def experiment_of(self, report: str) -> str | None:
+        """The experiment whose newest night was reported to a folder; None when none was.
+
+        Raises:
+            HistoryError: as :meth:`experiments`.
+        """
+        with self._read() as connection:
+            row = connection.execute(
+                "SELECT experiment FROM nights WHERE report = ? ORDER BY id DESC LIMIT 1",
+                (_text(report),),
+            ).fetchone()
+            return str(row["experiment"]) if row else None
+
     def listing(self, wanted: Filter) -> tuple[Entry, ...]:
         """Results that a filter lets through, newest night first.
 
@@ -98,8 +134,9 @@ class History:
                 "FROM results r JOIN nights n ON n.id = r.night_id "
                 f"JOIN circumstances c ON c.id = n.circumstances_id {clauses}",
                 values,
-            )
-            return tuple(_entry(row) for row in rows)
+            ).fetchall()
+            facts = _facts(rows)
+            return tuple(_entry(row, facts[row["facts"]]) for row in rows)
 
     def measurements(self, entry: Entry) -> tuple[Measurement, ...]:
         """What the checks of a listed result found, in the order in which they are asked.
@@ -142,7 +179,7 @@ class History:
                 "WHERE r.experiment = ? AND r.test_set = ? ORDER BY r.night_id DESC LIMIT ?",
                 (experiment, test_set, _ALL if newest is None else newest),
             ).fetchall()
-            facts = {text: json.loads(text) for text in {row["facts"] for row in rows}}
+            facts = _facts(rows)
             return tuple(
                 SetNight(
                     number=row["night_id"],
@@ -271,7 +308,12 @@ def _series(connection: sqlite3.Connection, row: sqlite3.Row, since_night: int) 
     )
 
 
-def _entry(row: sqlite3.Row) -> Entry:
+def _facts(rows: Iterable[sqlite3.Row]) -> dict[str, dict[str, str]]:
+    """Circumstances by the text that holds them, each read once: results of a night share it."""
+    return {text: json.loads(text) for text in {row["facts"] for row in rows}}
+
+
+def _entry(row: sqlite3.Row, circumstances: Mapping[str, str]) -> Entry:
     return Entry(
         night=row["night_id"],
         finished=datetime.fromisoformat(row["finished"]),
@@ -286,7 +328,7 @@ def _entry(row: sqlite3.Row) -> Entry:
         onset=row["onset"],
         wall_s=row["wall_s"],
         reused=bool(row["reused"]),
-        circumstances=json.loads(row["facts"]),
+        circumstances=circumstances,
         report=row["report"],
     )
 

@@ -16,7 +16,9 @@ import numpy.typing as npt
 
 from harness import __version__
 from harness.history.overview import Move, SetHistory
-from harness.history.trend import DEFINITION, Changed, StepChange, Trend
+from harness.history.query import Changed
+from harness.history.steps import FEWEST
+from harness.history.trend import DEFINITION, StepChange, Trend
 from harness.model import Judgement, Outcome
 from harness.report.assets import packed_plotly, resource, source
 from harness.report.palette import SYMBOLS
@@ -54,6 +56,8 @@ def to_page(sets: Sequence[SetHistory], *, source_file: str, generated: datetime
             sets=shown,
             moved=sorted(moved, key=lambda row: row[2].lead.first_after.finished, reverse=True),
             headline=headline(sets),
+            young=young(sets),
+            fewest=FEWEST,
             several=len({each.experiment for each in sets}) > 1,
             payload=payload,
             nonce=nonce,
@@ -79,12 +83,19 @@ def headline(sets: Sequence[SetHistory]) -> str:
     if worse:
         last = max(worse, key=lambda step: step.first_after.finished)
         stepped = f"the last step upwards was in the night of {day(last.first_after.finished)}"
+    elif young(sets):
+        stepped = "too few to tell a trend"
     else:
         stepped = "no deviation went up to stay"
     total = count(len(sets), "test set")
     fail = "does not pass" if len(bad) == 1 else "do not pass"
     stands = f"{len(bad)} of {total} {fail}" if bad else f"{total}, and nothing but PASS"
     return f"{stands}; over {count(nights, 'night')}, {stepped}."
+
+
+def young(sets: Sequence[SetHistory]) -> bool:
+    """Whether no set has nights enough for a step to be found, had there been one."""
+    return all(len(each.nights) < FEWEST for each in sets)
 
 
 def told(changed: Sequence[Changed], most: int | None = None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class NightMark:
+    """That a night was, and whether anything came of it."""
+
+    number: int
+    """As :attr:`Entry.night`."""
+    finished: datetime
+    report: str
+    judged: bool
+    """False: nothing was launched, or nothing came to a report."""
+
+
+@dataclass(frozen=True, slots=True)
 class SetNight:
     """One night of a test set: what was judged, and under which circumstances."""
 
@@ -91,6 +104,21 @@ class Series:
     limits: Numbers
     """NaN where there was none."""
     outcomes: tuple[Outcome, ...]
+
+
+class Changed(NamedTuple):
+    """A circumstance that differs between two nights; empty: it was not known then."""
+
+    name: str
+    before: str
+    after: str
+
+
+def changed_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Changed, ...]:
+    """What differs between the circumstances of two nights, in the order of the names."""
+    names = sorted({*before, *after})
+    told = [Changed(name, before.get(name, ""), after.get(name, "")) for name in names]
+    return tuple(each for each in told if each.before != each.after)
 
 
 def stamp(time: datetime) -> str:

@@ -105,7 +105,8 @@ def migrate(
         connection.execute(f"PRAGMA user_version = {target}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # on a full disk SQLite has rolled back itself
+            connection.execute("ROLLBACK")
         raise
 
 

@@ -5,25 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from harness.history.query import Numbers, Series, SetNight
+from harness.history.query import Changed, Numbers, Series, SetNight, changed_between
 from harness.history.steps import find_steps
 
 DEVIATION = "relative"
 """Unit of the checks that have a trend: relative differences. Seconds and counts have none."""
 DEFINITION = "experiment file"
 """Stands for a circumstance: the file asks for something else of the set or its control."""
-
-
-class Changed(NamedTuple):
-    """A circumstance that differs between two nights; empty: it was not known then."""
-
-    name: str
-    before: str
-    after: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +64,10 @@ def trends(nights: Sequence[SetNight], every: Iterable[Series]) -> tuple[Trend, 
 
 def what_changed(before: SetNight, after: SetNight) -> tuple[Changed, ...]:
     """Circumstances that differ between two nights of a test set, in the order of their names."""
-    names = sorted({*before.circumstances, *after.circumstances})
-    told = [
-        Changed(name, before.circumstances.get(name, ""), after.circumstances.get(name, ""))
-        for name in names
-    ]
-    changed = [each for each in told if each.before != each.after]
-    if before.definition != after.definition:
-        changed.insert(0, Changed(DEFINITION, before.definition, after.definition))
-    return tuple(changed)
+    changed = changed_between(before.circumstances, after.circumstances)
+    if before.definition == after.definition:
+        return changed
+    return (Changed(DEFINITION, before.definition, after.definition), *changed)
 
 
 def decades(measured: Numbers, limits: Numbers) -> Numbers:

@@ -11,7 +11,7 @@ from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.programs import is_curve
 from harness.judge.renamed import Renamed, align
 from harness.judge.soundness import disordered
-from harness.judge.tensors import TensorComparison, compare_tensors
+from harness.judge.tensors import Comparisons, compare_tensors
 from harness.model import Calibration, Evidence, SetSpec
 
 
@@ -39,7 +39,7 @@ class Case:
     but their initial parameters says that they start alike."""
     renamed: Renamed | None = None
     """What two releases call by other names; the samples are then without it."""
-    tensors: tuple[TensorComparison, ...] = ()
+    tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
 
@@ -63,10 +63,8 @@ def make_case(
         spec = control_spec = None
         own_start = False
     own_start = own_start or (spec is not None and spec.command is not None)
-    renamed = None
-    if spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain:
-        aligned = align(test, control)
-        test, control, renamed = aligned.test, aligned.control, aligned.renamed
+    aligned = align(test, control, spec, control_spec)
+    test, control = aligned.test, aligned.control
     calibration = fitting(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
@@ -80,7 +78,7 @@ def make_case(
         margin=margin,
         tolerances=tolerances or {},
         own_start=own_start,
-        renamed=renamed,
+        renamed=aligned.renamed,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from harness.judge.apart import apart
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import common_steps, has, pair, relative_difference
 from harness.judge.degrees import spec_of
@@ -283,10 +284,8 @@ def _same_signal(
     if outside.size:
         first = int(outside[0])
         onset = int(curves.steps[first])
-        detail = (
-            f"{signal} is {curves.test[first]:.6g} at step {onset}, "
-            f"{curves.control[first]:.6g} in the control"
-        )
+        of_test, of_control = apart(float(curves.test[first]), float(curves.control[first]))
+        detail = f"{signal} is {of_test} at step {onset}, {of_control} in the control"
     return Finding(
         Outcome.INVALID if outside.size else Outcome.PASS,
         detail,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.judge.agreement import agreement, other_objective
+from harness.judge.apart import apart
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
 from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
@@ -165,9 +166,12 @@ def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
         compared = agreement(evidence, signal)
         if compared is not None and compared.outside.size:
             index = compared.worst
+            reported, recomputed = apart(
+                float(compared.reported[index]), float(compared.recomputed[index])
+            )
             return Flaw(
-                f"reports {signal} {compared.reported[index]:.6g} at step "
-                f"{compared.steps[index]}, recomputed {compared.recomputed[index]:.6g}",
+                f"reports {signal} {reported} at step {compared.steps[index]}, recomputed "
+                f"{recomputed}",
                 int(compared.outside[0]),
             )
     return None

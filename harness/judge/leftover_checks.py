@@ -23,10 +23,9 @@ from harness.judge.leftovers import (
 )
 from harness.judge.programs import wrapping
 from harness.judge.tensor_checks import FIRST_STEPS, NAMED
-from harness.judge.tensors import MOST_DEVIATIONS, TensorComparison
+from harness.judge.tensors import MOST_DEVIATIONS, Comparisons, TensorComparison
 from harness.model import Deviation, Evidence, Limit, Outcome, Tier
 
-Comparisons = tuple[TensorComparison, ...]
 _NOTHING = "no such evidence on one side"
 
 

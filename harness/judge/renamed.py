@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.judge.sketches import rows_of
-from harness.model import Evidence, Flags, Floats, Integers, TensorRows, TensorSample
+from harness.judge.sketches import rows_of, sizes_of
+from harness.model import Evidence, Flags, Floats, Integers, SetSpec, TensorRows, TensorSample
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,16 +38,21 @@ class Aligned:
     renamed: Renamed | None
 
 
-def align(test: Evidence, control: Evidence) -> Aligned:
-    """Leave out of both runs' samples what the two releases call by other names.
+def align(
+    test: Evidence, control: Evidence, spec: SetSpec | None, control_spec: SetSpec | None
+) -> Aligned:
+    """Leave out of both runs' samples what two releases of the trainer call by other names.
 
-    Nothing is left out where the rest is not the same model: names that both have with other
-    sizes, or another number of entries in all. The check same-parameters then says so.
+    One toolchain has one name for a parameter: another name is then another model. Nothing is left
+    out either where the rest is not the same model (names that both have with other
+    sizes, or another number of entries in all), nor where no step was sampled by both, so that
+    nothing shows it. The check same-parameters then says so.
     """
     unchanged = Aligned(test, control, None)
-    if not test.samples or not control.samples:
+    two = spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain
+    if not two or not test.samples or not control.samples:
         return unchanged
-    ours, theirs = _sizes(test.samples[0]), _sizes(control.samples[0])
+    ours, theirs = sizes_of(test.samples[0]), sizes_of(control.samples[0])
     shared = ours.keys() & theirs.keys()
     if ours.keys() == theirs.keys() or not shared:
         return unchanged
@@ -57,6 +62,8 @@ def align(test: Evidence, control: Evidence) -> Aligned:
         return unchanged
     others = {sample.step: sample for sample in control.samples}
     both = [(each, others[each.step]) for each in test.samples if each.step in others]
+    if not both:
+        return unchanged
     return Aligned(
         replace(test, samples=tuple(_only(each, shared) for each in test.samples)),
         replace(control, samples=tuple(_only(each, shared) for each in control.samples)),
@@ -68,10 +75,6 @@ def align(test: Evidence, control: Evidence) -> Aligned:
             gradients=_differences(both, "gradients", shared),
         ),
     )
-
-
-def _sizes(sample: TensorSample) -> dict[str, int]:
-    return dict(zip(sample.names, sample.sizes.tolist(), strict=True))
 
 
 def _kept(sample: TensorSample, shared: set[str]) -> Flags:

@@ -107,6 +107,11 @@ def _in_order_of(sample: TensorSample, names: tuple[str, ...]) -> TensorSample:
     return rows_of(sample, np.array([place[name] for name in names], dtype=np.int64))
 
 
+def sizes_of(sample: TensorSample) -> dict[str, int]:
+    """Entries of every parameter, by name."""
+    return dict(zip(sample.names, sample.sizes.tolist(), strict=True))
+
+
 def rows_of(sample: TensorSample, order: Integers) -> TensorSample:
     """The sample with these rows alone, in this order; buffers are left as they are."""
 

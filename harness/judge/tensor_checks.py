@@ -14,69 +14,14 @@ from harness.judge.check import Finding, Question, check, invalid, passed, skipp
 from harness.judge.degrees import ran_at
 from harness.judge.floors import GRADIENT_FLOORS, coarser
 from harness.judge.renamed import Renamed
-from harness.judge.soundness import Flaw, replicas_differ, unsampled
-from harness.judge.tensors import TensorComparison, TensorDifferences, uncounted
+from harness.judge.soundness import replicas_differ
+from harness.judge.tensors import Comparisons, TensorComparison, TensorDifferences, uncounted
 from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
 FIRST_STEPS = 2
 """Steps that belong to tier 1."""
 NAMED = 3
 """How many tensors a detail names."""
-
-Comparisons = tuple[TensorComparison, ...]
-
-_OF_A_CHECKPOINT = (
-    "its seed checkpoint is not what the control started from, so the runs cannot be compared"
-)
-_OF_A_PROGRAM = (
-    "let the program make them of {seed} alone, on every rank the same, before it wraps the model"
-)
-
-
-@check(Tier.INTEGRITY)
-def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
-    """Per-tensor evidence is there at every step at which it was asked for.
-
-    What was not looked at cannot be taken for right: the probe failed, or the files are damaged.
-    """
-    if spec is None:
-        return skipped("nothing asked for per-tensor evidence")
-    for evidence in (test, control):
-        flaw = _half_sampled(evidence)
-        if flaw:
-            return invalid(f"{evidence.name} {flaw.what}", flaw.step)
-    if test.sample_steps != control.sample_steps:
-        return invalid("the two runs sampled their tensors at different steps")
-    if not test.sample_steps:
-        return skipped("per-tensor evidence is switched off")
-    return passed(f"{len(test.samples)} samples")
-
-
-@check(Tier.INTEGRITY)
-def same_parameters(test: Evidence, control: Evidence) -> Finding:
-    """Both runs train the same parameters.
-
-    Another model, or a parameter that one side does not train.
-    """
-    if not test.samples or not control.samples:
-        return skipped("no per-tensor evidence on one side")
-    reference = control.samples[0]
-    theirs = dict(zip(reference.names, reference.sizes.tolist(), strict=True))
-    for evidence in (control, test):
-        for sample in evidence.samples:
-            ours = dict(zip(sample.names, sample.sizes.tolist(), strict=True))
-            other = sorted(set(ours.items()) ^ set(theirs.items()))
-            if other:
-                name = other[0][0]
-                here, there = _size(ours.get(name)), _size(theirs.get(name))
-                return invalid(
-                    f"{name} has {here} in {evidence.name} at step {sample.step}, {there} in the "
-                    f"control at step {reference.step}",
-                    sample.step,
-                )
-            if sample.parameters.sketch.shape != reference.parameters.sketch.shape:
-                return invalid(f"the sketches of {evidence.name} are no match for the control's")
-    return passed(f"{len(theirs)} parameters")
 
 
 @check(Tier.FIRST_STEP)
@@ -103,46 +48,6 @@ def renamed_parameters_agree(test: Evidence, control: Evidence, renamed: Renamed
         steps=(int(renamed.steps[0]), int(renamed.steps[-1])),
         onset=int(renamed.steps[worst]) if outside.size else None,
     )
-
-
-@check(Tier.INTEGRITY)
-def starts_as_the_control(
-    test: Evidence,
-    tensors: Comparisons,
-    spec: SetSpec | None,
-    own_start: bool,  # noqa: FBT001 - an input of the check
-) -> Finding:
-    """A run whose seed checkpoint is not the control's own starts from the same weights.
-
-    Another release, or another machine, has made other initial weights of the same seed: the two
-    runs then train two models. Give both one seed checkpoint (`trainer.seed_checkpoint`). A
-    program of one's own has to make them of the seed alone, before it wraps the model.
-    """
-    if not own_start:
-        detail = "nothing says that it has a seed checkpoint of its own"
-        return skipped(detail) if spec is None else passed(detail)
-    if not test.steps.size:
-        return skipped("the run left no step at all")
-    program = spec is not None and spec.command is not None
-    found = next((each.initial for each in tensors if each.initial is not None), None)
-    if found is None and program and not test.sample_steps:
-        return skipped("per-tensor evidence is switched off")
-    if found is None:
-        return invalid(
-            f"nothing shows that {test.name} starts from the control's weights, for each "
-            f"{'makes its own' if program else 'has a seed checkpoint of its own'} and no sample "
-            "of step 0 can be compared",
-            0,
-        )
-    if found.outside.size:
-        names = tensors[0].names
-        return invalid(
-            f"{test.name} starts from other weights than the control ({found.outside.size} of "
-            f"{len(names)} parameters, {names[int(found.outside[0])]} for one): "
-            f"{_OF_A_PROGRAM if program else _OF_A_CHECKPOINT}",
-            0,
-        )
-    return passed(f"{found.difference.size} initial parameters")
 
 
 @check(Tier.FIRST_STEP)
@@ -259,9 +164,6 @@ def updates_envelope(tensors: Comparisons) -> Finding:
 
 
 CHECKS: tuple[Question, ...] = (
-    samples_whole,
-    same_parameters,
-    starts_as_the_control,
     same_initial_parameters,
     renamed_parameters_agree,
     gradients_first_steps,
@@ -271,18 +173,6 @@ CHECKS: tuple[Question, ...] = (
     gradients_envelope,
     updates_envelope,
 )
-
-
-def _half_sampled(evidence: Evidence) -> Flaw | None:
-    """Why a run of ours has not left the per-tensor evidence that it should have."""
-    if evidence.sample_steps is None:
-        return Flaw("does not tell at which steps it should have sampled its tensors")
-    without = [each.step for each in evidence.samples if each.step and each.gradients is None]
-    if without:
-        return Flaw(f"has no gradients in its sample of step {without[0]}", without[0])
-    if evidence.problems:
-        return Flaw(f"could not be measured in full: {evidence.problems[0]}")
-    return unsampled(evidence)
 
 
 def _uncompared(test: Evidence) -> int | None:
@@ -295,10 +185,6 @@ def _uncompared(test: Evidence) -> int | None:
         if not all(sample.compared.get(kind) for kind in kinds):
             return sample.step
     return None
-
-
-def _size(entries: int | None) -> str:
-    return f"{entries:,} entries" if entries is not None else "no trained entries"
 
 
 def _first(tensors: Comparisons) -> Comparisons:

@@ -112,9 +112,13 @@ class TensorComparison:
         )
 
 
+Comparisons = tuple[TensorComparison, ...]
+"""One per step that both runs sampled, in order."""
+
+
 def compare_tensors(
     test: Evidence, control: Evidence, calibration: Calibration | None
-) -> tuple[TensorComparison, ...]:
+) -> Comparisons:
     """Compare the runs at every step that both sampled, in order."""
     limits = _Limits(test, control, fitting(calibration, test, control))
     found: list[TensorComparison] = []

@@ -15,6 +15,7 @@ from harness.judge import (
     resume_checks,
     stepwise,
     tensor_checks,
+    tensor_integrity,
 )
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
@@ -36,6 +37,7 @@ CHECKS: tuple[Question, ...] = (
     *integrity.CHECKS,
     *comparability.CHECKS,
     *first_step.CHECKS,
+    *tensor_integrity.CHECKS,
     *tensor_checks.CHECKS,
     *leftover_checks.CHECKS,
     *stepwise.CHECKS,
@@ -50,7 +52,7 @@ runs that were made in several passes, or should have been."""
 FIRST = (
     integrity.control_sound,
     comparability.control_in_force,
-    tensor_checks.starts_as_the_control,
+    tensor_integrity.starts_as_the_control,
 )
 """Asked first: when the control is broken, or another start was made, no other answer means
 anything."""

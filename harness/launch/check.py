@@ -18,13 +18,15 @@ from harness.launch.failure import log_tail
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
 from harness.launch.warm import WarmServers
-from harness.model import Job
+from harness.model import Job, Toolchain
 from harness.store import Store, write_json
 from harness.trainers import Resources, environment, job_payload
 
 _TIMEOUT_S = 600.0
 _POLL_S = 0.05
 _SHOWN_KEYS = 12
+_ELSEWHERE = ("ImportError", "ModuleNotFoundError", "AttributeError")
+"""What the rank code ends with where torchtitan has moved a module or a name."""
 
 
 def unchecked(jobs: Sequence[Job], store: Store) -> tuple[Job, ...]:
@@ -98,10 +100,9 @@ class _Check:
                 "problems"
             ]
         except (OSError, ValueError, KeyError, TypeError):
+            log = log_tail(self.folder / "log")
             raise ToolchainError(
-                f"toolchain {toolchain} cannot check configs "
-                f"(exit code {self.process.returncode}):\n{log_tail(self.folder / 'log')}\n"
-                f"build it again with: nox -s toolchain -- {toolchain}"
+                _unable(self.jobs[0].toolchain, self.process.returncode, log)
             ) from None
         return found
 
@@ -129,6 +130,23 @@ def _start(
         argv.append(str(file))
     process = processes.start(argv, wanted, folder, folder / "log", _answer_file(folder))
     return _Check(jobs, process, folder)
+
+
+def _unable(toolchain: Toolchain, exit_code: int, log: str) -> str:
+    """Why no config was checked: a commit without what our rank code imports, or a broken build."""
+    release, _, revision = toolchain.name.partition("@")
+    last = log.rstrip().rpartition("\n")[2]
+    if revision and last.startswith(_ELSEWHERE):
+        return (
+            f"toolchain {toolchain.name}: torchtitan {toolchain.versions['torchtitan']} has moved "
+            f"too far from {release}, as which converge speaks to it ({last}); choose a revision "
+            "nearer to that release"
+        )
+    checkout = "CONVERGE_CHECKOUT=FOLDER " if revision else ""
+    return (
+        f"toolchain {toolchain.name} cannot check configs (exit code {exit_code}):\n{log}\n"
+        f"build it again with: {checkout}nox -s toolchain -- {toolchain.name}"
+    )
 
 
 def _answer_file(folder: Path) -> Path:

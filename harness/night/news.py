@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.history import Entry
+from harness.history import Changed, Entry, changed_between
 from harness.model import Judgement
 
 
@@ -20,16 +20,11 @@ class BadSet:
     """Its newest PASS; None when it never had one."""
 
     @property
-    def changed(self) -> tuple[tuple[str, str, str], ...]:
-        """Circumstances that differ from the last good night: name, then, now; empty: unknown."""
+    def changed(self) -> tuple[Changed, ...]:
+        """Circumstances that differ from the last good night; empty, too, when there was none."""
         if self.last_good is None:
             return ()
-        before, now = self.last_good.circumstances, self.entry.circumstances
-        return tuple(
-            (name, before.get(name, ""), now.get(name, ""))
-            for name in sorted({*before, *now})
-            if before.get(name, "") != now.get(name, "")
-        )
+        return changed_between(self.last_good.circumstances, self.entry.circumstances)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import EvidenceError
+from harness.errors import EvidenceError, installing
 from harness.model import Column, Evidence
 from harness.readers.names import Columns, find_signals
 from harness.readers.points import Points, settle
@@ -97,8 +97,7 @@ def _events(path: Path, file: Path) -> Iterator[Any]:
         )
     except ImportError as error:
         raise EvidenceError(
-            f"{path}: reading TensorBoard files needs tensorboard: "
-            "pip install 'converge[tensorboard]'"
+            f"{path}: reading TensorBoard files needs tensorboard: {installing('tensorboard')}"
         ) from error
     yield from LegacyEventFileLoader(str(file)).Load()
 

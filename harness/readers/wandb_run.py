@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from harness.errors import EvidenceError
+from harness.errors import EvidenceError, installing
 from harness.model import Evidence
 from harness.readers.lines import decode_json, fail
 from harness.readers.names import Columns, candidates
@@ -33,7 +33,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
         )
     except ImportError as error:
         raise EvidenceError(
-            f"{path}: reading runs of Weights & Biases needs wandb: pip install 'converge[wandb]'"
+            f"{path}: reading runs of Weights & Biases needs wandb: {installing('wandb')}"
         ) from error
     file = _one_run(path)
     rows = Rows(str(path), lambda number: f"{file}: record {number}", columns)

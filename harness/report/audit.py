@@ -6,11 +6,12 @@ Only shows: whether a named technique is in force is judged by ``harness.judge``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from harness.model import Evidence, Job, SetSpec, Technique
 from harness.report.passes import degrees_in_force, joined
-from harness.report.text import ABSENT, count, plain
+from harness.report.text import ABSENT, count, from_here, plain
 from harness.report.view import ConfigChange, Named
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
@@ -67,8 +68,13 @@ def config_changes(
     control: Evidence | None,
     test_job: Job | None = None,
     control_job: Job | None = None,
+    *,
+    here: Path | None = None,
 ) -> tuple[ConfigChange, ...]:
-    """Keys and versions that differ between two runs, undeclared ones first."""
+    """Keys and versions that differ between two runs, undeclared ones first.
+
+    ``here`` as :func:`harness.report.build.build_view` has it.
+    """
     ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()
     for job in filter(_tells_nothing, (test_job, control_job)):
@@ -77,7 +83,9 @@ def config_changes(
         keys = (evidence.in_force or {}).get("declared") if evidence else None
         declared |= set(keys) if isinstance(keys, list) else set()
     changes = [
-        ConfigChange(plain(key), _setting(theirs, key), _setting(ours, key), key in declared)
+        ConfigChange(
+            plain(key), _setting(theirs, key, here), _setting(ours, key, here), key in declared
+        )
         for key in sorted({*ours, *theirs})
         if ours and theirs and (key in ours, ours.get(key)) != (key in theirs, theirs.get(key))
     ]
@@ -121,8 +129,8 @@ def _table(value: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-def _setting(table: Mapping[str, Any], key: str) -> str:
-    return plain(str(table[key])) if key in table else ABSENT
+def _setting(table: Mapping[str, Any], key: str, here: Path | None = None) -> str:
+    return from_here(str(table[key]), here) if key in table else ABSENT
 
 
 def _text(value: object) -> str:

@@ -7,17 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.judge.renamed import align
+from harness.judge.tensors import Comparisons, compare_tensors
 from harness.model import (
     Calibration,
-    Check,
-    Deviation,
     Evidence,
     Experiment,
     Floats,
     Job,
-    Limit,
     Plan,
-    RankError,
     Role,
     RunRecord,
     Verdict,
@@ -26,9 +24,10 @@ from harness.report.audit import config_changes, named_and_in_force, techniques_
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
+from harness.report.plainly import plain_error, plain_verdict
 from harness.report.programs import program_notes
 from harness.report.tensors import first_step_tensors, replica_view
-from harness.report.text import anchors, plain, plain_block
+from harness.report.text import anchors, from_here, plain
 from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.turning import turning
 from harness.report.view import (
@@ -58,12 +57,14 @@ def build_view(
     entropy_floor: float | None = None,
     generated: str = "",
     wall_s: float | None = None,
+    here: Path | None = None,
 ) -> ReportView:
     """All that a report shows, from whatever there is of it.
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
     ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
     ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
+    ``here`` is the folder in which commands are given: paths below it are written as from there.
 
     Raises :class:`ValueError` when an envelope does not have one limit per common step.
     """
@@ -73,7 +74,7 @@ def build_view(
     every_evidence = {evidence.name: evidence for evidence in evidences}
     learnt = calibrations or {}
     source = experiment.path if experiment else None
-    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source)
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
 
     anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
     # A control that an anchor challenges has a verdict itself.
@@ -147,11 +148,13 @@ class _Runs:
         records: tuple[RunRecord, ...],
         calibrations: Mapping[str, Calibration],
         source: Path | None,
+        here: Path | None,
     ) -> None:
         self.jobs = jobs
         self.evidences = evidences
         self.calibrations = calibrations
         self.source = source
+        self.here = here
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
@@ -176,18 +179,17 @@ class _Runs:
                 wall_s=record.wall_s,
                 reused=record.reused,
                 requeues=record.requeues,
-                command=plain(shlex.join(_command(record, job, self.source))),
-                folder=plain(str(record.folder)),
-                error=_plain_error(record.error),
+                command=from_here(shlex.join(_command(record, job, self.source)), self.here),
+                error=plain_error(record.error),
             )
         if evidence and not job:
             view = replace(view, degrees=degrees_seen(evidence))
         if evidence:
             view = replace(
                 view,
-                source=plain(evidence.source),
+                source=from_here(evidence.source, self.here),
                 wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
-                error=view.error or _plain_error(evidence.error),
+                error=view.error or plain_error(evidence.error),
                 # A job that starts over leaves no passes to count.
                 requeues=max(view.requeues, len(evidence.passes) - 1 if evidence.requeued else 0),
                 signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
@@ -200,17 +202,20 @@ class _Runs:
         run = self.view(verdict.name, anchor)
         comparisons = _compare(run, control, limits)
         evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
-        job = self.jobs.get(verdict.name)
+        job, their_job = self.jobs.get(verdict.name), self.jobs.get(verdict.control)
+        calibration = self.calibration_of(verdict)
+        compared = _tensors(evidence, theirs, job, their_job, calibration)
+        plainly = plain_verdict(verdict, self.here)
         return TestView(
             run=run,
-            verdict=_plain_verdict(verdict),
+            verdict=plainly,
             comparisons=comparisons,
             loss_only=loss_only_gate(comparisons["loss"].difference),
             in_force=named_and_in_force(job.spec if job else None, evidence),
-            config=config_changes(evidence, theirs, job, self.jobs.get(verdict.control)),
-            tensors=first_step_tensors(evidence, theirs, self.calibration_of(verdict)),
-            gradients=gradient_map(evidence, theirs, self.calibration_of(verdict)),
-            turning=turning(_plain_verdict(verdict), self.calibration_of(verdict)),
+            config=config_changes(evidence, theirs, job, their_job, here=self.here),
+            tensors=first_step_tensors(compared),
+            gradients=gradient_map(compared),
+            turning=turning(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),
@@ -245,6 +250,21 @@ def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[s
     return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
 
 
+def _tensors(
+    test: Evidence | None,
+    control: Evidence | None,
+    job: Job | None,
+    control_job: Job | None,
+    calibration: Calibration | None,
+) -> Comparisons:
+    """What the two runs did with their tensors, as judging compares it."""
+    if test is None or control is None:
+        return ()
+    specs = (job.spec if job else None, control_job.spec if control_job else None)
+    aligned = align(test, control, *specs)
+    return compare_tensors(aligned.test, aligned.control, calibration)
+
+
 def _compare(run: RunView, control: RunView, limits: Mapping[str, Floats]) -> dict[str, Comparison]:
     result = {}
     for name in SIGNAL_TITLES:
@@ -259,38 +279,3 @@ def _compare(run: RunView, control: RunView, limits: Mapping[str, Floats]) -> di
         limit = Curve() if allowed is None else Curve(apart.steps, allowed)
         result[name] = Comparison(difference=apart, ratio=ratio(ours, theirs), limit=limit)
     return result
-
-
-def _plain_error(error: RankError | None) -> RankError | None:
-    if error is None:
-        return None
-    return RankError(error.rank, plain(error.message), plain_block(error.traceback))
-
-
-def _plain_verdict(verdict: Verdict) -> Verdict:
-    return replace(
-        verdict,
-        name=plain(verdict.name),
-        control=plain(verdict.control),
-        cause=plain(verdict.cause),
-        look_at=plain(verdict.look_at),
-        next_command=plain(verdict.next_command),
-        checks=tuple(_plain_check(check) for check in verdict.checks),
-    )
-
-
-def _plain_check(check: Check) -> Check:
-    limit = check.limit and Limit(check.limit.value, plain(check.limit.origin))
-    return replace(
-        check,
-        name=plain(check.name),
-        title=plain(check.title),
-        limit=limit,
-        unit=plain(check.unit),
-        detail=plain(check.detail),
-        deviations=tuple(_plain_deviation(each) for each in check.deviations),
-    )
-
-
-def _plain_deviation(deviation: Deviation) -> Deviation:
-    return replace(deviation, tensor=plain(deviation.tensor))

@@ -314,8 +314,8 @@ class Figures:
         """A drawn curve; None when nothing of it can be drawn."""
         if not curve:
             return None
-        drawn = downsample(curve)
-        self.series.setdefault(key, packed(drawn))
+        if key not in self.series:  # several figures draw the control, and a set's loss
+            self.series[key] = packed(downsample(curve))
         return {
             "series": key,
             "owner": owner,
@@ -324,7 +324,7 @@ class Figures:
             "width": width,
             "name": label(name),
             # A curve of one step is a point, and a point has no line.
-            "mode": "markers" if len(drawn) == 1 else "lines",
+            "mode": "markers" if len(curve) == 1 else "lines",
         }
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.tensors import compare_tensors
-from harness.model import Calibration, Evidence, Floats, Integers
+from harness.judge.tensors import Comparisons
+from harness.model import Floats, Integers
 from harness.report.text import count, plain
 
 MOST_ROWS = 120
@@ -47,17 +47,9 @@ class GradientMap:
         return f"{when}: {self.outside} of {cells} outside the limit."
 
 
-def gradient_map(
-    test: Evidence | None, control: Evidence | None, calibration: Calibration | None
-) -> GradientMap | None:
+def gradient_map(every: Comparisons) -> GradientMap | None:
     """All gradients at all steps that both sampled; None when there is none."""
-    if test is None or control is None:
-        return None
-    compared = [
-        (each.step, each.names, each.gradients)
-        for each in compare_tensors(test, control, calibration)
-        if each.gradients
-    ]
+    compared = [(each.step, each.names, each.gradients) for each in every if each.gradients]
     if not compared:
         return None
     names = compared[0][1]

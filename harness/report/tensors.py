@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.tensors import TensorComparison, TensorDifferences, compare_tensors
-from harness.model import Calibration, Disagreement, Evidence, ReplicaSample
+from harness.judge.tensors import Comparisons, TensorComparison, TensorDifferences
+from harness.model import Disagreement, ReplicaSample
 from harness.report.text import count, plain
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -111,26 +111,16 @@ class ReplicaView:
         return f"Shards that several ranks hold, compared bit for bit {when} ({kinds}): {found}."
 
 
-def first_step_tensors(
-    test: Evidence | None, control: Evidence | None, calibration: Calibration | None
-) -> TensorTable | None:
+def first_step_tensors(compared: Comparisons) -> TensorTable | None:
     """Gradients and updates at the first step that both sampled; None when there is none."""
-    if test is None or control is None:
-        return None
-    both = {sample.step for sample in control.samples if sample.gradients}
-    both &= {sample.step for sample in test.samples if sample.gradients}
-    if not both:
-        return None
-    first = min(both)  # later samples cost time, and decide nothing here
-    compared = compare_tensors(_through(test, first), _through(control, first), calibration)
-    found = next((each for each in compared if each.step == first), None)
-    if found is None:  # other parameters than the control's
+    found = next((each for each in compared if each.gradients), None)
+    if found is None:
         return None
     kinds = [kind for kind in (found.gradients, found.updates) if kind]
     outside = np.any([~(kind.difference <= kind.limit) for kind in kinds], axis=0)
     order = np.argsort(-np.max([kind.excess for kind in kinds], axis=0), kind="stable")
     return TensorTable(
-        step=first,
+        step=found.step,
         parameters=len(found.names),
         outside=int(np.count_nonzero(outside)),
         rows=tuple(
@@ -153,9 +143,9 @@ def _groups(found: TensorComparison) -> tuple[GroupRow, ...]:
     if ours is None or theirs is None:
         return ()
     folded = [_NUMBER.sub("*", name) for name in found.names]
-    members = {
-        name: [index for index, each in enumerate(folded) if each == name] for name in folded
-    }
+    members: dict[str, list[int]] = {}
+    for index, name in enumerate(folded):
+        members.setdefault(name, []).append(index)
     return tuple(
         GroupRow(
             plain(name),
@@ -193,10 +183,6 @@ def replica_view(samples: tuple[ReplicaSample, ...]) -> ReplicaView | None:
             for step, each in list(first.values())[:SHOWN]
         ),
     )
-
-
-def _through(evidence: Evidence, step: int) -> Evidence:
-    return replace(evidence, samples=tuple(s for s in evidence.samples if s.step <= step))
 
 
 def _cells(kind: TensorDifferences | None, index: int) -> tuple[float | None, float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 _WHOLE_BELOW = 1e6
 ABSENT = "–"  # noqa: RUF001 - a dash, for people
@@ -26,6 +27,16 @@ def plain_block(text: str) -> str:
     return "\n".join("".join(_visible(char) for char in line).rstrip() for line in lines).strip(
         "\n"
     )
+
+
+def from_here(text: str, here: Path | None) -> str:
+    """As :func:`plain`, with paths below the folder ``here`` as one writes them there.
+
+    What people read says where in their checkout something lies, not whose machine it is.
+    """
+    if here is None or here == Path(here.anchor):
+        return plain(text)
+    return plain(re.sub(rf"(?<![^\s='\"]){re.escape(str(here))}/", "", text))
 
 
 def _visible(char: str) -> str:

@@ -71,7 +71,6 @@ class RunView:
     reused: bool = False
     command: str = ""
     """The exact command, quoted for a shell; of a run in several passes, that of ``converge``."""
-    folder: str = ""
     requeues: int = 0
     """How often a scheduler interrupted it, so far as its passes tell."""
     error: RankError | None = None

@@ -1,6 +1,8 @@
 """A golden's folder: what it keeps, and that nobody changes it unseen."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 from golden_samples import ROUNDING, bless, control_of, experiment
@@ -58,6 +60,40 @@ def test_a_golden_that_somebody_changed_is_refused(golden, name):
     (golden / name).write_bytes((golden / name).read_bytes() + b" ")
     with pytest.raises(StoreError, match=f"{name} is not the file that ada blessed"):
         read_stored(golden)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"files": {}}, {"precision": "bf16"}, {"facts": {}}, {"hardware": "gpu"}, {"digest": ""}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_baseline_that_somebody_edited_is_refused(golden, change):
+    document = json.loads((golden / "baseline.json").read_text())
+    (golden / "baseline.json").write_text(json.dumps({**document, **change}))
+    with pytest.raises(StoreError, match=r"baseline\.json is not the file that ada blessed"):
+        read_stored(golden)
+
+
+@pytest.mark.parametrize("name", ["tensors/step-00000003.npz", "passes/001/metrics.jsonl"])
+def test_evidence_that_nobody_blessed_is_refused(golden, name):
+    (golden / name).parent.mkdir(parents=True, exist_ok=True)
+    (golden / name).write_bytes((golden / "metrics.jsonl").read_bytes())
+    with pytest.raises(StoreError, match=f"{name} is not the file that ada blessed"):
+        read_stored(golden)
+
+
+def test_a_golden_survives_a_bless_that_cannot_be_finished(path, golden, monkeypatch):
+    rename = Path.rename
+
+    def full(self, target):
+        if self.name == "new":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(StoreError, match="No space left"):
+        bless(golden, path, "bob", ROUNDING)
+    assert read_stored(golden).golden.blessing.author == "ada"
 
 
 def test_a_damaged_or_newer_baseline_is_refused(golden):

@@ -6,8 +6,10 @@ from golden_samples import EXPERIMENT, TRAIN_CONFIG, bless, experiment, plan_of
 from harness.baselines import misfits, read_stored
 from harness.cli.goldens import golden_learnt, golden_record
 from harness.cli.learnt import read_given
+from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import ConfigError
 from harness.model import Across, Role
+from harness.store import read_record, write_json
 
 BY_GOLDEN = EXPERIMENT.replace("schema = 1", 'schema = 1\nbaseline = "g"')
 
@@ -39,6 +41,23 @@ def test_neither_the_control_nor_repeats_are_run(path):
     assert golden_record(control).identity == control.identity
     assert golden_learnt(plan)["fsdp2"].calibration.identity == control.identity
     assert read_given(plan, surroundings=None)["fsdp2"].calibration.control == "fsdp2"
+
+
+def test_a_report_judges_by_the_release_that_ran_whatever_the_toolchain_is_by_now(path):
+    records = []
+    for job in plan_of(path).jobs:
+        folder = job.golden or path.parent / "runs" / job.name
+        if job.golden is None:
+            told = {"name": job.name, "identity": job.identity, "status": "finished", "wall_s": 1.0}
+            told |= {"argv": [], "error": None, "versions": {"torchtitan": "0.3.0+g0123456789ab"}}
+            write_json(folder / "record.json", told)
+        records.append(read_record(folder))
+    out = path.parent / "out"
+    save_matrix(out, SavedMatrix(plan_of(path), tuple(records), {}, None), (), on_gpu=False)
+    assert plan_of(path).job("fsdp2").spec.toolchain == "torchtitan-0.3.0"
+    then = load_matrix(out).plan
+    assert then.job("fsdp2").spec.toolchain == "torchtitan-0.3.0 of g"
+    assert then.job("ddp2").spec.toolchain == "torchtitan-0.3.0"
 
 
 def test_a_golden_can_be_named_by_its_path(path):
@@ -92,7 +111,18 @@ def test_another_dtype_of_the_train_config_is_named_and_told(path):
 def test_a_golden_that_is_not_there_says_how_it_is_made(path):
     path.write_text(BY_GOLDEN.replace('"g"', '"h"'))
     assert "there is no golden" in (said := problem(path))
+    assert "(there: g)" in said
     assert "make it: converge bless" in said
+
+
+def test_a_golden_named_wrongly_is_looked_for_beside_the_experiments(path):
+    root = path.parent
+    (root / "experiments").mkdir()
+    moved = root / "experiments" / path.name
+    moved.write_text(BY_GOLDEN.replace('"g"', '"h"').replace('"t.toml"', '"../t.toml"'))
+    said = problem(moved)
+    assert f"there is no golden {root / 'baselines' / 'h'} (there: g)" in said
+    assert f"--out {root / 'baselines'} " in said
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,25 @@ def test_report_of_a_damaged_folder(tmp_path, saved):
     assert_refused(converge("report", ".", cwd=tmp_path), "matrix.json")
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", ""])
+def test_a_number_that_is_none(tmp_path, number):
+    result = converge("history", f"--limit={number}", cwd=tmp_path)
+    assert_refused(result, f"argument --limit: {number!r} is no number from 1 on")
+
+
+def test_what_would_launch_nothing_anyway_does_not_say_so(tmp_path):
+    result = converge("export", "reports/smoke", cwd=tmp_path)
+    assert_refused(result, "1 problem:\n")
+    assert_refused(converge("run", "e.toml", cwd=tmp_path), "1 problem, nothing was launched:\n")
+
+
+def test_a_golden_that_is_not_there_names_the_others(tmp_path):
+    (tmp_path / "baselines" / "smoke").mkdir(parents=True)
+    (tmp_path / "baselines" / "smoke" / "baseline.json").touch()
+    result = converge("bless", "--show", "smok", cwd=tmp_path)
+    assert_refused(result, "no golden baselines/smok (there: smoke)")
+
+
 def test_names_too_long_for_a_file_system(tmp_path):
     for arguments in (("compare", "x" * 300, "y"), ("report", "x" * 300), ("run", "x" * 300)):
         assert_refused(converge(*arguments, cwd=tmp_path))

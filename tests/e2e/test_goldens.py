@@ -7,12 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 
 from harness.baselines import read_stored
-
-ROOT = Path(__file__).parents[2]
-INJECTIONS = Path(__file__).parent / "injections.py"
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,6 @@ About two and a half minutes on two idle cores, most of them imports of cold ran
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,10 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from slurm_daemons import SlurmDaemons, slurm_daemons
-
-ROOT = Path(__file__).parents[2]
-INJECTIONS = Path(__file__).parent / "injections.py"
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+from test_real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from appending import CHECKS, SETS
 from history_samples import START, VERSIONS, deviation, night, other_experiment, result
+from small_disks import small_disk_at
 
 from harness.errors import HistoryError
 from harness.history import Filter, History
@@ -162,6 +163,16 @@ def test_a_night_that_cannot_be_written_whole_is_not_there_at_all(history):
     with pytest.raises(HistoryError, match="UNIQUE"):
         history.append(twice)
     assert [count_of(history.path, table) for table in ("nights", "results")] == [1, 1]
+
+
+def test_a_full_disk_is_told_as_one_and_keeps_the_nights_before(tmp_path):
+    many = tuple(deviation(f"check {index}", 1e-7) for index in range(40_000))  # more than a cache
+    with small_disk_at(tmp_path / "small disk", "1m") as disk:
+        history = History(disk / "history.sqlite")
+        history.append(night(0))
+        with pytest.raises(HistoryError, match="database or disk is full"):
+            history.append(night(1, result(measurements=many)))
+        assert [entry.finished for entry in history.listing(Filter())] == [START]
 
 
 @pytest.mark.parametrize(

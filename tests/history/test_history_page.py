@@ -5,13 +5,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from history_samples import deviation, night, nights_with_a_step, result
 from playwright.sync_api import sync_playwright
 
-from harness.history import History
+from harness.history import Changed, History
 from harness.history.overview import overview
 from harness.history.page import headline, to_page, told
-from harness.history.trend import DEFINITION, Changed
+from harness.history.trend import DEFINITION
 from harness.model import Judgement
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -66,6 +67,18 @@ def test_a_quiet_history_says_so(tmp_path):
     assert "Nowhere: in every test set" in to_page(
         [quiet], source_file="history.sqlite", generated=GENERATED
     )
+
+
+def test_a_history_too_young_for_a_trend_claims_none(tmp_path):
+    history = History(tmp_path / "history.sqlite")
+    history.append_all(night(day) for day in range(4))
+    sets = overview(history)
+    assert headline(sets) == (
+        "1 test set, and nothing but PASS; over 4 nights, too few to tell a trend."
+    )
+    page = to_page(sets, source_file="history.sqlite", generated=GENERATED)
+    assert "Too few nights to tell: steps are looked for from night 5 on." in page
+    assert "Nowhere" not in page
 
 
 def test_what_changed_is_told_versions_first():
@@ -123,7 +136,7 @@ def test_it_opens_offline_and_draws_its_trends_with_hostile_names_inert(page_fil
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
-        page.goto(page_file.as_uri())
+        page.goto(f"{page_file.as_uri()}#%")  # a link that somebody broke
         page.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
         rows = page.locator(".moves tbody tr")
         assert "torch 2.12.0 → 2.13.0" in rows.first.inner_text()
@@ -141,6 +154,9 @@ def test_it_opens_offline_and_draws_its_trends_with_hostile_names_inert(page_fil
         assert page.evaluate("window.pwned") is None
         assert page.locator("img, iframe, svg a").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        tags = ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]
+        rules = Axe().run(page, options={"runOnly": {"type": "tag", "values": tags}}).response
+        assert [each["id"] for each in rules["violations"]] == []
         browser.close()
     assert complaints == []
     assert all(url.startswith(("file:", "blob:", "data:")) for url in requests)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from history_samples import LIMIT, deviation, night, nights_with_a_step, result
 
-from harness.history import History
-from harness.history.trend import DEFINITION, Changed, decades, trends
+from harness.history import Changed, History
+from harness.history.trend import DEFINITION, decades, trends
 from harness.model import Judgement
 
 

@@ -87,3 +87,14 @@ def test_another_parameter_is_not_taken_for_a_renamed_one(test, spec, judgement,
     verdict = judge(test, run(), spec=spec, control_spec=OLD)
     assert verdict.judgement is judgement
     assert check(verdict, name).outcome not in (Outcome.PASS, Outcome.SKIPPED)
+
+
+def test_names_are_not_taken_for_renamed_where_no_step_was_sampled_by_both():
+    test, control = renamed(run("test")), run()
+    test, control = (
+        replace(test, samples=test.samples[2:]),
+        replace(control, samples=control.samples[:2]),
+    )
+    verdict = judge(test, control, spec=NEW, control_spec=OLD)
+    assert verdict.judgement is Judgement.INVALID
+    assert check(verdict, "same-parameters").outcome is Outcome.INVALID

@@ -1,13 +1,12 @@
 """Plans of tiny jobs (``tiny_rank.py``) under real torchrun, with a toolchain's Python."""
 
 import os
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launch_jobs import ROOT, TOOLCHAIN, tiny_job
+from small_disks import small_disk_at
 
 from harness.errors import ToolchainError
 from harness.launch import RunOptions
@@ -49,17 +48,5 @@ def cold():
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A mounted file system of 1 MiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small tmpfs needs root")
-    folder = tmp_path / "small disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"mounting a small tmpfs is refused: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk_at(tmp_path / "small disk", "1m") as folder:
+        yield folder

@@ -1,13 +1,12 @@
 """A harness that is stopped in the middle, by all means: no process is left, nothing is lost."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+from harness_processes import harness_processes, read_until
 from launch_jobs import plan_of
 
 from harness.launch import run_plan
@@ -20,29 +19,9 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def harness(tiny, toolchain, store):
     """Starts a real harness process; ends it if the test has not."""
-    started = []
-
-    def start(how, *jobs):
-        process = subprocess.Popen(
-            [sys.executable, HERE / "tiny_harness.py", store.root, toolchain.python, how, *jobs],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def read_until(process, wanted):
-    for line in process.stdout:
-        if line.startswith(wanted):
-            return
-    pytest.fail(f"the harness ended without {wanted!r}")
+    program = HERE / "tiny_harness.py"
+    with harness_processes(program, store.root, toolchain.python) as start:
+        yield start
 
 
 def family(process):

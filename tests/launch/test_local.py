@@ -200,6 +200,22 @@ def test_toolchain_that_cannot_check_says_why(tiny, store, cold):
         run(plan_of(tiny("job")), store, replace(cold, check=True, rank_module="no_such_module"))
 
 
+def test_commit_that_lacks_what_ranks_import_is_told_in_one_line(
+    tiny, store, cold, tmp_path, monkeypatch
+):
+    (tmp_path / "moved.py").write_text("from torchtitan.components.no_such import Loader\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = tiny("job")
+    job = replace(job, toolchain=replace(job.toolchain, name="torchtitan-0.3.0@main"))
+    with pytest.raises(ToolchainError) as caught:
+        run(plan_of(job), store, replace(cold, check=True, rank_module="moved"))
+    said = str(caught.value)
+    assert "moved too far from torchtitan-0.3.0" in said
+    assert "No module named 'torchtitan.components.no_such'" in said
+    assert "Traceback" not in said
+    assert "build it again" not in said
+
+
 def test_full_disk_is_an_error_that_keeps_finished_runs(tiny, tmp_path, cold, small_disk):
     store = launch_store(small_disk)
     first, second = tiny("first", steps=1), tiny("second", steps=1)

@@ -34,6 +34,7 @@ parallelism.dp_replicate = 2
 BUG = """inject = "tests/e2e/injections.py:double_gradients"\n"""
 GH = """#!/bin/sh
 echo "$@" >> "$GH_LOG"
+if [ "$2" = list ]; then echo "$GH_OPEN"; fi
 """
 
 
@@ -60,6 +61,7 @@ class Nights:
             "CONVERGE": str(Path(sys.executable).parent / "converge"),
         }
         self.number = 0
+        self.event = "schedule"
 
     def night(self, experiment: str, expect: str = "pass") -> tuple[int, Run]:
         """One night on a new runner, to which the cache brings toolchains and history."""
@@ -68,6 +70,7 @@ class Nights:
         runner = self.folder / f"runner{self.number}"
         inputs = {"experiment": "tiny.toml", "expect": expect, "cache_toolchains": True}
         run = Run(inputs, self.workspace, runner, dict(self.environment), number=self.number)
+        run.event = self.event
         (runner / "tools" / "converge").symlink_to(TOOLCHAINS)
         history = runner / "temp" / "converge" / "history.sqlite"
         if self.cache.exists():
@@ -121,12 +124,41 @@ def test_a_week_of_nights(tmp_path):
     assert "bugs that nothing found: ddp2" in run.log
 
 
-def test_a_wrong_file_is_red_and_every_step_copes(tmp_path):
-    code, run = Nights(tmp_path).night(EXPERIMENT.replace("dp_replicate", "dp_copies"))
+def test_a_wrong_file_is_red_and_told_of_once(tmp_path):
+    nights = Nights(tmp_path)
+    wrong = EXPERIMENT.replace("dp_replicate", "dp_copies")
+    code, run = nights.night(wrong)
     assert code == 2, run.log
     assert {name: each for name, each in run.codes.items() if each} == {"Gate": 2}
-    assert "dp_copies" in run.log
     assert "no report was written" in run.summary
+    message = (run.runner / "temp" / "message.md").read_text()
+    assert "nothing was judged" in message
+    assert "dp_copies" in message
+    assert nights.asked_of_github() == ["issue list", "issue create"]
+    code, run = nights.night(wrong)
+    assert (code, nights.asked_of_github()) == (2, []), run.log
+
+
+def test_a_night_without_converge_is_told_of(tmp_path):
+    nights = Nights(tmp_path)
+    nights.environment["CONVERGE"] = str(tmp_path / "not-installed")
+    code, run = nights.night(EXPERIMENT)
+    assert [name for name, each in run.codes.items() if each] == ["Gate"], run.log
+    assert code != 0
+    assert nights.asked_of_github() == ["issue list", "issue create"]
+    nights.environment["GH_OPEN"] = "7"  # the issue of the night before
+    nights.night(EXPERIMENT)
+    assert nights.asked_of_github() == ["issue list"]
+
+
+def test_a_night_started_by_hand_opens_no_issue_and_is_not_remembered(tmp_path):
+    nights = Nights(tmp_path)
+    nights.event = "workflow_dispatch"
+    code, run = nights.night(EXPERIMENT.replace("dp_replicate", "dp_copies"))
+    assert (code, nights.asked_of_github()) == (2, []), run.log
+    steps = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]
+    (save,) = (step for step in steps if step.get("name") == "Save the history")
+    assert not run.value(save["if"])
 
 
 def test_every_experiment_of_the_night_is_there():
@@ -134,6 +166,18 @@ def test_every_experiment_of_the_night_is_there():
     hosted = [each["experiment"] for each in jobs["cpu"]["strategy"]["matrix"]["include"]]
     for name in (*hosted, jobs["gpu"]["with"]["experiment"]):
         assert (ROOT / name).is_file(), name
+
+
+def test_no_experiment_restores_the_history_of_another():
+    steps = job_of(WORKFLOWS / "matrix.yml", "matrix")["steps"]
+    (restore,) = (step for step in steps if step.get("name") == "Restore the history")
+
+    def filled(text, name):
+        return text.replace("${{ steps.places.outputs.name }}", name)
+
+    key, prefix = restore["with"]["key"], restore["with"]["restore-keys"]
+    assert filled(key, "smoke").startswith(filled(prefix, "smoke"))
+    assert not filled(key, "smoke-long").startswith(filled(prefix, "smoke"))
 
 
 def test_scripts_of_the_steps_are_sound(tmp_path):

@@ -169,6 +169,11 @@ def test_a_set_opens_from_a_deep_link(opened):
     expect(section.locator("h2")).to_be_in_viewport(timeout=30_000)
 
 
+def test_a_broken_link_still_opens_the_page(opened):
+    page = opened("foreign", "#%E0")
+    assert page.locator(".verdicts tbody tr").count() == 1
+
+
 def test_sections_of_passing_sets_are_closed_until_asked_for(opened):
     page = opened()
     assert page.locator("#set-ddp2 > details").get_attribute("open") is not None

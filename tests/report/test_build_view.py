@@ -1,4 +1,6 @@
 import math
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,11 @@ from report_samples import (
     hostile_view,
     in_force,
     job,
+    record,
     sample_view,
     spec,
 )
+from tensor_samples import NAMES, tensor_samples
 
 from harness.model import (
     Calibration,
@@ -33,7 +37,7 @@ from harness.report.audit import named_and_in_force
 from harness.report.report_html import to_html
 from harness.report.report_json import document
 from harness.report.report_markdown import escape, to_markdown
-from harness.report.text import ABSENT
+from harness.report.text import ABSENT, from_here
 from harness.report.view import Named, ReportView
 
 
@@ -73,6 +77,72 @@ def test_a_view_gathers_what_every_stage_left():
     crashed = next(test for test in view.tests if test.run.name == "tp2_pp2_fsdp2")
     assert crashed.run.error.rank == 5
     assert crashed.loss_only is None
+
+
+def test_paths_are_written_as_from_the_folder_in_which_commands_are_given():
+    """A report that is published tells where in a checkout something lies, not on whose machine."""
+    one, here = spec("a", dp_shard=2), Path("/home/ada lovelace/converge")
+    made = job(one, Role.TEST, 8)
+    runs = here / ".converge" / "runs"
+    argv = (f"{here}/.toolchains/t/bin/python", f"--log-dir={runs}/a/logs", f"{runs}/a/job.json")
+    dumped = {name: {"config": {"dump_folder": str(runs / name)}} for name in ("a", "c")}
+    view = build_view(
+        title="t",
+        verdicts=[
+            Verdict("a", "c", Judgement.ERROR, next_command=f"grep -rn Error '{runs}/a/logs'")
+        ],
+        evidences=[
+            replace(evidence(name, 8, in_force=seen), source=str(runs / name))
+            for name, seen in dumped.items()
+        ],
+        subject=Plan(Experiment("t", Path("t.toml"), (), (one,)), (made,)),
+        records=[replace(record(made, 1.0), argv=argv)],
+        here=here,
+    )
+    (test,) = view.tests
+    assert shlex.split(test.run.command) == [
+        ".toolchains/t/bin/python",
+        "--log-dir=.converge/runs/a/logs",
+        ".converge/runs/a/job.json",
+    ]
+    assert shlex.split(test.verdict.next_command)[-1] == ".converge/runs/a/logs"
+    assert test.run.source == ".converge/runs/a"
+    assert [(each.control, each.test) for each in test.config] == [
+        (".converge/runs/c", ".converge/runs/a")
+    ]
+    for render in (to_markdown, to_html, lambda view: str(document(view))):
+        assert "lovelace" not in render(view)
+
+
+def test_releases_that_name_a_parameter_otherwise_are_shown_by_the_others():
+    """What is judged of an upgrade is also drawn: its tables and map are not left out."""
+    control, test = spec("c", dp_shard=2), spec("t", dp_shard=2)
+    names = tuple("zz.weight" if name == "norm.weight" else name for name in NAMES)
+    ours = evidence("t", 4, samples=tensor_samples("t", noise=1e-7, names=names))
+    theirs = evidence("c", 4, samples=tensor_samples("c"))
+
+    def shown(test):
+        return build_view(
+            title="t",
+            verdicts=[Verdict("t", "c", Judgement.PASS)],
+            evidences=[theirs, ours],
+            subject=Plan(
+                Experiment("t", Path("t.toml"), (control,), (test,)),
+                (job(control, Role.CONTROL, 4), job(test, Role.TEST, 4)),
+            ),
+        ).tests[0]
+
+    upgraded = shown(replace(test, toolchain="another release"))
+    assert len(upgraded.gradients.names) == upgraded.tensors.parameters == len(NAMES) - 1
+    same = shown(test)  # there another name is another model, and nothing can be compared
+    assert (same.gradients, same.tensors) == (None, None)
+
+
+def test_a_path_that_only_begins_alike_stays_whole():
+    assert from_here("cat /data/a/x /data/ab/x /b/data/a/x", Path("/data/a")) == (
+        "cat x /data/ab/x /b/data/a/x"
+    )
+    assert from_here("cat /dev/shm/x", Path("/")) == "cat /dev/shm/x"
 
 
 def test_named_and_in_force_stand_side_by_side():

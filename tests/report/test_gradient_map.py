@@ -7,6 +7,7 @@ import pytest
 from report_samples import evidence
 from tensor_samples import tensor_samples
 
+from harness.judge.tensors import compare_tensors
 from harness.report import gradients
 from harness.report.gradients import gradient_map
 
@@ -24,7 +25,7 @@ def runs():
 
 
 def test_rows_are_in_the_order_of_the_model_and_columns_are_the_sampled_steps(runs):
-    found = gradient_map(runs.equal, runs.control, None)
+    found = gradient_map(compare_tensors(runs.equal, runs.control, None))
     assert found.steps == (1, 2, 4)
     assert found.names[0] == "tok_embeddings.weight"
     assert [name for name in found.names if "wq" in name] == [
@@ -36,7 +37,7 @@ def test_rows_are_in_the_order_of_the_model_and_columns_are_the_sampled_steps(ru
 
 
 def test_a_wrong_gradient_is_outside_in_its_own_row(runs):
-    found = gradient_map(runs.turned, runs.control, None)
+    found = gradient_map(compare_tensors(runs.turned, runs.control, None))
     outside = ~(found.difference <= found.limit)
     assert [found.names[row] for row in np.flatnonzero(outside.any(axis=1))] == [WRONG]
     assert found.outside == 3
@@ -44,7 +45,7 @@ def test_a_wrong_gradient_is_outside_in_its_own_row(runs):
 
 def test_a_large_model_has_a_row_per_layer_which_shows_its_furthest(runs, monkeypatch):
     monkeypatch.setattr(gradients, "MOST_ROWS", 20)
-    found = gradient_map(runs.turned, runs.control, None)
+    found = gradient_map(compare_tensors(runs.turned, runs.control, None))
     assert found.names == (
         "tok_embeddings.weight",
         *(f"layers.{layer}" for layer in range(4)),
@@ -57,5 +58,5 @@ def test_a_large_model_has_a_row_per_layer_which_shows_its_furthest(runs, monkey
 
 
 def test_runs_without_samples_have_no_map(runs):
-    assert gradient_map(evidence("e", 4), runs.control, None) is None
-    assert gradient_map(None, runs.control, None) is None
+    assert gradient_map(compare_tensors(evidence("e", 4), runs.control, None)) is None
+    assert gradient_map(()) is None

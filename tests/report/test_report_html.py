@@ -1,3 +1,6 @@
+import base64
+import gzip
+import hashlib
 import json
 import re
 
@@ -6,6 +9,7 @@ from report_samples import HOSTILE, SPECS, foreign_view, hostile_view, sample_vi
 
 from harness.errors import StoreError
 from harness.report import write_reports
+from harness.report.assets import PLOTLY_SHA256, packed_plotly
 from harness.report.report_html import to_html
 
 MEGABYTE = 1_000_000
@@ -40,6 +44,12 @@ def test_a_folder_that_cannot_be_made_is_a_store_error(tmp_path):
 
 def test_twelve_curves_of_3000_steps_stay_small():
     assert len(to_html(sample_view(3000)).encode()) < 6 * MEGABYTE
+
+
+def test_the_script_that_is_not_ours_is_the_file_that_was_published():
+    script = gzip.decompress(base64.b64decode(packed_plotly()))
+    assert hashlib.sha256(script).hexdigest() == PLOTLY_SHA256
+    assert b"Licensed under the MIT license" in script[:300]
 
 
 def test_drawn_curves_are_downsampled():

@@ -79,6 +79,7 @@ function draw(element) {
     yaxis2: { domain: [0, 0.07], visible: false, fixedrange: true, range: [-1, 1] },
   };
   Plotly.react(element, tracesOf(set, trend, colours), layout, OPTIONS);
+  for (const button of element.querySelectorAll("a.modebar-btn, button.modebar-btn")) button.setAttribute("aria-label", button.dataset.title ?? "");
   if (drawn.has(element)) return;
   drawn.add(element);
   element.on("plotly_relayout", (change) => zoomed(element, change));
@@ -102,8 +103,9 @@ async function loadPlotly() {
   document.head.append(script);
 }
 
+// Names of places are plain letters; what somebody else wrote there is looked up as it is.
 function openLinked() {
-  const section = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const section = document.getElementById(location.hash.slice(1));
   const details = section?.querySelector("details");
   if (details) details.open = true;
   section?.scrollIntoView();

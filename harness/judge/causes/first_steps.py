@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.judge.agreement import agreement
+from harness.judge.apart import apart
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.families import differences
 from harness.judge.causes.groups import joined
@@ -84,9 +85,10 @@ def objective(scene: Scene) -> Cause | None:
     on = "on the same samples and weights" if proven else "before any update"
     named = scene.named(loss)
     equals = f", which equals {named.words}" if named.words else ""
+    of_test, of_control = apart(float(loss.test[0]), float(loss.control[0]))
     sentence = (
-        f"the forward pass or the objective differs: {words_of(loss)} {loss.test[0]:.6g} for "
-        f"{loss.control[0]:.6g} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
+        f"the forward pass or the objective differs: {words_of(loss)} {of_test} for "
+        f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{equals}){_gradients_with_it(scene, loss)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, _forward(scene, scaled=bool(named.words)))

@@ -17,7 +17,7 @@ from harness.launch.cluster.words import (
     variables,
 )
 from harness.model import Cluster, Job, RestartOwner
-from harness.store import slug
+from harness.store import folder_key, slug
 from harness.trainers import (
     RANK_MODULE,
     Call,
@@ -52,7 +52,12 @@ class _Layout:
 
 def job_name(job: Job) -> str:
     """The name that Slurm shows, and under which a job is found again."""
-    return f"cv-{slug(job.name)}-{job.identity[:12]}"
+    return f"cv-{slug(job.name)}-{folder_key(job.identity)}"
+
+
+def submit_argv(folder: Path) -> tuple[str, ...]:
+    """How the scheduler is given the job of a run folder, but for what it waits for."""
+    return ("sbatch", str(folder / JOB_SCRIPT))
 
 
 def batch_script(

@@ -14,11 +14,14 @@ from dataclasses import replace
 
 from harness.errors import ClusterError, ConvergeError, StoreError
 from harness.launch.cluster.backend import JobState, Phase
+from harness.launch.cluster.batch import submit_argv
+from harness.launch.cluster.cancelling import cancel_all
 from harness.launch.cluster.followed import Followed, follow_from
+from harness.launch.cluster.opening import Opening, open_plan
 from harness.launch.cluster.settle import Known, last_word, skipped
 from harness.launch.cluster.standing import Site, conclude, state_of
-from harness.launch.cluster.submission import Submission, read_submission, write_submission
-from harness.launch.cluster.submitting import Opening, Submitter, open_plan
+from harness.launch.cluster.submission import Submission, read_submission
+from harness.launch.cluster.submitting import Submitter
 from harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
 from harness.launch.interruption import Interruption, interruptible
 from harness.model import Job, Plan, RunRecord, RunStatus
@@ -157,7 +160,7 @@ class _Follower:
         restarts = _untold_life(followed, state)
         if restarts is not None:
             followed.new_life(state, restarts)
-            argv = ("sbatch", str(followed.folder / "job.sh"))
+            argv = submit_argv(followed.folder)
             if followed.lives == 1:
                 attempt = restarts + 1
                 self._tell(Started(time.time(), followed.job, (), argv, attempt, state.nodes))
@@ -241,19 +244,14 @@ class _Follower:
     def _cancel(self, jobs: Iterable[Followed], why: str, *, hung: bool = False) -> None:
         """End jobs, and say why in their folders; they are ended, too, where that fails."""
         to_end = [each for each in jobs if not each.told_to_end]
-        unwritten: list[StoreError] = []
         for each in to_end:
             if not each.submission.cancelled:
                 each.submission = replace(each.submission, cancelled=why, hung=hung)
-            try:
-                write_submission(each.folder, each.submission)
-            except StoreError as error:
-                unwritten.append(error)
-        self._site.backend.cancel([id_ for each in to_end if (id_ := each.submission.job_id)])
+        untold = cancel_all(self._site.backend, {each.folder: each.submission for each in to_end})
         for each in to_end:
             each.told_to_end = True
-        if unwritten:
-            raise unwritten[0]
+        if untold:
+            raise untold
 
     def _pause(self, stop: Interruption) -> None:
         until = time.monotonic() + self._site.cluster.poll_s

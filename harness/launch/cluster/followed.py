@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.launch.cluster.backend import JobState, Phase
-from harness.launch.cluster.lives import ENDED_FILE
+from harness.launch.cluster.settle import has_ended
 from harness.launch.cluster.standing import UNKNOWN_LOOKS
 from harness.launch.cluster.submission import Submission
 from harness.launch.progress import MetricsTail, StepLine, remaining_s
@@ -67,7 +67,7 @@ class Followed:
 
         Between the queue's forgetting it and accounting's answer there may be a gap.
         """
-        told = state.phase is not Phase.UNKNOWN or (self.folder / ENDED_FILE).is_file()
+        told = state.phase is not Phase.UNKNOWN or has_ended(self.folder)
         self._unknown = 0 if told else self._unknown + 1
         return 0 < self._unknown < UNKNOWN_LOOKS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.errors import StoreError
 from harness.launch.cluster.backend import JobState, Phase
-from harness.launch.cluster.batch import JOB_SCRIPT, SLURM_LOG
+from harness.launch.cluster.batch import JOB_SCRIPT, SLURM_LOG, submit_argv
 from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.refusals import with_keys
 from harness.launch.cluster.submission import Submission
@@ -50,7 +50,7 @@ class Known:
     @property
     def argv(self) -> tuple[str, ...]:
         """How the scheduler was given the job, but for what it waits for."""
-        return ("sbatch", str(self.folder / JOB_SCRIPT))
+        return submit_argv(self.folder)
 
 
 def settle(known: Known) -> RunRecord | None:
@@ -118,6 +118,11 @@ def call_logs(folder: Path) -> tuple[Path, ...]:
     found = sorted((folder / "logs").glob("call-[0-9]*"))
     newest = max(map(_number, found), default=0)
     return tuple(path for path in found if _number(path) == newest)
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a job's script has left its last word, whatever the scheduler says."""
+    return (folder / ENDED_FILE).is_file()
 
 
 def last_word(folder: Path) -> tuple[int, int] | None:

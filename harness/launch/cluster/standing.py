@@ -10,8 +10,8 @@ from pathlib import Path
 
 from harness.errors import ClusterError
 from harness.launch.cluster.backend import Backend, JobState, Phase
-from harness.launch.cluster.lives import ENDED_FILE
-from harness.launch.cluster.settle import Known, facts, settle
+from harness.launch.cluster.batch import batch_script
+from harness.launch.cluster.settle import Known, facts, has_ended, settle, skipped
 from harness.launch.cluster.submission import Submission, read_submission
 from harness.launch.options import RunOptions
 from harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
@@ -72,6 +72,17 @@ class Standing:
         return self.in_queue and self.submission is not None and bool(self.submission.cancelled)
 
 
+def script_of(job: Job, folder: Path, site: Site) -> str:
+    """The batch script of a job. Raises ConfigError as ``batch_script`` does."""
+    return batch_script(
+        job,
+        folder,
+        site.cluster,
+        experiment=site.experiment.name,
+        rank_module=site.options.rank_module,
+    )
+
+
 def look(site: Site, jobs: Iterable[Job]) -> dict[str, Standing]:
     """Where jobs stand, by identity and in their order. Nothing is written.
 
@@ -127,7 +138,7 @@ def look_again(
 
 def _is_lost(standing: Standing) -> bool:
     unknown = standing.state is not None and standing.state.phase is Phase.UNKNOWN
-    return unknown and not (standing.folder / ENDED_FILE).is_file()
+    return unknown and not has_ended(standing.folder)
 
 
 def state_of(submission: Submission, states: Mapping[str, JobState]) -> JobState:
@@ -142,7 +153,7 @@ def _is_hidden(standing: Standing) -> bool:
     if submission is None or submission.uid in (None, os.getuid()):
         return False
     unknown = state is None or state.phase is Phase.UNKNOWN
-    return unknown and not (standing.folder / ENDED_FILE).is_file()
+    return unknown and not has_ended(standing.folder)
 
 
 def known_of(site: Site, standing: Standing, needed: RunRecord | None) -> Known | None:
@@ -217,6 +228,16 @@ def needed_record(job: Job, standings: Mapping[str, Standing]) -> RunRecord | No
     return needed.record if needed else None
 
 
+def never_submitted(standing: Standing, standings: Mapping[str, Standing]) -> RunRecord | None:
+    """The record of a job that needs not be submitted: what it needs did not finish."""
+    needed = needed_record(standing.job, standings)
+    if standing.record is not None or standing.submission is not None or needed is None:
+        return None
+    if needed.status is RunStatus.FINISHED:
+        return None
+    return skipped(standing.job, standing.folder, needed)
+
+
 def names_of(jobs: Sequence[Job], most: int = 5) -> str:
     """``a, b and 3 more``."""
     shown = ", ".join(job.name for job in jobs[:most])
@@ -247,6 +268,6 @@ def _state(standing: Standing, states: Mapping[str, JobState]) -> JobState | Non
         return None
     if standing.submission.job_id is None:
         # The harness died before it knew the id. Where the script has ended, that is enough.
-        ended = (standing.folder / ENDED_FILE).is_file()
+        ended = has_ended(standing.folder)
         return JobState(Phase.UNKNOWN) if ended else None
     return state_of(standing.submission, states)

@@ -4,108 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.errors import ClusterError, StoreError
-from harness.launch.check import check_jobs, count_of, unchecked
+from harness.errors import StoreError
 from harness.launch.cluster.backend import JobState, Phase, Refused, Request
-from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, job_name
+from harness.launch.cluster.batch import JOB_SCRIPT, job_name
 from harness.launch.cluster.lanes import lanes_of
-from harness.launch.cluster.lives import ENDED_FILE
+from harness.launch.cluster.opening import Opening
 from harness.launch.cluster.refusals import with_keys
-from harness.launch.cluster.settle import Known, facts, skipped
-from harness.launch.cluster.standing import (
-    Site,
-    Standing,
-    ask,
-    look,
-    look_again,
-    names_of,
-    settle_all,
-)
-from harness.launch.cluster.submission import (
-    Submission,
-    read_submission,
-    write_submission,
-)
-from harness.launch.events import Ended, Notice, Observer, Preparing, Queued, Reused, Waiting
-from harness.launch.interruption import Interruption
-from harness.launch.local import require_seed_checkpoints
-from harness.launch.warm import WarmServers
-from harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from harness.launch.cluster.settle import Known, facts, has_ended, skipped
+from harness.launch.cluster.standing import Site, look, script_of, settle_all
+from harness.launch.cluster.submission import Submission, read_submission, write_submission
+from harness.launch.events import Observer, Queued, Waiting
+from harness.model import Job, RankError, RunRecord, RunStatus
 from harness.store import atomic_write, read_record
-from harness.trainers import Resources, environment, job_payload, seed_checkpoint_of
-
-_DYING_S = 120.0
-"""Longest wait for jobs that a harness has cancelled; Slurm kills after ``KillWait``, 30 s."""
-_DYING_POLL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What there is to do when a plan is begun, or gone on with."""
-
-    standings: dict[str, Standing]
-    """Of all jobs, by identity, after what was over has been settled."""
-    todo: tuple[Job, ...]
-    """Jobs to be submitted, in the plan's order."""
-
-    @property
-    def records(self) -> dict[str, RunRecord]:
-        """Of the jobs that are not to run again, by identity."""
-        again = {job.identity for job in self.todo}
-        return {
-            identity: each.record
-            for identity, each in self.standings.items()
-            if each.record is not None and identity not in again
-        }
-
-    @property
-    def queued(self) -> dict[str, Standing]:
-        """The jobs that the scheduler has, by identity."""
-        return {identity: each for identity, each in self.standings.items() if each.in_queue}
-
-
-def open_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> Opening:
-    """See what has finished and what is in the queue, settle what is over, and check the rest.
-
-    A job runs again if it has failed, as everywhere in converge.
-
-    Raises:
-        ConfigError: a toolchain refuses a job's config; nothing was submitted.
-        ToolchainError: a toolchain does not start.
-        StoreError: the store cannot be read or written.
-        ClusterError: the scheduler cannot be reached.
-        Interrupted: a signal came.
-    """
-    site.store.require_writable()
-    standings = _await_dying(look(site, plan.jobs), site, observer, stop)
-    standings, settled = settle_all(site, look_again(site, standings, stop.check))
-    for record in settled:
-        if record.status is not RunStatus.FINISHED:
-            observer(Ended(time.time(), standings[record.identity].job, record))
-    fresh = site.options.fresh
-    todo = []
-    for identity, standing in standings.items():
-        if standing.in_queue:
-            continue
-        if standing.record is None or not standing.finished or fresh:
-            todo.append(standing.job)
-            continue
-        record = replace(standing.record, reused=True)
-        standings[identity] = replace(standing, record=record)
-        observer(Reused(time.time(), standing.job, record))
-    opening = Opening(standings, tuple(todo))
-    _say_what_runs_again(todo, standings, observer)
-    queued = [each.job for each in opening.queued.values()]
-    require_seed_checkpoints((*queued, *todo), opening.records, site.store)
-    for job in todo:
-        _script(job, standings[job.identity].folder, site)  # what cannot be said is said now
-    _check(todo, site, observer, stop)
-    return opening
+from harness.trainers import job_payload, seed_checkpoint_of
 
 
 class Submitter:
@@ -162,7 +77,7 @@ class Submitter:
 
         A scheduler soon forgets it, and then starts no job that waits for it to end well.
         """
-        if identity not in self._settled and (self._folders[identity] / ENDED_FILE).is_file():
+        if identity not in self._settled and has_ended(self._folders[identity]):
             standing = look(self._site, [self._before[identity].job])
             after, _ = settle_all(self._site, standing)
             if (record := after[identity].record) is not None:
@@ -187,7 +102,7 @@ class Submitter:
         folder = self._folders[job.identity]
         before = self._before[job.identity]
         perhaps_there = before.submission is not None and before.submission.job_id is None
-        if perhaps_there and (folder / ENDED_FILE).is_file():
+        if perhaps_there and has_ended(folder):
             return before.submission  # it was there, and is over
         # The folder of a job that may be running must not be cleaned; it was prepared for the same
         # identity, and so with the same content.
@@ -247,7 +162,7 @@ class Submitter:
         )
         if clean:
             site.store.start_run(folder, payload)
-        atomic_write(folder / JOB_SCRIPT, _script(job, folder, site).encode())
+        atomic_write(folder / JOB_SCRIPT, script_of(job, folder, site).encode())
 
     def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
         known = Known(
@@ -264,60 +179,3 @@ class Submitter:
         )
         self._site.store.finish_run(record, facts(known))
         return record
-
-
-def _script(job: Job, folder: Path, site: Site) -> str:
-    return batch_script(
-        job,
-        folder,
-        site.cluster,
-        experiment=site.experiment.name,
-        rank_module=site.options.rank_module,
-    )
-
-
-def _say_what_runs_again(
-    todo: Sequence[Job], standings: Mapping[str, Standing], observer: Observer
-) -> None:
-    by_status: dict[RunStatus, list[Job]] = {}
-    for job in todo:
-        record = standings[job.identity].record
-        if record is not None and record.status is not RunStatus.FINISHED:
-            by_status.setdefault(record.status, []).append(job)
-    for status, jobs in by_status.items():
-        observer(Notice(time.time(), f"runs again: {names_of(jobs)} ({status} before)"))
-
-
-def _await_dying(
-    standings: dict[str, Standing], site: Site, observer: Observer, stop: Interruption
-) -> dict[str, Standing]:
-    """Wait for jobs that were cancelled to be over: they are to run again, in the same folders."""
-    deadline = time.monotonic() + _DYING_S
-    told = False
-    while dying := [each.job for each in standings.values() if each.is_dying]:
-        if not told:
-            observer(Preparing(time.time(), f"waiting for what was cancelled: {names_of(dying)}"))
-            told = True
-        if time.monotonic() > deadline:
-            raise ClusterError(
-                f"{names_of(dying)}: cancelled, and still not over; see squeue, and give the same "
-                "command again later"
-            )
-        stop.check()
-        time.sleep(min(_DYING_POLL_S, site.cluster.poll_s))
-        standings = ask(site.backend, standings)
-    return standings
-
-
-def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interruption) -> None:
-    """Have the toolchains, which are on this machine too, build the configs of jobs."""
-    to_check = unchecked(jobs, site.store) if site.options.check else ()
-    if not to_check:
-        return
-    observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
-    inherited, device = dict(os.environ), site.options.device
-    servers = WarmServers(environment(inherited, Resources(device=device)), device)
-    try:
-        check_jobs(to_check, site.store, site.options, inherited, servers, stop)
-    finally:
-        servers.close()

@@ -407,8 +407,9 @@ function sortRows(header) {
   body.append(...(ascending ? rows : rows.reverse()));
 }
 
+// Names of places are plain letters; what somebody else wrote there is looked up as it is.
 function openLinked() {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = document.getElementById(location.hash.slice(1));
   const details = target?.querySelector("details");
   if (details) {
     details.open = true;

@@ -12,12 +12,14 @@ from launch_jobs import plan_of
 
 from harness import launch
 from harness.errors import ClusterError, StoreError
-from harness.launch.cluster import detached, submitting
+from harness.launch.cluster import cancelling, submitting
 from harness.launch.cluster.backend import Refused
-from harness.launch.cluster.detached import cancel, collect, status, submit_plan
+from harness.launch.cluster.detached import cancel, collect, submit_plan
 from harness.launch.cluster.follow import follow_plan
+from harness.launch.cluster.opening import open_plan
 from harness.launch.cluster.slurm import Slurm
 from harness.launch.cluster.slurm_words import unknown
+from harness.launch.cluster.status import status
 from harness.launch.cluster.submission import read_submission, write_submission
 from harness.launch.interruption import interruptible
 from harness.model import Role, RunStatus
@@ -194,7 +196,7 @@ def test_what_another_harness_finished_since_does_not_run_again(light, site):
     failed = json.dumps({**json.loads(finished), "status": "crashed"})
     (folder_of(place) / "record.json").write_text(failed)
     with interruptible() as stop:
-        opening = submitting.open_plan(plan_of(job), place, quiet, stop)
+        opening = open_plan(plan_of(job), place, quiet, stop)
     (folder_of(place) / "record.json").write_text(finished)
     given = submitting.Submitter(opening, place, quiet).give(job, None)
     assert (given.status, given.reused) == (RunStatus.FINISHED, True)
@@ -256,7 +258,7 @@ def test_a_job_of_a_broken_store_can_be_cancelled(light, site, slurm, monkeypatc
 
     place, plan = site(), plan_of(light("slow", mode="hang"))
     submit_plan(plan, place, quiet)
-    monkeypatch.setattr(detached, "write_submission", full)
+    monkeypatch.setattr(cancelling, "write_submission", full)
     with pytest.raises(StoreError, match="cancelled, which run folders do not say: the disk"):
         cancel(plan, place, quiet, wanted=lambda job: True, why="no")
     await_empty(slurm)

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -10,14 +9,16 @@ from pathlib import Path
 
 import pytest
 from cluster_jobs import light_job, light_toolchain, queue, site_of
+from harness_processes import harness_processes, read_until
 from launch_jobs import plan_of
 
 from harness import launch
 from harness.errors import ClusterError
 from harness.launch.cluster.backend import Refused
-from harness.launch.cluster.detached import cancel, collect, status, submit_plan
+from harness.launch.cluster.detached import cancel, collect, submit_plan
 from harness.launch.cluster.follow import follow_plan
 from harness.launch.cluster.slurm import Slurm
+from harness.launch.cluster.status import status
 from harness.launch.cluster.submission import read_submission
 from harness.model import Role, RunStatus
 from harness.store import read_record
@@ -355,31 +356,11 @@ def test_collecting_settles_what_is_over_and_names_the_rest(light, site, slurm):
 @pytest.fixture
 def harness(site, slurm, tmp_path):
     """Starts a real harness process that follows a plan; ends it if the test has not."""
-    started = []
     light_toolchain(tmp_path)
-
-    def start(*jobs):
-        process = subprocess.Popen(
-            [sys.executable, Path(__file__).parent / "tiny_follower.py", tmp_path, *jobs],
-            env=slurm.environment | {"PYTHONPATH": ":".join(filter(None, sys.path))},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def read_until(process, wanted):
-    for line in process.stdout:
-        if line.startswith(wanted):
-            return
-    pytest.fail(f"the harness ended without {wanted!r}")
+    environment = slurm.environment | {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    program = Path(__file__).parent / "tiny_follower.py"
+    with harness_processes(program, tmp_path, env=environment) as start:
+        yield start
 
 
 def wait_for(what, timeout_s=60):
