@@ -66,6 +66,15 @@ def _templates(table: CommandTable) -> Iterator[tuple[str, str]]:
     yield from ((f"environment.{name}", text) for name, text in table.environment.items())
 
 
+def _names(table: CommandTable) -> Iterator[str]:
+    """All placeholders, of templates that can be read."""
+    for _, text in _templates(table):
+        try:
+            yield from placeholders(text)
+        except ValueError:  # said once, of the file
+            continue
+
+
 def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
     """What is wrong with placeholders whatever the train config."""
     if not table.command:
@@ -94,7 +103,17 @@ def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
                     "says nothing of a program that is probed: the probe leaves its curves",
                     "leave it out, or add probe = false",
                 )
-    elif table.curves is None:
+        return
+    for name in dict.fromkeys(table.columns.values()):
+        signals = [signal for signal, column in table.columns.items() if column == name]
+        if len(signals) > 1:
+            yield Problem(
+                where("columns"),
+                f"takes {name!r} for {' and for '.join(signals)}: a column is one thing, and "
+                "nothing would be compared by taking it twice",
+                "name the column of each",
+            )
+    if table.curves is None:
         yield Problem(
             where("curves"),
             "is missing: without the probe it is all that is left of a run",
@@ -144,6 +163,17 @@ def set_problems(
                 valid = [f"{CONFIG}{each}" for each in sorted(keys)]
                 hint = suggest(name, valid) if name.startswith(CONFIG) else ""
                 yield Problem(whole(key), f"{{{name}}} {message}", hint)
+    read = set(_names(table))
+    if any(_missing(name, spec) for name in read):
+        return  # it may be the key's, misspelt
+    for key in sorted((own.keys() & keys) - OURS):
+        if CONFIG + key not in read:
+            yield Problem(
+                where(f"set.{key}"),
+                "reaches nothing: no argument and no variable of the program has "
+                f"{{{CONFIG}{key}}}, so this set would run as if it were not there",
+                f'as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
+            )
 
 
 def _missing(name: str, spec: SetSpec) -> str | None:

@@ -60,13 +60,20 @@ Columns = Mapping[str, str]
 
 
 def check_columns(columns: Columns) -> None:
-    """Raise EvidenceError for a mapping of something that is no signal."""
+    """Raise EvidenceError for a mapping of what is no signal, and of two to one name."""
     for signal in columns:
         if signal not in NAMES and signal != STEP:
             valid = (STEP, *NAMES)
             raise EvidenceError(
                 f"column {signal}={columns[signal]}: {signal!r} is no signal; "
                 f"{suggest(signal, valid)}"
+            )
+    first: dict[str, str] = {}
+    for signal, name in columns.items():
+        if first.setdefault(name, signal) != signal:
+            raise EvidenceError(
+                f"column {signal}={name}: {first[name]} is mapped to {name!r}, too; a column is "
+                "one thing, and nothing would be compared by taking it twice"
             )
 
 
@@ -79,15 +86,16 @@ def candidates(columns: Columns) -> frozenset[str]:
 def find_signals(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]:
     """Signal to the name that it has here: as the user maps it, else a known one.
 
-    Raises EvidenceError when there is no loss or a mapped name is not here; ``where`` begins its
-    message.
+    A name that the user maps is not taken for another signal. Raises EvidenceError when there is no
+    loss or a mapped name is not here; ``where`` begins its message.
     """
     there = dict.fromkeys(names)
+    taken = set(columns.values())
     found: dict[str, str] = {}
     for signal, known in NAMES.items():
         if signal in columns:
             found[signal] = _mapped(where, there, signal, columns[signal])
-        elif name := next((name for name in known if name in there), None):
+        elif name := next((name for name in known if name in there and name not in taken), None):
             found[signal] = name
     if "loss" not in found:
         raise EvidenceError(
@@ -99,12 +107,16 @@ def find_signals(where: str, names: Iterable[str], columns: Columns) -> dict[str
 
 
 def find_step(where: str, names: Iterable[str], columns: Columns) -> str:
-    """The name that the step number has here. Raises EvidenceError when there is none."""
+    """The name that the step number has here. Raises EvidenceError when there is none.
+
+    One that the user maps to a signal is none: a loss that counts steps agrees with any other.
+    """
     there = dict.fromkeys(names)
     if STEP in columns:
         return _mapped(where, there, STEP, columns[STEP])
+    taken = set(columns.values())
     for name in STEP_NAMES:
-        if name in there:
+        if name in there and name not in taken:
             return name
     raise EvidenceError(
         f"{where}: no step among {listing(there)}; known names of it are "

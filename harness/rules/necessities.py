@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.model import Launcher, Technique
+from harness.rules.called import told
 from harness.rules.rule import Case, Finding, necessity, of_titan
 from harness.rules.stages import (
     count_microbatches,
@@ -58,6 +59,24 @@ def batch_divisible(case: Case) -> Iterator[Finding]:
             "set.training.global_batch_size",
             f"{job.global_batch_size} is no multiple of local batch {job.local_batch_size} "
             f"x dp {dp} = {job.local_batch_size * dp}",
+        )
+
+
+@necessity
+def program_is_told(case: Case) -> Iterator[Finding]:
+    """What a set names otherwise than its control reaches the program that trains it."""
+    ours, theirs = case.job, case.control
+    if ours.spec.command is None or theirs.spec.command is None or ours is theirs:
+        return
+    named = [
+        (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
+        for each in (ours, theirs)
+    ]
+    if named[0] != named[1] and told(ours) == told(theirs):
+        yield Finding(
+            "trainer.command",
+            f"calls {ours.name} exactly as {theirs.name}, so a run would be compared with itself",
+            "hand over what differs by a placeholder (docs/any-trainer.md)",
         )
 
 

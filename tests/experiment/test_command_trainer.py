@@ -42,6 +42,9 @@ def script(folder):
     return folder / "train.py"
 
 
+PLAIN = SETS.replace("set = { zero.stage = 2 }\n", "")
+
+
 def text(trainer="", *, argv=ARGV, config=CONFIG, sets=SETS, top="", where=TOOLCHAIN):
     return f"""schema = 1
 {top}
@@ -95,7 +98,7 @@ def test_the_program_starts_where_its_first_file_is_found(load, folder):
     (folder / "src" / "train.py").touch()
     (folder / "more.yaml").touch()
     path = nested / "x.toml"
-    path.write_text(text('files = ["more.yaml"]', argv='["src/train.py"]'))
+    path.write_text(text('files = ["more.yaml"]', argv='["src/train.py"]', sets=PLAIN))
     command = load_experiment(path).controls[0].command
     assert command.folder == folder
     assert command.sources == (folder / "src" / "train.py", folder / "more.yaml")
@@ -119,7 +122,7 @@ def test_files_of_the_template_are_sources(load, script, folder, launcher, argv,
     for name in ("pkg/train.py", "pkg/__main__.py", "other.json", "run.sh"):
         (folder / name).touch()
     (folder / "run.sh").chmod(0o755)
-    command = load(text(f'launcher = "{launcher}"', argv=argv)).controls[0].command
+    command = load(text(f'launcher = "{launcher}"', argv=argv, sets=PLAIN)).controls[0].command
     assert command.sources == tuple(folder / name for name in sources)
 
 
@@ -200,6 +203,17 @@ def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
         (
             {"trainer": 'probe = false\ncurves = "{output}/x"\ncolumns = { los = "a" }'},
             "trainer.columns.los: 'los' is not known (did you mean 'loss'?",
+        ),
+        (
+            {
+                "trainer": 'probe = false\ncurves = "{output}/x"\n'
+                'columns = { loss = "a", grad_norm = "a" }'
+            },
+            "trainer.columns: takes 'a' for loss and for grad_norm",
+        ),
+        (
+            {"argv": '["train.py", "{steps}"]'},
+            "set.zero.stage of 'zero2': reaches nothing: no argument and no variable of the",
         ),
         ({"trainer": 'environment = { RANK = "0" }'}, "RANK: is set by the harness or its launche"),
         ({"trainer": 'environment = { A = "{x}" }'}, "trainer.environment.A: {x} is no placehold"),

@@ -147,7 +147,35 @@ def test_rules_about_torchtitans_own_parallelism_are_silent(planned, degrees, se
     test = f"[[test]]\nname = 't'\nparallelism = {{ {degrees} }}\n{sizes}"
     if "dp_shard = 3" in degrees:
         control = control.replace("dp_replicate = 2", "dp_replicate = 3")
-    planned(test, control=control)
+    planned(test, control=control, command='["train.py", "{ep}"]')
+
+
+@pytest.mark.parametrize(
+    ("command", "test"),
+    [
+        ('["train.py"]', "parallelism = { dp_shard = 2 }"),
+        ('["train.py", "{output}", "{name}", "{ranks}"]', "parallelism = { dp_shard = 2 }"),
+        (
+            '["train.py"]',
+            "parallelism = { dp_replicate = 2 }\nset = { training.dtype = 'bfloat16' }",
+        ),
+        (
+            '["train.py", "{tp}"]',
+            "parallelism = { dp_replicate = 2 }\nset = { training.local_batch_size = 1 }",
+        ),
+    ],
+)
+def test_a_set_whose_program_is_called_as_its_controls_is_refused(planned, refused, command, test):
+    tests = f"[[test]]\nname = 't'\n{test}\n"
+    (found,) = refused(tests, command=command)
+    assert "calls t exactly as ddp2" in found
+    told = '["{dp_shard}", "{config.training.dtype}", "{local_batch_size}"]'
+    config = CONFIG.replace("steps", "dtype = 'float32', steps")
+    planned(tests, command=f'["train.py", {told[1:]}', config=config)
+
+
+def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):
+    planned("[[test]]\nname = 'a'\nparallelism = { dp_replicate = 2 }\n", command='["train.py"]')
 
 
 @pytest.mark.parametrize(
@@ -211,7 +239,9 @@ def test_a_row_says_what_trains_and_what_differs(planned):
     (_, curves) = describe(planned(trainer=CURVES + 'launcher = "composer"\n'))
     assert curves.trainer == "train.py by composer, curves only"
     mine = 'launcher = "none"\n'
-    (_, called) = describe(planned(trainer=mine, command='["{python}", "-u", "train.py"]'))
+    (_, called) = describe(
+        planned(trainer=mine, command='["{python}", "-u", "train.py", "{config.zero.stage}"]')
+    )
     assert called.trainer == "train.py, probed"
 
 

@@ -177,8 +177,17 @@ def test_the_user_says_which_column_is_what(tmp_path, name, text):
         read_curves(path, {"loss": "cee", "step": "it"})
     with pytest.raises(EvidenceError, match=r"no 'cee' to take as step; there is "):
         read_curves(path, {"loss": "ce", "step": "cee"})
+    with pytest.raises(EvidenceError, match="loss is mapped to 'a', too"):
+        read_curves(path, {"loss": "a", "grad_norm": "a"})
     with pytest.raises(EvidenceError, match="'los' is no signal; did you mean 'loss'"):
         read_curves(path, {"los": "ce"})
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_the_step_number_is_not_also_taken_for_the_loss(tmp_path, name):
+    text = '{"step": 1, "loss": 2.0}\n' if name == "a.jsonl" else "step,loss\n1,2.0\n"
+    with pytest.raises(EvidenceError, match="no step among 'step', 'loss'"):
+        read_curves(file(tmp_path, name, text), {"loss": "step"})
 
 
 def test_a_table_that_tensorboards_page_exports(tmp_path):

@@ -1,0 +1,54 @@
+"""What of a job reaches the program of the user's that trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from harness.model import Command, Job
+from harness.model.template import CONFIG, placeholders
+
+OF_THE_RUN = frozenset({"output", "data", "python", "name"})
+"""Placeholders that do not say how to train, or only as the toolchain and the corpus do."""
+
+
+def told(job: Job) -> dict[str, Any]:
+    """Everything by which a call may differ from another of the same command: values by name.
+
+    Raises ValueError for torchtitan's jobs.
+    """
+    command = job.spec.command
+    if command is None:
+        raise ValueError(f"{job.name} is trained by torchtitan")
+    names = set(_names(command)) - OF_THE_RUN
+    known = _known(job)
+    values = {
+        name: job.spec.setting(name.removeprefix(CONFIG))
+        if name.startswith(CONFIG)
+        else known[name]
+        for name in names
+    }
+    data = job.spec.train_config.data
+    return {**values, "ranks": job.world_size, "python": str(job.toolchain.python), "data": data}
+
+
+def _known(job: Job) -> dict[str, Any]:
+    degrees = job.spec.parallelism
+    return {
+        **asdict(degrees),
+        "dp": degrees.dp,
+        "ranks": job.world_size,
+        "steps": job.steps,
+        "seed": job.seed,
+        "local_batch_size": job.local_batch_size,
+        "global_batch_size": job.global_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "seq_len": job.seq_len,
+    }
+
+
+def _names(command: Command) -> Iterator[str]:
+    """Those of the curve, too: a program may leave several."""
+    for text in (*command.argv, *command.environment.values(), command.curves or ""):
+        yield from placeholders(text)
