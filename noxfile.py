@@ -125,8 +125,15 @@ def torchtitan_of(session: nox.Session, version: str, revision: str) -> str:
         )
     folder = Path(checkout).expanduser().resolve()
     resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
-    commit = session.run(*resolve, external=True, silent=True) or ""
-    return f"git+{folder.as_uri()}@{commit.strip()}"
+    # 128: git knows no such folder or revision, and says so in words that help nobody.
+    found = session.run(*resolve, external=True, silent=True, success_codes=[0, 128]) or ""
+    commit = found.strip()
+    if not re.fullmatch("[0-9a-f]{40,64}", commit) or not (folder / "torchtitan").is_dir():
+        session.error(
+            f"CONVERGE_CHECKOUT={checkout}: no clone of torchtitan that has {revision} "
+            "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
+        )
+    return f"git+{folder.as_uri()}@{commit}"
 
 
 class NotBuiltError(Exception):
@@ -142,9 +149,9 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     Raises:
         NotBuiltError: pip could not install it. Then nothing is left of it but pip's log.
     """
-    release, _, revision = name.partition("@")
+    release, at, revision = name.partition("@")
     recipe = RECIPES.get(release)
-    if recipe is None or (revision and not release.startswith("torchtitan-")):
+    if recipe is None or (at and not (revision and release.startswith("torchtitan-"))):
         session.error(f"unknown toolchain {name!r}; there are: {', '.join(RECIPES)}")
     titan = (
         (*train_requirements(), torchtitan_of(session, recipe.torchtitan, revision))
