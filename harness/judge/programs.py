@@ -7,17 +7,22 @@ the probe its logits, and a norm of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from harness.judge.curves import has
 from harness.judge.degrees import ranks
 from harness.judge.floors import JUDGED_SIGNALS
-from harness.model import GLOBAL_BATCH, LOCAL_BATCH, Evidence, SetSpec
+from harness.model import DATA_TYPES, GLOBAL_BATCH, LOCAL_BATCH, Evidence, Precision, SetSpec
 
 BEFORE_CLIPPING = "before clipping"
 """Where gradients are taken in every run of torchtitan, and best in others."""
+
+
+DATA_TYPE = "float32"
+"""That of parameters where the train config names none: a coarser one has wider limits, and nobody
+has asked for them."""
 
 
 class Probing(NamedTuple):
@@ -93,9 +98,18 @@ def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
         yield from _unlike("global_batch_size", whole, ran.get("global_batch_size"))
         accumulated, seen = whole // (local * dp), ran.get("gradient_accumulation_steps")
         yield from _unlike("gradient_accumulation_steps", accumulated, seen)
-    for key in ("seq_len", "dtype"):
-        seen = ran.get("seq_len" if key == "seq_len" else "param_dtype")
-        yield from _unlike(f"training.{key}", spec.setting(f"training.{key}"), seen)
+    yield from _unlike("training.seq_len", spec.setting("training.seq_len"), ran.get("seq_len"))
+    named = str(spec.setting("training.dtype", DATA_TYPE))
+    seen = ran.get("param_dtype")
+    if seen is not None and not _is_of(named, str(seen).split("+")):
+        yield f"training.dtype {named} is named, {seen} is in force"
+
+
+def _is_of(named: str, seen: Sequence[str]) -> bool:
+    """Whether parameters of these data types are of the named one, or some of a finer."""
+    order = list(Precision)
+    coarsest = max((DATA_TYPES.get(each, Precision.FP32) for each in seen), key=order.index)
+    return named in seen and DATA_TYPES.get(named) is coarsest
 
 
 def _unlike(what: str, named: object, seen: object) -> Iterator[str]:

@@ -26,6 +26,7 @@ from harness.model.evidence import (
 from harness.model.experiment import (
     CADENCE_OFF,
     CURVE_REPEATS,
+    DATA_TYPES,
     DEFAULT_REPEATS,
     GLOBAL_BATCH,
     LOCAL_BATCH,
@@ -75,6 +76,7 @@ from harness.model.verdict import (
 __all__ = [
     "CADENCE_OFF",
     "CURVE_REPEATS",
+    "DATA_TYPES",
     "DEFAULT_REPEATS",
     "GLOBAL_BATCH",
     "GOLDENS",

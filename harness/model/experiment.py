@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from harness.model.cluster import Cluster, Launcher
@@ -112,6 +113,20 @@ class Precision(StrEnum):
     FP32 = "fp32"
     BF16 = "bf16"
     FLOAT8 = "float8"
+
+
+DATA_TYPES: Mapping[str, Precision] = MappingProxyType(
+    {
+        "float64": Precision.FP32,
+        "float32": Precision.FP32,
+        "float16": Precision.BF16,
+        "bfloat16": Precision.BF16,
+        "float8": Precision.FLOAT8,
+    }
+)
+"""What a command trainer's config may call its arithmetic, and the floor by which it is judged:
+none is finer than that of its own (float16 has more bits than bfloat16, and no floor of its own).
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,20 +6,18 @@ from collections.abc import Iterator
 from typing import cast
 
 from harness.errors import Problem, suggest
-from harness.model import GLOBAL_BATCH, Experiment, Precision, SetSpec, Setting, Technique
+from harness.model import (
+    DATA_TYPES,
+    GLOBAL_BATCH,
+    Experiment,
+    Precision,
+    SetSpec,
+    Setting,
+    Technique,
+)
 
 DEFAULTS = {"seq_len": 1}
 """Sizes that a command trainer's config may leave out: its samples may be no sequences."""
-DTYPES = {
-    "float64": Precision.FP32,
-    "float32": Precision.FP32,
-    "float16": Precision.BF16,
-    "bfloat16": Precision.BF16,
-    "float8": Precision.FLOAT8,
-}
-"""What a command trainer's config may call its arithmetic, and the floor by which it is judged:
-none is finer than that of its own (float16 has more bits than bfloat16, and no floor of its own).
-"""
 DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
 
 
@@ -30,7 +28,7 @@ def precision_of(spec: SetSpec) -> Precision:
     float32.
     """
     if spec.command is not None:
-        coarsest = [DTYPES[str(spec.setting(key, "float32"))] for key in DTYPE_KEYS]
+        coarsest = [DATA_TYPES[str(spec.setting(key, "float32"))] for key in DTYPE_KEYS]
         return max(coarsest, key=list(Precision).index)
     if {Technique.FLOAT8, Technique.FLOAT8_ROWWISE} & set(spec.techniques):
         return Precision.FLOAT8
@@ -78,11 +76,11 @@ def _dtype_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
     """Data types in a command trainer's config that tell no precision."""
     for key in DTYPE_KEYS if spec.command is not None else ():
         value = spec.setting(key, "float32")
-        if value not in DTYPES:
+        if value not in DATA_TYPES:
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: {key}",
                 f"{value!r} is no known data type",
-                suggest(str(value), DTYPES),
+                suggest(str(value), DATA_TYPES),
             )
 
 

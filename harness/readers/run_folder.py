@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.errors import EvidenceError
 from harness.model import (
+    DATA_TYPES,
     Command,
     Evidence,
     Fault,
@@ -255,9 +256,16 @@ def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Pr
         return Precision.FLOAT8
     if (ran.get("float8") or {}).get("modules"):
         return Precision.FLOAT8
-    dtypes = {ran.get("param_dtype"), ran.get("mixed_precision_param")}
     if job.get("command") is not None:
-        dtypes |= data_types(job)
+        named = {str(each) for each in data_types(job)} | {*_parts(ran.get("param_dtype"))}
+        known = [DATA_TYPES[each] for each in named if each in DATA_TYPES]
+        return max(known, key=list(Precision).index, default=Precision.FP32)
+    dtypes = {ran.get("param_dtype"), ran.get("mixed_precision_param")}
     return (
         Precision.BF16 if Technique.BF16 in techniques or "bfloat16" in dtypes else Precision.FP32
     )
+
+
+def _parts(dtypes: object) -> list[str]:
+    """Data types of parameters that are not all of one."""
+    return dtypes.split("+") if isinstance(dtypes, str) else []

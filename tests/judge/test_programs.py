@@ -98,6 +98,8 @@ def test_a_probed_run_like_its_control_passes_whatever_wraps_it():
         ({"local_batch_size": 2}, "local_batch_size 4 is named, 2 is in force"),
         ({"global_batch_size": 4}, "global_batch_size 8 is named, 4 is in force"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps 1 is named, 2 is"),
+        ({"param_dtype": "bfloat16"}, "training.dtype float32 is named, bfloat16 is in force"),
+        ({"param_dtype": "bfloat16+float32"}, "float32 is named, bfloat16+float32 is in force"),
         ({"seq_len": 128}, "training.seq_len 256 is named, 128 is in force"),
     ],
 )
@@ -105,6 +107,13 @@ def test_a_size_that_is_not_as_called_is_invalid(changes, words):
     verdict = judged(probed(in_force=seen(**changes)))
     assert verdict.judgement is Judgement.INVALID
     assert words in outcome(verdict, "named-in-force").detail
+
+
+def test_parameters_of_a_finer_type_beside_the_named_one_are_as_called():
+    sizes = {**SIZES, "dtype": "bfloat16"}
+    named = spec(train_config=TrainConfig("x.toml", {"training": sizes}))
+    mixed = probed(in_force=seen(param_dtype="bfloat16+float32"))
+    assert outcome(judged(mixed, test_spec=named), "named-in-force").outcome is Outcome.PASS
 
 
 def test_what_could_not_be_seen_is_no_fault():

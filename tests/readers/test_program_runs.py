@@ -76,6 +76,8 @@ def test_a_folder_that_was_moved_has_its_curve_along(tmp_path):
 def test_the_data_type_of_the_config_is_that_of_the_run(tmp_path):
     assert read_run(run_folder(tmp_path, dtype="bfloat16")).precision is Precision.BF16
     assert read_run(run_folder(tmp_path)).precision is Precision.FP32
+    assert read_run(run_folder(tmp_path, dtype="float16")).precision is Precision.BF16
+    assert read_run(run_folder(tmp_path, dtype="float8")).precision is Precision.FLOAT8
 
 
 @pytest.mark.parametrize(
