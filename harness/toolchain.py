@@ -13,8 +13,10 @@ to ask it what is installed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
@@ -25,6 +27,8 @@ from harness import __version__
 from harness.errors import ToolchainError
 from harness.model import Command, Toolchain
 
+OWN = "converge"
+"""What of this package runs in ranks has a digest of its own."""
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
 DISTRIBUTIONS = (
@@ -39,6 +43,8 @@ COMMAND_DISTRIBUTIONS = (
     *("torchdata", "torchvision", "transformer-engine", "transformers", "trl"),
 )
 """The same of a program of the user's."""
+PACKAGES = "packages"
+"""Stands among versions for all distributions of its environment: any may change its numbers."""
 COMMAND_DIALECT = "command"
 _QUESTION = (
     "import json, platform, sys; print(json.dumps([sys.executable, "
@@ -145,10 +151,11 @@ def _for_command(name: str, root: Path | None, command: Command) -> Toolchain:
     if Path(name).is_absolute():
         python, paths, release = _ask(Path(name))
         versions = {"python": release, **_versions(paths, COMMAND_DISTRIBUTIONS)}
+        versions[PACKAGES] = _all_packages(paths)
     else:
         folder = (root or toolchain_root()) / name
-        python = _python_of(name, folder)
-        versions = _versions(_site_packages(folder), COMMAND_DISTRIBUTIONS)
+        python, paths = _python_of(name, folder), _site_packages(folder)
+        versions = _versions(paths, COMMAND_DISTRIBUTIONS) | {PACKAGES: _all_packages(paths)}
     if command.probed and "torch" not in versions:
         raise ToolchainError(
             f"{python} has no torch, so its program cannot be probed: install torch there, name "
@@ -210,6 +217,17 @@ def _versions(paths: list[str], names: Iterable[str]) -> dict[str, str]:
         for distribution in distributions(name=name, path=paths):
             found.setdefault(name, _version(distribution))
     return found
+
+
+def _all_packages(paths: list[str]) -> str:
+    """A digest of the names and versions of all distributions but this one."""
+    found: dict[str, str] = {}
+    for distribution in distributions(path=paths):
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
+        if name not in ("", OWN):
+            found.setdefault(name, _version(distribution))
+    told = "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def _version(distribution: Distribution) -> str:

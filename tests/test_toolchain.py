@@ -157,7 +157,19 @@ def test_a_program_needs_no_torchtitan(tmp_path):
     build(tmp_path, "mine", torch="2.13.0", deepspeed="0.19.8", rich="14.0")
     found = find_toolchain("mine", tmp_path, CURVES)
     assert found.dialect == "command"
-    assert found.versions == {"torch": "2.13.0", "deepspeed": "0.19.8"}
+    assert found.versions.keys() == {"torch", "deepspeed", "packages"}
+    assert (found.versions["torch"], found.versions["deepspeed"]) == ("2.13.0", "0.19.8")
+
+
+def test_every_package_of_a_programs_environment_counts_but_this_one(tmp_path):
+    def packages(name, **versions):
+        build(tmp_path, name, torch="2.13.0", **versions)
+        return find_toolchain(name, tmp_path, CURVES).versions["packages"]
+
+    first = packages("a", my_kernels="1.0", converge="0.1.0")
+    assert packages("b", my_kernels="1.0") == first
+    assert packages("c", my_kernels="1.1") != first
+    assert packages("d", my_kernels="1.0", more="1.0") != first
 
 
 def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path):
@@ -171,7 +183,7 @@ def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path)
     build(tmp_path, "neither")
     with pytest.raises(ToolchainError, match="has no torch, so its program cannot be probed"):
         find_toolchain("neither", tmp_path, PROBED)
-    assert find_toolchain("neither", tmp_path, CURVES).versions == {}
+    assert find_toolchain("neither", tmp_path, CURVES).versions.keys() == {"packages"}
 
 
 def test_a_python_by_its_path_is_asked_what_it_has(tmp_path):

@@ -22,6 +22,7 @@ from harness.model import (
     Surroundings,
     Toolchain,
 )
+from harness.model.template import placeholders
 
 HARNESS_DISTRIBUTION = "converge"
 """Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
@@ -125,16 +126,19 @@ def _facts(
         "loader": None if data is None else spec.train_config.loader.value,
         "sample_steps": list(sample_steps),
         # Not there for torchtitan, so that its runs keep their identities.
-        **({"command": _called(spec.command, surroundings)} if spec.command else {}),
+        **({"command": _called(spec, spec.command, surroundings)} if spec.command else {}),
     }
 
 
-def _called(command: Command, surroundings: Surroundings) -> dict[str, Any]:
+def _called(spec: SetSpec, command: Command, surroundings: Surroundings) -> dict[str, Any]:
     """How a program is called, and what it is made of; where it lies is no matter.
 
-    Templates count as they are: what fills them is among the other facts, or the job's name.
+    Templates count as they are: what fills them is among the other facts, but for the name, which
+    counts where the program is told it.
     """
+    told = (*command.argv, *command.environment.values())
     return {
+        **({"name": spec.name} if any("name" in placeholders(each) for each in told) else {}),
         "argv": list(command.argv),
         "launcher": command.launcher.value,
         "probed": command.probed,

@@ -231,6 +231,19 @@ def test_sources_count_by_what_is_in_them_wherever_they_lie(planned, tmp_path):
     assert make_plan(experiment, {"mine": MINE}, there).job("zero2").identity == job.identity
 
 
+@pytest.mark.parametrize("where", ["command", "trainer"])
+def test_the_name_of_a_set_counts_where_its_program_is_told_it(planned, where):
+    again = "[[test]]\nname = 'again'\nparallelism = { dp_replicate = 2 }\n"
+    same = planned(again)
+    assert same.job("again").identity == same.job("ddp2").identity
+    told = {
+        "command": '["train.py", "{name}", "{config.zero.stage}"]',
+        "trainer": 'environment = { NAME = "{name}" }\n',
+    }
+    plan = planned(again, **{where: told[where]})
+    assert plan.job("again").identity != plan.job("ddp2").identity
+
+
 def test_a_row_says_what_trains_and_what_differs(planned):
     control, test = describe(planned())
     assert control.serves == "control: DDP 2 on 2 ranks"
