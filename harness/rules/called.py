@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from harness.model import Command, Job
+from harness.model import Command, Job, Parallelism, RankLauncher
 from harness.model.template import CONFIG, placeholders
 
 OF_THE_RUN = frozenset({"output", "data", "python", "name"})
@@ -30,7 +30,19 @@ def told(job: Job) -> dict[str, Any]:
         for name in names
     }
     data = job.spec.train_config.data
-    return {**values, "ranks": job.world_size, "python": str(job.toolchain.python), "data": data}
+    # Without a launcher nothing but the call says how many ranks there are to be.
+    ranks = {} if command.launcher is RankLauncher.NONE else {"ranks": job.world_size}
+    return {**values, **ranks, "python": str(job.toolchain.python), "data": data}
+
+
+def knows_its_ranks(command: Command) -> bool:
+    """Whether anything that a program is told may say how many ranks it is to have."""
+    names = set(_names(command))
+    return (
+        command.launcher is not RankLauncher.NONE
+        or bool(names & {"ranks", "dp", *asdict(Parallelism())})
+        or any(name.startswith(CONFIG) for name in names)
+    )
 
 
 def _known(job: Job) -> dict[str, Any]:

@@ -174,6 +174,22 @@ def test_a_set_whose_program_is_called_as_its_controls_is_refused(planned, refus
     planned(tests, command=f'["train.py", {told[1:]}', config=config)
 
 
+def test_a_program_without_a_launcher_is_told_how_many_ranks_it_has(planned, refused):
+    tests = (
+        "[[test]]\nname = 't'\nparallelism = { dp_replicate = 4 }\n"
+        "set = { training.local_batch_size = 1 }\n"
+    )
+    none = 'launcher = "none"\n'
+    command = '["{python}", "train.py", "{local_batch_size}"]'
+    (found,) = refused(tests, trainer=none, command=command)
+    assert "nothing tells the program of t to have 4 ranks" in found
+    planned(tests, trainer=none, command=command.replace("]", ', "{ranks}"]'))
+    planned(tests, command=command)
+    same = "[[test]]\nname = 't'\nparallelism = { dp_replicate = 4 }\n"
+    (found,) = refused(same, trainer=none, command='["{python}", "train.py"]')
+    assert "calls t exactly as ddp2" in found
+
+
 def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):
     planned("[[test]]\nname = 'a'\nparallelism = { dp_replicate = 2 }\n", command='["train.py"]')
 
