@@ -22,7 +22,8 @@ from harness.rank import world
 from harness.rank.cross_entropy import IGNORE_INDEX
 from harness.rank.job import Job, JobError, read_job
 from harness.rank.placement import local_shard
-from harness.rank.probe import Probe, TrainerView, rate_of
+from harness.rank.probe import Probe
+from harness.rank.trainer_view import TrainerView, rate_of
 from harness.rank.ulp import move_by_one_ulp, move_tensors
 from harness.rank.writer import SCHEMA, write_json
 

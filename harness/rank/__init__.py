@@ -9,6 +9,7 @@
     settings.py       dotted keys applied to nested dataclasses, with errors that list valid keys
     samples.py        which sample is where: the data order, free of the dp degree
     probe.py          the evidence of a step; told by a dialect where things are
+    trainer_view.py   where things are, as a dialect or a program's probe tells it
     step_line.py      its line of metrics.jsonl, from what every rank saw
     cross_entropy.py  float64 loss from the logits, vocabulary shards included
     grad_norm.py      float64 gradient norm over the unique shards

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from harness.rank.job import Job
 from harness.rank.manifest import write_manifest
-from harness.rank.probe import Probe, rate_of
+from harness.rank.probe import Probe
 from harness.rank.state import UNKNOWN, Counters
+from harness.rank.trainer_view import rate_of
 
 _FOLDER = "checkpoint"
 

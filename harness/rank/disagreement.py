@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from harness.rank.probe import TrainerView
+    from harness.rank.trainer_view import TrainerView
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from harness.rank.grad_norm import ShardKey, shard_key
 from harness.rank.names import canonical
 
 if TYPE_CHECKING:
-    from harness.rank.probe import TrainerView
+    from harness.rank.trainer_view import TrainerView
 
 KINDS = ("parameter", "gradient", "optimizer state", "buffer")
 LISTED = 20

@@ -17,7 +17,8 @@ import torchtitan.train as trainer_module
 from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
-from harness.rank.probe import Probe, TrainerView, rate_of
+from harness.rank.probe import Probe
+from harness.rank.trainer_view import TrainerView, rate_of
 
 
 def view(trainer: Any) -> TrainerView:

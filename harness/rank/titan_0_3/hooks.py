@@ -20,7 +20,8 @@ from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.job import Job
 from harness.rank.pipelining import ignore_shape_inference
-from harness.rank.probe import Probe, TrainerView, rate_of
+from harness.rank.probe import Probe
+from harness.rank.trainer_view import TrainerView, rate_of
 
 _NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 
