@@ -171,6 +171,14 @@ def test_a_wrong_number_sends_nobody_to_torchtitans_functions():
     assert "by how many tokens or ranks" in verdict.look_at
 
 
+def test_a_probe_of_a_model_that_does_not_train_shows_nothing():
+    idle = {"grad_norm_recomputed": lambda _step, _value: 0.0, "grad_norm": None}
+    test, control = (with_signals(probed(name), **idle) for name in ("ddp2", "one"))
+    verdict = judged(test, control)
+    assert verdict.judgement is Judgement.INVALID
+    assert "its probe was given another model" in outcome(verdict, "gradients-present").detail
+
+
 def test_other_initial_weights_are_no_comparison():
     other = probed(samples=samples(initial=lambda _name, values: values + 0.1))
     verdict = judged(other)
