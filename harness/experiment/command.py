@@ -75,6 +75,16 @@ def _names(table: CommandTable) -> Iterator[str]:
             continue
 
 
+def _is_readable(table: CommandTable) -> bool:
+    """Whether there is a command, and all placeholders of all templates are found."""
+    try:
+        for _, text in _templates(table):
+            placeholders(text)
+    except ValueError:
+        return False
+    return bool(table.command)
+
+
 def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
     """What is wrong with placeholders whatever the train config."""
     if not table.command:
@@ -164,8 +174,8 @@ def set_problems(
                 hint = suggest(name, valid) if name.startswith(CONFIG) else ""
                 yield Problem(whole(key), f"{{{name}}} {message}", hint)
     read = set(_names(table))
-    if any(_missing(name, spec) for name in read):
-        return  # it may be the key's, misspelt
+    if not _is_readable(table) or any(_missing(name, spec) for name in read):
+        return  # what is refused already may be the key's, misspelt
     for key in sorted((own.keys() & keys) - OURS):
         if CONFIG + key not in read:
             yield Problem(

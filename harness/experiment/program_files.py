@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,9 @@ from harness.experiment.program import File, Module, Program, program_of
 from harness.experiment.trainer import CommandTable, Where
 from harness.model import Command, RankLauncher, SetSpec
 from harness.model.template import CONFIG, fill, placeholders
+
+_STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec")
+"""What people write in front of their script; a template begins after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +131,13 @@ def _missing_files(
         if isinstance(each, File) and not (folder / each.path).is_file():
             first = each is written[0]
             looked = ", ".join(map(str, folders if first else (folder,)))
+            started = _STARTED.fullmatch(each.path) is not None and not each.by_itself
             yield Problem(
                 where(f"command[{each.index}]"),
                 f"there is no file {each.path!r}",
-                f"looked in: {looked}",
+                f"the launcher starts {each.path} itself: leave it out"
+                if started
+                else f"looked in: {looked}",
             )
         elif isinstance(each, File) and each.by_itself and not _starts(each.path, folder):
             yield Problem(

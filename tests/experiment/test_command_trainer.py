@@ -167,6 +167,10 @@ def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
         ({"argv": '[""]'}, "trainer.command[0]: is empty"),
         ({"argv": '"train.py --steps 2"'}, "trainer.command: must be a list"),
         ({"argv": '["trian.py"]'}, "trainer.command[0]: there is no file 'trian.py' (looked in: "),
+        (
+            {"argv": '["python", "train.py"]'},
+            "there is no file 'python' (the launcher starts python itself: leave it out)",
+        ),
         ({"argv": '["train.py", "{step}"]'}, "{step} is no placeholder (did you mean 'steps'?"),
         (
             {"argv": '["train.py", "{"]'},
@@ -264,6 +268,11 @@ def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
 def test_what_cannot_work_is_said_before_a_start(problems, script, changes, expected):
     found = problems(text(**changes))
     assert any(expected in problem for problem in found), found
+
+
+@pytest.mark.parametrize("argv", ['"train.py --steps 2"', '["train.py", "{config.zero.stage"]'])
+def test_a_template_that_cannot_be_read_is_said_once(problems, script, argv):
+    assert not any("reaches nothing" in problem for problem in problems(text(argv=argv)))
 
 
 def test_keys_of_a_command_need_the_kind(problems):
