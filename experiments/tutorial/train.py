@@ -49,8 +49,8 @@ def main() -> None:
             total += loss.detach()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad()
         dist.all_reduce(total)
+        optimizer.zero_grad()
         losses.append((step, total.item() / ranks, norm.item()))
 
     if rank == 0:
