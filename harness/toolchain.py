@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from harness import __version__
 from harness.errors import ToolchainError
@@ -199,11 +200,19 @@ def _ask(python: Path) -> _Answer:
 
 
 def _own_source() -> str:
-    """What pip is to install of this package: the checkout that runs, else its release."""
+    """What pip is to install of this package: the checkout that runs or was installed, else it.
+
+    pip keeps the folder that it installed from in ``direct_url.json`` (PEP 610). By its name
+    alone it could be another's package.
+    """
     checkout = Path(__file__).parent.parent
-    return (
-        f"-e {checkout}" if (checkout / "pyproject.toml").is_file() else f"converge=={__version__}"
-    )
+    if (checkout / "pyproject.toml").is_file():
+        return f"-e {checkout}"
+    for distribution in distributions(name="converge", path=[str(checkout)]):
+        url = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
+        if url.startswith("file://"):
+            return unquote(urlsplit(url).path)
+    return f"converge=={__version__}"
 
 
 def _site_packages(environment: Path) -> list[str]:

@@ -1,7 +1,9 @@
 """Finding toolchains: versions are read from metadata, nothing is started."""
 
 import json
+import os
 import platform
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness.errors import ToolchainError
 from harness.model import Command
 from harness.toolchain import (
@@ -214,3 +217,26 @@ def test_a_plan_may_assume_the_environment_of_a_program(tmp_path):
     build(tmp_path, "deepspeed-0.19.8", torch="2.13.0")
     with pytest.raises(ToolchainError, match="has no converge"):
         assume_toolchain("deepspeed-0.19.8", tmp_path, PROBED)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "named"),
+    [
+        ('{"url": "file:///src/my%20converge", "dir_info": {}}', "/src/my converge"),
+        (None, "converge=="),
+    ],
+)
+def test_an_installed_harness_names_the_folder_that_it_came_from(tmp_path, recorded, named):
+    (tmp_path / "harness").symlink_to(Path(harness.__file__).parent)
+    info = tmp_path / "converge-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: converge\nVersion: 0.1.0\n")
+    if recorded is not None:
+        (info / "direct_url.json").write_text(recorded)
+    code = "from harness.toolchain import _own_source; print(_own_source())"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.startswith(named)
