@@ -3,8 +3,10 @@
 A worker thread may still hold the tensors of the last collective when the program ends. Letting go
 of them takes the interpreter's lock, and a thread that asks for it while the interpreter is torn
 down ends the process with SIGABRT, "terminate called without an active exception"
-(https://github.com/pytorch/pytorch/pull/179291). It happens on loaded machines only, after all
-evidence is written; but a run whose rank aborts is no good run.
+(https://github.com/pytorch/pytorch/pull/179291). And the model may be the last to hold the process
+group, by DDP's reducer: whoever lets go of it then joins those threads without giving up the lock,
+and both wait for ever. It happens on loaded machines only, after all evidence is written; but a run
+whose rank aborts or hangs is no good run.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ _IDLE_LOOKS = 2
 _TASKS = Path("/proc/self/task")
 
 
-def wait_at_exit() -> None:
-    """Have the end of the program wait for threads that run, for two seconds at most."""
+def wait_at_exit(kept: object) -> None:
+    """Have the end of the program wait for threads that run, for two seconds at most.
+
+    ``kept`` is let go of after that: what holds the model and, by it, the process group.
+    """
     if _TASKS.is_dir():
-        atexit.register(_wait_until_idle)
+        atexit.register(_wait_until_idle, kept)
 
 
-def _wait_until_idle() -> None:
+def _wait_until_idle(_kept: object) -> None:
     deadline = time.monotonic() + _LONGEST_S
     idle = 0
     while idle < _IDLE_LOOKS and time.monotonic() < deadline:

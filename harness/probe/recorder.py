@@ -115,7 +115,7 @@ class Recorder:
         self._closed = False
         self._probe.begin_step(1)
         self._watch()
-        wait_at_exit()
+        wait_at_exit(model)
 
     # ---------------------------------------------------------------- what the loop says
 
