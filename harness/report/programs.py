@@ -44,7 +44,12 @@ def program_notes(
 
 def _of_curves(evidences: Sequence[Evidence]) -> str:
     seen = [name for name in JUDGED_SIGNALS if all(has(each, name) for each in evidences)]
-    signals = " and ".join(name.replace("_", " ") for name in seen) or "nothing"
+    if not seen:
+        return (
+            "Curves only: the program is not probed, and no signal is in the curves of all its "
+            "runs: nothing was compared (trainer.probe, trainer.columns)."
+        )
+    signals = " and ".join(name.replace("_", " ") for name in seen)
     return (
         f"Curves only: the program is not probed, so of {count(len(evidences), 'run')} "
         f"{signals} alone {'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, "

@@ -38,6 +38,12 @@ def test_curves_alone_are_told_with_what_the_file_changes():
     assert test.run.command == "converge run x.toml --only two --fresh"
 
 
+def test_curves_without_a_common_signal_are_told_to_compare_nothing():
+    runs = [evidence("one", 20), replace(evidence("two", 20), signals={})]
+    (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
+    assert note.endswith("nothing was compared (trainer.probe, trainer.columns).")
+
+
 def test_a_probe_that_saw_less_is_told():
     seen = {"probe": PROBE, "config": {}}
     runs = [evidence(name, 20, in_force=seen) for name in ("one", "two")]
