@@ -38,9 +38,9 @@ def command_job(name, *, mode="well", at=2, ranks=1, launcher=RankLauncher.NONE,
 
 
 def run(plan, store, options):
+    before = set(psutil.Process().children(recursive=True))  # of other tests in this process
     records = run_plan(plan, store, replace(options, warm=True, check=True), lambda _: None)
-    left = [each for each in psutil.Process().children(recursive=True) if each.is_running()]
-    assert not left
+    assert set(psutil.Process().children(recursive=True)) <= before
     return records
 
 
