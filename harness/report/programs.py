@@ -22,7 +22,13 @@ def program_notes(
     known = {name: evidences[name] for name in names if name in evidences}
     curves = [name for name in known if name in jobs and is_curve(jobs[name].spec)]
     if curves:
-        yield _of_curves([known[name] for name in curves])
+        pairs = [(each.control, each.name) for each in verdicts]
+        compared = [
+            (known[control], known[test])
+            for control, test in pairs
+            if control in known and test in known and (control in curves or test in curves)
+        ]
+        yield _of_curves(len(curves), compared)
     probed = {
         name: evidence
         for name, evidence in known.items()
@@ -42,16 +48,21 @@ def program_notes(
         )
 
 
-def _of_curves(evidences: Sequence[Evidence]) -> str:
-    seen = [name for name in JUDGED_SIGNALS if all(has(each, name) for each in evidences)]
+def _of_curves(runs: int, pairs: Sequence[tuple[Evidence, Evidence]]) -> str:
+    """The note on ``runs`` curves; ``pairs`` has every control with its test set."""
+    seen = [
+        name
+        for name in JUDGED_SIGNALS
+        if any(has(control, name) and has(test, name) for control, test in pairs)
+    ]
     if not seen:
         return (
-            "Curves only: the program is not probed, and no signal is in the curves of all its "
-            "runs: nothing was compared (trainer.probe, trainer.columns)."
+            "Curves only: the program is not probed, and no test set has a signal in common with "
+            "its control: nothing was compared (trainer.probe, trainer.columns)."
         )
     signals = " and ".join(name.replace("_", " ") for name in seen)
     return (
-        f"Curves only: the program is not probed, so of {count(len(evidences), 'run')} "
+        f"Curves only: the program is not probed, so of {count(runs, 'run')} "
         f"{signals} alone {'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, "
         "envelope and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
         "was in force were not: that both trained on the same data is assumed (trainer.probe)."

@@ -12,19 +12,26 @@ PROBE = {"wrapping": "DDP", "gradients": "at the optimizer's step", "recomputes_
 
 
 def view_of(evidences, *, probed):
+    """The first of ``evidences`` is the control's, every other one a test set's."""
     command = Command(("train.py",), Path("/work"), probed=probed)
-    one = replace(spec("one"), command=command, overrides={"zero.stage": 0})
-    two = replace(spec("two"), command=command, overrides={"zero.stage": 2}, control="one")
-    jobs = (job(one, Role.CONTROL, 20), job(two, Role.TEST, 20))
-    experiment = Experiment("x", Path("x.toml"), (one,), (two,))
+    control, *tests = (each.name for each in evidences)
+    one = replace(spec(control), command=command, overrides={"zero.stage": 0})
+    others = tuple(
+        replace(spec(name), command=command, overrides={"zero.stage": 2}, control=control)
+        for name in tests
+    )
+    jobs = (job(one, Role.CONTROL, 20), *(job(each, Role.TEST, 20) for each in others))
+    experiment = Experiment("x", Path("x.toml"), (one,), others)
     records = [
         RunRecord(each.name, each.identity, Path("runs"), RunStatus.FINISHED, 1.0, ("train.py",))
         for each in jobs
     ]
-    verdict = Verdict("two", "one", Judgement.PASS)
-    plan = Plan(experiment, jobs)
     return build_view(
-        title="x", verdicts=[verdict], evidences=evidences, subject=plan, records=records
+        title="x",
+        verdicts=[Verdict(name, control, Judgement.PASS) for name in tests],
+        evidences=evidences,
+        subject=Plan(experiment, jobs),
+        records=records,
     )
 
 
@@ -42,6 +49,14 @@ def test_curves_without_a_common_signal_are_told_to_compare_nothing():
     runs = [evidence("one", 20), replace(evidence("two", 20), signals={})]
     (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
     assert note.endswith("nothing was compared (trainer.probe, trainer.columns).")
+
+
+def test_a_set_without_a_signal_does_not_hide_what_the_others_were_compared_by():
+    signals = {"loss": evidence("one", 20).signals["loss"]}
+    runs = [replace(evidence(name, 20), signals=signals) for name in ("one", "two", "three")]
+    runs[2] = replace(runs[2], signals={})
+    (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
+    assert "of 3 runs loss alone was compared" in note
 
 
 def test_a_probe_that_saw_less_is_told():
