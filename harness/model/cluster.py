@@ -20,7 +20,8 @@ class Launcher(StrEnum):
 class Cluster:
     """``[cluster]``: what a scheduler is asked for, and what its nodes need before ranks start.
 
-    Options of sbatch that are None are not asked for.
+    Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
+    stands, or quoted: ``harness.experiment.cluster`` refuses what they would read otherwise.
     """
 
     ranks_per_node: int

@@ -9,13 +9,6 @@ from pathlib import Path
 
 from harness.errors import ConfigError, Problem
 from harness.launch.cluster.lives import ending, restart, start
-from harness.launch.cluster.words import (
-    arguments,
-    sbatch_lines,
-    sbatch_option,
-    sbatch_path,
-    variables,
-)
 from harness.model import Cluster, Job, RestartOwner
 from harness.store import folder_key, slug
 from harness.trainers import (
@@ -70,8 +63,9 @@ def batch_script(
 ) -> str:
     """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
 
-    Raises ConfigError when the ranks do not fill nodes, and when a value of the cluster's, or the
-    folder, cannot be said to sbatch or bash.
+    What a ``Cluster`` says to sbatch and bash was checked where it was read
+    (``harness.experiment.cluster``). Raises ConfigError when the ranks do not fill nodes, and when
+    sbatch cannot be told of the folder.
     """
     folder = folder.absolute()
     calls = _calls(job)
@@ -133,37 +127,37 @@ def _header(job: Job, largest: _Layout, experiment: str, folder: Path) -> str:
 
 def _requests(job: Job, folder: Path, cluster: Cluster, largest: _Layout) -> str:
     cpus = cluster.cpus_per_rank
-    words = (
-        ("partition", "partition", cluster.partition),
-        ("account", "account", cluster.account),
-        ("qos", "qos", cluster.qos),
-        ("time", "time", cluster.time),
-        *_gpus(cluster, largest),
-        ("cpus_per_rank", "cpus-per-task", None if cpus is None else cpus * largest.ranks),
-        ("memory_per_node", "mem", cluster.memory_per_node),
-        ("constraint", "constraint", cluster.constraint),
-    )
+    asked = {
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "qos": cluster.qos,
+        "time": cluster.time,
+        **_gpus(cluster, largest),
+        "cpus-per-task": None if cpus is None else cpus * largest.ranks,
+        "mem": cluster.memory_per_node,
+        "constraint": cluster.constraint,
+    }
     options = (
         f"--job-name={job_name(job)}",
-        f"--chdir={sbatch_path(folder)}",
+        f"--chdir={_path(folder)}",
         f"--output={SLURM_LOG}",
         "--open-mode=append",
         f"--nodes={largest.nodes}",
         "--ntasks-per-node=1",
-        *(sbatch_option(key, option, value) for key, option, value in words if value is not None),
+        *(f"--{option}={value}" for option, value in asked.items() if value is not None),
         "--requeue" if _may_be_requeued(job, cluster) else "--no-requeue",
         "--kill-on-invalid-dep=yes",
-        *sbatch_lines(cluster.sbatch),
+        *cluster.sbatch,
     )
     return "\n".join(f"#SBATCH {option}" for option in options)
 
 
-def _gpus(cluster: Cluster, largest: _Layout) -> tuple[tuple[str, str, str | int], ...]:
+def _gpus(cluster: Cluster, largest: _Layout) -> dict[str, str | int]:
     if cluster.gres is not None:
-        return (("gres", "gres", cluster.gres),)
+        return {"gres": cluster.gres}
     if cluster.device == "cuda" and cluster.gpus_per_node:
-        return (("gpus_per_node", "gpus-per-node", largest.ranks),)
-    return ()
+        return {"gpus-per-node": largest.ranks}
+    return {}
 
 
 def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
@@ -178,11 +172,11 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
     resources = Resources(cluster.device, () if on_cpu else None, loopback=None)
     exported: Mapping[str, str] = {
         **environment({}, resources, folder, job),
-        **variables(cluster.environment),
+        **cluster.environment,
     }
     exports = [f"export {name}={shlex.quote(exported[name])}" for name in sorted(exported)]
-    modules = [f"module load {shlex.quote(name)}" for name in arguments("modules", cluster.modules)]
-    prologue = list(arguments("prologue", cluster.prologue))
+    modules = [f"module load {shlex.quote(name)}" for name in cluster.modules]
+    prologue = list(cluster.prologue)
     if not modules and not prologue:
         return "\n".join(exports)
     if modules:
@@ -224,8 +218,8 @@ def _call(
     lines = (
         shlex.join(where),
         shlex.join(how),
-        shlex.join(arguments("srun", cluster.srun)),
-        shlex.join(arguments("container", cluster.container)),
+        shlex.join(cluster.srun),
+        shlex.join(cluster.container),
         shlex.join(node),
         " ".join(_quoted_but_meeting(word) for word in torchrun[:rest]),
         shlex.join(torchrun[rest:]),
@@ -267,6 +261,20 @@ def _quoted_but_meeting(word: str) -> str:
     if not variable:
         return shlex.quote(word)
     return f'{shlex.quote(before)}"${_MEETING}"{shlex.quote(after) if after else ""}'
+
+
+def _path(folder: Path) -> str:
+    """A path on an ``#SBATCH`` line, where double quotes keep blanks and ``#``."""
+    text = str(folder)
+    if not text.isprintable() or '"' in text or "\\" in text:
+        raise ConfigError(
+            Problem(
+                f"run folder {text!r}",
+                "sbatch cannot be told of it",
+                "use a --store whose path has no quotes, backslashes and line breaks",
+            )
+        )
+    return f'"{text}"'
 
 
 def _one_line(text: str) -> str:
