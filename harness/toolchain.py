@@ -84,7 +84,7 @@ def find_toolchain(
         return _for_command(name, root, command)
     folder = (root or toolchain_root()) / name
     python = _python_of(name, folder)
-    build = _build_of(name)
+    build = build_hint(name)
     versions = _versions(_site_packages(folder), DISTRIBUTIONS)
     missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
     if missing:
@@ -135,13 +135,13 @@ def _python_of(name: str, folder: Path) -> Path:
     if not os.access(python, os.X_OK):
         there = ", ".join(available_toolchains(folder.parent)) or "none"
         raise ToolchainError(
-            f"no toolchain {name!r} in {folder.parent} (there: {there}); {_build_of(name)}, or say "
-            "with CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
+            f"no toolchain {name!r} in {folder.parent} (there: {there}); {build_hint(name)}, or "
+            "say with CONVERGE_TOOLCHAINS=FOLDER where toolchains are"
         )
     return python
 
 
-def _build_of(name: str) -> str:
+def build_hint(name: str) -> str:
     """The command that builds a toolchain; one of a revision needs a clone that has it."""
     checkout = "CONVERGE_CHECKOUT=FOLDER " if "@" in name else ""
     return f"build it with: {checkout}nox -s toolchain -- {name}"

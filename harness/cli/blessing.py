@@ -26,7 +26,7 @@ from harness.cli import matrix
 from harness.cli.blessing_options import golden_name
 from harness.cli.learnt import keep, learn, timestamp
 from harness.cli.running import gpu_ids, run_jobs
-from harness.cli.shared import make_console, store_of
+from harness.cli.shared import make_console, say, store_of
 from harness.errors import ConfigError, Problem, StoreError
 from harness.gate import ExitCode
 from harness.judge import ChangeKind, RunChange, classify, judge
@@ -67,7 +67,7 @@ def bless(arguments: argparse.Namespace) -> ExitCode:
     taught, control = learnt[job.name], evidences[job.name]
     flaws = [*_flaws(job, control), *taught.calibration.problems]
     for flaw in flaws:
-        _say(console, f"cannot be blessed: {flaw}")
+        say(console, f"cannot be blessed: {flaw}")
     if flaws:
         return ExitCode.UNDECIDED
     change = None
@@ -75,12 +75,12 @@ def bless(arguments: argparse.Namespace) -> ExitCode:
         found = _change(before, job, control, taught.facts)
         _tell(console, before, found)
         if before.golden.identity == job.identity and found.kind is ChangeKind.BITWISE:
-            _say(console, f"{folder} is this very control: nothing to bless")
+            say(console, f"{folder} is this very control: nothing to bless")
             return ExitCode.PASS
         if found.kind is ChangeKind.SEMANTIC and not arguments.accept_semantic_change:
             again = shlex.join(["converge", "bless", str(given), "--name", arguments.name])
-            _say(console, f"not blessed: {folder} is as it was")
-            _say(console, f"if it is meant: {again} … --accept-semantic-change")
+            say(console, f"not blessed: {folder} is as it was")
+            say(console, f"if it is meant: {again} … --accept-semantic-change")
             return ExitCode.FAIL
         change = _as_stored(found)
     told = Blessing(arguments.author.strip(), arguments.reason.strip(), timestamp())
@@ -192,10 +192,10 @@ def _as_stored(found: RunChange) -> Change:
 
 def _tell(console: Console, before: Stored, found: RunChange) -> None:
     """What has changed since the golden that is there."""
-    _say(console, f"\nagainst {before.golden.words}")
-    _say(console, f"the change is {found.kind.value}: {found.sentence}")
+    say(console, f"\nagainst {before.golden.words}")
+    say(console, f"the change is {found.kind.value}: {found.sentence}")
     if found.onset is not None:
-        _say(console, f"off by more than rounding from step {found.onset} on")
+        say(console, f"off by more than rounding from step {found.onset} on")
     if not found.signals:
         return
     table = Table(show_edge=False)
@@ -216,9 +216,9 @@ def _tell(console: Console, before: Stored, found: RunChange) -> None:
 
 def _conclude(console: Console, folder: Path, experiment: Path) -> None:
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    _say(console, f"golden: {folder} ({size / 1024:.0f} kB; commit it)")
+    say(console, f"golden: {folder} ({size / 1024:.0f} kB; commit it)")
     written = folder.name if folder.parent == default_folder(experiment) else str(folder)
-    _say(console, f'judge against it: baseline = "{written}" at the top of {experiment}')
+    say(console, f'judge against it: baseline = "{written}" at the top of {experiment}')
 
 
 # ------------------------------------------------------------------ showing
@@ -239,7 +239,7 @@ def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
         raise StoreError(not_there(folder / arguments.show))
     stored = read_stored(folder / arguments.show)
     for line in _lines(stored):
-        _say(console, line)
+        say(console, line)
     return ExitCode.PASS
 
 
@@ -288,7 +288,3 @@ def _lines(stored: Stored) -> Iterator[str]:
         if not kept.is_dir():
             return
         stored = read_stored(kept)
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from harness.calibrations import Learnt, read_calibrations, write_calibrations
 from harness.cli import matrix
 from harness.cli.learnt import keep, learn
 from harness.cli.running import gpu_ids, run_jobs
-from harness.cli.shared import make_console, names, store_of
+from harness.cli.shared import make_console, names, say, store_of
 from harness.errors import ConfigError, Problem, StoreError
 from harness.gate import ExitCode
 from harness.model import Plan, Role, SignalScale
@@ -123,11 +123,10 @@ def _show(console: Console, learnt: Sequence[Learnt]) -> None:
     console.print(table)
     for each in learnt:
         calibration = each.calibration
-        console.print(
+        say(
+            console,
             f"{calibration.control}: {calibration.precision}, {calibration.taught_by} of "
             f"{len(calibration.repeats)} repeats differ from it: {', '.join(calibration.repeats)}",
-            markup=False,
-            soft_wrap=True,
         )
 
 
@@ -135,13 +134,13 @@ def _conclude(
     console: Console, paths: Sequence[Path], problems: Sequence[str], command: str
 ) -> None:
     for problem in problems:
-        console.print(f"\nproblem: {problem}", style="bold red", markup=False, soft_wrap=True)
+        say(console, f"\nproblem: {problem}", "bold red")
     for path in paths:
-        console.print(f"calibration: {path}", markup=False, soft_wrap=True)
+        say(console, f"calibration: {path}")
     if problems:
         console.print("nothing may pass by such repeats: repair the control, then calibrate again")
     else:
-        console.print(f"next: {command}", markup=False, soft_wrap=True)
+        say(console, f"next: {command}")
 
 
 def _cells(scale: SignalScale) -> Iterator[str]:

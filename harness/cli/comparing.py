@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.calibrations import FILE, Learnt, write_calibrations
 from harness.cli.learnt import read_for_curves, timestamp
-from harness.cli.shared import make_console, names
+from harness.cli.shared import make_console, names, say
 from harness.cli.showing import show_verdicts
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode, exit_code
@@ -88,7 +88,7 @@ def _calibration(
             )
         read, note = read_for_curves(arguments.calibration, control)
         if note:
-            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+            say(console, f"note: {note}", "yellow")
         return read
     if not arguments.repeat:
         return None

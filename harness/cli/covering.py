@@ -13,7 +13,7 @@ from rich.table import Table
 from harness import guide
 from harness.cli import matrix
 from harness.cli.initializing import TITAN_03, VARIANTS, read_base, toolchain_for
-from harness.cli.shared import make_console, names
+from harness.cli.shared import make_console, names, say
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
 from harness.guide.cover import Pair, ProposedJob
@@ -132,11 +132,11 @@ def _print(
     added: list[guide.Factor],
 ) -> None:
     words = ", ".join(map(str, ordered(found.factors)))
-    _say(console, f"{len(found.factors)} techniques on dp {base.dp}: {words}")
+    say(console, f"{len(found.factors)} techniques on dp {base.dp}: {words}")
     if added:
-        _say(console, f"added, because others need them: {', '.join(map(str, added))}")
+        say(console, f"added, because others need them: {', '.join(map(str, added))}")
     if not base.sizes_known:
-        _say(console, f"no base config given: {TITAN_03}, any batch, sequence and model")
+        say(console, f"no base config given: {TITAN_03}, any batch, sequence and model")
     table = Table(show_edge=False, show_lines=True)
     for title in ("job", "degrees", "techniques"):
         table.add_column(title, overflow="fold")
@@ -152,11 +152,7 @@ def _print(
         )
     console.print(table)
     for line in (*_summary(found, gpus), *_apart(found)):
-        _say(console, line)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
 
 
 def _techniques(spec: SetSpec) -> str:

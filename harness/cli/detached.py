@@ -22,7 +22,7 @@ from harness.cli.goldens import golden_record
 from harness.cli.learnt import read_given
 from harness.cli.nights import history_of
 from harness.cli.running import Ran, gpu_ids, options_of, site_of
-from harness.cli.shared import make_console, names, store_of
+from harness.cli.shared import make_console, names, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
 from harness.launch.cluster import detached
@@ -55,17 +55,17 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
     told += [f"{handed.queued} in the queue before"] if handed.queued else []
     told += [f"{handed.reused} finished before"] if handed.reused else []
     told += [f"{len(handed.refused)} refused or skipped"] if handed.refused else []
-    _say(console, f"jobs: {', '.join(told)}")
+    say(console, f"jobs: {', '.join(told)}")
     if handed.left:
         again = _again("submit", arguments)
-        _say(console, f"{len(handed.left)} are not submitted: {handed.why_left}")
-        _say(console, f"the same command submits them later: {again}")
+        say(console, f"{len(handed.left)} are not submitted: {handed.why_left}")
+        say(console, f"the same command submits them later: {again}")
     if any(record.status is RunStatus.REFUSED for record in handed.refused):
-        _say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
+        say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
     elif handed.submitted or handed.queued:
-        _say(console, f"next: {_again('status', arguments)}")
+        say(console, f"next: {_again('status', arguments)}")
     elif not handed.left:
-        _say(console, f"next: {_again('collect', arguments)}")
+        say(console, f"next: {_again('collect', arguments)}")
     return ExitCode.UNDECIDED if handed.left or handed.refused else ExitCode.PASS
 
 
@@ -94,17 +94,17 @@ def status(arguments: argparse.Namespace) -> ExitCode:
         )
     console.print(table)
     counts = Counter(row.state for row in rows)
-    _say(console, "\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
+    say(console, "\n" + ", ".join(f"{count} {state}" for state, count in counts.items()))
     over = all(row.state not in _NOT_OVER for row in rows)
     if over and counts[RunStatus.REFUSED]:
-        _say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
+        say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
     elif over and (counts[RunStatus.CANCELLED] or counts[RunStatus.INTERRUPTED]):
-        _say(console, f"next, to run the rest: {_again('submit', arguments)}")
-        _say(console, f"or to judge what there is: {_again('collect', arguments)}")
+        say(console, f"next, to run the rest: {_again('submit', arguments)}")
+        say(console, f"or to judge what there is: {_again('collect', arguments)}")
     elif over or any(not row.settled for row in rows):
-        _say(console, f"next: {_again('collect', arguments)}")
+        say(console, f"next: {_again('collect', arguments)}")
     elif counts[NOT_SUBMITTED] or counts[BROKEN_OFF]:
-        _say(console, f"next: {_again('submit', arguments)}")
+        say(console, f"next: {_again('submit', arguments)}")
     return ExitCode.PASS
 
 
@@ -158,13 +158,13 @@ def cancel(arguments: argparse.Namespace) -> ExitCode:
             why=f"cancelled by converge cancel ({_who()})",
         )
     count = len(done.cancelled) + len(done.ending)
-    _say(console, f"{_jobs(count)} cancelled" if count else "nothing of it is in the queue")
+    say(console, f"{_jobs(count)} cancelled" if count else "nothing of it is in the queue")
     if done.ending:
         left = ", ".join(each.job.name for each in done.ending)
-        _say(console, f"not over yet: {left}; see {_again('status', arguments)}")
+        say(console, f"not over yet: {left}; see {_again('status', arguments)}")
     for each in done.unsure:
         if each.submission is not None:
-            _say(
+            say(
                 console,
                 f"{each.job.name}: its submission was interrupted; if Slurm has it, this cancels "
                 f"it: scancel --name={shlex.quote(each.submission.name)}",
@@ -248,13 +248,13 @@ def _mend(plan: Plan) -> str:
 
 
 def _say_left(console: Console, left: Sequence[Standing], arguments: argparse.Namespace) -> None:
-    _say(console, f"{_jobs(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
+    say(console, f"{_jobs(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
     for each in left[:_LISTED]:
-        _say(console, f"  {each.job.name}: {_how(each)}")
+        say(console, f"  {each.job.name}: {_how(each)}")
     if len(left) > _LISTED:
-        _say(console, f"  and {len(left) - _LISTED} more")
+        say(console, f"  and {len(left) - _LISTED} more")
     new = any(not each.in_queue for each in left)
-    _say(console, f"next: {_again('submit' if new else 'status', arguments)}")
+    say(console, f"next: {_again('submit' if new else 'status', arguments)}")
 
 
 def _jobs(count: int) -> str:
@@ -318,7 +318,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli import matrix
-from harness.cli.shared import make_console, names
+from harness.cli.shared import make_console, names, say
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
 from harness.launch import RunOptions
@@ -160,25 +160,24 @@ def _print(
         console.print(_table(plan, rows, throughput, gpu_memory))
         console.print(f"\n{NOT_COVERED}", soft_wrap=True)
     for line in (*_too_large(rows, gpu_memory), *_estimates(rows)):
-        console.print(line, markup=False, soft_wrap=True)
+        say(console, line)
     for sentence in _stand_ins(rows):
-        console.print(f"stands in: {sentence}", markup=False, soft_wrap=True)
+        say(console, f"stands in: {sentence}")
     for job in plan.jobs:
         if job.spec.inject and job.role not in (Role.SEED, Role.REPEAT):
             console.print(f"{job.name}: its inject function is not called", markup=False)
     for answer in answers:
         if answer.unsupported:
-            console.print(
+            say(
+                console,
                 f"{answer.part.title}: not supported for toolchain "
                 f"{answer.part.job.toolchain.name}: {answer.unsupported}",
-                style="yellow",
-                markup=False,
-                soft_wrap=True,
+                "yellow",
             )
     repeats = [job.name for job in plan.jobs if job.role is Role.REPEAT]
     if repeats:
         console.print(f"built as their controls: {', '.join(repeats)}", markup=False)
-    console.print(_cost(plan, throughput), markup=False, soft_wrap=True)
+    say(console, _cost(plan, throughput))
     console.print(f"device: {device}; the dry run took {wall_s:.0f} s", markup=False)
 
 

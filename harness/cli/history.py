@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli.nights import history_of
-from harness.cli.shared import WIDE, make_console
+from harness.cli.shared import WIDE, make_console, say
 from harness.cli.showing import STYLES
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
@@ -141,7 +141,7 @@ def _result(kept: History, entry: Entry) -> dict[str, Any]:
 
 def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[Entry]) -> None:
     if not entries:
-        console.print(f"{kept.path}: no such results", markup=False, soft_wrap=True)
+        say(console, f"{kept.path}: no such results")
         return
     table = Table(show_edge=False)
     titles = ["night", "experiment", "test set", "verdict", "before", "onset", "cause"]

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness import __version__
 from harness.cli import matrix
-from harness.cli.shared import store_of
+from harness.cli.shared import say, store_of
 from harness.errors import HistoryError
 from harness.history import History, night_of
 from harness.model import Launcher, Plan, RunRecord, Surroundings, Verdict
@@ -65,7 +65,7 @@ def remember(
         added = history.append(night)
     except HistoryError as error:
         warning = f"warning: this night is missing from the history: {error}"
-        console.print(warning, style="yellow", markup=False, soft_wrap=True)
+        say(console, warning, "yellow")
         return
     if added:
-        console.print(f"history: {history.path}", markup=False, soft_wrap=True)
+        say(console, f"history: {history.path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli.shared import say
 from harness.model import Fault, FaultKind, Plan, RestartOwner, Torn
 from harness.plan import PlanRow
 
@@ -36,23 +38,16 @@ def print_plan(
         described: its sets, as rows.
         commands: by the name of a set, how its ranks are started, or its job is submitted.
     """
-    say = _say_plainly(console) if len(described) > MANY else _say_by(console)
+    tell = _say_plainly(console) if len(described) > MANY else partial(say, console)
     if len(described) > MANY:
         for line in _plain_table(made, described):
-            say(line)
+            tell(line)
     else:
         console.print(_plan_table(made, described))
     where = _where(made)
     for row in described:
         for text, style in _set_lines(row, commands[row.name], where):
-            say(text, style)
-
-
-def _say_by(console: Console) -> Say:
-    def say(text: str | Text, style: str = "") -> None:
-        console.print(text, style=style, markup=False, soft_wrap=True)
-
-    return say
+            tell(text, style)
 
 
 def _say_plainly(console: Console) -> Say:

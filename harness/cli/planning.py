@@ -17,7 +17,7 @@ from harness.cli import matrix
 from harness.cli.dry_run import show_dry_run
 from harness.cli.guide_options import require_cover
 from harness.cli.planned import print_plan
-from harness.cli.shared import make_console, names, store_of
+from harness.cli.shared import make_console, names, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
 from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, submit_argv
@@ -25,7 +25,7 @@ from harness.model import Experiment, Job, Launcher, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.store import Store
 from harness.surroundings import gpu_models
-from harness.toolchain import assume_toolchain
+from harness.toolchain import assume_toolchain, build_hint
 from harness.trainers import printable_command
 
 
@@ -78,30 +78,35 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.PASS
     console = make_console()
     print_plan(console, made, described, commands)
+    _print_besides(console, made)
+    return ExitCode.PASS
+
+
+def _print_besides(console: Console, made: Plan) -> None:
+    """What the sets need that are not in the table; raises ConfigError for what is not there."""
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
-    console.print(
-        f"\nbesides, for initial weights and tolerances: {', '.join(besides)}",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(console, f"\nbesides, for initial weights and tolerances: {', '.join(besides)}")
     if made.experiment.launcher is Launcher.SLURM:
-        console.print(
+        say(
+            console,
             "the scripts are written and submitted by `converge submit` (or `run`); see one: "
             "--script NAME",
-            markup=False,
-            soft_wrap=True,
         )
     if made.experiment.calibration is not None:
         if not made.experiment.calibration.is_file():
-            again = f"make it with: converge calibrate {arguments.experiment}"
+            again = f"make it with: converge calibrate {made.experiment.path}"
             raise ConfigError(
                 Problem(f"calibration {made.experiment.calibration}", f"is not there; {again}")
             )
-        console.print(
-            f"tolerances learnt before: {made.experiment.calibration}", markup=False, soft_wrap=True
-        )
-    console.print(f"per-tensor evidence: {_sampled(made)}", markup=False, soft_wrap=True)
-    return ExitCode.PASS
+        say(console, f"tolerances learnt before: {made.experiment.calibration}")
+    say(console, f"per-tensor evidence: {_sampled(made)}")
+    for each in {job.toolchain.name: job.toolchain for job in made.jobs}.values():
+        if not each.python.exists():
+            say(
+                console,
+                f"toolchain {each.name} is not there yet; {build_hint(each.name)}",
+                "yellow",
+            )
 
 
 def _require_dry_run(arguments: argparse.Namespace) -> None:

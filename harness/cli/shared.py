@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from rich.console import Console
+from rich.text import Text
 
 from harness.store import Store, default_root
 
@@ -19,6 +20,11 @@ def make_console() -> Console:
     """A console as wide as its terminal, or wide enough for a log."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDE)
+
+
+def say(console: Console, text: str | Text, style: str = "") -> None:
+    """Print a text as it is: what users name may look like markup, and a terminal wraps lines."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:

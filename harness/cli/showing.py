@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.cli.shared import WIDE
+from harness.cli.shared import WIDE, say
 from harness.errors import StoreError
 from harness.model import Judgement
 from harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
@@ -45,17 +45,17 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
     for test, row in zip(view.by_severity, rows(view), strict=True):
         if row.cause:
             console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
-            console.print(row.cause, markup=False, soft_wrap=True)
+            say(console, row.cause)
         if test.verdict.look_at:
-            console.print(f"look at: {test.verdict.look_at}", markup=False, soft_wrap=True)
+            say(console, f"look at: {test.verdict.look_at}")
     console.print(f"\n{escape(view.headline)}", style="bold")
     if view.without_evidence:
         names = ", ".join(view.without_evidence)
-        console.print(f"no evidence for: {names}", style="dim", markup=False, soft_wrap=True)
+        say(console, f"no evidence for: {names}", "dim")
     for note in view.notes:
-        console.print(note, style="dim", markup=False, soft_wrap=True)
+        say(console, note, "dim")
     if paths:
-        console.print(f"report: {paths[0]}", markup=False, soft_wrap=True)
+        say(console, f"report: {paths[0]}")
 
 
 def _append_summary(view: ReportView) -> None:

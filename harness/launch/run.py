@@ -115,14 +115,24 @@ class Run:
         if self.last is None or not self.call.steps:
             limit = experiment.startup_timeout_s
             if now - self.call.started > limit:
-                return f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+                return (
+                    f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+                    f"{self._waits_for()}"
+                )
             return ""
         limit = experiment.progress_timeout_s
         if now - self.last_step_at > limit:
             return (
                 f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
+                f"{self._waits_for()}"
             )
         return ""
+
+    def _waits_for(self) -> str:
+        """What may keep the ranks of a program of the user's: one of them alone tells its steps."""
+        if self.job.spec.command is None or self.job.world_size == 1:
+            return ""
+        return "; a step of a probe ends when every rank has called probe.step()"
 
     def _hang_limit_s(self, progress_timeout_s: float) -> float | None:
         """Of a rank that hangs now because the script says so; None when none does."""

@@ -46,6 +46,11 @@ def printed(tmp_path, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
+def test_a_toolchain_that_is_not_built_is_told_with_the_command_that_builds_it(printed):
+    (line,) = (line for line in printed.splitlines() if line.startswith("toolchain "))
+    assert line.endswith(" is not there yet; build it with: nox -s toolchain -- torchtitan-0.3.0")
+
+
 def test_every_segment_has_its_own_way_to_the_global_batch(printed):
     rows = {line.split()[0]: line for line in printed.splitlines() if "│" in line}
     assert " 8 = 2x4, 1x4x2, 4x2 " in rows["resized"]
