@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +14,9 @@ import numpy as np
 
 from harness.errors import HistoryError
 from harness.history.file import opened, transaction
-from harness.history.query import Entry, Filter, NightMark, Series, SetNight, stamp
-from harness.history.record import Measurement, Night, Result
+from harness.history.nights import insert, is_known, text_of
+from harness.history.query import Entry, Filter, NightMark, Series, SetNight
+from harness.history.record import Measurement, Night
 from harness.model import CauseClass, Judgement, Outcome, Tier
 
 _ALL = -1
@@ -40,9 +40,9 @@ class History:
             HistoryError: the file cannot be written, is damaged, or of a newer release.
         """
         with opened(self.path) as connection, transaction(connection):
-            if _known(connection, night):
+            if is_known(connection, night):
                 return False
-            _insert(connection, night)
+            insert(connection, night)
         return True
 
     def append_all(self, nights: Iterable[Night]) -> None:
@@ -53,7 +53,7 @@ class History:
         """
         with opened(self.path) as connection, transaction(connection):
             for night in nights:
-                _insert(connection, night)
+                insert(connection, night)
 
     def experiments(self) -> dict[str, str]:
         """Name of every experiment, and the file that it was last read from.
@@ -93,7 +93,7 @@ class History:
                 "SELECT id, finished, report, EXISTS (SELECT 1 FROM results r "
                 "WHERE r.night_id = n.id) AS judged FROM nights n WHERE experiment = ? "
                 "ORDER BY id DESC LIMIT ?",
-                (_text(experiment), limit),
+                (text_of(experiment), limit),
             )
             return tuple(
                 NightMark(
@@ -114,7 +114,7 @@ class History:
         with self._read() as connection:
             row = connection.execute(
                 "SELECT experiment FROM nights WHERE report = ? ORDER BY id DESC LIMIT 1",
-                (_text(report),),
+                (text_of(report),),
             ).fetchone()
             return str(row["experiment"]) if row else None
 
@@ -222,74 +222,6 @@ class History:
             yield connection
 
 
-def _known(connection: sqlite3.Connection, night: Night) -> bool:
-    newest = connection.execute(
-        "SELECT finished, content FROM nights WHERE experiment = ? ORDER BY id DESC LIMIT 1",
-        (_text(night.experiment),),
-    ).fetchone()
-    if newest is None or newest["content"] != night.content:
-        return False
-    day = slice(len("2026-01-31"))
-    return bool(newest["finished"][day] == stamp(night.finished)[day])
-
-
-def _insert(connection: sqlite3.Connection, night: Night) -> None:
-    facts = json.dumps(dict(night.circumstances), sort_keys=True)
-    connection.execute("INSERT OR IGNORE INTO circumstances (facts) VALUES (?)", (facts,))
-    number = connection.execute(
-        "INSERT INTO nights (experiment, source, finished, circumstances_id, content, wall_s, "
-        "report) VALUES (?, ?, ?, (SELECT id FROM circumstances WHERE facts = ?), ?, ?, ?)",
-        (
-            *(_text(night.experiment), _text(night.source), stamp(night.finished), facts),
-            *(night.content, night.wall_s, _text(night.report)),
-        ),
-    ).lastrowid
-    for result in night.results:
-        connection.execute(
-            "INSERT INTO results (night_id, experiment, test_set, control, verdict, cause_class, "
-            "cause, onset, wall_s, reused, definition) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(number, _text(night.experiment), _text(result.test_set), _text(result.control)),
-                result.verdict.value,
-                result.cause_class and result.cause_class.value,
-                *(_text(result.cause), result.onset, result.wall_s, result.reused),
-                result.definition,
-            ),
-        )
-        _insert_measurements(connection, number, night.experiment, result)
-
-
-def _insert_measurements(
-    connection: sqlite3.Connection, number: int | None, experiment: str, result: Result
-) -> None:
-    of_set = (_text(experiment), _text(result.test_set))
-    known = _series_ids(connection, of_set)
-    new = [each for each in result.measurements if each.check not in known]
-    if new:
-        connection.executemany(
-            "INSERT INTO series (experiment, test_set, name, tier, unit) VALUES (?, ?, ?, ?, ?)",
-            [(*of_set, each.check, each.tier.value, each.unit) for each in new],
-        )
-        known = _series_ids(connection, of_set)
-    connection.executemany(
-        "INSERT INTO measurements VALUES (?, ?, ?, ?, ?)",
-        [
-            (
-                *(known[each.check], number, each.outcome.value),
-                *(_spelt(each.measured), _spelt(each.limit)),
-            )
-            for each in result.measurements
-        ],
-    )
-
-
-def _series_ids(connection: sqlite3.Connection, of_set: tuple[str, str]) -> dict[str, int]:
-    rows = connection.execute(
-        "SELECT name, id FROM series WHERE experiment = ? AND test_set = ?", of_set
-    )
-    return {row["name"]: row["id"] for row in rows}
-
-
 def _series(connection: sqlite3.Connection, row: sqlite3.Row, since_night: int) -> Series:
     points = connection.execute(
         "SELECT night_id, outcome, measured, limit_value FROM measurements "
@@ -331,16 +263,6 @@ def _entry(row: sqlite3.Row, circumstances: Mapping[str, str]) -> Entry:
         circumstances=circumstances,
         report=row["report"],
     )
-
-
-def _text(value: str) -> str:
-    """Text that UTF-8 has a form for: a path or a log may hold lone surrogates."""
-    return value.encode(errors="replace").decode()
-
-
-def _spelt(value: float | None) -> float | str | None:
-    """SQLite stores NaN as NULL, and a word in a column of numbers as a word."""
-    return "nan" if value is not None and math.isnan(value) else value
 
 
 def _number(value: float | str | None) -> float | None:

@@ -15,58 +15,22 @@ from harness.probe.coordinates import Coordinates, coordinates
 from harness.probe.errors import ProbeError
 from harness.probe.first_step import FirstStep, counted, dtypes, flattened
 from harness.probe.forward import ForwardWatch
+from harness.probe.initial_weights import job_of, move_wrapped_weights
 from harness.probe.leaving import wait_at_exit
 from harness.probe.recognising import recognised
 from harness.probe.wrapping import Wrapped
 from harness.rank import world
 from harness.rank.cross_entropy import IGNORE_INDEX
-from harness.rank.job import Job, JobError, read_job
 from harness.rank.placement import local_shard
 from harness.rank.probe import Probe
 from harness.rank.trainer_view import TrainerView, rate_of
-from harness.rank.ulp import move_by_one_ulp, move_tensors
 from harness.rank.writer import SCHEMA, write_json
 
 BEFORE_CLIPPING = "before clipping"
 AT_THE_STEP = "at the optimizer's step"
 
-_moved: set[str] = set()
-"""Jobs whose initial weights this process has moved before the model was wrapped."""
 _probed: set[str] = set()
 """Jobs that this process has made a probe of."""
-
-
-def job_of(path: str) -> Job:
-    """The job in a file. Raises ProbeError when it cannot be read as one that is probed."""
-    try:
-        job = read_job(path)
-    except JobError as error:
-        raise ProbeError(f"$CONVERGE_JOB: {error}") from error
-    if not job.is_probed:
-        raise ProbeError(
-            f"$CONVERGE_JOB: {path}: its program leaves curves only (trainer.probe = false): unset "
-            "the variable, or set trainer.probe = true"
-        )
-    return job
-
-
-def move_initial_weights(model: torch.nn.Module, path: str) -> None:
-    """Move the weights of a model that nothing wraps yet, where the job is an ``ulp`` repeat.
-
-    Raises ProbeError for weights without values, and when they were moved before.
-    """
-    job = job_of(path)
-    if job.repeat != "ulp":
-        return
-    if path in _moved:
-        raise ProbeError("initial_weights has moved the weights of this run already: call it once")
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ProbeError(
-            "initial_weights: the model lies on the meta device and has no values to move yet; "
-            "call it once the weights are there"
-        )
-    move_by_one_ulp([model], job.repeat_seed)
-    _moved.add(path)
 
 
 class Recorder:
@@ -84,7 +48,6 @@ class Recorder:
     ) -> None:
         """Raises ProbeError where the job, the model or the world cannot be probed."""
         require_process_group()
-        self._job_path = job_path
         self._job = job_of(job_path)
         if job_path in _probed:
             raise ProbeError(
@@ -92,7 +55,7 @@ class Recorder:
                 "the first would be lost: a run has one probe, of the one model that it trains"
             )
         self._wrapped = recognised(model, optimizer)
-        self._require_repeat()
+        move_wrapped_weights(self._wrapped, self._job, job_path)
         place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
         self._place = place
         _probed.add(job_path)
@@ -299,18 +262,6 @@ class Recorder:
                 },
             },
         )
-
-    def _require_repeat(self) -> None:
-        """Raises ProbeError when the weights of an ``ulp`` repeat were not and cannot be moved."""
-        if self._job.repeat != "ulp" or self._job_path in _moved:
-            return
-        if not self._wrapped.movable:
-            raise ProbeError(
-                f"{self._job.name} starts from weights moved by one unit in the last place, which "
-                f"cannot be done to a model wrapped as {self._wrapped.wrapping}: call "
-                "harness.probe.initial_weights(model) before anything wraps the model"
-            )
-        move_tensors(self._wrapped.copies, self._job.repeat_seed)
 
 
 def _number(value: Any) -> float | None:
