@@ -38,10 +38,18 @@ def unfinished(evidence: Evidence) -> Flaw | None:
         return Flaw("left no step at all" + "".join(f": {each}" for each in evidence.problems[:1]))
     expected = evidence.expected_steps
     if expected is not None and evidence.steps.size != expected:
-        return Flaw(f"left {evidence.steps.size} of {expected} steps", last)
+        return Flaw(f"left {evidence.steps.size} of {expected} steps{_rarely(evidence)}", last)
     if not evidence.complete:
         return Flaw(f"ended early, after step {last}", last)
     return None
+
+
+def _rarely(evidence: Evidence) -> str:
+    """What a trainer that logs some steps alone is to be told; empty where steps are in a row."""
+    apart = np.unique(np.diff(evidence.steps))
+    if apart.size != 1 or apart[0] <= 1:
+        return ""
+    return f", one in {apart[0]}: let the trainer log every step"
 
 
 def resumed(evidence: Evidence) -> Flaw | None:

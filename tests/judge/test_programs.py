@@ -220,6 +220,11 @@ def test_a_curve_alone_passes_and_says_what_was_not_looked_at():
     ("test", "judgement", "words"),
     [
         (truncated(curve(), 10), Judgement.INVALID, "left 10 of 20 steps"),
+        (
+            replace(curve(losses=LOSSES[4::5]), steps=(5, 10, 15, 20)),
+            Judgement.INVALID,
+            "left 4 of 20 steps, one in 5: let the trainer log every step",
+        ),
         (curve(losses=(*LOSSES, 1.0)), Judgement.INVALID, "left 21 of 20 steps"),
         (curve(losses=(*LOSSES[:5], float("nan"), *LOSSES[6:])), Judgement.FAIL, "nan at step 6"),
         (
