@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness import __version__
 from harness.cli.blessing_options import add_bless
+from harness.cli.compare_options import add_compare
 from harness.cli.detached_options import ONLY_JOBS, add_detached
 from harness.cli.dry_run_options import add_dry_run
 from harness.cli.export_options import add_export
@@ -26,25 +27,6 @@ Run every control of an experiment and its A/A repeats (plain reruns, initial we
 ulp, batches dealt out in another order), learn how far right runs of it lie apart at every step,
 and keep that. `converge run` does the same by itself; a calibration kept in a file saves the
 repeats of later runs, and is refused as soon as it no longer fits the control."""
-
-COMPARE = """\
-Judge finished run folders, or curves from anywhere, against a control, without training. Readable:
-our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
-Hugging Face trainer_state.json, Weights & Biases offline runs, Megatron-LM golden values. Curves
-are judged on what they hold, and what had no evidence is said. Limits come from repeats of the
-control (--repeat, --calibration), else from floors of the arithmetic."""
-
-COMPARE_EXAMPLES = """\
-examples:
-  two runs of ours, by the repeats of the first:
-    converge compare .converge/runs/fsdp2-… .converge/runs/fsdp2_tp2-… \\
-      --repeat .converge/runs/fsdp2.ulp-… --repeat .converge/runs/fsdp2.ulp.2-…
-  several curves against one, with a tolerance somebody chose:
-    converge compare main.csv branch.csv nightly.jsonl --tolerance loss=1e-3
-  names that are not the usual ones:
-    converge compare a.csv b.csv --columns step=iteration loss="lm loss"
-  long noisy curves: is the mean loss the same within 0.5%?
-    converge compare a.jsonl b.jsonl --margin 0.005 --out report"""
 
 ONLY_SETS = """\
 only these test sets (and the controls they need); the name of a space_time set, or the start of its
@@ -138,14 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_cover(plan, _positive)
     add_init(commands, _positive)
 
-    compare = commands.add_parser(
-        "compare",
-        help="judge finished runs, or curves from anywhere, against a control",
-        description=COMPARE,
-        epilog=COMPARE_EXAMPLES + "\n\n" + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _compare_arguments(compare)
+    add_compare(commands, EXIT_CODES)
 
     report = commands.add_parser(
         "report",
@@ -183,59 +158,6 @@ def _blessing_arguments(parser: argparse.ArgumentParser) -> None:
     _slots_argument(parser)
     _cluster_arguments(parser)
     _running_arguments(parser)
-
-
-def _compare_arguments(compare: argparse.ArgumentParser) -> None:
-    compare.add_argument("control", type=Path, metavar="CONTROL", help="run folder or curve file")
-    compare.add_argument(
-        "tests", type=Path, nargs="+", metavar="TEST", help="run folders or curve files to judge"
-    )
-    compare.add_argument(
-        "--repeat",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="an A/A repeat of the control, to learn the envelope from (may be given again)",
-    )
-    compare.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="what repeats of the control taught before, instead of --repeat: a file of `converge "
-        "calibrate --out`, or the calibration.json of a report folder",
-    )
-    compare.add_argument(
-        "--columns",
-        action="append",
-        nargs="+",
-        default=[],
-        metavar="SIGNAL=COLUMN",
-        help="what the curve files call step, loss, grad_norm, lr … where it is another name",
-    )
-    compare.add_argument(
-        "--tolerance",
-        action="append",
-        default=[],
-        metavar="SIGNAL=RELATIVE",
-        help="largest allowed relative difference of a signal at any step, as loss=1e-3: replaces "
-        "what was learnt",
-    )
-    compare.add_argument(
-        "--margin",
-        type=_fraction,
-        metavar="RELATIVE",
-        help="largest relative difference of the mean loss that still counts as equivalent, as "
-        "0.005 for 0.5%% (default: by the precision of the runs)",
-    )
-    compare.add_argument("--out", type=Path, metavar="DIR", help="write reports here as well")
-
-
-def _fraction(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: write 0.01 for 1%") from None
 
 
 def _calibration_argument(parser: argparse.ArgumentParser) -> None:
