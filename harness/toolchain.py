@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
@@ -24,17 +25,15 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from harness import __version__
+from harness import DISTRIBUTION, __version__
 from harness.errors import ToolchainError
 from harness.model import Command, Toolchain
 
-OWN = "converge"
-"""What of this package runs in ranks has a digest of its own."""
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
 DISTRIBUTIONS = (
     *("torch", "torchtitan", "torchao", "triton", "numpy"),
-    *("mosaicml-streaming", "converge"),
+    *("mosaicml-streaming", DISTRIBUTION),
 )
 """What can change a job's numbers, or says which rank code runs."""
 COMMAND_DISTRIBUTIONS = (
@@ -162,7 +161,7 @@ def _for_command(name: str, root: Path | None, command: Command) -> Toolchain:
             f"{python} has no torch, so its program cannot be probed: install torch there, name "
             "another toolchain or python, or set trainer.probe = false"
         )
-    if command.probed and "converge" not in versions:
+    if command.probed and DISTRIBUTION not in versions:
         raise ToolchainError(
             f"{python} has no converge, so its program cannot be probed: install it with: "
             f"{python} -m pip install --no-deps {_own_source()}, or set trainer.probe = false"
@@ -200,19 +199,25 @@ def _ask(python: Path) -> _Answer:
 
 
 def _own_source() -> str:
-    """What pip is to install of this package: the checkout that runs or was installed, else it.
+    """What pip is to install of this package: the checkout that runs, or what was installed.
 
-    pip keeps the folder that it installed from in ``direct_url.json`` (PEP 610). By its name
-    alone it could be another's package.
+    pip keeps where it installed from in ``direct_url.json`` (PEP 610), but not for a package index.
+    By its name alone it could be another's package, so a person has to say.
     """
     checkout = Path(__file__).parent.parent
     if (checkout / "pyproject.toml").is_file():
-        return f"-e {checkout}"
-    for distribution in distributions(name="converge", path=[str(checkout)]):
-        url = json.loads(distribution.read_text("direct_url.json") or "{}").get("url", "")
-        if url.startswith("file://"):
-            return unquote(urlsplit(url).path)
-    return f"converge=={__version__}"
+        return f"-e {shlex.quote(str(checkout))}"
+    for distribution in distributions(name=DISTRIBUTION, path=[str(checkout)]):
+        told = json.loads(distribution.read_text("direct_url.json") or "{}")
+        url = told.get("url", "")
+        if url.startswith("file://") and "dir_info" in told:
+            return shlex.quote(unquote(urlsplit(url).path))
+        if "vcs_info" in told:
+            vcs = told["vcs_info"]
+            return shlex.quote(f"{vcs['vcs']}+{url}@{vcs['commit_id']}")
+        if url:
+            return shlex.quote(url)
+    return f"WHERE_CONVERGE_{__version__}_CAME_FROM"
 
 
 def _site_packages(environment: Path) -> list[str]:
@@ -233,7 +238,7 @@ def _all_packages(paths: list[str]) -> str:
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
-        if name not in ("", OWN):
+        if name not in ("", DISTRIBUTION):
             found.setdefault(name, _version(distribution))
     told = "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
     return hashlib.sha256(told.encode()).hexdigest()[:16]

@@ -222,11 +222,16 @@ def test_a_plan_may_assume_the_environment_of_a_program(tmp_path):
 @pytest.mark.parametrize(
     ("recorded", "named"),
     [
-        ('{"url": "file:///src/my%20converge", "dir_info": {}}', "/src/my converge"),
-        (None, "converge=="),
+        ('{"url": "file:///src/my%20converge", "dir_info": {}}', "'/src/my converge'"),
+        (
+            '{"url": "https://x.org/c.git", "vcs_info": {"vcs": "git", "commit_id": "1a2b"}}',
+            "git+https://x.org/c.git@1a2b",
+        ),
+        ('{"url": "file:///w/c.whl", "archive_info": {}}', "file:///w/c.whl"),
+        (None, "WHERE_CONVERGE_"),
     ],
 )
-def test_an_installed_harness_names_the_folder_that_it_came_from(tmp_path, recorded, named):
+def test_an_installed_harness_names_what_it_came_from(tmp_path, recorded, named):
     (tmp_path / "harness").symlink_to(Path(harness.__file__).parent)
     info = tmp_path / "converge-0.1.0.dist-info"
     info.mkdir()

@@ -61,7 +61,7 @@ def main() -> None:
     if rank == 0:
         with Path(args.out, "loss.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("step", "loss", "grad_norm"), *losses])
-    del model  # the last to hold the process group must be what destroys it, or gloo may hang
+    del model  # DDP holds the process group, and who lets go of it last may hang in gloo
     dist.destroy_process_group()
 
 

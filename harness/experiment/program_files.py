@@ -63,7 +63,7 @@ def files_of(
     """The folder in which the program's first file is found, and all files that are known of."""
     written = program_of(table.command, RankLauncher(table.launcher))
     folder = _folder_of(written, folders)
-    problems += _missing_files(written, folder, where, folders)
+    problems += _missing_files(written, folder, where, folders, RankLauncher(table.launcher))
     sources = [folder / each.path for each in written if isinstance(each, File)]
     modules = (_module_file(each, folder) for each in written)
     sources += [folder / file for file in modules if file is not None]
@@ -125,19 +125,20 @@ def _folder_of(written: Sequence[Program], folders: Sequence[Path]) -> Path:
 
 
 def _missing_files(
-    written: Sequence[Program], folder: Path, where: Where, folders: Sequence[Path]
+    written: Sequence[Program],
+    folder: Path,
+    where: Where,
+    folders: Sequence[Path],
+    launcher: RankLauncher,
 ) -> Iterator[Problem]:
     for each in written:
         if isinstance(each, File) and not (folder / each.path).is_file():
             first = each is written[0]
             looked = ", ".join(map(str, folders if first else (folder,)))
-            started = _STARTED.fullmatch(each.path) is not None and not each.by_itself
             yield Problem(
                 where(f"command[{each.index}]"),
                 f"there is no file {each.path!r}",
-                f"the launcher starts {each.path} itself: leave it out"
-                if started
-                else f"looked in: {looked}",
+                _left_out(each, launcher) or f"looked in: {looked}",
             )
         elif isinstance(each, File) and each.by_itself and not _starts(each.path, folder):
             yield Problem(
@@ -145,6 +146,17 @@ def _missing_files(
                 f"{each.path!r} is no program that can be started by itself",
                 f'as ["{{python}}", "{each.path}", …]',
             )
+
+
+def _left_out(written: File, launcher: RankLauncher) -> str:
+    """Where a template begins with what starts the program; empty where it does not."""
+    name = written.path
+    if written.by_itself or _STARTED.fullmatch(name) is None:
+        return ""
+    other = RankLauncher.MPIRUN if name == "mpiexec" else name
+    if other in list(RankLauncher) and other != launcher:
+        return f'launcher = "{other}" starts it: name it, and leave {name} out here'
+    return f"the launcher starts {name} itself: leave it out"
 
 
 def _starts(path: str, folder: Path) -> bool:

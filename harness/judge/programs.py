@@ -20,11 +20,6 @@ BEFORE_CLIPPING = "before clipping"
 """Where gradients are taken in every run of torchtitan, and best in others."""
 
 
-DATA_TYPE = "float32"
-"""That of parameters where the train config names none: a coarser one has wider limits, and nobody
-has asked for them."""
-
-
 class Probing(NamedTuple):
     """How much of a loop its probe saw."""
 
@@ -99,17 +94,26 @@ def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
         accumulated, seen = whole // (local * dp), ran.get("gradient_accumulation_steps")
         yield from _unlike("gradient_accumulation_steps", accumulated, seen)
     yield from _unlike("training.seq_len", spec.setting("training.seq_len"), ran.get("seq_len"))
-    named = str(spec.setting("training.dtype", DATA_TYPE))
-    seen = ran.get("param_dtype")
-    if seen is not None and not _is_of(named, str(seen).split("+")):
-        yield f"training.dtype {named} is named, {seen} is in force"
+    dtype, seen = spec.setting("training.dtype"), ran.get("param_dtype")
+    if seen is not None and not _is_of(dtype, str(seen).split("+")):
+        told = f"{dtype} is named" if dtype is not None else "is not named, which means float32"
+        yield (
+            f"training.dtype {told}, {seen} is in force (it is that of parameters; "
+            "training.mixed_precision_param is that of coarser arithmetic)"
+        )
 
 
-def _is_of(named: str, seen: Sequence[str]) -> bool:
-    """Whether parameters of these data types are of the named one, or some of a finer."""
+def _is_of(named: object, seen: Sequence[str]) -> bool:
+    """Whether parameters of these data types are of the named one, or some of a finer.
+
+    Where none is named, of float32 or a finer: a coarser one has wider limits, and nobody has asked
+    for them. A type that is not known counts as the coarsest.
+    """
     order = list(Precision)
-    coarsest = max((DATA_TYPES.get(each, Precision.FP32) for each in seen), key=order.index)
-    return named in seen and DATA_TYPES.get(named) is coarsest
+    coarsest = max((DATA_TYPES.get(each, order[-1]) for each in seen), key=order.index)
+    if named is None:
+        return coarsest is Precision.FP32
+    return named in seen and DATA_TYPES.get(str(named)) is coarsest
 
 
 def _unlike(what: str, named: object, seen: object) -> Iterator[str]:

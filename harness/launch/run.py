@@ -130,7 +130,8 @@ class Run:
 
     def _waits_for(self) -> str:
         """What may keep the ranks of a program of the user's: one of them alone tells its steps."""
-        if self.job.spec.command is None or self.job.world_size == 1:
+        is_through = self.last is not None and self.last.step == self.job.steps
+        if self.job.spec.command is None or self.job.world_size == 1 or is_through:
             return ""
         return "; a step of a probe ends when every rank has called probe.step()"
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from harness import DISTRIBUTION
 from harness.model import (
     Command,
     FaultKind,
@@ -24,8 +25,6 @@ from harness.model import (
 )
 from harness.model.template import placeholders
 
-HARNESS_DISTRIBUTION = "converge"
-"""Left out of the versions: what of it runs in ranks is covered by the digest of the rank code."""
 OF_THE_PROGRAM = "its program"
 """Stands for the initial weights that a command trainer's program makes itself."""
 MODEL_PREFIXES = ("model.", "model_spec.")
@@ -154,7 +153,8 @@ def _common(
 ) -> dict[str, Any]:
     config = spec.train_config
     versions = dict(toolchain.versions)
-    versions.pop(HARNESS_DISTRIBUTION, None)
+    # What of the harness runs in ranks is covered by the digest of the rank code.
+    versions.pop(DISTRIBUTION, None)
     return {
         "train_config": {
             "module": config.module,

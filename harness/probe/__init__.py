@@ -15,6 +15,7 @@ rank code nor torch is imported for it.
 
     interface.py     what programs call; imports the rest only where the harness runs the program
     recorder.py      the calls turned into the evidence of ``harness.rank.probe``
+    starting_weights.py  those of an ulp repeat are moved
     wrapping.py      what the probe needs to know of a wrapped model
     recognising.py   how a model is wrapped: plain, DDP, FSDP 2;
     fsdp1.py         FSDP 1; deepspeed.py: ZeRO

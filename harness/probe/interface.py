@@ -25,7 +25,7 @@ def initial_weights(model: torch.nn.Module) -> None:
     """
     path = os.environ.get(VARIABLE)
     if path:
-        from harness.probe.initial_weights import move_initial_weights
+        from harness.probe.starting_weights import move_initial_weights
 
         move_initial_weights(model, path)
 

@@ -15,9 +15,9 @@ from harness.probe.coordinates import Coordinates, coordinates
 from harness.probe.errors import ProbeError
 from harness.probe.first_step import FirstStep, counted, dtypes, flattened
 from harness.probe.forward import ForwardWatch
-from harness.probe.initial_weights import job_of, move_wrapped_weights
 from harness.probe.leaving import wait_at_exit
 from harness.probe.recognising import recognised
+from harness.probe.starting_weights import job_of, move_wrapped_weights
 from harness.probe.wrapping import Wrapped
 from harness.rank import world
 from harness.rank.cross_entropy import IGNORE_INDEX

@@ -58,12 +58,12 @@ def _of_curves(runs: int, pairs: Sequence[tuple[Evidence, Evidence]]) -> str:
     if not seen:
         return (
             "Curves only: the program is not probed, and no test set has a signal in common with "
-            "its control: nothing was compared (trainer.probe, trainer.columns)."
+            "its control: nothing was compared, and the causes say why."
         )
     signals = " and ".join(name.replace("_", " ") for name in seen)
     return (
-        f"Curves only: the program is not probed, so of {count(runs, 'run')} "
-        f"{signals} alone {'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, "
-        "envelope and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
+        f"Curves only: the program is not probed, so of {count(runs, 'run')} at most {signals} "
+        f"{'were' if len(seen) > 1 else 'was'} compared, by the tiers first step, envelope "
+        "and equivalence. Gradients, weights, optimizer state, replicas, samples and what "
         "was in force were not: that both trained on the same data is assumed (trainer.probe)."
     )

@@ -35,13 +35,21 @@ def told(job: Job) -> dict[str, Any]:
     return {**values, **ranks, "python": str(job.toolchain.python), "data": data}
 
 
-def knows_its_ranks(command: Command) -> bool:
-    """Whether anything that a program is told may say how many ranks it is to have."""
-    names = set(_names(command))
-    return (
-        command.launcher is not RankLauncher.NONE
-        or bool(names & {"ranks", "dp", *asdict(Parallelism())})
-        or any(name.startswith(CONFIG) for name in names)
+def is_told_its_ranks(job: Job, control: Job) -> bool:
+    """Whether a job of more or fewer ranks than its control's is called with something to say so.
+
+    That is a launcher, a number of ranks, a degree, or a config value other than the control's.
+    Raises ValueError for torchtitan's jobs.
+    """
+    command = job.spec.command
+    if command is None:
+        raise ValueError(f"{job.name} is trained by torchtitan")
+    if command.launcher is not RankLauncher.NONE:
+        return True
+    names = {name for text in _handed_over(command) for name in placeholders(text)}
+    keys = {name.removeprefix(CONFIG) for name in names if name.startswith(CONFIG)}
+    return bool(names & {"ranks", "dp", *asdict(Parallelism())}) or any(
+        job.spec.setting(key) != control.spec.setting(key) for key in keys
     )
 
 
@@ -62,5 +70,9 @@ def _known(job: Job) -> dict[str, Any]:
 
 def _names(command: Command) -> Iterator[str]:
     """Those of the curve, too: a program may leave several."""
-    for text in (*command.argv, *command.environment.values(), command.curves or ""):
+    for text in (*_handed_over(command), command.curves or ""):
         yield from placeholders(text)
+
+
+def _handed_over(command: Command) -> tuple[str, ...]:
+    return (*command.argv, *command.environment.values())

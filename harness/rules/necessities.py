@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.model import Launcher, Technique
-from harness.rules.called import knows_its_ranks, told
+from harness.rules.called import is_told_its_ranks, told
 from harness.rules.rule import Case, Finding, necessity, of_titan
 from harness.rules.stages import (
     count_microbatches,
@@ -78,7 +78,7 @@ def program_is_told(case: Case) -> Iterator[Finding]:
             f"calls {ours.name} exactly as {theirs.name}, so a run would be compared with itself",
             "hand over what differs by a placeholder (docs/any-trainer.md)",
         )
-    elif ours.world_size != theirs.world_size and not knows_its_ranks(ours.spec.command):
+    elif ours.world_size != theirs.world_size and not is_told_its_ranks(ours, theirs):
         yield Finding(
             "trainer.command",
             f"nothing tells the program of {ours.name} to have {ours.world_size} ranks, for there "

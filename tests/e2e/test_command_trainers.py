@@ -84,7 +84,10 @@ PROBED_GONE_WRONG = {
     "silent": ("ERROR", "its probe recorded no step"),
     "half": ("ERROR", "ended with 0 after step 3 of 6"),
     "raise": ("ERROR", "rank 1: ValueError: told to raise"),
-    "hang": ("ERROR", "a step of a probe ends when every rank has called probe.step()"),
+    "hang": (
+        "ERROR",
+        "after step 2 (progress_timeout_s); a step of a probe ends when every rank has called",
+    ),
     "other data": ("FAIL", "trained on other samples than the control at step 1"),
     "other weights": ("INVALID", "starts from other weights than the control"),
     "smaller batch": ("FAIL", "tokens is 32 at step 1, 64 in the control"),

@@ -171,6 +171,14 @@ def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
             {"argv": '["python", "train.py"]'},
             "there is no file 'python' (the launcher starts python itself: leave it out)",
         ),
+        (
+            {"argv": '["composer", "train.py"]'},
+            'launcher = "composer" starts it: name it, and leave composer out here',
+        ),
+        (
+            {"argv": '["torchrun", "train.py"]'},
+            "the launcher starts torchrun itself: leave it out",
+        ),
         ({"argv": '["train.py", "{step}"]'}, "{step} is no placeholder (did you mean 'steps'?"),
         (
             {"argv": '["train.py", "{"]'},

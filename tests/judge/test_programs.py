@@ -98,8 +98,12 @@ def test_a_probed_run_like_its_control_passes_whatever_wraps_it():
         ({"local_batch_size": 2}, "local_batch_size 4 is named, 2 is in force"),
         ({"global_batch_size": 4}, "global_batch_size 8 is named, 4 is in force"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps 1 is named, 2 is"),
-        ({"param_dtype": "bfloat16"}, "training.dtype float32 is named, bfloat16 is in force"),
-        ({"param_dtype": "bfloat16+float32"}, "float32 is named, bfloat16+float32 is in force"),
+        (
+            {"param_dtype": "bfloat16"},
+            "training.dtype is not named, which means float32, bfloat16 is in force",
+        ),
+        ({"param_dtype": "bfloat16+float32"}, "float32, bfloat16+float32 is in force"),
+        ({"param_dtype": "float32+float8_e4m3fn"}, "float32+float8_e4m3fn is in force"),
         ({"seq_len": 128}, "training.seq_len 256 is named, 128 is in force"),
     ],
 )
@@ -114,6 +118,11 @@ def test_parameters_of_a_finer_type_beside_the_named_one_are_as_called():
     named = spec(train_config=TrainConfig("x.toml", {"training": sizes}))
     mixed = probed(in_force=seen(param_dtype="bfloat16+float32"))
     assert outcome(judged(mixed, test_spec=named), "named-in-force").outcome is Outcome.PASS
+
+
+def test_parameters_of_a_finer_type_than_float32_need_no_name():
+    double = judged(probed(in_force=seen(param_dtype="float64")))
+    assert outcome(double, "named-in-force").outcome is Outcome.PASS
 
 
 def test_what_could_not_be_seen_is_no_fault():
@@ -176,7 +185,10 @@ def test_a_probe_of_a_model_that_does_not_train_shows_nothing():
     test, control = (with_signals(probed(name), **idle) for name in ("ddp2", "one"))
     verdict = judged(test, control)
     assert verdict.judgement is Judgement.INVALID
-    assert "its probe was given another model" in outcome(verdict, "gradients-present").detail
+    assert "every gradient of one is zero" in outcome(verdict, "gradients-present").detail
+    alone = judged(test)
+    assert alone.judgement is Judgement.FAIL
+    assert "scaled by 0" in alone.cause
 
 
 def test_other_initial_weights_are_no_comparison():

@@ -183,7 +183,13 @@ def test_a_program_without_a_launcher_is_told_how_many_ranks_it_has(planned, ref
     command = '["{python}", "train.py", "{local_batch_size}"]'
     (found,) = refused(tests, trainer=none, command=command)
     assert "nothing tells the program of t to have 4 ranks" in found
+    named = command.replace("]", ', "{config.training.dtype}"]')
+    config = CONFIG.replace("steps", "dtype = 'float32', steps")
+    (found,) = refused(tests, trainer=none, command=named, config=config)
+    assert "nothing tells the program of t to have 4 ranks" in found
     planned(tests, trainer=none, command=command.replace("]", ', "{ranks}"]'))
+    stage = command.replace("]", ', "{config.zero.stage}"]')
+    planned(tests.replace("= 1 }", "= 1, zero.stage = 2 }"), trainer=none, command=stage)
     planned(tests, command=command)
     same = "[[test]]\nname = 't'\nparallelism = { dp_replicate = 4 }\n"
     (found,) = refused(same, trainer=none, command='["{python}", "train.py"]')

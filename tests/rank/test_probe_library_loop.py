@@ -329,3 +329,9 @@ def test_weights_without_values_cannot_be_moved(job):
         model = Model()
     with pytest.raises(ProbeError, match="meta device"):
         initial_weights(model)
+
+
+def test_no_module_of_the_probe_hides_a_function_of_the_package():
+    code = "import harness.probe, harness.probe.recorder; harness.probe.initial_weights(None)"
+    bare = {name: value for name, value in os.environ.items() if name != "CONVERGE_JOB"}
+    subprocess.run([sys.executable, "-c", code], env=bare, check=True)

@@ -48,7 +48,7 @@ def test_curves_alone_are_told_with_what_the_file_changes():
 def test_curves_without_a_common_signal_are_told_to_compare_nothing():
     runs = [evidence("one", 20), replace(evidence("two", 20), signals={})]
     (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
-    assert note.endswith("nothing was compared (trainer.probe, trainer.columns).")
+    assert note.endswith("nothing was compared, and the causes say why.")
 
 
 def test_a_set_without_a_signal_does_not_hide_what_the_others_were_compared_by():
@@ -56,7 +56,7 @@ def test_a_set_without_a_signal_does_not_hide_what_the_others_were_compared_by()
     runs = [replace(evidence(name, 20), signals=signals) for name in ("one", "two", "three")]
     runs[2] = replace(runs[2], signals={})
     (note,) = (note for note in view_of(runs, probed=False).notes if note.startswith("Curves"))
-    assert "of 3 runs loss alone was compared" in note
+    assert "of 3 runs at most loss was compared" in note
 
 
 def test_a_probe_that_saw_less_is_told():

@@ -8,7 +8,6 @@
     batch.py        a job as the script that a scheduler runs; pure
     lives.py        how such a script begins, begins again and ends; pure
     refusals.py     which keys of [cluster] its refusals are about; pure
-    words.py        which words of a user's may go into it; pure
     submission.py   which scheduler's job a run folder belongs to
     settle.py       what came of a job that is over
     standing.py     where every job of a plan stands, by one query
