@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP would import it later, and its defaults keep the process group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,7 +57,7 @@ def main() -> None:
     if rank == 0:
         with Path(args.out, "loss.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("step", "loss", "grad_norm"), *losses])
-    del model  # DDP holds the process group, and who lets go of it last may hang in gloo
+    del model  # it holds the process group, too: now gloo's threads end before the interpreter
     dist.destroy_process_group()
 
 

@@ -41,6 +41,28 @@ def test_the_page_shows_all_that_the_probed_script_has_more():
 
 
 @pytest.mark.slow
+def test_its_script_ends_gloos_threads_before_the_interpreter(tmp_path):
+    code = (
+        "import runpy, sys; from pathlib import Path; sys.argv = sys.argv[1:]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__'); "
+        "print([(task / 'comm').read_text() for task in Path('/proc/self/task').iterdir()])"
+    )
+    program = (SCRIPTS / "train.py", "--steps", "1", "--out", tmp_path)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run(
+        [TOOLCHAINS / "torchtitan-0.3.0" / "bin" / "python", "-c", code, *program],
+        env={**os.environ, **alone, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert (tmp_path / "loss.csv").is_file()
+    assert "python" in done.stdout
+    assert "gloo" not in done.stdout
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_the_commands_of_the_page_do_what_it_says(tmp_path):
     shutil.copytree(SCRIPTS, tmp_path / "experiments" / "tutorial")
