@@ -41,12 +41,12 @@ def deviation(check: str, measured: float | None, limit: float | None = LIMIT) -
 def night(day: float = 0, *results: Result, **options) -> Night:
     usual = {
         "experiment": "nightly",
-        "source": "/work/experiments/nightly.toml",
+        "source": "/lab/experiments/nightly.toml",
         "finished": START + timedelta(days=day),
         "circumstances": VERSIONS,
         "runs": "r" * 64,
         "wall_s": 60.0,
-        "report": "/work/reports/nightly",
+        "report": "/lab/reports/nightly",
         "results": results or (result(),),
     }
     return Night(**(usual | options))
@@ -74,4 +74,4 @@ def nights_with_a_step(days: int, at: int, *, seed: int = 1, factor: float = 100
 
 
 def other_experiment(one: Night, name: str) -> Night:
-    return replace(one, experiment=name, source=f"/work/experiments/{name}.toml")
+    return replace(one, experiment=name, source=f"/lab/experiments/{name}.toml")

@@ -88,7 +88,7 @@ def test_a_listing_is_filtered_and_has_the_newest_night_first(history):
     ]
     assert history.listing(Filter(experiment="nightly'")) == ()
     assert history.experiments() == {
-        name: f"/work/experiments/{name}.toml" for name in ("nightly", "other")
+        name: f"/lab/experiments/{name}.toml" for name in ("nightly", "other")
     }
     assert history.test_sets("nightly") == ("tp2", "pp2")
 

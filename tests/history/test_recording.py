@@ -79,8 +79,8 @@ def recorded(plan, records=None):
         records or [record(each) for each in plan.jobs],
         [VERDICT],
         finished=START,
-        source="/work/nightly.toml",
-        report="/work/reports",
+        source="/lab/nightly.toml",
+        report="/lab/reports",
         circumstances={"torch": "2.13.0", "driver": ""},
         wall_s=60.0,
     )
@@ -166,7 +166,7 @@ def history(tmp_path, monkeypatch):
 
 
 def test_it_lists_by_name_or_file_and_filters(history, capsys):
-    assert main(["history", "/work/experiments/nightly.toml", "--verdict", "fail"]) == 0
+    assert main(["history", "/lab/experiments/nightly.toml", "--verdict", "fail"]) == 0
     lines = capsys.readouterr().out.splitlines()
     found = [line for line in lines if "tp2" in line]
     assert len(found) == 2

@@ -29,8 +29,8 @@ CREATE TABLE nights (
             wall_s REAL,
             report TEXT NOT NULL
         );
-INSERT INTO "nights" VALUES(1,'nightly','/work/experiments/nightly.toml','2026-03-01T03:00:00.000+00:00',1,'b89b9b53d03a36152d443b5600512b9c6cdf159f59daa97c04a35f62b19a1c9e',60.0,'/work/reports/nightly');
-INSERT INTO "nights" VALUES(2,'nightly','/work/experiments/nightly.toml','2026-03-02T03:00:00.000+00:00',1,'4155d9b08727f2d264b855bd8e5b4ff2a7460c3fe9e33005c7787e387ea7da35',60.0,'/work/reports/nightly');
+INSERT INTO "nights" VALUES(1,'nightly','/lab/experiments/nightly.toml','2026-03-01T03:00:00.000+00:00',1,'b89b9b53d03a36152d443b5600512b9c6cdf159f59daa97c04a35f62b19a1c9e',60.0,'/lab/reports/nightly');
+INSERT INTO "nights" VALUES(2,'nightly','/lab/experiments/nightly.toml','2026-03-02T03:00:00.000+00:00',1,'4155d9b08727f2d264b855bd8e5b4ff2a7460c3fe9e33005c7787e387ea7da35',60.0,'/lab/reports/nightly');
 CREATE TABLE results (
             id INTEGER PRIMARY KEY,
             night_id INTEGER NOT NULL REFERENCES nights,

@@ -30,7 +30,7 @@ SIZES = {"local_batch_size": 4, "global_batch_size": -1, "seq_len": 256}
 
 
 def spec(name="ddp2", *, probed=True, **changes):
-    command = Command(("train.py",), Path("/work"), probed=probed)
+    command = Command(("train.py",), Path("/lab"), probed=probed)
     config = TrainConfig("x.toml", {"training": SIZES})
     made = SetSpec(name, DDP2, config, "mine", command=command)
     return replace(made, **changes)

@@ -49,7 +49,7 @@ def run_folder(folder, curve=CURVE, columns=COLUMNS, dtype="float32", **command)
             "curves": f"{folder}/output/loss.csv",
             "columns": columns,
             "environment": {},
-            "folder": "/work",
+            "folder": "/lab",
             **command,
         },
     }
@@ -103,4 +103,4 @@ def test_what_cannot_be_read_is_told_and_breaks_nothing(tmp_path, changes, words
 def test_how_a_program_was_called_is_part_of_what_a_run_was_told_to_be(tmp_path):
     spec = read_spec(run_folder(tmp_path))
     assert spec.command.launcher is RankLauncher.MPIRUN
-    assert (spec.command.probed, spec.command.folder) == (False, Path("/work"))
+    assert (spec.command.probed, spec.command.folder) == (False, Path("/lab"))

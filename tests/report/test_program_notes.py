@@ -13,7 +13,7 @@ PROBE = {"wrapping": "DDP", "gradients": "at the optimizer's step", "recomputes_
 
 def view_of(evidences, *, probed):
     """The first of ``evidences`` is the control's, every other one a test set's."""
-    command = Command(("train.py",), Path("/work"), probed=probed)
+    command = Command(("train.py",), Path("/lab"), probed=probed)
     control, *tests = (each.name for each in evidences)
     one = replace(spec(control), command=command, overrides={"zero.stage": 0})
     others = tuple(
