@@ -53,10 +53,10 @@ def print_plan(
 def _say_plainly(console: Console) -> Say:
     """Without rich, which needs several seconds for thousands of sets."""
 
-    def say(text: str | Text, style: str = "") -> None:  # noqa: ARG001 - plain text has none
+    def tell(text: str | Text, style: str = "") -> None:  # noqa: ARG001 - plain text has none
         print(text, file=console.file)
 
-    return say
+    return tell
 
 
 def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:

@@ -52,9 +52,9 @@ DEVICES = ("cuda", "cpu")
 WORD = re.compile(r"[!$-&(-\[\]-~]+")
 """Printable ASCII without space, quotes, backslash and ``#``: what a ``#SBATCH`` line takes as it
 stands (sbatch reads quotes, escapes and comments there)."""
-TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED")
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED", re.ASCII)
 TIMES = "as 90 (minutes), 04:00:00, 1-12 (days-hours) or 1-12:30:00"
-MEMORY = re.compile(r"\d+[KMGT]?")
+MEMORY = re.compile(r"\d+[KMGT]?", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+:@=-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OF_TORCHRUN = frozenset(

@@ -3,10 +3,12 @@
 A worker thread may still hold the tensors of the last collective when the program ends. Letting go
 of them takes the interpreter's lock, and a thread that asks for it while the interpreter is torn
 down ends the process with SIGABRT, "terminate called without an active exception"
-(https://github.com/pytorch/pytorch/pull/179291). And the model may be the last to hold the process
-group, by DDP's reducer: whoever lets go of it then joins those threads without giving up the lock,
-and both wait for ever. It happens on loaded machines only, after all evidence is written; but a run
-whose rank aborts or hangs is no good run.
+(https://github.com/pytorch/pytorch/pull/179291). ``destroy_process_group`` may not end them:
+functions of ``torch.distributed.nn``, which torch 2.13 imports when the first DDP is made, keep the
+group as a default argument. And the model may be the last to hold the group, by DDP's reducer:
+whoever lets go of it then joins those threads without giving up the lock, and both wait for ever.
+It happens on loaded machines only, after all evidence is written; but a run whose rank aborts or
+hangs is no good run.
 """
 
 from __future__ import annotations

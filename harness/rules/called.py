@@ -18,9 +18,7 @@ def told(job: Job) -> dict[str, Any]:
 
     Raises ValueError for torchtitan's jobs.
     """
-    command = job.spec.command
-    if command is None:
-        raise ValueError(f"{job.name} is trained by torchtitan")
+    command = _command_of(job)
     names = set(_names(command)) - OF_THE_RUN
     known = _known(job)
     values = {
@@ -41,9 +39,7 @@ def is_told_its_ranks(job: Job, control: Job) -> bool:
     That is a launcher, a number of ranks, a degree, or a config value other than the control's.
     Raises ValueError for torchtitan's jobs.
     """
-    command = job.spec.command
-    if command is None:
-        raise ValueError(f"{job.name} is trained by torchtitan")
+    command = _command_of(job)
     if command.launcher is not RankLauncher.NONE:
         return True
     names = {name for text in _handed_over(command) for name in placeholders(text)}
@@ -51,6 +47,12 @@ def is_told_its_ranks(job: Job, control: Job) -> bool:
     return bool(names & {"ranks", "dp", *asdict(Parallelism())}) or any(
         job.spec.setting(key) != control.spec.setting(key) for key in keys
     )
+
+
+def _command_of(job: Job) -> Command:
+    if job.spec.command is None:
+        raise ValueError(f"{job.name} is trained by torchtitan")
+    return job.spec.command
 
 
 def _known(job: Job) -> dict[str, Any]:

@@ -176,13 +176,12 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
     }
     exports = [f"export {name}={shlex.quote(exported[name])}" for name in sorted(exported)]
     modules = [f"module load {shlex.quote(name)}" for name in cluster.modules]
-    prologue = list(cluster.prologue)
-    if not modules and not prologue:
+    if not modules and not cluster.prologue:
         return "\n".join(exports)
     if modules:
         modules.insert(0, "type module > /dev/null 2>&1 || source /etc/profile")
     strict_not = "set +u  # modules and the like read variables that are not set"
-    return "\n".join((strict_not, *modules, *exports, *prologue, "set -u"))
+    return "\n".join((strict_not, *modules, *exports, *cluster.prologue, "set -u"))
 
 
 def _meeting_place() -> str:
