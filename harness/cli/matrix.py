@@ -221,6 +221,10 @@ class Pair(NamedTuple):
     test: Job
     control: Job
     calibrated: str
+    matched: str | None
+    """Name of the run by whose errors those of the test are judged, if any …"""
+    reference: str | None
+    """… and of the one in float32 from which they are measured."""
 
 
 def pairs_of(plan: Plan) -> Iterator[Pair]:
@@ -234,12 +238,15 @@ def pairs_of(plan: Plan) -> Iterator[Pair]:
     anchor = next((job for job in plan.jobs if job.role is Role.ANCHOR), None)
     if anchor is not None:
         challenged = plan.job(plan.experiment.controls[0].name)
-        yield Pair(challenged, anchor, challenged.name)
+        yield Pair(
+            challenged, anchor, challenged.name, challenged.matched, challenged.reference
+        )
     for job in plan.jobs:
         if job.role is Role.TEST:
             if job.spec.control is None:
                 raise ValueError(f"test set {job.name!r} names no control")
-            yield Pair(job, plan.job(job.spec.control), job.spec.control)
+            control = plan.job(job.spec.control)
+            yield Pair(job, control, control.name, job.matched, job.reference)
 
 
 def judge_matrix(
@@ -257,12 +264,12 @@ def judge_matrix(
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
     # A plan judges and draws nothing, and need not pay for scipy and the plots.
-    from harness.judge import judge, limits  # noqa: PLC0415
+    from harness.judge import Measure, judge, limits  # noqa: PLC0415
     from harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
     envelopes = {}
-    for job, against, calibrated in pairs_of(plan):
+    for job, against, calibrated, matched, reference in pairs_of(plan):
         test, control = evidences[job.name], evidences[against.name]
         calibration = calibrations[calibrated]
         verdicts.append(
@@ -273,6 +280,9 @@ def judge_matrix(
                 spec=job.spec,
                 control_spec=against.spec,
                 own_start=job.needs != against.needs or against.golden is not None,
+                measure=Measure(evidences[matched], evidences[reference])
+                if matched and reference
+                else None,
             )
         )
         envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)

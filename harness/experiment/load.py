@@ -17,7 +17,7 @@ from harness.experiment.command import file_problems
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
-from harness.experiment.repeats import repeat_problems, repeats_of
+from harness.experiment.repeats import low_precision_repeats_of, repeat_problems, repeats_of
 from harness.experiment.seed_checkpoint import find_seed_checkpoint
 from harness.experiment.sets import SetBuilder, Where
 from harness.experiment.tables import (
@@ -108,6 +108,9 @@ def load_experiment(
         tests=test_specs,
         seed=top.seed,
         repeats=repeats_of(top, trainer),
+        low_precision_repeats=low_precision_repeats_of(top),
+        reference=top.reference,
+        frozen=probe.frozen,
         calibration=_calibration(top.calibration, builder.folders),
         baseline=baseline_of(top.baseline, builder.folders),
         baseline_across=tuple(map(Across, top.baseline_across)),

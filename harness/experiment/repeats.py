@@ -8,7 +8,14 @@ from harness.errors import Problem
 from harness.experiment.sets import Where
 from harness.experiment.tables import FileTable
 from harness.experiment.trainer import CommandTable, TitanTable
-from harness.model import CURVE_REPEATS, PROBED_REPEATS, Repeat, RepeatKind, SetSpec
+from harness.model import (
+    CURVE_REPEATS,
+    LOW_PRECISION_REPEATS,
+    PROBED_REPEATS,
+    Repeat,
+    RepeatKind,
+    SetSpec,
+)
 
 
 def repeats_of(top: FileTable, trainer: TitanTable | CommandTable) -> tuple[Repeat, ...]:
@@ -19,6 +26,11 @@ def repeats_of(top: FileTable, trainer: TitanTable | CommandTable) -> tuple[Repe
     if "repeats" in top.model_fields_set or isinstance(trainer, TitanTable):
         return tuple(top.repeats)
     return PROBED_REPEATS if trainer.probe else CURVE_REPEATS
+
+
+def low_precision_repeats_of(top: FileTable) -> tuple[Repeat, ...]:
+    """The same of torchtitan controls that compute in less than float32."""
+    return tuple(top.repeats) if "repeats" in top.model_fields_set else LOW_PRECISION_REPEATS
 
 
 def repeat_problems(

@@ -27,6 +27,7 @@ from harness.experiment.paths import expanded
 from harness.experiment.words import cadence_of, repeat_of
 from harness.model import (
     DEFAULT_REPEATS,
+    FROZEN_STEPS,
     POWERS_OF_TWO,
     Across,
     Cadence,
@@ -38,6 +39,7 @@ from harness.model import (
 
 SCHEMA = 1
 MAX_NAME = 80
+MOST_FROZEN = 1024
 PIPELINE_SCHEDULES = (
     "1F1B",
     "GPipe",
@@ -212,6 +214,7 @@ class TestTable(SetTable):
 
 class ProbeTable(Table):
     cadence: Annotated[Cadence, PlainValidator(cadence_of)] = POWERS_OF_TWO
+    frozen: Annotated[int, Field(ge=0, le=MOST_FROZEN)] = FROZEN_STEPS
 
 
 class FileTable(Table):
@@ -226,6 +229,7 @@ class FileTable(Table):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     repeats: Repeats = list(DEFAULT_REPEATS)
     calibration: FilePath | None = None
+    reference: bool = True
     baseline: FilePath | None = None
     baseline_across: Annotated[
         list[Annotated[str, one_of(Across)]], AfterValidator(_no_repetition)

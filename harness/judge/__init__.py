@@ -4,6 +4,7 @@ from harness.judge.calibrate import calibrate
 from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
 from harness.judge.envelope import Envelope, limits
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.rounding import Measure
 from harness.judge.verdict import CHECKS, judge
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "JUDGED_SIGNALS",
     "ChangeKind",
     "Envelope",
+    "Measure",
     "RunChange",
     "SignalChange",
     "calibrate",

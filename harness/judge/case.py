@@ -10,6 +10,7 @@ from harness.judge.envelope import Envelope, compare
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.programs import is_curve
 from harness.judge.renamed import Renamed, align
+from harness.judge.rounding import Errors, Measure, measure_errors
 from harness.judge.soundness import disordered
 from harness.judge.tensors import Comparisons, compare_tensors
 from harness.model import Calibration, Evidence, SetSpec
@@ -39,6 +40,10 @@ class Case:
     but their initial parameters says that they start alike."""
     renamed: Renamed | None = None
     """What two releases call by other names; the samples are then without it."""
+    measure: Measure | None = None
+    """By which errors of low precision are judged; None: there is no reference."""
+    errors: Errors | None = None
+    """These errors; None where they could not be measured."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -53,6 +58,7 @@ def make_case(
     tolerances: Mapping[str, float] | None = None,
     margin: float | None = None,
     own_start: bool = False,
+    measure: Measure | None = None,
 ) -> Case:
     """Gather the inputs and compare the runs.
 
@@ -79,6 +85,8 @@ def make_case(
         tolerances=tolerances or {},
         own_start=own_start,
         renamed=aligned.renamed,
+        measure=measure,
+        errors=measure_errors(test, measure) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),
     )

@@ -11,6 +11,7 @@ from harness.judge import (
     first_step,
     integrity,
     leftover_checks,
+    reference_checks,
     replay_checks,
     resume_checks,
     stepwise,
@@ -21,6 +22,7 @@ from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
 from harness.judge.passes import at_resume
+from harness.judge.rounding import Measure
 from harness.model import (
     Calibration,
     Check,
@@ -38,6 +40,7 @@ CHECKS: tuple[Question, ...] = (
     *comparability.CHECKS,
     *first_step.CHECKS,
     *tensor_integrity.CHECKS,
+    *reference_checks.CHECKS,
     *tensor_checks.CHECKS,
     *leftover_checks.CHECKS,
     *stepwise.CHECKS,
@@ -78,6 +81,7 @@ def judge(
     tolerances: Mapping[str, float] | None = None,
     margin: float | None = None,
     own_start: bool = False,
+    measure: Measure | None = None,
 ) -> Verdict:
     """Judge one test set against its control.
 
@@ -87,7 +91,8 @@ def judge(
     ``tolerances`` map signals to relative differences that replace the learnt envelope, and
     ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
     the spec's. ``own_start`` says that each run was given a seed checkpoint of its own: other
-    initial weights are then no fault of the run, and nothing can be told of it.
+    initial weights are then no fault of the run, and nothing can be told of it. ``measure`` are the
+    runs by which errors of low precision are judged.
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
@@ -106,6 +111,7 @@ def judge(
         tolerances=tolerances,
         margin=margin,
         own_start=own_start,
+        measure=measure,
     )
     first = tuple(question(case) for question in FIRST)
     broken = [check for check in first if check.outcome is Outcome.INVALID]

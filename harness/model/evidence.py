@@ -128,6 +128,26 @@ class TensorSample:
     """The same."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenSamples:
+    """What forward and backward passes at the initial weights left, before training."""
+
+    names: tuple[str, ...]
+    """Canonical names of all trainable parameters, sorted."""
+    sizes: Integers
+    """Shape (parameters,): entries of each whole tensor."""
+    sketch: Floats
+    """Shape (batches, parameters, k): of the gradients; NaN where one could not be counted."""
+    norm: Floats
+    """Shape (batches, parameters): their norms."""
+    loss: Floats
+    """Shape (batches,): recomputed in float64; NaN where it could not be told."""
+    batch_digests: tuple[str, ...]
+    """Of the samples of each batch."""
+    problems: tuple[str, ...] = ()
+    """What the probe could not measure, in sentences."""
+
+
 @dataclass(frozen=True, slots=True)
 class Disagreement:
     """Ranks that hold the same shard of a tensor and not the same bits."""
@@ -274,6 +294,10 @@ class Evidence:
     """Steps at which the run was told to leave samples; None when nothing told it."""
     replicas: tuple[ReplicaSample, ...] = ()
     """Agreement of replicas, in the order of the steps."""
+    frozen: FrozenSamples | None = None
+    """Of the frozen steps before training; None without any."""
+    frozen_steps: int = 0
+    """How many frozen steps the run was told to make."""
     problems: tuple[str, ...] = ()
     """What the probe could not measure, in sentences, the step in each."""
     replayed: tuple[int, ...] = ()

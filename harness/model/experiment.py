@@ -35,6 +35,11 @@ class Role(StrEnum):
     """What the control is judged against."""
     CONTROL = "control"
     REPEAT = "repeat"
+    REFERENCE = "reference"
+    """A control's own configuration in float32: what errors of low precision are measured from."""
+    MATCHED = "matched control"
+    """A control's own configuration in the precision of a test set that computes in a coarser one.
+    """
     TEST = "test"
 
 
@@ -45,6 +50,9 @@ class RepeatKind(StrEnum):
     """The same job again: shows whether the set-up is deterministic."""
     ULP = "ulp"
     """Every initial weight moved by one unit in the last place: shows how rounding grows."""
+    ROUNDING = "rounding"
+    """What is computed in low precision rounded another way, in every step: shows what rounding of
+    another implementation does."""
     PERMUTE = "permute"
     """The samples of every global batch dealt out to the ranks in another order: shows what
     another order of the same sums does."""
@@ -71,6 +79,18 @@ DEFAULT_REPEATS = (
     Repeat(RepeatKind.PERMUTE, 2),
 )
 """Repeats of every control unless the file names others."""
+LOW_PRECISION_REPEATS = (
+    Repeat(RepeatKind.RERUN),
+    Repeat(RepeatKind.ROUNDING),
+    Repeat(RepeatKind.ROUNDING, 2),
+    Repeat(RepeatKind.ROUNDING, 3),
+    Repeat(RepeatKind.PERMUTE),
+    Repeat(RepeatKind.PERMUTE, 2),
+)
+"""The same of a control that computes in less than float32: there an ulp of its weights is lost in
+a cast, or is more than all rounding."""
+FROZEN_STEPS = 16
+"""Frozen steps of every run that is judged by a reference, unless the file says otherwise."""
 PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
 """Of a command trainer's: nobody but its program deals out its samples."""
 CURVE_REPEATS = (Repeat(RepeatKind.RERUN),)
@@ -245,7 +265,13 @@ class Experiment:
     tests: tuple[SetSpec, ...]
     seed: int = 42
     repeats: tuple[Repeat, ...] = DEFAULT_REPEATS
-    """A/A repeats made of every control."""
+    """A/A repeats made of every control …"""
+    low_precision_repeats: tuple[Repeat, ...] = LOW_PRECISION_REPEATS
+    """… but of those that compute in less than float32."""
+    reference: bool = True
+    """Whether what computes in less than float32 is also judged by a run in float32."""
+    frozen: int = FROZEN_STEPS
+    """Batches whose gradients are compared at the initial weights, where there is a reference."""
     calibration: Path | None = None
     """A calibration file to judge by; then no repeats are made."""
     baseline: Path | None = None

@@ -70,6 +70,10 @@ class Job:
     """Hex SHA-256 of all that can change the job's numbers."""
     sample_steps: tuple[int, ...] = ()
     """Steps at which the ranks leave per-tensor evidence, in order; 0 is before training."""
+    weights: str | None = None
+    """Data type that its initial weights are rounded to, whatever it stores them in."""
+    frozen: int = 0
+    """Batches whose gradients it leaves at the initial weights, before training."""
     repeat: Repeat | None = None
     needs: str | None = None
     """Identity of the seed-checkpoint job whose weights this one starts from."""
@@ -77,6 +81,10 @@ class Job:
     """The distributed checkpoint that it starts from instead, where the file names one."""
     golden: Path | None = None
     """Folder of the golden that it is: then it is not run."""
+    matched: str | None = None
+    """Name of the job of its own precision whose errors are the measure of its own."""
+    reference: str | None = None
+    """Name of the job in float32 from which these errors are measured."""
 
     @property
     def world_size(self) -> int:
@@ -108,7 +116,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All jobs of an experiment: seed checkpoints, then anchor, controls, repeats, tests."""
+    """All jobs of an experiment: seed checkpoints, anchor, controls, repeats, references, tests."""
 
     experiment: Experiment
     jobs: tuple[Job, ...]

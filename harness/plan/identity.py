@@ -62,6 +62,8 @@ def job_identity(
     *,
     starts_from: str,
     sample_steps: Sequence[int] = (),
+    frozen: int = 0,
+    weights: str | None = None,
     repeat: Repeat | None = None,
 ) -> str:
     """Identity of a control, repeat or test job.
@@ -73,6 +75,8 @@ def job_identity(
         surroundings: hardware, rank code, corpus and injected code.
         starts_from: identity of its seed-checkpoint job, or digest of the checkpoint it is given.
         sample_steps: at which steps it leaves per-tensor evidence.
+        frozen: how many frozen steps it makes before training.
+        weights: data type that its initial weights are rounded to.
         repeat: how an A/A repeat differs from its control.
 
     Raises:
@@ -81,11 +85,12 @@ def job_identity(
     return _digest(
         {
             "role": "training",
-            **_facts(spec, toolchain, seed, surroundings, sample_steps),
+            **_facts(spec, toolchain, seed, surroundings, sample_steps, frozen),
             "segments": [asdict(segment) for segment in spec.segments],
             "recovery": broken_by(spec.recovery),
             "repeat": None if repeat is None else str(repeat),
             "starts_from": starts_from,
+            **({"weights": weights} if weights else {}),
         }
     )
 
@@ -98,7 +103,7 @@ def identity_facts(job: Job, surroundings: Surroundings) -> dict[str, Any]:
     Raises:
         KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
     """
-    facts = _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps)
+    facts = _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps, job.frozen)
     if job.spec.recovery is not None:  # a scheduler may interrupt controls, too
         facts["recovery"] = json.loads(json.dumps(broken_by(job.spec.recovery)))
     return facts
@@ -110,6 +115,7 @@ def _facts(
     seed: int,
     surroundings: Surroundings,
     sample_steps: Sequence[int],
+    frozen: int,
 ) -> dict[str, Any]:
     data = spec.train_config.data
     return {
@@ -124,6 +130,8 @@ def _facts(
         "data": None if data is None else surroundings.data[data],
         "loader": None if data is None else spec.train_config.loader.value,
         "sample_steps": list(sample_steps),
+        # Not there without any, so that such runs keep their identities.
+        **({"frozen": frozen} if frozen else {}),
         # Not there for torchtitan, so that its runs keep their identities.
         **({"command": _called(spec, spec.command, surroundings)} if spec.command else {}),
     }

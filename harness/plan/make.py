@@ -22,6 +22,7 @@ from harness.model import (
 )
 from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
+from harness.plan.references import References, references_of
 from harness.plan.sizes import positive, precision_of, size, size_problems
 from harness.rules import Case, apply_rules
 
@@ -69,6 +70,11 @@ def make_plan(
     )
     if problems or ruling.problems:
         raise ConfigError([*problems, *ruling.problems])
+    references = references_of(experiment, jobs)
+    for spec, role in (*_sets(experiment), *references.extra):
+        toolchain = toolchains[spec.toolchain]
+        made = _job(experiment, spec, role, toolchain, surroundings, references)
+        jobs[spec.name] = made
     controls = [jobs[spec.name] for spec in experiment.controls]
     repeats = [
         _repeat(control, repeat, surroundings)
@@ -76,9 +82,10 @@ def make_plan(
         for repeat in _repeats_of(experiment, control)
     ]
     anchors = [job for job in jobs.values() if job.role is Role.ANCHOR]
+    short = [jobs[spec.name] for spec, _ in references.extra]
     tests = [jobs[spec.name] for spec in experiment.tests]
     seeds = _seed_jobs([*anchors, *controls, *tests])
-    return Plan(experiment, (*seeds, *anchors, *controls, *repeats, *tests), ruling.waived)
+    return Plan(experiment, (*seeds, *anchors, *controls, *repeats, *short, *tests), ruling.waived)
 
 
 def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
@@ -103,9 +110,11 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     """
     if experiment.calibration is not None or experiment.baseline is not None:
         return ()
+    low = control.precision is not Precision.FP32 and control.spec.command is None
+    wanted = experiment.low_precision_repeats if low else experiment.repeats
     deals = control.spec.train_config.own_loader
     return tuple(
-        repeat for repeat in experiment.repeats if deals or repeat.kind is not RepeatKind.PERMUTE
+        repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE
     )
 
 
@@ -115,6 +124,7 @@ def _job(
     role: Role,
     toolchain: Toolchain,
     surroundings: Surroundings,
+    references: References = References((), {}, {}),  # noqa: B008 (frozen)
 ) -> Job:
     seed, steps = experiment.seed, size(spec, "steps")
     probed = spec.command is None or spec.command.probed
@@ -124,6 +134,11 @@ def _job(
         local = spec.segments[0].local_batch_size  # as the degrees of the set are the first's
     written = positive(spec.setting(GLOBAL_BATCH))
     needs = _needs(experiment, spec, toolchain, surroundings)
+    # Only our own loader is known to begin again at its first batch.
+    frozen = experiment.frozen if spec.train_config.own_loader else 0
+    frozen = frozen if references.takes_part(spec.name) else 0
+    measure = references.measures.get(spec.name)
+    weights = references.weights.get(spec.name)
     return Job(
         name=spec.name,
         role=role,
@@ -142,8 +157,14 @@ def _job(
             surroundings,
             starts_from=_start(spec, needs, surroundings),
             sample_steps=sampled,
+            frozen=frozen,
+            weights=weights,
         ),
         sample_steps=sampled,
+        weights=weights,
+        frozen=frozen,
+        matched=measure.matched if measure else None,
+        reference=measure.reference if measure else None,
         needs=needs,
         starts_from=experiment.seed_checkpoint,
     )
@@ -185,6 +206,9 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
         control,
         name=f"{control.name}.{repeat}",
         role=Role.REPEAT,
+        frozen=0,
+        matched=None,
+        reference=None,
         repeat=repeat,
         identity=identity,
     )

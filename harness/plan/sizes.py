@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import NamedTuple, cast
 
 from harness.errors import Problem, suggest
 from harness.model import (
@@ -19,6 +19,7 @@ from harness.model import (
 DEFAULTS = {"seq_len": 1}
 """Sizes that a command trainer's config may leave out: its samples may be no sequences."""
 DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
+FLOAT8_RECIPES = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE})
 
 
 def precision_of(spec: SetSpec) -> Precision:
@@ -30,12 +31,31 @@ def precision_of(spec: SetSpec) -> Precision:
     if spec.command is not None:
         coarsest = [DATA_TYPES[str(spec.setting(key, "float32"))] for key in DTYPE_KEYS]
         return max(coarsest, key=list(Precision).index)
-    if {Technique.FLOAT8, Technique.FLOAT8_ROWWISE} & set(spec.techniques):
+    if FLOAT8_RECIPES & set(spec.techniques):
         return Precision.FLOAT8
     mixed = spec.setting("training.mixed_precision_param", "bfloat16")
     if Technique.BF16 in spec.techniques or "bfloat16" in (mixed, spec.setting("training.dtype")):
         return Precision.BF16
     return Precision.FP32
+
+
+class Numerics(NamedTuple):
+    """What a set computes in: two sets that differ in it round otherwise."""
+
+    float8: tuple[Technique, ...]
+    stored: str
+    """Data type of parameters."""
+    computed: str
+    """What FSDP casts parameters to."""
+
+
+def numerics_of(spec: SetSpec) -> Numerics:
+    """Of a torchtitan set. Its own default is bfloat16 mixed precision."""
+    float8 = tuple(sorted(FLOAT8_RECIPES & set(spec.techniques)))
+    if Technique.BF16 in spec.techniques:
+        return Numerics(float8, "bfloat16", "bfloat16")
+    stored = spec.setting("training.dtype", "float32")
+    return Numerics(float8, str(stored), str(spec.setting(DTYPE_KEYS[1], "bfloat16")))
 
 
 def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from harness.rank.settings import KeyProblem
 COMPONENTS = ("loss", "model")
 """What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
 
-REPEATS = ("rerun", "ulp", "permute")
+REPEATS = ("rerun", "ulp", "rounding", "permute")
 """Kinds of repeats, as in ``harness.model.RepeatKind`` (which ranks cannot import)."""
 
 

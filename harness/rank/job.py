@@ -91,10 +91,15 @@ class Job:
     """``.../checkpoint/step-0`` to start from; None: torchtitan's own initial weights."""
     sample_steps: tuple[int, ...] = ()
     """Steps at which per-tensor evidence is left; 0 is before the first step."""
+    frozen: int = 0
+    """Batches whose forward and backward pass are made at the initial weights, before training."""
+    weights: str | None = None
+    """Data type that the initial weights are rounded to, whatever they are stored in; None: they
+    stay as they are."""
     repeat: str | None = None
-    """``rerun``, ``ulp``, ``permute`` or None."""
+    """``rerun``, ``ulp``, ``rounding``, ``permute`` or None."""
     repeat_seed: int = 1
-    """Decides the directions of ``ulp`` and the order of ``permute``."""
+    """Decides the directions of ``ulp`` and ``rounding``, and the order of ``permute``."""
     inject: str | None = None
     """``/abs/path.py:function``, called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
@@ -224,6 +229,8 @@ def _job(raw: dict[str, Any]) -> Job:
         data_folder=Path(data["folder"]) if data else None,
         seed_checkpoint=Path(checkpoint) if checkpoint else None,
         sample_steps=tuple(raw.get("sample_steps") or ()),
+        frozen=raw.get("frozen") or 0,
+        weights=raw.get("weights"),
         repeat=raw.get("repeat"),
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),

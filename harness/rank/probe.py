@@ -16,6 +16,9 @@ it, with its checkpoint loaded. After the last step comes ``close()``.
 Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
 whose checkpoint is about to be written; both are collective over the world.
 
+Before step 1 there may be frozen steps (``harness.rank.frozen``): ``begin_frozen``, the same calls as
+in a step but for ``on_log``, and ``end_frozen``; after the last of them ``close_frozen``.
+
 Each rank keeps what it saw; ``end_step`` gathers one small float64 row from every rank, and the
 writer (the lowest rank that holds the last pipeline stage) turns the rows into one line of
 ``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in rank order, so they are rounded once
@@ -40,6 +43,7 @@ from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
 from harness.rank.digest import BatchDigest
+from harness.rank.frozen_samples import FrozenSamples
 from harness.rank.grad_norm import assign_shards, trainable
 from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
@@ -114,6 +118,13 @@ class Probe:
         state = self.folder / "state" if self.is_writer else None
         self._state = StateSamples(self._samples, after, view.optimizers, state)
         self._replicas = ReplicaCheck(view)
+        self._frozen: FrozenSamples | None = None
+        """While the steps are frozen."""
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the step under way is a frozen one."""
+        return self._frozen is not None
 
     @property
     def is_writer(self) -> bool:
@@ -141,6 +152,15 @@ class Probe:
         if step == 1:  # no step 0 in a run that resumes
             self._write_replicas(self._sampled(0))
         self._step = step
+        self._forget()
+
+    def begin_frozen(self) -> None:
+        """Forget the frozen step before: a forward and backward pass at the initial weights."""
+        if self._frozen is None:
+            self._frozen = FrozenSamples(self._samples)
+        self._forget()
+
+    def _forget(self) -> None:
         self._digest = BatchDigest()
         self._tokens = 0
         self.positions = 0
@@ -208,7 +228,9 @@ class Probe:
         self._lr = self.view.learning_rate()
         with whole_gradients(self._parameters):
             self._squares = self._grad_norm.squares()
-            if self._step in self._sample_steps:
+            if self._frozen is not None:
+                self._samples.gradients()
+            elif self._step in self._sample_steps:
                 self._samples.gradients()
                 self._replicas.gradients()
 
@@ -220,6 +242,27 @@ class Probe:
         """Gather the ranks' rows and write the step's evidence. Collective over the world."""
         with whole_gradients(self._parameters):
             agreement = self._sampled(self._step)
+        seen = self._everyones_rows()
+        if self._writer is not None:
+            self._writer.step(self._line(*seen))
+        self._write_replicas(agreement)
+
+    def end_frozen(self) -> None:
+        """Gather what the ranks saw of a frozen step. Collective over the world."""
+        if self._frozen is None:
+            raise RuntimeError("no frozen step has begun")
+        gradients = self._samples.gradients_of_all()
+        rows, squares, problems = self._everyones_rows()
+        self._frozen.add(gradients, self._measured(rows, squares, problems))
+
+    def close_frozen(self) -> None:
+        """Write what the frozen steps left; training begins."""
+        if self._frozen is not None and self.is_writer:
+            self._frozen.write(self.folder)
+        self._frozen = None
+
+    def _everyones_rows(self) -> tuple[list[Row], list[list[float]], list[str]]:
+        """What every rank saw of the step: rows, squares of gradients, and problems. Collective."""
         squares = self._squares or [0.0] * len(self._grad_norm.names)
         high, low = self._digest.halves
         # Every vocabulary shard takes part in the sum; one of them counts it.
@@ -251,9 +294,7 @@ class Probe:
         all_squares = [values[len(row) :] for values in everyone]
         if any(row.problems for row in rows):
             problems = sorted({each for some in world.everyones(problems) for each in some})
-        if self._writer is not None:
-            self._writer.step(self._line(rows, all_squares, problems))
-        self._write_replicas(agreement)
+        return rows, all_squares, problems
 
     def on_load(self, step: int | None, counters: Counters) -> None:
         """Note from which checkpoint training goes on, and what it restored.
@@ -309,18 +350,23 @@ class Probe:
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": self._lr,
-            **measured(
-                rows,
-                squares,
-                problems,
-                self._grad_norm.names,
-                logits_optional=self.view.logits_optional,
-            ),
+            **self._measured(rows, squares, problems),
             "seconds": time.perf_counter() - began,
         }
         if self.this_pass:
             line["at"] = time.time()
         return line
+
+    def _measured(
+        self, rows: Sequence[Row], squares: Sequence[Sequence[float]], problems: Sequence[str]
+    ) -> dict[str, Any]:
+        return measured(
+            rows,
+            squares,
+            problems,
+            self._grad_norm.names,
+            logits_optional=self.view.logits_optional,
+        )
 
 
 def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by the function)

@@ -85,6 +85,7 @@ class TensorSamples:
         self._sketcher = Sketcher(_block(shard.parameter for shard in self._shards), device)
         self._empty = torch.zeros(len(norm.names), WIDTH, dtype=torch.float64, device=device)
         self._gradients: torch.Tensor | None = None
+        self._device = device
 
     @torch.no_grad()
     def gradients(self) -> None:
@@ -99,6 +100,21 @@ class TensorSamples:
             else:
                 values.append((shard, None if gradient is None else local_shard(gradient)))
         self._gradients = self._rows(values, uncounted)
+
+    @torch.no_grad()
+    def gradients_of_all(self) -> Table:
+        """Shape (parameters, _COLUMNS): the gradients that were sketched last, of whole tensors.
+
+        Collective over the world.
+        """
+        rows = self._gradients
+        self._gradients = None
+        if rows is None:
+            self.problems.append("gradients were not sampled: the trainer did not clip them")
+            rows = torch.full(
+                (len(self._empty), _COLUMNS), torch.nan, dtype=torch.float64, device=self._device
+            )
+        return sum_over_ranks([rows])[0]
 
     @torch.no_grad()
     def finish(self, step: int) -> None:
@@ -183,6 +199,16 @@ class TensorSamples:
             rows[row] = torch.nan
             self.problems.append(f"{self._norm.names[row]}: {problem}")
         return rows
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Canonical names of all trainable parameters, sorted: a row each."""
+        return self._norm.names
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Entries of each whole tensor."""
+        return self._norm.sizes
 
     def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
         """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""

@@ -82,7 +82,7 @@ class MetricsWriter:
 
 def _forget(folder: Path) -> None:
     """Delete evidence, not truncate it: who still writes it then writes into nothing."""
-    for name in ("metrics.jsonl", "metrics.jsonl.part", "in_force.json"):
+    for name in ("metrics.jsonl", "metrics.jsonl.part", "in_force.json", "frozen.npz"):
         (folder / name).unlink(missing_ok=True)
     for sample in (folder / "tensors").glob("step-*"):
         sample.unlink(missing_ok=True)

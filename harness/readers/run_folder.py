@@ -30,6 +30,7 @@ from harness.model import (
     TrainConfig,
 )
 from harness.readers.documents import METRICS, has_passes, read_in_force, read_job
+from harness.readers.frozen import read_frozen
 from harness.readers.merging import merge
 from harness.readers.metrics import Metrics, read_metrics
 from harness.readers.passes import read_passes, read_struck
@@ -70,6 +71,7 @@ def read_run(folder: Path) -> Evidence:
         "sample_steps": None if sample_steps is None else tuple(sample_steps),
         "identity": job.get("identity"),
         "repeat": job.get("repeat"),
+        "frozen_steps": int(job.get("frozen") or 0),
         "struck": read_struck(folder),
         "restarts": _restarts(folder, job),
     }
@@ -112,6 +114,7 @@ def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) 
         grads_missing=metrics.names_missing(),
         samples=read_samples(folder),
         replicas=metrics.replicas,
+        frozen=read_frozen(folder),
         **known,
     )
 

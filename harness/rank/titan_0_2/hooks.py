@@ -16,6 +16,7 @@ import torchtitan.train as trainer_module
 
 from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
+from harness.rank.frozen import add_frozen_steps
 from harness.rank.job import Job
 from harness.rank.probe import Probe
 from harness.rank.trainer_view import TrainerView, rate_of
@@ -52,6 +53,7 @@ def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) ->
     watch_clipping(dist_utils, trainer_module, probe)
     trainer.metrics_processor.log = _watch_log(trainer.metrics_processor.log, probe)
     trainer.train_step = _watch_step(trainer, probe, lambda: after_first_step(probe))
+    add_frozen_steps(trainer, job, probe)
     if job.resumes:
         watch_checkpoints(trainer, job, probe)
     return probe
@@ -105,6 +107,8 @@ def _watch_step(
 
     @functools.wraps(train_step)
     def watched(*args: Any, **kwargs: Any) -> Any:
+        if probe.is_frozen:
+            return train_step(*args, **kwargs)
         first = probe.step == 0
         probe.begin_step(trainer.step)
         result = train_step(*args, **kwargs)

@@ -18,6 +18,7 @@ from torchtitan.distributed import utils as distributed_utils
 
 from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
+from harness.rank.frozen import add_frozen_steps
 from harness.rank.job import Job
 from harness.rank.pipelining import ignore_shape_inference
 from harness.rank.probe import Probe
@@ -38,6 +39,7 @@ def attach(trainer: Any, job: Job, after_first_step: Callable[[Probe], None]) ->
     watch_clipping(distributed_utils, trainer_module, probe)
     _watch_metrics(trainer, probe)
     _watch_steps(trainer, probe, lambda: after_first_step(probe))
+    add_frozen_steps(trainer, job, probe)
     if job.resumes:
         watch_checkpoints(trainer, job, probe)
     return probe
@@ -102,6 +104,9 @@ def _watch_steps(trainer: Any, probe: Probe, after_first_step: Callable[[], None
 
     def watched(batches: Iterator[Any]) -> None:
         nonlocal first
+        if probe.is_frozen:
+            train_step(_watch_batches(batches, probe))
+            return
         probe.begin_step(trainer.step)
         try:
             train_step(_watch_batches(batches, probe))

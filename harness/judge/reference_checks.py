@@ -1,0 +1,187 @@
+"""Checks of what computes in less than float32, against a reference in float32.
+
+They belong to the first step: what they compare comes before any update.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.rounding import (
+    ALARMS,
+    LASTING_SPREAD,
+    Errors,
+    Measure,
+    flaw_of,
+    student,
+)
+from harness.model import Deviation, Evidence, Limit, Outcome, Precision, SetSpec, Tier
+
+NAMED = 3
+MOST_DEVIATIONS = 20
+_NONE = "nothing is measured from a reference in float32"
+
+
+@check(Tier.INTEGRITY)
+def reference_sound(
+    test: Evidence,
+    control: Evidence,
+    measure: Measure | None,
+    errors: Errors | None,
+    spec: SetSpec | None,
+) -> Finding:
+    """The reference in float32 and the matched control are whole, and saw the same samples.
+
+    Without them errors of low precision cannot be told from rounding. Where a reference runs out
+    of memory, `reference = false` in the experiment judges without one.
+    """
+    if measure is None:
+        if spec is None or {test.precision, control.precision} == {Precision.FP32}:
+            return skipped("both runs compute in float32, or nothing says what they compute in")
+        return skipped(f"{_NONE}: limits of low precision are those of repeats, or fixed")
+    flaw = flaw_of(test, measure)
+    if flaw:
+        return invalid(f"{flaw.what}; mend that, or set reference = false", flaw.step)
+    if errors is None:
+        if not test.frozen_steps and not test.sample_steps:
+            return skipped("frozen steps and per-tensor evidence are switched off")
+        return invalid(f"{test.name} has other parameters than {measure.reference.name}")
+    names = f"{measure.reference.name} in float32, {measure.matched.name} as the measure"
+    return passed(names)
+
+
+@check(Tier.FIRST_STEP)
+def gradient_errors(errors: Errors | None, measure: Measure | None) -> Finding:
+    """Every parameter's gradient is as near to float32 as that of the matched control.
+
+    At the same weights and samples right implementations of one precision err alike. An error that
+    is larger than rounding makes it is a fault of the forward or the backward pass.
+    """
+    if errors is None or measure is None:
+        return skipped(_NONE)
+    excess = errors.ratio / errors.multiple
+    outside = np.flatnonzero(~(excess <= 1))
+    outside = outside[np.argsort(-np.nan_to_num(excess[outside], nan=np.inf), kind="stable")]
+    worst = int(outside[0]) if outside.size else int(np.argmax(excess))
+    origin = (
+        f"{errors.multiple[worst]:.2g} x the error of {measure.matched.name}, at 1 false alarm in "
+        f"{1 / ALARMS:,.0f} sets"
+    )
+    limit = Limit(float(errors.multiple[worst] * errors.matched[worst]), origin)
+    return Finding(
+        Outcome.FAIL if outside.size else Outcome.PASS,
+        _errors_in_words(errors, outside, worst),
+        measured=float(errors.test[worst]),
+        limit=limit,
+        unit="relative to float32",
+        onset=1 if outside.size else None,
+        deviations=tuple(
+            Deviation(
+                errors.names[index],
+                1,
+                float(errors.test[index]),
+                float(errors.multiple[index] * errors.matched[index]),
+            )
+            for index in outside[:MOST_DEVIATIONS]
+        ),
+    )
+
+
+@check(Tier.FIRST_STEP)
+def gradient_scale(errors: Errors | None, measure: Measure | None) -> Finding:
+    """Gradients are as long as those of the matched control.
+
+    Rounding turns a gradient and hardly changes its length. One that is longer or shorter is
+    scaled: by a degree, a count of tokens or microbatches, or an average where a sum belongs.
+    """
+    if errors is None or measure is None:
+        return skipped(_NONE)
+    of_all, limit = errors.scale_of_all, errors.scale_of_all_limit
+    over = f"over {_batches(errors)}"
+    if not of_all <= limit:
+        mean = float(np.expm1(errors.scale.mean()))
+        return Finding(
+            Outcome.FAIL,
+            f"all gradients are scaled, by {mean:+.2g} on average {over} ({of_all:.2g} rms)",
+            measured=of_all,
+            limit=Limit(limit, "how much of rounding lies along gradients"),
+            unit="relative",
+            onset=1,
+        )
+    excess = np.abs(errors.scales) / np.maximum(errors.scale_limits, np.finfo(float).tiny)
+    excess = np.where(errors.scales == 0, 0.0, excess)
+    outside = np.flatnonzero(~(excess <= 1))
+    worst = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))
+    names = ", ".join(
+        f"{errors.names[index]} by {np.expm1(errors.scales[index]):+.2g}"
+        for index in outside[np.argsort(-excess[outside])][:NAMED]
+    )
+    return Finding(
+        Outcome.FAIL if outside.size else Outcome.PASS,
+        f"{len(outside)} gradients are scaled {over}: {names}"
+        if outside.size
+        else f"nearest to its limit is {errors.names[worst]} {over}",
+        measured=float(np.abs(errors.scales[worst])),
+        limit=Limit(float(errors.scale_limits[worst]), "how much of rounding lies along a gradient"),
+        unit="relative",
+        onset=1 if outside.size else None,
+    )
+
+
+@check(Tier.FIRST_STEP)
+def frozen_loss(errors: Errors | None, measure: Measure | None) -> Finding:
+    """At frozen weights the loss of every batch is that of the matched control, but for rounding.
+
+    The forward pass or the objective differs: on the samples of many batches, and at weights that
+    nobody has updated.
+    """
+    if errors is None or measure is None:
+        return skipped(_NONE)
+    if not errors.frozen:
+        return skipped("one batch does not tell how far rounding takes a loss: frozen = 0")
+    if not np.all(np.isfinite(errors.loss)) or not np.isfinite(errors.loss_error):
+        return Finding(Outcome.FAIL, "the loss of a frozen batch is not finite", onset=1)
+    size = float(np.sqrt(np.mean(errors.loss**2)))
+    mean = float(errors.loss.mean())
+    t = student(ALARMS / 4, errors.batches)
+    # Of two independent errors the difference is sqrt(2) times as large.
+    by_chance = errors.loss_error * np.sqrt(2) * t
+    lasting = errors.loss_error * np.hypot(
+        LASTING_SPREAD, np.sqrt(2) * t / np.sqrt(errors.batches)
+    )
+    outside = not (size <= by_chance and abs(mean) <= lasting)
+    whole, limit = (abs(mean), lasting) if abs(mean) > lasting else (size, by_chance)
+    return Finding(
+        Outcome.FAIL if outside else Outcome.PASS,
+        f"off by {mean:+.2g} on average over {_batches(errors)}, {size:.2g} rms; rounding of "
+        f"{measure.matched.name} alone is {errors.loss_error:.2g}",
+        measured=whole,
+        limit=Limit(float(limit), f"the error of {measure.matched.name} against float32"),
+        unit="relative",
+        onset=1 if outside else None,
+    )
+
+
+CHECKS: tuple[Question, ...] = (reference_sound, gradient_errors, gradient_scale, frozen_loss)
+
+
+def _errors_in_words(errors: Errors, outside: np.ndarray, worst: int) -> str:
+    over = f"over {_batches(errors)}"
+    if not outside.size:
+        return (
+            f"nearest to its limit is {errors.names[worst]}, {errors.ratio[worst]:.2f} times as "
+            f"far from float32 as in the matched control {over}"
+        )
+    words = ", ".join(
+        f"{errors.names[index]} {errors.ratio[index]:.3g} times as far" for index in outside[:NAMED]
+    )
+    more = " …" if outside.size > NAMED else ""
+    return (
+        f"{outside.size} of {len(errors.names)} gradients are further from float32 than rounding "
+        f"takes them {over}: {words}{more}"
+    )
+
+
+def _batches(errors: Errors) -> str:
+    return f"{errors.batches} frozen batches" if errors.frozen else "the first step"

@@ -1,0 +1,224 @@
+"""Errors of low precision, measured from a reference in float32, at weights that nobody has updated.
+
+Whether a gradient in bfloat16 is right, its distance from another implementation's in bfloat16
+hardly tells: both are a percent from the truth. Suites of kernel tests ask something else: is the
+new implementation's error against higher precision at most a small multiple of the old one's
+(FlashAttention's tests, for instance)? Sketches carry that to whole training steps: for every
+parameter, whatever its sharding, the error of a test set against the float32 reference is compared
+with that of a run of the same precision, its matched control. Squares are averaged over the frozen
+batches first: an error of one batch varies, their mean hardly.
+
+A factor shows more sharply than an error does, for rounding hardly changes a gradient's length:
+exact norms are compared for it, not sketches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from harness.judge.soundness import Flaw, unfinished
+from harness.model import Evidence, Floats, FrozenSamples, TensorSample
+
+ALARMS = 2e-4
+"""False-alarm probability of each of the checks here, over all parameters of a test set."""
+IMPLEMENTATION_SPREAD = 0.1
+"""Standard deviation of the logarithm of two right implementations' errors over each other, once
+squares are averaged over batches. Measured on right sets of debug models: at most 0.13 for any
+parameter (TP 2), see docs/operating-characteristics.md."""
+SCALE_SPREAD = 0.1
+"""Standard deviation of the logarithm of two right implementations' norms over each other, in
+relative errors of the parameter's gradient: how much of an error lies along the gradient. Measured
+at most 0.07 (0.2 for embeddings that are added up in other batches)."""
+LASTING_SPREAD = 1.0
+"""The same of the mean difference of two right losses, in the root mean square of the matched
+control's error: rounding the same weights shifts all batches alike, so a mean need not vanish."""
+SUMS = 64
+"""Of a sketch: its squared length has the relative variance 2 / SUMS."""
+EMBEDDING = "embed"
+"""Names of embeddings hold it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measure:
+    """The runs by which errors of a test set are judged."""
+
+    matched: Evidence
+    """Of the test set's own precision: its errors are the measure."""
+    reference: Evidence
+    """In float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errors:
+    """A test set and its matched control against the reference; parameters in the names' order."""
+
+    names: tuple[str, ...]
+    frozen: bool
+    """Whether these are frozen batches, and not the first step alone."""
+    test: Floats
+    """Shape (parameters,): relative error of the gradient, root mean square over the batches."""
+    matched: Floats
+    """The same of the matched control."""
+    multiple: Floats
+    """Shape (parameters,): how many times the matched control's error is allowed."""
+    scale: Floats
+    """Shape (batches, parameters): logarithm of the norm over the matched control's."""
+    loss: Floats
+    """Shape (batches,): relative difference of the loss to the matched control's, signed."""
+    loss_error: float
+    """Root mean square of the matched control's relative difference to the reference."""
+
+    @property
+    def batches(self) -> int:
+        return len(self.scale)
+
+    @property
+    def ratio(self) -> Floats:
+        """Shape (parameters,): the test set's errors in the matched control's; 1 for none at all."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = self.test / self.matched
+        return np.where((self.test == 0) & (self.matched == 0), 1.0, ratio)
+
+    @property
+    def error(self) -> float:
+        """The matched control's error, of the median parameter."""
+        return float(np.median(self.matched))
+
+    @property
+    def scales(self) -> Floats:
+        """Shape (parameters,): mean of the logarithm of the scale over the batches."""
+        return np.asarray(self.scale.mean(axis=0), dtype=np.float64)
+
+    @property
+    def scale_limits(self) -> Floats:
+        """Shape (parameters,): how large these may be."""
+        return self.matched * self.multiple * SCALE_SPREAD * quantile(ALARMS / len(self.names) / 2)
+
+    @property
+    def scale_of_all(self) -> float:
+        """Root mean square over the batches of the mean logarithm over all parameters."""
+        return float(np.sqrt(np.mean(self.scale.mean(axis=1) ** 2)))
+
+    @property
+    def scale_of_all_limit(self) -> float:
+        """How large that may be: means of independent parameters vary less than each does."""
+        within = SCALE_SPREAD / np.sqrt(len(self.names))
+        return float(self.error * within * quantile(ALARMS / 2))
+
+
+def measure_errors(test: Evidence, measure: Measure) -> Errors | None:
+    """Compare the frozen batches, or without any the first step; None where neither can be."""
+    runs = test, measure.matched, measure.reference
+    frozen = [run.frozen for run in runs]
+    if all(each is not None for each in frozen):
+        ours, like, truth = (each for each in frozen if each is not None)
+    elif any(run.frozen_steps for run in runs):
+        return None
+    else:
+        first = [_first_step(run) for run in runs]
+        if any(each is None for each in first):
+            return None
+        ours, like, truth = (each for each in first if each is not None)
+    if not ours.names == like.names == truth.names:
+        return None
+    if not ours.sketch.shape == like.sketch.shape == truth.sketch.shape:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.log(ours.norm / like.norm)
+        loss, loss_error = ours.loss / like.loss - 1, like.loss / truth.loss - 1
+    return Errors(
+        names=ours.names,
+        frozen=frozen[0] is not None,
+        test=_error(ours, truth),
+        matched=_error(like, truth),
+        multiple=_multiples(test, measure.matched, ours),
+        scale=np.where((ours.norm == 0) & (like.norm == 0), 0.0, scale),
+        loss=loss,
+        loss_error=float(np.sqrt(np.mean(loss_error**2))),
+    )
+
+
+def flaw_of(test: Evidence, measure: Measure) -> Flaw | None:
+    """Why errors cannot be measured: in the runs that are the measure, or in the frozen batches."""
+    for run, what in ((measure.reference, "reference"), (measure.matched, "matched control")):
+        flaw = unfinished(run)
+        if flaw:
+            return Flaw(f"the {what} {run.name} {flaw.what}", flaw.step)
+    told = {run.frozen_steps for run in (test, measure.matched, measure.reference)}
+    if len(told) > 1:
+        return Flaw("the test set, its matched control and the reference froze other steps")
+    for run in (measure.reference, measure.matched, test):
+        if run.frozen is None:
+            if run.frozen_steps:
+                return Flaw(f"{run.name} left nothing of its {run.frozen_steps} frozen steps")
+            continue
+        if len(run.frozen.loss) != run.frozen_steps:
+            return Flaw(f"{run.name} left {len(run.frozen.loss)} of {run.frozen_steps} frozen steps")
+        if run.frozen.problems:
+            return Flaw(f"{run.name} could not be measured in full: {run.frozen.problems[0]}")
+        theirs = measure.reference.frozen
+        if theirs is not None and run.frozen.batch_digests != theirs.batch_digests:
+            return Flaw(f"{run.name} froze other samples than {measure.reference.name}")
+    for run in (measure.reference, measure.matched):
+        if run.frozen is not None and not np.all(np.isfinite(run.frozen.norm)):
+            return Flaw(f"{run.name} has gradients that are not finite in its frozen steps")
+    return None
+
+
+def quantile(alarms: float) -> float:
+    """What a standard normal number exceeds with this probability."""
+    return float(-special.ndtri(alarms))
+
+
+def student(alarms: float, degrees: int) -> float:
+    """The same of Student's t."""
+    return float(-special.stdtrit(max(degrees, 1), alarms))
+
+
+def _first_step(run: Evidence) -> FrozenSamples | None:
+    """The first step in the form of one frozen batch."""
+    sample: TensorSample | None = next((each for each in run.samples if each.step == 1), None)
+    loss = run.signals.get("loss_recomputed")
+    if sample is None or sample.gradients is None or loss is None or not run.steps.size:
+        return None
+    order = np.argsort(np.array(sample.names))
+    return FrozenSamples(
+        names=tuple(sample.names[index] for index in order),
+        sizes=sample.sizes[order],
+        sketch=sample.gradients.sketch[None, order],
+        norm=sample.gradients.norm[None, order],
+        loss=loss.values[:1],
+        batch_digests=tuple(each or "" for each in run.batch_digests[:1]),
+    )
+
+
+def _error(run: FrozenSamples, truth: FrozenSamples) -> Floats:
+    """Shape (parameters,): relative, root mean square over the batches."""
+    squares = np.sum((run.sketch - truth.sketch) ** 2, axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(squares == 0, 0.0, squares / truth.norm**2)
+    return np.asarray(np.sqrt(relative.mean(axis=0)), dtype=np.float64)
+
+
+def _multiples(test: Evidence, matched: Evidence, samples: FrozenSamples) -> Floats:
+    """What errors over each other exceed with the probability of an alarm, per parameter.
+
+    Rounding of implementations and noise of sketches, both taken for lognormal. A row of an
+    embedding is added up token by token in the precision of activations: with more tokens in a
+    batch its error grows as fast.
+    """
+    batches, count = samples.norm.shape
+    spread = np.hypot(IMPLEMENTATION_SPREAD, 1 / np.sqrt(SUMS * batches))
+    multiple = float(np.exp(spread * quantile(ALARMS / count)))
+    more = max(1.0, _tokens_at_once(test) / _tokens_at_once(matched))
+    return np.array([multiple * (more if EMBEDDING in name else 1.0) for name in samples.names])
+
+
+def _tokens_at_once(run: Evidence) -> float:
+    """Tokens that a rank takes in one forward pass."""
+    ran = run.in_force or {}
+    cp = (ran.get("degrees") or {}).get("cp") or 1
+    return float(ran.get("local_batch_size") or 1) * float(ran.get("seq_len") or 1) / cp

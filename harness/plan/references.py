@@ -1,0 +1,131 @@
+"""Which runs a set of low precision is judged by besides its control.
+
+Rounding alone makes a gradient in bfloat16 differ by a percent from that in float32, and two right
+implementations of it nearly as much from each other. Whether such a difference is right shows in
+its size: an implementation in low precision should be about as far from float32 as another one is.
+So there is a **reference**, the control's own configuration in float32 (from weights that are
+rounded as every run of the control's precision casts them), and where a test set
+computes in less than its control a **matched control**, the control's own configuration in the
+precision of the test set. Both are short: they train one step, for what is compared comes before
+any update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from harness.model import Experiment, Job, Precision, Role, SetSpec, Technique
+from harness.plan.sizes import DTYPE_KEYS, FLOAT8_RECIPES, Numerics, numerics_of
+
+FLOAT32 = "float32"
+_STEPS = "training.steps"
+_COARSE = FLOAT8_RECIPES | {Technique.FLOAT8_TP, Technique.BF16}
+
+
+class Measure(NamedTuple):
+    """By which runs errors of a set are judged, by name."""
+
+    matched: str
+    reference: str
+
+
+class References(NamedTuple):
+    """What is added to a plan, and what it is for."""
+
+    extra: tuple[tuple[SetSpec, Role], ...]
+    """Short runs, references first."""
+    measures: Mapping[str, Measure]
+    """By the name of the set that is judged: a test set, or a control that has an anchor."""
+
+    weights: Mapping[str, str]
+    """By the name of a reference: the data type in which runs of low precision multiply."""
+
+    def takes_part(self, name: str) -> bool:
+        """Whether a run is compared at frozen steps, on either side."""
+        used = (part for pair in self.measures.items() for part in (pair[0], *pair[1]))
+        return name in used or any(spec.name == name for spec, _ in self.extra)
+
+
+def references_of(experiment: Experiment, jobs: Mapping[str, Job]) -> References:
+    """References and matched controls of a plan whose other jobs are known by name."""
+    if not experiment.reference or experiment.baseline is not None:
+        return References((), {}, {})
+    references: dict[str, SetSpec] = {}
+    matched: dict[str, SetSpec] = {}
+    measures: dict[str, Measure] = {}
+    weights: dict[str, str] = {}
+
+    def reference_of(control: Job) -> str:
+        if control.precision is Precision.FP32:
+            return control.name
+        spec = _in_float32(control.spec)
+        computed = numerics_of(control.spec).computed
+        if computed != FLOAT32:
+            weights[spec.name] = computed
+        return references.setdefault(spec.name, spec).name
+
+    for spec in experiment.tests:
+        control, test = jobs[spec.control or ""], jobs[spec.name]
+        if not _measurable(control) or not _measurable(test):
+            continue
+        if {test.precision, control.precision} == {Precision.FP32}:
+            continue
+        like = control.name
+        if test.precision is not Precision.FP32 and _differ(test, control):
+            made = _with_numerics_of(test.spec, control.spec)
+            like = matched.setdefault(made.name, made).name
+        measures[spec.name] = Measure(like, reference_of(control))
+    if experiment.anchor is not None:
+        challenged, anchor = jobs[experiment.controls[0].name], jobs[experiment.anchor.name]
+        low = challenged.precision is not Precision.FP32
+        if low and _measurable(challenged) and not _differ(challenged, anchor):
+            measures[challenged.name] = Measure(anchor.name, reference_of(challenged))
+    extra = [(spec, Role.REFERENCE) for spec in references.values()]
+    extra += [(spec, Role.MATCHED) for spec in matched.values()]
+    return References(tuple(extra), measures, weights)
+
+
+def generated_names(control: SetSpec, tests: tuple[SetSpec, ...]) -> list[str]:
+    """Names that runs of a control may be given here, with those for its test sets."""
+    others = [_with_numerics_of(spec, control).name for spec in tests]
+    return [_in_float32(control).name, *others]
+
+
+def _measurable(job: Job) -> bool:
+    """Whether its first steps can be compared with another precision's."""
+    return job.spec.command is None and not job.spec.resumes
+
+
+def _differ(test: Job, control: Job) -> bool:
+    return numerics_of(test.spec) != numerics_of(control.spec)
+
+
+def _in_float32(control: SetSpec) -> SetSpec:
+    return _short(control, FLOAT32, Numerics((), FLOAT32, FLOAT32))
+
+
+def _with_numerics_of(test: SetSpec, control: SetSpec) -> SetSpec:
+    numerics = numerics_of(test)
+    stored = {numerics.stored, numerics.computed} - {FLOAT32}
+    plain = "mixed" if numerics.stored == FLOAT32 else numerics.stored
+    parts = [*numerics.float8, *([plain] if stored else [])]
+    return _short(control, "_".join(parts) or FLOAT32, numerics)
+
+
+def _short(control: SetSpec, name: str, numerics: Numerics) -> SetSpec:
+    """A control as a run of one step in another precision."""
+    kept = [technique for technique in control.techniques if technique not in _COARSE]
+    return replace(
+        control,
+        name=f"{control.name}.{name}",
+        techniques=(*kept, *numerics.float8),
+        overrides={
+            **control.overrides,
+            DTYPE_KEYS[0]: numerics.stored,
+            DTYPE_KEYS[1]: numerics.computed,
+            _STEPS: 1,
+        },
+        note="",
+    )

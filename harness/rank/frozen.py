@@ -1,0 +1,105 @@
+"""Frozen steps: forward and backward passes at the initial weights, before training begins.
+
+Two right runs part after their first update, and what is then compared is drift as much as error.
+At frozen weights nothing drifts: every batch shows again what the first step shows, on other
+samples. Nothing is updated, and all that a pass changes (gradients, buffers, random numbers, the
+loader's place, counters) is put back, so that training goes on as if there had been none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.rank.job import Job
+from harness.rank.probe import Probe
+
+
+def add_frozen_steps(trainer: Any, job: Job, probe: Probe) -> None:
+    """Have a torchtitan trainer make the job's frozen steps when it is about to train.
+
+    Only a fresh start makes them: a run that resumes is at other weights.
+    """
+    continues = trainer.should_continue_training
+    began = False
+
+    def watched_continues() -> bool:
+        nonlocal began
+        if not began:
+            began = True
+            if job.frozen and trainer.step == 0:
+                _make(trainer, job.frozen, probe)
+        return continues()
+
+    trainer.should_continue_training = watched_continues
+
+
+def _make(trainer: Any, count: int, probe: Probe) -> None:
+    """Train steps of the trainer itself, as it is by now, that update nothing."""
+    with _put_back(trainer), _without_updates(trainer):
+        batches = trainer.batch_generator(trainer.dataloader)
+        trainer.step = 1  # what depends on the step sees the first one
+        for _ in range(count):
+            probe.begin_frozen()
+            trainer.train_step(batches)
+            probe.end_frozen()
+    probe.close_frozen()
+
+
+@contextmanager
+def _without_updates(trainer: Any) -> Iterator[None]:
+    """No update of weights, optimizer state or learning rate, and nothing is logged."""
+    silenced = (
+        (trainer.optimizers, "step", None),
+        (trainer.lr_schedulers, "step", None),
+        (trainer.metrics_processor, "should_log", False),
+        (trainer.metrics_processor, "log", None),
+    )
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in silenced]
+    for owner, name, answer in silenced:
+        setattr(owner, name, lambda *_, answer=answer, **__: answer)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextmanager
+def _put_back(trainer: Any) -> Iterator[None]:
+    """Restore what a forward and backward pass changes, weights aside: they are not touched."""
+    loader = trainer.dataloader.state_dict()
+    buffers = [
+        (buffer, buffer.detach().clone())
+        for part in trainer.model_parts
+        for buffer in part.buffers()
+    ]
+    processor = trainer.metrics_processor
+    counted = trainer.ntokens_seen, processor.ntokens_since_last_log
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    on_gpu = torch.cuda.get_rng_state_all() if trainer.device.type == "cuda" else None
+    step = trainer.step
+    try:
+        yield
+    finally:
+        trainer.step = step
+        trainer.optimizers.zero_grad()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        trainer.ntokens_seen, processor.ntokens_since_last_log = counted
+        processor.data_loading_times.clear()
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002 (libraries still use it)
+        torch.set_rng_state(states[2])
+        if on_gpu is not None:
+            torch.cuda.set_rng_state_all(on_gpu)
+        trainer.dataloader.load_state_dict(loader)

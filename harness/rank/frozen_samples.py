@@ -1,0 +1,49 @@
+"""What frozen steps leave: ``frozen.npz``, one entry per batch (``docs/architecture.md``)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.rank.sketch import SUMS
+from harness.rank.tensors import Table, TensorSamples
+from harness.rank.writer import SCHEMA, write_arrays
+
+FILE = "frozen.npz"
+
+
+class FrozenSamples:
+    """Collects the frozen steps, on every rank alike; one of them writes the file."""
+
+    def __init__(self, samples: TensorSamples) -> None:
+        self._samples = samples
+        self._gradients: list[Table] = []
+        self._measured: list[Mapping[str, Any]] = []
+
+    def add(self, gradients: Table, measured: Mapping[str, Any]) -> None:
+        """One frozen step: its rows of the whole tensors, and what a step's line would say."""
+        self._gradients.append(gradients)
+        self._measured.append(measured)
+
+    def write(self, folder: Path) -> None:
+        """Write the file atomically. A loss that could not be told is NaN, a digest empty."""
+        rows = np.stack(self._gradients)
+        losses = [each["loss_recomputed"] for each in self._measured]
+        problems = sorted({each for some in self._measured for each in some.get("problems", ())})
+        write_arrays(
+            folder / FILE,
+            {
+                "schema": np.array(SCHEMA),
+                "names": np.array(self._samples.names),
+                "sizes": np.array(self._samples.sizes, dtype=np.int64),
+                "gradients_sketch": rows[:, :, :SUMS],
+                "gradients_norm": np.sqrt(rows[:, :, SUMS]),
+                "loss": np.array([math.nan if loss is None else loss for loss in losses]),
+                "batch_digests": np.array([each["batch_digest"] or "" for each in self._measured]),
+                "problems": np.array(problems, dtype=np.str_),
+            },
+        )

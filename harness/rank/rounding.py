@@ -1,0 +1,141 @@
+"""Rounding on purpose: of a reference's weights, and of a repeat's results in another way.
+
+``weights = "bfloat16"`` rounds the initial weights. A run in low precision computes with its
+weights cast to it, and so does every other such run: that part of its error to float32 says nothing
+of it. A reference in float32 that begins with the cast weights is without it, and what is left is
+the error of computing.
+
+``repeat = "rounding"`` rounds what is computed in low precision another way.
+
+Where weights are cast to bfloat16, a weight that is moved by one unit in the last place of float32
+is cast to the same number: ``ulp`` then shows nothing of the rounding by which right runs differ.
+So here results themselves are moved, after every module's forward pass and in its backward pass:
+
+- Entries in bfloat16 or float16 are moved to a neighbouring number, up or down, one in six. Two
+  implementations of one operation round the same real number, or nearly so, after sums in other
+  orders. If their errors are independent and each uniform within half a spacing h either way, their
+  difference has the variance h**2 / 6: that of a move by h with probability 1 / 6.
+- Operands of Float8 layers are scaled by another factor, up to 2, before they are cast. Mathematics
+  takes it out again; every entry is rounded anew. Other shardings do so, as each has maxima of its
+  own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from harness.rank.placement import local_shard
+
+LOW = (torch.bfloat16, torch.float16)
+ONE_IN = 6
+"""See above: one entry in so many is moved."""
+
+
+@torch.no_grad()
+def round_weights(model_parts: Iterable[torch.nn.Module], dtype: str) -> None:
+    """Round every parameter to a data type of torch's, by its name, and keep its own."""
+    for part in model_parts:
+        for parameter in part.parameters():
+            local = local_shard(parameter)
+            local.copy_(local.to(getattr(torch, dtype)))
+
+
+def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
+    """Hook every module of the parts; what Float8 layers scale is patched in torchao.
+
+    Ranks that hold copies of an activation have to move it alike: give them the same seed.
+    """
+    state = _State(seed)
+    # An operator of our own: what compiles a module takes it as it is.
+    move = torch.library.custom_op("converge::move", state.moved, mutates_args=())
+    move.register_fake(torch.empty_like)
+    move.register_autograd(lambda _, gradient: move(gradient))
+    for part in model_parts:
+        for module in _rounding(part):
+            module.register_forward_hook(lambda _module, _given, result: _moved(result, move))
+    if importlib.util.find_spec("torchao") is not None:
+        _scale_otherwise(state)
+
+
+def _rounding(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Modules that compute something themselves, and blocks, which add their input."""
+    for module in part.modules():
+        leaf = next(module.children(), None) is None
+        if leaf or hasattr(module, "feed_forward"):
+            yield module
+
+
+def _moved(result: Any, move: Any) -> Any:
+    """A module's result; what no rank can move alike with the others is left as it is."""
+    if not isinstance(result, torch.Tensor) or result.dtype not in LOW:
+        return result
+    if not isinstance(result, DTensor):
+        return move(result)
+    if not all(isinstance(placement, Shard) for placement in result.placements):
+        return result
+    local = move(result.to_local())
+    return DTensor.from_local(
+        local,
+        result.device_mesh,
+        result.placements,
+        shape=result.shape,
+        stride=result.stride(),
+        run_check=False,
+    )
+
+
+class _State:
+    """Random numbers of its own: the trainer's stay what they are."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
+        """The entries, one in six of them at a neighbouring number; zeros stay zero."""
+        if values.dtype not in LOW:  # a gradient may be kept in more
+            return values.clone()
+        drawn = torch.randint(
+            2 * ONE_IN,
+            values.shape,
+            dtype=torch.int16,
+            device=values.device,
+            generator=self._generator(values.device),
+        )
+        # Neighbours of a number are the neighbours of its bits as an integer, away from zero.
+        bits = values.contiguous().view(torch.int16)
+        step = (drawn == 0).to(torch.int16) - (drawn == 1).to(torch.int16)
+        # Nothing becomes infinite or NaN that was not, and what is zero stays so.
+        inner = (values != 0) & values.isfinite() & (values.abs() < torch.finfo(values.dtype).max)
+        return torch.where(inner, bits + step, bits).view(values.dtype).clone()
+
+    def factor(self, amax: torch.Tensor) -> torch.Tensor:
+        """By which a Float8 scale is multiplied: above 1/2, at most 1."""
+        drawn = torch.rand(
+            (), dtype=torch.float32, device=amax.device, generator=self._generator(amax.device)
+        )
+        return 1 - drawn / 2
+
+
+def _scale_otherwise(state: _State) -> None:
+    from torchao.float8 import float8_utils
+
+    scale_of = float8_utils.amax_to_scale
+    factor = torch.library.custom_op("converge::factor", state.factor, mutates_args=())
+    factor.register_fake(lambda amax: torch.empty((), dtype=torch.float32, device=amax.device))
+
+    def scale_otherwise(amax: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        scale = scale_of(amax, *args, **kwargs)
+        return scale * factor(amax.detach()).to(scale.dtype)
+
+    float8_utils.amax_to_scale = scale_otherwise

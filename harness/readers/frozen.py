@@ -1,0 +1,47 @@
+"""What the frozen steps of a run left: ``frozen.npz`` (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from harness.model import FrozenSamples
+from harness.readers.arrays import PROJECTIONS, array_of, load_arrays
+from harness.readers.lines import fail
+
+FILE = "frozen.npz"
+
+
+def read_frozen(folder: Path) -> FrozenSamples | None:
+    """The file of a run folder; None where there is none.
+
+    Raises EvidenceError naming file and key, StoreError for a newer file.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    arrays = load_arrays(path)
+    names = array_of(path, arrays, "names", np.str_, 1)
+    if not (names[:-1] < names[1:]).all():
+        fail(str(path), "names: not unique and sorted names")
+    sizes = array_of(path, arrays, "sizes", np.int64, 1, rows=len(names))
+    loss = array_of(path, arrays, "loss", np.float64, 1)
+    count = len(loss)
+    sketch = array_of(path, arrays, "gradients_sketch", np.float64, 3, rows=count)
+    norm = array_of(path, arrays, "gradients_norm", np.float64, 2, rows=count)
+    digests = array_of(path, arrays, "batch_digests", np.str_, 1, rows=count)
+    problems = array_of(path, arrays, "problems", np.str_, 1)
+    if sketch.shape[1:] != (len(names), PROJECTIONS):
+        fail(str(path), f"gradients_sketch: has shape {sketch.shape}")
+    if norm.shape[1] != len(names):
+        fail(str(path), f"gradients_norm: has shape {norm.shape}")
+    return FrozenSamples(
+        names=tuple(names.tolist()),
+        sizes=sizes,
+        sketch=sketch,
+        norm=norm,
+        loss=loss,
+        batch_digests=tuple(digests.tolist()),
+        problems=tuple(problems.tolist()),
+    )
