@@ -238,9 +238,7 @@ def pairs_of(plan: Plan) -> Iterator[Pair]:
     anchor = next((job for job in plan.jobs if job.role is Role.ANCHOR), None)
     if anchor is not None:
         challenged = plan.job(plan.experiment.controls[0].name)
-        yield Pair(
-            challenged, anchor, challenged.name, challenged.matched, challenged.reference
-        )
+        yield Pair(challenged, anchor, challenged.name, challenged.matched, challenged.reference)
     for job in plan.jobs:
         if job.role is Role.TEST:
             if job.spec.control is None:

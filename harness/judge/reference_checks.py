@@ -123,7 +123,9 @@ def gradient_scale(errors: Errors | None, measure: Measure | None) -> Finding:
         if outside.size
         else f"nearest to its limit is {errors.names[worst]} {over}",
         measured=float(np.abs(errors.scales[worst])),
-        limit=Limit(float(errors.scale_limits[worst]), "how much of rounding lies along a gradient"),
+        limit=Limit(
+            float(errors.scale_limits[worst]), "how much of rounding lies along a gradient"
+        ),
         unit="relative",
         onset=1 if outside.size else None,
     )
@@ -147,9 +149,7 @@ def frozen_loss(errors: Errors | None, measure: Measure | None) -> Finding:
     t = student(ALARMS / 4, errors.batches)
     # Of two independent errors the difference is sqrt(2) times as large.
     by_chance = errors.loss_error * np.sqrt(2) * t
-    lasting = errors.loss_error * np.hypot(
-        LASTING_SPREAD, np.sqrt(2) * t / np.sqrt(errors.batches)
-    )
+    lasting = errors.loss_error * np.hypot(LASTING_SPREAD, np.sqrt(2) * t / np.sqrt(errors.batches))
     outside = not (size <= by_chance and abs(mean) <= lasting)
     whole, limit = (abs(mean), lasting) if abs(mean) > lasting else (size, by_chance)
     return Finding(

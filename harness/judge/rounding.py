@@ -156,7 +156,9 @@ def flaw_of(test: Evidence, measure: Measure) -> Flaw | None:
                 return Flaw(f"{run.name} left nothing of its {run.frozen_steps} frozen steps")
             continue
         if len(run.frozen.loss) != run.frozen_steps:
-            return Flaw(f"{run.name} left {len(run.frozen.loss)} of {run.frozen_steps} frozen steps")
+            return Flaw(
+                f"{run.name} left {len(run.frozen.loss)} of {run.frozen_steps} frozen steps"
+            )
         if run.frozen.problems:
             return Flaw(f"{run.name} could not be measured in full: {run.frozen.problems[0]}")
         theirs = measure.reference.frozen

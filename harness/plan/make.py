@@ -113,9 +113,7 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     low = control.precision is not Precision.FP32 and control.spec.command is None
     wanted = experiment.low_precision_repeats if low else experiment.repeats
     deals = control.spec.train_config.own_loader
-    return tuple(
-        repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE
-    )
+    return tuple(repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE)
 
 
 def _job(

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
 from harness.rank.probe import Probe
+from harness.rank.rounding import round_otherwise, round_weights
 from harness.rank.settings import SettingError
 from harness.rank.titan_0_2.config import Built, build
 from harness.rank.titan_0_2.shim import Prepared, prepare
-from harness.rank.rounding import round_otherwise, round_weights
 from harness.rank.ulp import move_by_one_ulp
 
 _HEAVY = (
