@@ -86,6 +86,8 @@ def _print_besides(console: Console, made: Plan) -> None:
     """What the sets need that are not in the table; raises ConfigError for what is not there."""
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
     say(console, f"\nbesides, for initial weights and tolerances: {', '.join(besides)}")
+    for line in _low_precision(made):
+        say(console, line)
     if made.experiment.launcher is Launcher.SLURM:
         say(
             console,
@@ -107,6 +109,22 @@ def _print_besides(console: Console, made: Plan) -> None:
                 f"toolchain {each.name} is not there yet; {build_hint(each.name)}",
                 "yellow",
             )
+
+
+def _low_precision(made: Plan) -> Iterator[str]:
+    """Which short runs say what of low precision is rounding, and how many frozen steps that is."""
+    for role, what in (
+        (Role.REFERENCE, "references in float32"),
+        (Role.MATCHED, "controls in the precision of test sets"),
+    ):
+        if jobs := [job.name for job in made.jobs if job.role is role]:
+            yield f"{what}, of one step: {', '.join(jobs)}"
+    frozen = [job for job in made.jobs if job.frozen]
+    if frozen:
+        yield (
+            f"frozen steps before training: {frozen[0].frozen}, in {len(frozen)} of "
+            f"{len(made.jobs)} jobs"
+        )
 
 
 def _require_dry_run(arguments: argparse.Namespace) -> None:
@@ -201,6 +219,9 @@ def _plan_document(
                 "identity": job.identity,
                 "world_size": job.world_size,
                 "sample_steps": list(job.sample_steps),
+                "frozen": job.frozen,
+                "matched": job.matched,
+                "reference": job.reference,
                 "toolchain": job.toolchain.name,
                 "python": str(job.toolchain.python),
                 "command": commands[job.name],

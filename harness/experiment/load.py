@@ -30,6 +30,7 @@ from harness.experiment.tables import (
 )
 from harness.experiment.trainer import CommandTable, TitanTable, read_trainer
 from harness.model import (
+    LOW_PRECISION_REPEATS,
     Across,
     Cluster,
     Experiment,
@@ -232,7 +233,7 @@ def _check_names(
     taken = {
         _folded(f"{control.table.name}.{repeat}"): f"a repeat of {control.table.name!r}"
         for control in controls
-        for repeat in repeats
+        for repeat in (*repeats, *LOW_PRECISION_REPEATS)
     }
     placed: list[PlacedControl | PlacedAnchor | PlacedTest] = [*controls, *tests]
     placed += [anchor] if anchor else []

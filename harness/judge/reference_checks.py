@@ -16,10 +16,12 @@ from harness.judge.rounding import (
     flaw_of,
     student,
 )
-from harness.model import Deviation, Evidence, Limit, Outcome, Precision, SetSpec, Tier
+from harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
 
 NAMED = 3
 MOST_DEVIATIONS = 20
+MEASURED_FROM = "measured from"
+"""How the detail of `reference-sound` begins where there is a reference."""
 _NONE = "nothing is measured from a reference in float32"
 
 
@@ -29,7 +31,6 @@ def reference_sound(
     control: Evidence,
     measure: Measure | None,
     errors: Errors | None,
-    spec: SetSpec | None,
 ) -> Finding:
     """The reference in float32 and the matched control are whole, and saw the same samples.
 
@@ -37,9 +38,7 @@ def reference_sound(
     of memory, `reference = false` in the experiment judges without one.
     """
     if measure is None:
-        if spec is None or {test.precision, control.precision} == {Precision.FP32}:
-            return skipped("both runs compute in float32, or nothing says what they compute in")
-        return skipped(f"{_NONE}: limits of low precision are those of repeats, or fixed")
+        return _unmeasured(test, control)
     flaw = flaw_of(test, measure)
     if flaw:
         return invalid(f"{flaw.what}; mend that, or set reference = false", flaw.step)
@@ -47,19 +46,24 @@ def reference_sound(
         if not test.frozen_steps and not test.sample_steps:
             return skipped("frozen steps and per-tensor evidence are switched off")
         return invalid(f"{test.name} has other parameters than {measure.reference.name}")
-    names = f"{measure.reference.name} in float32, {measure.matched.name} as the measure"
-    return passed(names)
+    batches = f"{errors.batches} frozen steps" if errors.frozen else "the first step alone"
+    return passed(
+        f"{MEASURED_FROM} {measure.reference.name} in float32, over {batches}; those of "
+        f"{measure.matched.name} are their measure: {errors.error:.2g} of the median gradient"
+    )
 
 
 @check(Tier.FIRST_STEP)
-def gradient_errors(errors: Errors | None, measure: Measure | None) -> Finding:
+def gradient_errors(
+    test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
+) -> Finding:
     """Every parameter's gradient is as near to float32 as that of the matched control.
 
     At the same weights and samples right implementations of one precision err alike. An error that
     is larger than rounding makes it is a fault of the forward or the backward pass.
     """
     if errors is None or measure is None:
-        return skipped(_NONE)
+        return _unmeasured(test, control)
     excess = errors.ratio / errors.multiple
     outside = np.flatnonzero(~(excess <= 1))
     outside = outside[np.argsort(-np.nan_to_num(excess[outside], nan=np.inf), kind="stable")]
@@ -89,26 +93,26 @@ def gradient_errors(errors: Errors | None, measure: Measure | None) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def gradient_scale(errors: Errors | None, measure: Measure | None) -> Finding:
+def gradient_scale(test: Evidence, control: Evidence, errors: Errors | None) -> Finding:
     """Gradients are as long as those of the matched control.
 
     Rounding turns a gradient and hardly changes its length. One that is longer or shorter is
     scaled: by a degree, a count of tokens or microbatches, or an average where a sum belongs.
     """
-    if errors is None or measure is None:
-        return skipped(_NONE)
-    of_all, limit = errors.scale_of_all, errors.scale_of_all_limit
+    if errors is None:
+        return _unmeasured(test, control)
     over = f"over {_batches(errors)}"
-    if not of_all <= limit:
-        mean = float(np.expm1(errors.scale.mean()))
-        return Finding(
-            Outcome.FAIL,
-            f"all gradients are scaled, by {mean:+.2g} on average {over} ({of_all:.2g} rms)",
-            measured=of_all,
-            limit=Limit(limit, "how much of rounding lies along gradients"),
-            unit="relative",
-            onset=1,
-        )
+    for measured, limit in errors.scales_of_all:
+        if not measured <= limit:
+            mean = float(np.expm1(errors.scale.mean()))
+            return Finding(
+                Outcome.FAIL,
+                f"all gradients are scaled, by {mean:+.2g} on average {over}",
+                measured=measured,
+                limit=Limit(limit, "how much of rounding lies along gradients"),
+                unit="relative",
+                onset=1,
+            )
     excess = np.abs(errors.scales) / np.maximum(errors.scale_limits, np.finfo(float).tiny)
     excess = np.where(errors.scales == 0, 0.0, excess)
     outside = np.flatnonzero(~(excess <= 1))
@@ -132,14 +136,16 @@ def gradient_scale(errors: Errors | None, measure: Measure | None) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def frozen_loss(errors: Errors | None, measure: Measure | None) -> Finding:
+def frozen_loss(
+    test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
+) -> Finding:
     """At frozen weights the loss of every batch is that of the matched control, but for rounding.
 
     The forward pass or the objective differs: on the samples of many batches, and at weights that
     nobody has updated.
     """
     if errors is None or measure is None:
-        return skipped(_NONE)
+        return _unmeasured(test, control)
     if not errors.frozen:
         return skipped("one batch does not tell how far rounding takes a loss: frozen = 0")
     if not np.all(np.isfinite(errors.loss)) or not np.isfinite(errors.loss_error):
@@ -164,6 +170,12 @@ def frozen_loss(errors: Errors | None, measure: Measure | None) -> Finding:
 
 
 CHECKS: tuple[Question, ...] = (reference_sound, gradient_errors, gradient_scale, frozen_loss)
+
+
+def _unmeasured(test: Evidence, control: Evidence) -> Finding:
+    if {test.precision, control.precision} == {Precision.FP32}:
+        return passed("both runs compute in float32: limits are those of its rounding")
+    return skipped(f"{_NONE}: limits are those of repeats, or fixed")
 
 
 def _errors_in_words(errors: Errors, outside: np.ndarray, worst: int) -> str:

@@ -70,8 +70,6 @@ class Job:
     """Hex SHA-256 of all that can change the job's numbers."""
     sample_steps: tuple[int, ...] = ()
     """Steps at which the ranks leave per-tensor evidence, in order; 0 is before training."""
-    weights: str | None = None
-    """Data type that its initial weights are rounded to, whatever it stores them in."""
     frozen: int = 0
     """Batches whose gradients it leaves at the initial weights, before training."""
     repeat: Repeat | None = None

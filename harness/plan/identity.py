@@ -63,7 +63,6 @@ def job_identity(
     starts_from: str,
     sample_steps: Sequence[int] = (),
     frozen: int = 0,
-    weights: str | None = None,
     repeat: Repeat | None = None,
 ) -> str:
     """Identity of a control, repeat or test job.
@@ -76,7 +75,6 @@ def job_identity(
         starts_from: identity of its seed-checkpoint job, or digest of the checkpoint it is given.
         sample_steps: at which steps it leaves per-tensor evidence.
         frozen: how many frozen steps it makes before training.
-        weights: data type that its initial weights are rounded to.
         repeat: how an A/A repeat differs from its control.
 
     Raises:
@@ -90,7 +88,6 @@ def job_identity(
             "recovery": broken_by(spec.recovery),
             "repeat": None if repeat is None else str(repeat),
             "starts_from": starts_from,
-            **({"weights": weights} if weights else {}),
         }
     )
 

@@ -22,7 +22,7 @@ from harness.model import (
 )
 from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
-from harness.plan.references import References, references_of
+from harness.plan.references import NO_REFERENCES, References, references_of
 from harness.plan.sizes import positive, precision_of, size, size_problems
 from harness.rules import Case, apply_rules
 
@@ -71,6 +71,9 @@ def make_plan(
     if problems or ruling.problems:
         raise ConfigError([*problems, *ruling.problems])
     references = references_of(experiment, jobs)
+    if taken := [spec.name for spec, _ in references.extra if spec.name in jobs]:
+        where = f"{experiment.path}: {taken[0]!r}"
+        raise ConfigError(Problem(where, "is the name of a run that is made for its control"))
     for spec, role in (*_sets(experiment), *references.extra):
         toolchain = toolchains[spec.toolchain]
         made = _job(experiment, spec, role, toolchain, surroundings, references)
@@ -122,7 +125,7 @@ def _job(
     role: Role,
     toolchain: Toolchain,
     surroundings: Surroundings,
-    references: References = References((), {}, {}),  # noqa: B008 (frozen)
+    references: References = NO_REFERENCES,
 ) -> Job:
     seed, steps = experiment.seed, size(spec, "steps")
     probed = spec.command is None or spec.command.probed
@@ -136,7 +139,6 @@ def _job(
     frozen = experiment.frozen if spec.train_config.own_loader else 0
     frozen = frozen if references.takes_part(spec.name) else 0
     measure = references.measures.get(spec.name)
-    weights = references.weights.get(spec.name)
     return Job(
         name=spec.name,
         role=role,
@@ -156,10 +158,8 @@ def _job(
             starts_from=_start(spec, needs, surroundings),
             sample_steps=sampled,
             frozen=frozen,
-            weights=weights,
         ),
         sample_steps=sampled,
-        weights=weights,
         frozen=frozen,
         matched=measure.matched if measure else None,
         reference=measure.reference if measure else None,

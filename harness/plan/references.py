@@ -3,8 +3,7 @@
 Rounding alone makes a gradient in bfloat16 differ by a percent from that in float32, and two right
 implementations of it nearly as much from each other. Whether such a difference is right shows in
 its size: an implementation in low precision should be about as far from float32 as another one is.
-So there is a **reference**, the control's own configuration in float32 (from weights that are
-rounded as every run of the control's precision casts them), and where a test set
+So there is a **reference**, the control's own configuration in float32, and where a test set
 computes in less than its control a **matched control**, the control's own configuration in the
 precision of the test set. Both are short: they train one step, for what is compared comes before
 any update.
@@ -39,58 +38,52 @@ class References(NamedTuple):
     measures: Mapping[str, Measure]
     """By the name of the set that is judged: a test set, or a control that has an anchor."""
 
-    weights: Mapping[str, str]
-    """By the name of a reference: the data type in which runs of low precision multiply."""
-
     def takes_part(self, name: str) -> bool:
         """Whether a run is compared at frozen steps, on either side."""
-        used = (part for pair in self.measures.items() for part in (pair[0], *pair[1]))
-        return name in used or any(spec.name == name for spec, _ in self.extra)
+        used = (part for judged, measure in self.measures.items() for part in (judged, *measure))
+        return name in used
+
+
+NO_REFERENCES = References((), {})
 
 
 def references_of(experiment: Experiment, jobs: Mapping[str, Job]) -> References:
     """References and matched controls of a plan whose other jobs are known by name."""
     if not experiment.reference or experiment.baseline is not None:
-        return References((), {}, {})
-    references: dict[str, SetSpec] = {}
-    matched: dict[str, SetSpec] = {}
+        return NO_REFERENCES
+    extra: dict[str, tuple[SetSpec, Role]] = {}
     measures: dict[str, Measure] = {}
-    weights: dict[str, str] = {}
-
-    def reference_of(control: Job) -> str:
-        if control.precision is Precision.FP32:
-            return control.name
-        spec = _in_float32(control.spec)
-        computed = numerics_of(control.spec).computed
-        if computed != FLOAT32:
-            weights[spec.name] = computed
-        return references.setdefault(spec.name, spec).name
-
     for spec in experiment.tests:
         control, test = jobs[spec.control or ""], jobs[spec.name]
-        if not _measurable(control) or not _measurable(test):
-            continue
-        if {test.precision, control.precision} == {Precision.FP32}:
+        if not (_measurable(control) and _measurable(test)) or _both_float32(test, control):
             continue
         like = control.name
         if test.precision is not Precision.FP32 and _differ(test, control):
             made = _with_numerics_of(test.spec, control.spec)
-            like = matched.setdefault(made.name, made).name
-        measures[spec.name] = Measure(like, reference_of(control))
+            like = made.name
+            extra.setdefault(like, (made, Role.MATCHED))
+        measures[spec.name] = Measure(like, _reference_of(control, extra))
     if experiment.anchor is not None:
-        challenged, anchor = jobs[experiment.controls[0].name], jobs[experiment.anchor.name]
-        low = challenged.precision is not Precision.FP32
-        if low and _measurable(challenged) and not _differ(challenged, anchor):
-            measures[challenged.name] = Measure(anchor.name, reference_of(challenged))
-    extra = [(spec, Role.REFERENCE) for spec in references.values()]
-    extra += [(spec, Role.MATCHED) for spec in matched.values()]
-    return References(tuple(extra), measures, weights)
+        control, anchor = jobs[experiment.controls[0].name], jobs[experiment.anchor.name]
+        if _measurable(control) and not (
+            _both_float32(control, anchor) or _differ(control, anchor)
+        ):
+            measures[control.name] = Measure(anchor.name, _reference_of(control, extra))
+    short = sorted(extra.values(), key=lambda each: each[1] is not Role.REFERENCE)
+    return References(tuple(short), measures)
 
 
-def generated_names(control: SetSpec, tests: tuple[SetSpec, ...]) -> list[str]:
-    """Names that runs of a control may be given here, with those for its test sets."""
-    others = [_with_numerics_of(spec, control).name for spec in tests]
-    return [_in_float32(control).name, *others]
+def _reference_of(control: Job, extra: dict[str, tuple[SetSpec, Role]]) -> str:
+    """Name of the run in float32; one that is not there is added to ``extra``."""
+    if control.precision is Precision.FP32:
+        return control.name
+    spec = _in_float32(control.spec)
+    extra.setdefault(spec.name, (spec, Role.REFERENCE))
+    return spec.name
+
+
+def _both_float32(test: Job, control: Job) -> bool:
+    return {test.precision, control.precision} == {Precision.FP32}
 
 
 def _measurable(job: Job) -> bool:

@@ -93,9 +93,6 @@ class Job:
     """Steps at which per-tensor evidence is left; 0 is before the first step."""
     frozen: int = 0
     """Batches whose forward and backward pass are made at the initial weights, before training."""
-    weights: str | None = None
-    """Data type that the initial weights are rounded to, whatever they are stored in; None: they
-    stay as they are."""
     repeat: str | None = None
     """``rerun``, ``ulp``, ``rounding``, ``permute`` or None."""
     repeat_seed: int = 1
@@ -230,7 +227,6 @@ def _job(raw: dict[str, Any]) -> Job:
         seed_checkpoint=Path(checkpoint) if checkpoint else None,
         sample_steps=tuple(raw.get("sample_steps") or ()),
         frozen=raw.get("frozen") or 0,
-        weights=raw.get("weights"),
         repeat=raw.get("repeat"),
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),

@@ -16,8 +16,8 @@ it, with its checkpoint loaded. After the last step comes ``close()``.
 Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
 whose checkpoint is about to be written; both are collective over the world.
 
-Before step 1 there may be frozen steps (``harness.rank.frozen``): ``begin_frozen``, the same calls as
-in a step but for ``on_log``, and ``end_frozen``; after the last of them ``close_frozen``.
+Before step 1 there may be frozen steps (``harness.rank.frozen``): ``begin_frozen``, the same calls
+as in a step but for ``on_log``, and ``end_frozen``; after the last of them ``close_frozen``.
 
 Each rank keeps what it saw; ``end_step`` gathers one small float64 row from every rank, and the
 writer (the lowest rank that holds the last pipeline stage) turns the rows into one line of

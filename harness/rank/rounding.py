@@ -1,11 +1,4 @@
-"""Rounding on purpose: of a reference's weights, and of a repeat's results in another way.
-
-``weights = "bfloat16"`` rounds the initial weights. A run in low precision computes with its
-weights cast to it, and so does every other such run: that part of its error to float32 says nothing
-of it. A reference in float32 that begins with the cast weights is without it, and what is left is
-the error of computing.
-
-``repeat = "rounding"`` rounds what is computed in low precision another way.
+"""``repeat = "rounding"``: round what is computed in low precision another way.
 
 Where weights are cast to bfloat16, a weight that is moved by one unit in the last place of float32
 is cast to the same number: ``ulp`` then shows nothing of the rounding by which right runs differ.
@@ -29,20 +22,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from harness.rank.placement import local_shard
-
 LOW = (torch.bfloat16, torch.float16)
 ONE_IN = 6
 """See above: one entry in so many is moved."""
-
-
-@torch.no_grad()
-def round_weights(model_parts: Iterable[torch.nn.Module], dtype: str) -> None:
-    """Round every parameter to a data type of torch's, by its name, and keep its own."""
-    for part in model_parts:
-        for parameter in part.parameters():
-            local = local_shard(parameter)
-            local.copy_(local.to(getattr(torch, dtype)))
 
 
 def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:

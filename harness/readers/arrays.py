@@ -39,18 +39,24 @@ class States(NamedTuple):
 
 def head_of(path: Path, arrays: Arrays, prefix: str) -> Head:
     """Schema, step and parameters of a file named ``PREFIX-NNNNNNNN.npz`` after its step."""
-    check_schema(path, count_of(path, arrays, "schema"))
+    names, sizes = parameters_of(path, arrays)
     step = count_of(path, arrays, "step")
     named = re.fullmatch(rf"{prefix}-(\d{{8,}})\.npz", path.name)
     if named is None or int(named[1]) != step:
         fail(str(path), f"step is {step}, so its name should be {prefix}-{step:08}.npz")
+    return Head(step, names, sizes)
+
+
+def parameters_of(path: Path, arrays: Arrays) -> tuple[tuple[str, ...], Integers]:
+    """Names and sizes of the parameters of a file whose schema is checked."""
+    check_schema(path, count_of(path, arrays, "schema"))
     names = array_of(path, arrays, "names", np.str_, 1)
     if not len(names) or not (names[:-1] < names[1:]).all():
         fail(str(path), "names: not unique and sorted parameter names")
     sizes = array_of(path, arrays, "sizes", np.int64, 1, rows=len(names))
     if (sizes < 0).any():
         fail(str(path), "sizes: a negative number of entries")
-    return Head(step, tuple(names.tolist()), sizes)
+    return tuple(names.tolist()), sizes
 
 
 def states_of(path: Path, arrays: Arrays, count: int) -> States:

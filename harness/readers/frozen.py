@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.model import FrozenSamples
-from harness.readers.arrays import PROJECTIONS, array_of, load_arrays
+from harness.readers.arrays import PROJECTIONS, array_of, load_arrays, parameters_of
 from harness.readers.lines import fail
 
 FILE = "frozen.npz"
@@ -22,10 +22,7 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
     if not path.is_file():
         return None
     arrays = load_arrays(path)
-    names = array_of(path, arrays, "names", np.str_, 1)
-    if not (names[:-1] < names[1:]).all():
-        fail(str(path), "names: not unique and sorted names")
-    sizes = array_of(path, arrays, "sizes", np.int64, 1, rows=len(names))
+    names, sizes = parameters_of(path, arrays)
     loss = array_of(path, arrays, "loss", np.float64, 1)
     count = len(loss)
     sketch = array_of(path, arrays, "gradients_sketch", np.float64, 3, rows=count)
@@ -37,7 +34,7 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
     if norm.shape[1] != len(names):
         fail(str(path), f"gradients_norm: has shape {norm.shape}")
     return FrozenSamples(
-        names=tuple(names.tolist()),
+        names=names,
         sizes=sizes,
         sketch=sketch,
         norm=norm,

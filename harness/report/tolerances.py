@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.judge import JUDGED_SIGNALS
 from harness.judge.passes import tokens_off
+from harness.judge.reference_checks import MEASURED_FROM
 from harness.model import Calibration, Evidence, Precision, SignalScale, Verdict
 from harness.report.curves import Curve, difference, largest, signal_curve
 from harness.report.text import ABSENT, count, number, plain
@@ -115,6 +116,12 @@ def notes(
     ``calibration_of`` is by name of the test set.
     """
     coarse: dict[tuple[Precision, Precision], None] = {}
+    measured = [
+        check.detail
+        for verdict in verdicts
+        for check in verdict.checks
+        if check.name == "reference-sound" and MEASURED_FROM in check.detail
+    ]
     unlearnt: dict[str, str] = {}
     for verdict in verdicts:
         test, control = evidences.get(verdict.name), evidences.get(verdict.control)
@@ -138,8 +145,12 @@ def notes(
         sentences.append(
             f"Limits of {pairs} are coarse: no repeat shows how far two precisions lie apart, so "
             "they are at least fixed floors, fitted on CPU debug models, and only gross errors "
-            "show."
+            "show after the first step."
         )
+    sentences.extend(
+        f"Errors of low precision at the initial weights are {plain(words)}."
+        for words in dict.fromkeys(measured)
+    )
     return (*sentences, *_miscounted(verdicts, evidences))
 
 

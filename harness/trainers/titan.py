@@ -82,7 +82,6 @@ def job_payload(
         "seed_checkpoint": str(seed_checkpoint.absolute()) if seed_checkpoint else None,
         "sample_steps": list(job.sample_steps),
         "frozen": job.frozen,
-        "weights": job.weights,
         "segments": [_plain(segment) for segment in spec.segments] if in_passes else [],
         "checkpoint_every": recovery.checkpoint_every if recovery else None,
         "faults": [_plain(fault) for fault in recovery.faults] if recovery else [],

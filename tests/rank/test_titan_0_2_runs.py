@@ -3,6 +3,7 @@
 A job takes 10 to 20 seconds on two idle cores, one that compiles about a minute.
 """
 
+import numpy as np
 import pytest
 import titan_0_2_jobs as jobs
 from run_folders import largest_difference, tensor_differences
@@ -43,6 +44,28 @@ def assert_same_samples(runs, name):
     for step, kind in ((0, "parameters"), (1, "gradients"), (1, "parameters")):
         differences = tensor_differences(runs.sample("fsdp2", step), runs.sample(name, step), kind)
         assert max(differences.values()) < (1e-14 if step == 0 else 1e-5)
+
+
+def test_frozen_steps_see_the_first_batches_and_change_nothing(runs, control):
+    steps, _ = runs.run("frozen", frozen=2)
+    measured = [
+        {key: value for key, value in line.items() if key not in ("seconds", "memory_bytes")}
+        for line in (*steps, *control)
+    ]
+    assert measured[: len(steps)] == measured[len(steps) :]
+    with np.load(runs.folder / "frozen" / "frozen.npz") as arrays:
+        assert arrays["loss"][0] == steps[0]["loss_recomputed"]
+        assert arrays["batch_digests"].tolist() == [line["batch_digest"] for line in steps[:2]]
+        first = runs.sample("frozen", 1)
+        assert np.array_equal(arrays["gradients_sketch"][0], first["gradients_sketch"])
+
+
+def test_results_rounded_otherwise_are_as_far_off_as_rounding(runs, control):
+    mixed = {"training.mixed_precision_param": "bfloat16"}
+    runs.run("mixed", overrides=mixed)
+    runs.run("rounding", overrides=mixed, repeat="rounding")
+    moved = tensor_differences(runs.sample("mixed", 1), runs.sample("rounding", 1), "gradients")
+    assert 1e-3 < np.median(list(moved.values())) < 2e-2
 
 
 def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):

@@ -4,6 +4,7 @@ A job takes about 10 seconds on two idle cores, compile half a minute.
 """
 
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,80 @@ def test_samples_are_those_of_the_whole_model(runs, control):
     total = np.linalg.norm(first["gradients_norm"])
     assert total == pytest.approx(control[0]["grad_norm_recomputed"], rel=1e-12)
     assert first["gradients_not_finite"].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("fsdp2_frozen", {}),
+        (
+            "pp2_frozen",
+            {"pp": 2, "dp_shard": 1, "overrides": {"training.local_batch_size": 8}},
+        ),
+    ],
+)
+def test_frozen_steps_see_the_first_batches_and_change_nothing(runs, control, name, changes):
+    plain = control if not changes else runs.run("pp2", **changes)[0]
+    steps, _ = runs.run(name, frozen=3, **changes)
+    assert without_measurements(steps) == without_measurements(plain)
+    with np.load(runs.folder / name / "frozen.npz") as arrays:
+        frozen = dict(arrays)
+    first = runs.sample(name, 1)
+    assert frozen["names"].tolist() == first["names"].tolist()
+    # The first frozen batch is that of step 1, at the same weights: the same bits.
+    assert np.array_equal(frozen["gradients_sketch"][0], first["gradients_sketch"])
+    assert np.array_equal(frozen["gradients_norm"][0], first["gradients_norm"])
+    assert frozen["loss"][0] == steps[0]["loss_recomputed"]
+    assert frozen["batch_digests"].tolist() == [line["batch_digest"] for line in steps]
+    assert frozen["loss"][1] != steps[1]["loss_recomputed"]  # whose weights have moved
+    assert frozen["problems"].size == 0
+
+
+def test_buffers_are_put_back_after_frozen_steps(runs):
+    """A mixture of experts counts tokens in buffers, and moves biases by them at each update."""
+    moe = tomllib.loads((jobs.ROOT / "train_configs" / "moe_debug.toml").read_text())
+    ours = moe.pop("converge")
+    config = {
+        "path": "train_configs/moe_debug.toml",
+        "module": ours["module"],
+        "config": ours["config"],
+        "model": ours["model"],
+        "settings": moe,
+        "loader": "converge",
+    }
+    alike = {"train_config": config, "seed_checkpoint": None}
+    plain, _ = runs.run("moe", **alike)
+    steps, _ = runs.run("moe_frozen", frozen=2, **alike)
+    assert without_measurements(steps) == without_measurements(plain)
+    before, after = runs.sample("moe", 1), runs.sample("moe_frozen", 1)
+    assert len(before["buffer_names"])
+    assert np.array_equal(before["buffer_sketch"], after["buffer_sketch"])
+
+
+def test_results_rounded_otherwise_are_as_far_off_as_rounding(runs):
+    """In mixed precision: a percent of each gradient, and the same again for the same seed."""
+    mixed = {"training.mixed_precision_param": "bfloat16"}
+    runs.run("mixed", overrides=mixed)
+    for name, seed in (("rounding", 1), ("rounding_again", 1), ("rounding_2", 2)):
+        runs.run(name, overrides=mixed, repeat="rounding", repeat_seed=seed)
+    first, again = runs.sample("rounding", 1), runs.sample("rounding_again", 1)
+    assert np.array_equal(first["gradients_sketch"], again["gradients_sketch"])
+    for name in ("rounding", "rounding_2"):
+        moved = tensor_differences(runs.sample("mixed", 1), runs.sample(name, 1), "gradients")
+        assert 1e-3 < np.median(list(moved.values())) < 2e-2
+    between = tensor_differences(first, runs.sample("rounding_2", 1), "gradients")
+    assert np.median(list(between.values())) > 1e-3
+    exact = tensor_differences(runs.sample("mixed", 0), runs.sample("rounding", 0), "parameters")
+    assert max(exact.values()) == 0
+
+
+def test_float8_operands_scaled_otherwise_are_rounded_anew(runs):
+    runs.run("float8_control", techniques=["float8"])
+    runs.run("float8_rounding", techniques=["float8"], repeat="rounding")
+    moved = tensor_differences(
+        runs.sample("float8_control", 1), runs.sample("float8_rounding", 1), "gradients"
+    )
+    assert 1e-2 < np.median(list(moved.values())) < 0.3
 
 
 def test_weights_moved_by_an_ulp_change_rounding_only(runs, control):

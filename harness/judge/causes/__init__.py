@@ -36,6 +36,7 @@ from harness.judge.causes.later import (
     one_step,
     rounding_growth,
 )
+from harness.judge.causes.low_precision import beyond_rounding
 from harness.judge.causes.metrics import (
     contradiction,
     loss_of_right_gradients,
@@ -100,6 +101,7 @@ SIGNATURES: tuple[Signature, ...] = (
     gradients_scaled,
     gradient_direction,
     objective,
+    beyond_rounding,
     lost_at_resume,
     frozen,
     counted_otherwise,

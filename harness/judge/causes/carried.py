@@ -191,7 +191,8 @@ def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
     order = np.argsort(-difference, kind="stable")
     falling = np.maximum(difference[order], _NOTHING)
     half = falling.size // 2
-    gaps = falling[:half] / falling[1 : half + 1]
+    with np.errstate(invalid="ignore"):  # of two that are infinitely far off neither stands out
+        gaps = np.nan_to_num(falling[:half] / falling[1 : half + 1], nan=1.0, posinf=np.inf)
     if not half or not gaps.max() >= STANDS_OUT:
         return order[:0], 0.0
     count = int(np.argmax(gaps)) + 1

@@ -6,7 +6,6 @@ import functools
 import importlib
 import time
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
 from harness.rank.probe import Probe
-from harness.rank.rounding import round_otherwise, round_weights
+from harness.rank.rounding import round_otherwise
 from harness.rank.settings import SettingError
 from harness.rank.titan_0_2.config import Built, build
 from harness.rank.titan_0_2.shim import Prepared, prepare
@@ -78,9 +77,7 @@ def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
 
     probe = hooks.attach(trainer, job, after_first_step)
     if job.repeat == "ulp":
-        _after_loading(trainer, lambda: move_by_one_ulp(trainer.model_parts, job.repeat_seed))
-    if weights := job.weights:
-        _after_loading(trainer, lambda: round_weights(trainer.model_parts, weights))
+        _move_loaded_weights(trainer, job.repeat_seed)
     if job.repeat == "rounding":
         round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + probe.view.dp_rank)
     if job.inject is not None:
@@ -103,15 +100,15 @@ def _end_without_sleeping() -> None:
     train.time = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: None)
 
 
-def _after_loading(trainer: Any, change: Callable[[], None]) -> None:
-    """Change the initial weights once they are loaded, which ``train`` begins with."""
+def _move_loaded_weights(trainer: Any, seed: int) -> None:
+    """Move the weights once the seed checkpoint is loaded, which ``train`` begins with."""
     load = trainer.checkpointer.load
 
     @functools.wraps(load)
-    def load_and_change(*args: Any, **kwargs: Any) -> Any:
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        if trainer.step == 0:  # a resume loads weights that were changed before
-            change()
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
         return loaded
 
-    trainer.checkpointer.load = load_and_change
+    trainer.checkpointer.load = load_and_move

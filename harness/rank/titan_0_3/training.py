@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from harness.rank.fusion import FusionCount
 from harness.rank.inject import call_injected
 from harness.rank.job import Job
 from harness.rank.rotation import RotationCount
-from harness.rank.rounding import round_otherwise, round_weights
+from harness.rank.rounding import round_otherwise
 from harness.rank.titan_0_3 import attention, audit, hooks
 from harness.rank.titan_0_3.config import BuiltConfig, build_config
 from harness.rank.titan_0_3.streaming_package import import_streaming, is_installed
@@ -89,9 +88,7 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
     if job.device == "cpu":
         attention.write_out_masks(trainer)
     if job.repeat == "ulp":
-        _after_loading(trainer, lambda: move_by_one_ulp(trainer.model_parts, job.repeat_seed))
-    if weights := job.weights:
-        _after_loading(trainer, lambda: round_weights(trainer.model_parts, weights))
+        _move_weights_after_loading(trainer, job.repeat_seed)
 
     injected: list[str] = []
     happened = Happened(injected, rotation=rotation, fusion=fusion)
@@ -110,14 +107,13 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
     dist.barrier()
 
 
-def _after_loading(trainer: Any, change: Callable[[], None]) -> None:
-    """Change the initial weights once they are loaded, which ``train`` begins with."""
+def _move_weights_after_loading(trainer: Any, seed: int) -> None:
     load = trainer.checkpointer.load
 
-    def load_and_change(*args: Any, **kwargs: Any) -> Any:
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
         loaded = load(*args, **kwargs)
-        if trainer.step == 0:  # a resume loads weights that were changed before
-            change()
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
         return loaded
 
-    trainer.checkpointer.load = load_and_change
+    trainer.checkpointer.load = load_and_move

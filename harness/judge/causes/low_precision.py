@@ -1,0 +1,130 @@
+"""C1, C2 and C4 in low precision: errors that are more than rounding, from a float32 reference."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.families import family, stage_words
+from harness.judge.causes.groups import describe
+from harness.judge.factors import Match, named_factor
+from harness.judge.rounding import Errors
+from harness.judge.scene import Scene, digits
+from harness.model import CauseClass
+
+_STEADY = 4.0
+"""A factor is one for all batches where its mean is so many times its standard error."""
+_MATCH = 3e-3
+"""How near to a quantity a factor of low precision must be to equal it."""
+_MOST = 3
+_SCALE_AT = (
+    "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
+)
+_TOKENS_AT = (
+    "how the loss is normalised: over which tokens, microbatches and ranks it is averaged, where "
+    "batches have uneven valid tokens"
+)
+_FORWARD_AT = (
+    "the forward pass of these modules on the samples that differ (positions, masks, document "
+    "boundaries, casts), and their backward pass"
+)
+
+
+def beyond_rounding(scene: Scene) -> Cause | None:
+    """What the frozen steps show and the first step's wider limits do not."""
+    errors = scene.case.errors
+    if errors is None:
+        return None
+    if scene.failed("frozen-loss"):
+        return _objective(scene)
+    if scene.failed("gradient-errors"):
+        return _scaled_group(scene, errors) or _direction(scene, errors)
+    if scene.failed("gradient-scale"):
+        return _scaled(scene, errors)
+    return None
+
+
+def _objective(scene: Scene) -> Cause:
+    sentence = (
+        "the forward pass or the objective differs: the loss at the initial weights is "
+        f"{scene.detail('frozen-loss')}"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
+
+
+def _scaled(scene: Scene, errors: Errors) -> Cause:
+    """Directions are right: all gradients, or those of some parameters, have another length."""
+    if any(not measured <= limit for measured, limit in errors.scales_of_all):
+        of_batch = errors.scale.mean(axis=1)
+        mean = float(of_batch.mean())
+        error = float(of_batch.std(ddof=1) / np.sqrt(len(of_batch))) if len(of_batch) > 1 else 0.0
+        if abs(mean) <= _STEADY * error:
+            sentence = (
+                "the loss is averaged otherwise: all gradients are scaled by a factor that varies "
+                f"from batch to batch, {np.expm1(of_batch.min()):+.2g} to "
+                f"{np.expm1(of_batch.max()):+.2g}, in directions that are right"
+            )
+            return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
+        return _by_factor(scene, float(np.exp(mean)), f"all {len(errors.names)} parameters alike")
+    off = np.flatnonzero(~(np.abs(errors.scales) <= errors.scale_limits))
+    names = [errors.names[index] for index in off]
+    factor = float(np.exp(np.median(errors.scales[off])))
+    return _by_factor(scene, factor, describe(names, list(errors.names)), CauseClass.GROUP_SCALE)
+
+
+def _by_factor(
+    scene: Scene, factor: float, what: str, kind: CauseClass = CauseClass.GRADIENT_SCALE
+) -> Cause:
+    named = named_factor(
+        np.array([factor]),
+        np.array([1], dtype=np.int64),
+        scene.case.test,
+        scene.case.control,
+        Match(_MATCH, _MATCH),
+    )
+    known = f", which equals {named.words}" if named.words else ""
+    sentence = (
+        f"gradients are scaled by {digits(factor)}{known}: {what}, at the initial weights, in "
+        "directions that are right but for rounding"
+    )
+    return Cause(sentence, kind, f"{named.where}; {_SCALE_AT}" if named.where else _SCALE_AT)
+
+
+def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
+    """Errors that a factor explains: of all parameters that are off, the same."""
+    off = np.flatnonzero(~(errors.ratio <= errors.multiple))
+    scales = errors.scales[off]
+    # An error that is all length: |g - r| is |factor - 1| |r|, and rounding besides.
+    explained = np.abs(np.expm1(scales)) >= 0.9 * np.sqrt(
+        np.maximum(errors.test[off] ** 2 - errors.matched[off] ** 2, 0.0)
+    )
+    if not off.size or not explained.all():
+        return None
+    spread = float(scales.max() - scales.min())
+    if spread > 0.1 * abs(float(np.median(scales))):
+        return None
+    factor = float(np.exp(np.median(scales)))
+    if len(off) == len(errors.names):
+        return _by_factor(scene, factor, f"all {len(off)} parameters alike")
+    names = [errors.names[index] for index in off]
+    return _by_factor(scene, factor, describe(names, list(errors.names)), CauseClass.GROUP_SCALE)
+
+
+def _direction(scene: Scene, errors: Errors) -> Cause:
+    off = np.flatnonzero(~(errors.ratio <= errors.multiple))
+    off = off[np.argsort(-errors.ratio[off], kind="stable")]
+    names = [errors.names[index] for index in off]
+    among = list(errors.names)
+    hint = family(names, among, scene)
+    worst = ", ".join(
+        f"{errors.names[index]} ({errors.ratio[index]:.3g} times the rounding)"
+        for index in off[:_MOST]
+    )
+    clue = f"; {hint.words}" if hint.words else ""
+    sentence = (
+        f"{len(off)} of {len(among)} gradients are wrong by more than rounding at the initial "
+        f"weights, while the loss is right within it: worst {worst}"
+        f"{stage_words(names, among, scene)}{clue}"
+    )
+    look_at = "; ".join(filter(None, (hint.look_at, _FORWARD_AT)))
+    return Cause(sentence, CauseClass.GRADIENT_DIRECTION, look_at)

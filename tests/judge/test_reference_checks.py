@@ -1,0 +1,210 @@
+"""Errors of low precision against a reference in float32: right sets, and faults of each kind."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from judge_examples import run, spec
+
+from harness.judge import Measure, judge
+from harness.judge.rounding import measure_errors
+from harness.model import (
+    CauseClass,
+    Evidence,
+    FrozenSamples,
+    Judgement,
+    Outcome,
+    Precision,
+    RunStatus,
+)
+
+BATCHES, ENTRIES = 16, 4096
+NAMES = (
+    *sorted(f"layers.{layer}.wq.weight" for layer in range(11)),
+    "tok_embeddings.weight",
+)
+ROUNDING = 6e-3
+NUMBERS = np.random.default_rng(7)
+TRUTH = NUMBERS.standard_normal((BATCHES, len(NAMES), ENTRIES))
+SIGNS = {name: np.random.default_rng(list(name.encode())) for name in NAMES}
+PROJECTIONS = np.stack(
+    [SIGNS[name].choice([-1.0, 1.0], (ENTRIES, 64)) / 8 for name in NAMES]
+)  # (parameters, entries, k)
+LOSS = 6.25 + 0.01 * np.arange(BATCHES)
+
+
+def frozen(gradients, loss=LOSS, **changes) -> FrozenSamples:
+    samples = FrozenSamples(
+        names=NAMES,
+        sizes=np.full(len(NAMES), ENTRIES),
+        sketch=np.einsum("bpe,pek->bpk", gradients, PROJECTIONS),
+        norm=np.linalg.norm(gradients, axis=-1),
+        loss=np.asarray(loss),
+        batch_digests=tuple(f"{batch:016x}" for batch in range(BATCHES)),
+    )
+    return replace(samples, **changes)
+
+
+def rounded(seed: int, size: float = ROUNDING):
+    noise = np.random.default_rng(seed).standard_normal(TRUTH.shape)
+    return TRUTH + size * noise
+
+
+def rounded_loss(seed: int):
+    return LOSS * (1 + 2e-5 * np.random.default_rng(seed).standard_normal(BATCHES))
+
+
+def low(name: str, samples: FrozenSamples | None, **changes) -> Evidence:
+    return replace(
+        run(name), precision=Precision.BF16, frozen=samples, frozen_steps=BATCHES, **changes
+    )
+
+
+REFERENCE = replace(low("fsdp2.float32", frozen(TRUTH)), precision=Precision.FP32)
+MATCHED = low("fsdp2", frozen(rounded(1), rounded_loss(1)))
+MEASURE = Measure(MATCHED, REFERENCE)
+
+
+def verdict(test: Evidence, measure: Measure | None = MEASURE):
+    return judge(test, MATCHED, spec=spec(test.name), control_spec=spec(), measure=measure)
+
+
+def outcomes(found):
+    names = ("reference-sound", "gradient-errors", "gradient-scale", "frozen-loss")
+    by_name = {check.name: check.outcome.value for check in found.checks}
+    return [by_name[name] for name in names]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_another_rounding_passes(seed):
+    found = verdict(low("tp2", frozen(rounded(100 + seed), rounded_loss(100 + seed))))
+    assert found.judgement is Judgement.PASS, found.cause
+    assert outcomes(found) == ["PASS"] * 4
+
+
+def test_an_error_of_a_few_roundings_in_one_gradient_fails_and_is_named():
+    gradients = rounded(2)
+    gradients[:, 3] += 2 * ROUNDING * np.random.default_rng(5).standard_normal((BATCHES, ENTRIES))
+    found = verdict(low("tp2", frozen(gradients, rounded_loss(2))))
+    assert outcomes(found) == ["PASS", "FAIL", "PASS", "PASS"]
+    assert found.cause_class is CauseClass.GRADIENT_DIRECTION
+    assert NAMES[3] in found.cause
+    assert found.onset_step == 1
+
+
+def test_a_fault_on_one_batch_of_sixteen_is_seen():
+    """Data that the first step does not have: a document boundary, say."""
+    gradients = rounded(2)
+    gradients[9] += 0.1 * np.random.default_rng(5).standard_normal((len(NAMES), ENTRIES))
+    assert outcomes(verdict(low("tp2", frozen(gradients, rounded_loss(2)))))[1] == "FAIL"
+    alone = replace(
+        frozen(gradients),
+        **{key: getattr(frozen(gradients), key)[:1] for key in ("sketch", "norm")},
+    )
+    assert np.allclose(alone.sketch, frozen(rounded(2)).sketch[:1])
+
+
+def test_a_scale_far_below_the_error_of_a_gradient_fails_and_is_named():
+    found = verdict(low("ddp2", frozen(1.001 * rounded(2), rounded_loss(2))))
+    assert outcomes(found) == ["PASS", "PASS", "FAIL", "PASS"]
+    assert found.cause_class is CauseClass.GRADIENT_SCALE
+    assert "scaled by 1.00" in found.cause
+
+
+def test_a_scale_that_varies_by_batch_is_another_average():
+    factors = 1 + 1e-3 * np.where(np.arange(BATCHES) % 2, 1.0, -1.0)
+    found = verdict(low("dp2", frozen(factors[:, None, None] * rounded(2), rounded_loss(2))))
+    assert outcomes(found) == ["PASS", "PASS", "FAIL", "PASS"]
+    assert found.cause_class is CauseClass.OBJECTIVE
+    assert "varies from batch to batch" in found.cause
+
+
+def test_a_scale_of_some_parameters_names_them():
+    gradients = rounded(2)
+    gradients[:, :2] *= 1.05
+    found = verdict(low("pp2", frozen(gradients, rounded_loss(2))))
+    assert found.cause_class is CauseClass.GROUP_SCALE
+    assert "1.05" in found.cause
+
+
+@pytest.mark.parametrize("shift", [2e-4, -2e-4])
+def test_a_loss_that_is_off_on_every_batch_is_the_forward_pass(shift):
+    found = verdict(low("cp2", frozen(rounded(2), rounded_loss(2) * (1 + shift))))
+    assert outcomes(found) == ["PASS", "PASS", "PASS", "FAIL"]
+    assert found.cause_class is CauseClass.OBJECTIVE
+
+
+def test_an_embedding_may_err_more_where_more_tokens_are_added_up_at_once():
+    gradients = rounded(2)
+    gradients[:, -1] += (
+        1.5 * ROUNDING * np.random.default_rng(5).standard_normal((BATCHES, ENTRIES))
+    )
+    test = low("one", frozen(gradients, rounded_loss(2)))
+    assert outcomes(verdict(test))[1] == "FAIL"
+    of_more = replace(test, in_force={**test.in_force, "local_batch_size": 8})
+    errors = measure_errors(of_more, MEASURE)
+    assert errors.ratio[-1] < errors.multiple[-1] == pytest.approx(2 * errors.multiple[0])
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        (Measure(MATCHED, replace(REFERENCE, status=RunStatus.CRASHED)), "crashed"),
+        (Measure(replace(MATCHED, complete=False), REFERENCE), "ended early"),
+        (Measure(MATCHED, replace(REFERENCE, frozen=None)), "left 0 of 16 frozen steps"),
+        (
+            Measure(
+                MATCHED,
+                replace(REFERENCE, frozen=frozen(TRUTH, batch_digests=("0" * 16,) * BATCHES)),
+            ),
+            "other samples",
+        ),
+        (
+            Measure(MATCHED, replace(REFERENCE, frozen=frozen(TRUTH, problems=("wq: partial",)))),
+            "could not be measured",
+        ),
+        (
+            Measure(MATCHED, replace(REFERENCE, frozen=frozen(TRUTH, names=NAMES[::-1]))),
+            "other parameters",
+        ),
+        (Measure(MATCHED, replace(REFERENCE, frozen_steps=8)), "other frozen steps"),
+    ],
+)
+def test_a_broken_measure_is_invalid_with_the_way_out(measure, words):
+    found = verdict(low("tp2", frozen(rounded(2), rounded_loss(2))), measure)
+    assert found.judgement is Judgement.INVALID
+    assert words in found.cause
+    assert "reference = false" in found.cause or "other parameters" in found.cause
+
+
+def test_a_test_set_that_left_no_frozen_steps_is_invalid():
+    found = verdict(low("tp2", None))
+    assert found.judgement is Judgement.INVALID
+    assert "tp2 left 0 of 16 frozen steps" in found.cause
+
+
+def test_gradients_that_are_not_finite_never_pass():
+    gradients = rounded(2)
+    gradients[4, 0, 0] = np.nan
+    found = verdict(low("tp2", frozen(gradients, rounded_loss(2))))
+    assert found.judgement is Judgement.FAIL
+    loss = rounded_loss(2)
+    loss[3] = np.nan
+    assert outcomes(verdict(low("tp2", frozen(rounded(2), loss))))[3] == "FAIL"
+
+
+def test_without_a_reference_nothing_is_measured_and_the_check_says_so():
+    test = replace(low("tp2", None), frozen_steps=0)
+    found = verdict(test, None)
+    assert outcomes(found) == ["SKIPPED"] * 4
+    assert found.judgement is Judgement.PASS
+
+
+def test_the_first_step_alone_is_measured_without_frozen_steps():
+    runs = [replace(each, frozen=None, frozen_steps=0) for each in (MATCHED, REFERENCE)]
+    test = replace(run("tp2"), precision=Precision.BF16)
+    found = judge(test, runs[0], spec=spec("tp2"), control_spec=spec(), measure=Measure(*runs))
+    by_name = {check.name: check for check in found.checks}
+    assert by_name["gradient-errors"].outcome is Outcome.PASS
+    assert "the first step" in by_name["gradient-errors"].detail
+    assert by_name["frozen-loss"].outcome is Outcome.SKIPPED

@@ -1,0 +1,105 @@
+"""References in float32 and matched controls: which runs a plan adds, and for which sets."""
+
+import pytest
+from plan_examples import HEAD
+
+from harness.errors import ConfigError
+from harness.model import FROZEN_STEPS, LOW_PRECISION_REPEATS, Precision, Role
+
+MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }'
+MIXED_CONTROL = f"[control]\nparallelism = {{ dp_shard = 2 }}\n{MIXED}\n"
+TP = '[[test]]\nname = "tp"\nparallelism = { dp_shard = 2, tp = 2 }\n'
+BF16 = '[[test]]\nname = "bf16"\nparallelism = { dp_shard = 2 }\ntechniques = ["bf16"]\n'
+
+
+def short_runs(plan):
+    return {job.name: job for job in plan.jobs if job.role in (Role.REFERENCE, Role.MATCHED)}
+
+
+def test_sets_in_float32_need_no_reference(planner):
+    plan = planner.sets(TP)
+    assert short_runs(plan) == {}
+    assert all(job.frozen == 0 and job.reference is None for job in plan.jobs)
+
+
+def test_a_reference_is_the_control_in_float32_for_one_step(planner):
+    plan = planner.text(HEAD + MIXED_CONTROL + TP + MIXED)
+    assert list(short_runs(plan)) == ["control.float32"]
+    reference, control, test = (plan.job(name) for name in ("control.float32", "control", "tp"))
+    assert reference.role is Role.REFERENCE
+    assert (reference.precision, reference.steps) == (Precision.FP32, 1)
+    assert reference.spec.parallelism == control.spec.parallelism
+    assert reference.needs == control.needs  # the same initial weights
+    assert (test.matched, test.reference) == ("control", "control.float32")
+    assert {job.frozen for job in (reference, control, test)} == {FROZEN_STEPS}
+    repeats = [job for job in plan.jobs if job.role is Role.REPEAT]
+    assert tuple(job.repeat for job in repeats) == LOW_PRECISION_REPEATS
+    assert {job.frozen for job in repeats} == {0}
+
+
+def test_a_coarser_set_gets_a_matched_control_and_the_control_is_the_reference(planner):
+    plan = planner.sets(TP + BF16)
+    assert list(short_runs(plan)) == ["control.bfloat16"]
+    matched = plan.job("control.bfloat16")
+    assert (matched.role, matched.precision, matched.steps) == (Role.MATCHED, Precision.BF16, 1)
+    assert matched.spec.overrides["training.dtype"] == "bfloat16"
+    test = plan.job("bf16")
+    assert (test.matched, test.reference) == ("control.bfloat16", "control")
+    assert plan.job("control").frozen == test.frozen == FROZEN_STEPS
+    assert plan.job("tp").frozen == 0
+
+
+def test_a_coarser_set_of_a_low_precision_control_has_both(planner):
+    float8 = '[[test]]\nname = "float8"\nparallelism = { dp_shard = 2 }\ntechniques = ["float8"]\n'
+    plan = planner.text(HEAD + MIXED_CONTROL + float8 + MIXED)
+    assert list(short_runs(plan)) == ["control.float32", "control.float8_mixed"]
+    test = plan.job("float8")
+    assert (test.matched, test.reference) == ("control.float8_mixed", "control.float32")
+    assert plan.job("control.float8_mixed").precision is Precision.FLOAT8
+    assert plan.job("control.float32").spec.techniques == ()
+
+
+def test_an_anchor_is_the_measure_of_its_control(planner):
+    anchor = f'[anchor]\nname = "one"\nparallelism = {{ dp_shard = 1 }}\n{MIXED}\n'
+    plan = planner.text(HEAD + MIXED_CONTROL + anchor + TP + MIXED)
+    control = plan.job("control")
+    assert (control.matched, control.reference) == ("one", "control.float32")
+    assert plan.job("one").frozen == FROZEN_STEPS
+
+
+def test_reference_and_frozen_steps_can_be_switched_off(planner):
+    off = planner.text("reference = false" + HEAD + MIXED_CONTROL + TP + MIXED)
+    assert short_runs(off) == {}
+    assert off.job("tp").frozen == 0
+    text = HEAD + "[probe]\nfrozen = 0\n" + MIXED_CONTROL + TP + MIXED
+    without = planner.text(text)
+    assert without.job("tp").reference == "control.float32"
+    assert {job.frozen for job in without.jobs} == {0}
+
+
+def test_frozen_steps_count_to_the_identity(planner):
+    eight = planner.text(HEAD + "[probe]\nfrozen = 8\n" + MIXED_CONTROL + TP + MIXED)
+    sixteen = planner.text(HEAD + MIXED_CONTROL + TP + MIXED)
+    assert eight.job("tp").identity != sixteen.job("tp").identity
+    assert eight.job("control.rerun").identity == sixteen.job("control.rerun").identity
+
+
+def test_a_file_that_names_repeats_gets_these_in_any_precision(planner):
+    plan = planner.text('repeats = ["ulp"]' + HEAD + MIXED_CONTROL + TP + MIXED)
+    assert [job.name for job in plan.jobs if job.role is Role.REPEAT] == ["control.ulp"]
+
+
+def test_sets_that_resume_are_not_measured(planner):
+    elastic = (
+        '[[test]]\nname = "e"\nkind = "elastic"\n'
+        "segments = [{ until = 10, dp_shard = 2 },"
+        " { until = 20, dp_shard = 1 }]\n"
+    )
+    plan = planner.text(HEAD + MIXED_CONTROL + elastic + MIXED)
+    assert (plan.job("e").reference, plan.job("e").frozen) == (None, 0)
+
+
+def test_a_set_cannot_take_the_name_of_a_short_run(planner):
+    taken = TP.replace('"tp"', '"control.float32"')
+    with pytest.raises(ConfigError, match=r"control\.float32.*is made for its control"):
+        planner.text(HEAD + MIXED_CONTROL + taken + MIXED)
