@@ -7,6 +7,7 @@ import pytest
 
 from harness.experiment import load_experiment
 from harness.model import (
+    FROZEN_STEPS,
     Job,
     Precision,
     RepeatKind,
@@ -115,8 +116,21 @@ def test_envelopes_are_learnt_from_all_kinds_of_repeats(name):
             for job in plan.jobs
             if job.role is Role.REPEAT and job.spec.name == control.name
         ]
-        assert {repeat.kind for repeat in repeats} == set(RepeatKind)
-        assert sum(repeat.kind is RepeatKind.ULP for repeat in repeats) >= 2
+        low = plan.job(control.name).precision is not Precision.FP32
+        spoken, silent = RepeatKind.ROUNDING, RepeatKind.ULP
+        if not low:
+            spoken, silent = silent, spoken
+        assert {repeat.kind for repeat in repeats} == set(RepeatKind) - {silent}
+        assert sum(repeat.kind is spoken for repeat in repeats) >= 2
+
+
+def test_smoke_judges_what_computes_in_bf16_by_a_run_in_float32():
+    plan = plan_of("smoke")
+    for name in ("mixed_tp2", "mixed_compile"):
+        test = plan.job(name)
+        assert (test.matched, test.reference) == ("fsdp2_mixed", "fsdp2_mixed.float32")
+        assert test.frozen == plan.job("fsdp2_mixed.float32").frozen == FROZEN_STEPS
+    assert plan.job("bf16").reference == plan.job("float8").reference == "fsdp2"
 
 
 def test_four_d_has_sixteen_ranks_and_every_technique():
