@@ -17,7 +17,7 @@ from harness.experiment.command import file_problems
 from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
 from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
-from harness.experiment.repeats import low_precision_repeats_of, repeat_problems, repeats_of
+from harness.experiment.repeats import repeat_problems, repeats_of
 from harness.experiment.seed_checkpoint import find_seed_checkpoint
 from harness.experiment.sets import SetBuilder, Where
 from harness.experiment.tables import (
@@ -30,7 +30,6 @@ from harness.experiment.tables import (
 )
 from harness.experiment.trainer import CommandTable, TitanTable, read_trainer
 from harness.model import (
-    LOW_PRECISION_REPEATS,
     Across,
     Cluster,
     Experiment,
@@ -109,7 +108,6 @@ def load_experiment(
         tests=test_specs,
         seed=top.seed,
         repeats=repeats_of(top, trainer),
-        low_precision_repeats=low_precision_repeats_of(top),
         reference=top.reference,
         frozen=probe.frozen,
         calibration=_calibration(top.calibration, builder.folders),
@@ -233,7 +231,8 @@ def _check_names(
     taken = {
         _folded(f"{control.table.name}.{repeat}"): f"a repeat of {control.table.name!r}"
         for control in controls
-        for repeat in (*repeats, *LOW_PRECISION_REPEATS)
+        for asked in repeats
+        for repeat in {asked, asked.in_low_precision}
     }
     placed: list[PlacedControl | PlacedAnchor | PlacedTest] = [*controls, *tests]
     placed += [anchor] if anchor else []

@@ -10,7 +10,6 @@ from harness.experiment.tables import FileTable
 from harness.experiment.trainer import CommandTable, TitanTable
 from harness.model import (
     CURVE_REPEATS,
-    LOW_PRECISION_REPEATS,
     PROBED_REPEATS,
     Repeat,
     RepeatKind,
@@ -26,11 +25,6 @@ def repeats_of(top: FileTable, trainer: TitanTable | CommandTable) -> tuple[Repe
     if "repeats" in top.model_fields_set or isinstance(trainer, TitanTable):
         return tuple(top.repeats)
     return PROBED_REPEATS if trainer.probe else CURVE_REPEATS
-
-
-def low_precision_repeats_of(top: FileTable) -> tuple[Repeat, ...]:
-    """The same of torchtitan controls that compute in less than float32."""
-    return tuple(top.repeats) if "repeats" in top.model_fields_set else LOW_PRECISION_REPEATS
 
 
 def repeat_problems(

@@ -49,10 +49,12 @@ class RepeatKind(StrEnum):
     RERUN = "rerun"
     """The same job again: shows whether the set-up is deterministic."""
     ULP = "ulp"
-    """Every initial weight moved by one unit in the last place: shows how rounding grows."""
+    """Every initial weight moved by one unit in the last place: shows how rounding grows. Of what
+    computes in less than float32 it shows nothing: a cast loses it, or it is more than all rounding;
+    there ``ROUNDING`` is made in its place."""
     ROUNDING = "rounding"
-    """What is computed in low precision rounded another way, in every step: shows what rounding of
-    another implementation does."""
+    """What is computed in low precision rounded another way, in every step: shows what the rounding
+    of another implementation does."""
     PERMUTE = "permute"
     """The samples of every global batch dealt out to the ranks in another order: shows what
     another order of the same sums does."""
@@ -64,6 +66,11 @@ class Repeat:
 
     kind: RepeatKind
     seed: int = 1
+
+    @property
+    def in_low_precision(self) -> Repeat:
+        """What is made of it where a control computes in less than float32."""
+        return Repeat(RepeatKind.ROUNDING, self.seed) if self.kind is RepeatKind.ULP else self
 
     def __str__(self) -> str:
         """As experiment files and job names write it: ``ulp``, ``ulp.2``."""
@@ -79,16 +86,6 @@ DEFAULT_REPEATS = (
     Repeat(RepeatKind.PERMUTE, 2),
 )
 """Repeats of every control unless the file names others."""
-LOW_PRECISION_REPEATS = (
-    Repeat(RepeatKind.RERUN),
-    Repeat(RepeatKind.ROUNDING),
-    Repeat(RepeatKind.ROUNDING, 2),
-    Repeat(RepeatKind.ROUNDING, 3),
-    Repeat(RepeatKind.PERMUTE),
-    Repeat(RepeatKind.PERMUTE, 2),
-)
-"""The same of a control that computes in less than float32: there an ulp of its weights is lost in
-a cast, or is more than all rounding."""
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, unless the file says otherwise."""
 PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
@@ -265,9 +262,8 @@ class Experiment:
     tests: tuple[SetSpec, ...]
     seed: int = 42
     repeats: tuple[Repeat, ...] = DEFAULT_REPEATS
-    """A/A repeats made of every control …"""
-    low_precision_repeats: tuple[Repeat, ...] = LOW_PRECISION_REPEATS
-    """… but of those that compute in less than float32."""
+    """A/A repeats made of every control; where one computes in less than float32, ``rounding`` is
+    made for ``ulp``."""
     reference: bool = True
     """Whether what computes in less than float32 is also judged by a run in float32."""
     frozen: int = FROZEN_STEPS

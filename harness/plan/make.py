@@ -113,8 +113,9 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     """
     if experiment.calibration is not None or experiment.baseline is not None:
         return ()
-    low = control.precision is not Precision.FP32 and control.spec.command is None
-    wanted = experiment.low_precision_repeats if low else experiment.repeats
+    wanted = experiment.repeats
+    if control.precision is not Precision.FP32 and control.spec.command is None:
+        wanted = tuple(dict.fromkeys(repeat.in_low_precision for repeat in wanted))
     deals = control.spec.train_config.own_loader
     return tuple(repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE)
 

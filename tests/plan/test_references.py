@@ -1,10 +1,10 @@
 """References in float32 and matched controls: which runs a plan adds, and for which sets."""
 
 import pytest
-from plan_examples import HEAD
+from plan_examples import CONTROL, HEAD
 
 from harness.errors import ConfigError
-from harness.model import FROZEN_STEPS, LOW_PRECISION_REPEATS, Precision, Role
+from harness.model import FROZEN_STEPS, Precision, Role
 
 MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }'
 MIXED_CONTROL = f"[control]\nparallelism = {{ dp_shard = 2 }}\n{MIXED}\n"
@@ -33,7 +33,9 @@ def test_a_reference_is_the_control_in_float32_for_one_step(planner):
     assert (test.matched, test.reference) == ("control", "control.float32")
     assert {job.frozen for job in (reference, control, test)} == {FROZEN_STEPS}
     repeats = [job for job in plan.jobs if job.role is Role.REPEAT]
-    assert tuple(job.repeat for job in repeats) == LOW_PRECISION_REPEATS
+    assert [str(job.repeat) for job in repeats] == [
+        *("rerun", "rounding", "rounding.2", "rounding.3", "permute", "permute.2")
+    ]
     assert {job.frozen for job in repeats} == {0}
 
 
@@ -84,9 +86,13 @@ def test_frozen_steps_count_to_the_identity(planner):
     assert eight.job("control.rerun").identity == sixteen.job("control.rerun").identity
 
 
-def test_a_file_that_names_repeats_gets_these_in_any_precision(planner):
-    plan = planner.text('repeats = ["ulp"]' + HEAD + MIXED_CONTROL + TP + MIXED)
-    assert [job.name for job in plan.jobs if job.role is Role.REPEAT] == ["control.ulp"]
+def test_an_ulp_of_low_precision_is_made_as_rounding(planner):
+    """An ulp of a weight in float32 is lost in the cast to bfloat16."""
+    plan = planner.text('repeats = ["ulp.3", "rounding.3"]' + HEAD + MIXED_CONTROL + TP + MIXED)
+    made = [job.name for job in plan.jobs if job.role is Role.REPEAT]
+    assert made == ["control.rounding.3"]
+    plain = planner.text('repeats = ["ulp.3"]' + HEAD + CONTROL + TP)
+    assert [job.name for job in plain.jobs if job.role is Role.REPEAT] == ["control.ulp.3"]
 
 
 def test_sets_that_resume_are_not_measured(planner):
