@@ -49,9 +49,8 @@ class RepeatKind(StrEnum):
     RERUN = "rerun"
     """The same job again: shows whether the set-up is deterministic."""
     ULP = "ulp"
-    """Every initial weight moved by one unit in the last place: shows how rounding grows. Of what
-    computes in less than float32 it shows nothing: a cast loses it, or it is more than all rounding;
-    there ``ROUNDING`` is made in its place."""
+    """Every initial weight moved by one unit in the last place: shows how rounding grows. Where a
+    control computes in less than float32 a cast loses it, and ``ROUNDING`` is made in its place."""
     ROUNDING = "rounding"
     """What is computed in low precision rounded another way, in every step: shows what the rounding
     of another implementation does."""
