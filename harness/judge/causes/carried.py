@@ -125,6 +125,8 @@ def some_parted(scene: Scene) -> Cause | None:
     few, rest = _standing_out(sample)
     if not few.size or _by_gradient(sample, few):
         return None
+    if sample.updates is None or not set(few.tolist()) & set(sample.updates.outside.tolist()):
+        return None
     one = few.size == 1
     head = f"{describe([sample.names[index] for index in few], sample.names)} part{'s' * one}"
     head += (
@@ -181,8 +183,16 @@ def _reach(before: TensorSample, sample: TensorSample, scene: Scene) -> Floats:
 
 
 def _differences(sample: TensorComparison) -> Floats:
-    """Shape (parameters,): of updates; 0 where they were not compared."""
-    return sample.updates.difference if sample.updates is not None else np.zeros(len(sample.names))
+    """Shape (parameters,): of updates; 0 where nothing can be told of one.
+
+    That is where they were not compared, where storing the weights may round off all of an update,
+    and where the control's did: a ratio to nothing is no measure.
+    """
+    found = sample.updates
+    if found is None:
+        return np.zeros(len(sample.names))
+    known = np.isfinite(found.difference) & np.isfinite(found.limit)
+    return np.where(known, found.difference, 0.0)
 
 
 def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
