@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.judge.case import Case
-from harness.judge.causes.buffers import other_buffers, other_tables, still_buffers
+from harness.judge.causes.buffers import (
+    other_buffers,
+    other_tables,
+    rounded_tables,
+    still_buffers,
+)
 from harness.judge.causes.carried import moved_too_far, rounded, some_parted
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.clipping import clipping
@@ -121,6 +126,7 @@ SIGNATURES: tuple[Signature, ...] = (
     updated,
     later,
     contradiction,
+    rounded_tables,
 )
 """Most certain first: later ones only see what earlier ones did not recognise."""
 

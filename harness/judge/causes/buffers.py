@@ -90,11 +90,20 @@ def other_tables(scene: Scene) -> Cause | None:
 
     The forward pass takes it as it is. That it is off is exact, whatever losses and gradients hide.
     """
+    return _tables(scene, _OTHER)
+
+
+def rounded_tables(scene: Scene) -> Cause | None:
+    """C4: a buffer that never changes is off by as little as rounding, and nothing says more."""
+    return _tables(scene, 0.0)
+
+
+def _tables(scene: Scene, least: float) -> Cause | None:
     case, tables = scene.case, unchanging(scene.case.control)
     first = next(compared(case.tensors, case.test, case.control), None)
     if first is None:
         return None
-    off = [i for i in first.outside if first.names[i] in tables and first.difference[i] > _OTHER]
+    off = [i for i in first.outside if first.names[i] in tables and first.difference[i] > least]
     begun = scene.first_failure()
     sample = scene.sample(first.step)
     if not off or sample is None or (begun is not None and begun < first.step):
@@ -110,9 +119,10 @@ def other_tables(scene: Scene) -> Cause | None:
 
 
 def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
-    """The first sample at which buffers are far apart, if no curve, gradient or update was."""
+    """The first sample at which buffers that move are far apart, if no curve or tensor was."""
     first = scene.first_failure()
     case = scene.case
+    tables = unchanging(case.control)
     outside = {
         each.step: {each.names[index] for index in each.outside}
         for each in compared(case.tensors, case.test, case.control)
@@ -125,9 +135,8 @@ def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
         )
         if not agreed or (first is not None and first < sample.step):
             return None
-        apart = [
-            each for each in _buffers(sample, before) if each.name in outside.get(sample.step, ())
-        ]
+        off = outside.get(sample.step, set()) - tables
+        apart = [each for each in _buffers(sample, before) if each.name in off]
         if apart:
             return sample, apart
         before = sample

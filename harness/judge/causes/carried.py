@@ -123,9 +123,7 @@ def some_parted(scene: Scene) -> Cause | None:
         return None
     sample = parting.sample
     few, rest = _standing_out(sample)
-    if not few.size or _by_gradient(sample, few):
-        return None
-    if sample.updates is None or not set(few.tolist()) & set(sample.updates.outside.tolist()):
+    if not few.size or not _outside(sample, few) or _by_gradient(sample, few):
         return None
     one = few.size == 1
     head = f"{describe([sample.names[index] for index in few], sample.names)} part{'s' * one}"
@@ -207,6 +205,11 @@ def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
     count = int(np.argmax(gaps)) + 1
     few = order[:count] if falling[count - 1] >= NOTABLE else order[:0]
     return few, float(falling[count])
+
+
+def _outside(sample: TensorComparison, few: Integers) -> bool:
+    """Whether any of these is outside its limit: in low precision others may be, that are not."""
+    return sample.updates is not None and bool(np.isin(few, sample.updates.outside).any())
 
 
 def _by_gradient(sample: TensorComparison, few: Integers) -> bool:

@@ -190,7 +190,7 @@ def _by_gradients(wrong: Wrong, place: Spot | None, scene: Scene) -> str:
         )
     if place.last_too and place.apart < _SLIGHT:
         return (
-            "which says nothing; but the last weight there is off as much as the first, while all "
+            "as rounding may; but the last weight there is off as much as the first, while all "
             f"others are off by {place.others:.1g} or less, so what is computed there differs, "
             "and hardly what comes back"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -82,13 +82,13 @@ def spot(sample: TensorComparison | None) -> Spot | None:
     layers = {branch[0] for branch in order if isinstance(branch, tuple)}
     if len(layers) < _FEWEST_LAYERS or not apart[order[0]]:
         return None
-    least = _LEAST * apart[order[0]]
-    falling = [max(apart[branch], least) for branch in order]
-    gaps = [one / other for one, other in pairwise(falling[: len(falling) // 2 + 1])]
-    count = int(np.argmax(gaps)) + 1
+    falling = [max(apart[branch], _LEAST * apart[order[0]]) for branch in order]
+    kinds = [branch[1] if isinstance(branch, tuple) else None for branch in order]
+    alike = sum(1 for _ in takewhile(lambda kind: kind == kinds[0], kinds)) if kinds[0] else 0
+    gaps = [one / other for one, other in pairwise(falling[: alike + 1])]
+    count = int(np.argmax(gaps)) + 1 if gaps else 0
     chosen = [branch for branch in order[:count] if isinstance(branch, tuple)]
-    kinds = {kind for _, kind in chosen}
-    if gaps[count - 1] < STANDS_OUT or len(chosen) < count or len(kinds) > 1:
+    if not chosen or gaps[count - 1] < STANDS_OUT:
         return None
     here = sorted(layer for layer, _ in chosen)
     median = float(np.median([apart[branch] for branch in chosen]))
@@ -98,7 +98,7 @@ def spot(sample: TensorComparison | None) -> Spot | None:
         for branch in chosen
     )
     every = set(here) == layers
-    return Spot(kinds.pop(), tuple(here), every, median, apart[order[count]], last_too)
+    return Spot(chosen[0][1], tuple(here), every, median, apart[order[count]], last_too)
 
 
 def _last_off(differences: Iterable[float]) -> float:
