@@ -140,6 +140,12 @@ def test_what_a_resume_changes_is_not_the_data():
     assert verdict_of(test).cause_class is CauseClass.STATE
 
 
+def test_samples_that_nobody_compared_may_be_others():
+    test = broken(gradient=since(4, turned(lambda _: True, 1e-2)))
+    test = replace(changed(test, parting(3), *BOTH_LOSSES), batch_digests=(), batch_agrees=())
+    assert verdict_of(test).cause_class is CauseClass.LATER
+
+
 def test_without_a_sample_before_it_the_place_tells():
     attention = since(4, turned(part("attention"), 2e-2))
     rest = since(4, turned(lambda name: "attention" not in name, 1e-3))
