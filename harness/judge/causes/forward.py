@@ -56,7 +56,9 @@ def hidden_forward(scene: Scene) -> Cause | None:
     if _only_scaled(wrong):
         return None
     place = spot(scene.sample(step))
-    why = _by_loss(loss, wrong, scene) or _by_gradients(wrong, place, scene)
+    why = _by_loss(loss, wrong, scene)
+    if not why and (why := _by_gradients(wrong, place, scene)):
+        why += precision_words(wrong, scene)
     if not why:
         return None
     where = f"in {place.words} " if place is not None else ""
@@ -64,7 +66,6 @@ def hidden_forward(scene: Scene) -> Cause | None:
         f"the forward pass differs {where}by less than the limit of the loss: "
         f"{len(wrong.off)} of {len(wrong.among)} gradients are off at step {step}"
         f"{_worst(wrong)}; {words_of(loss)} is off by {loss.difference[0]:.2g}, {why}"
-        f"{precision_words(wrong, scene)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
 
