@@ -115,9 +115,11 @@ def test_gradients_inside_their_limits_follow_an_objective_when_the_forward_pass
 
 
 def test_the_output_is_the_first_that_an_objective_turns():
-    wrong = turned(lambda name: name in ("output.weight", "norm.weight"), 0.2)
+    wrong = turned(lambda name: name in ("output.weight", "norm.weight"), 0.25)
     verdict = verdict_of(low(broken(gradient=wrong), with_term), REFERENCE)
     assert verdict.cause_class is CauseClass.OBJECTIVE
+    doubled = verdict_of(low(broken(gradient=wrong), lambda _, x: 2 * x), REFERENCE)
+    assert "objective differs" not in doubled.cause
     elsewhere = turned(lambda name: "attention" in name, 0.2)
     verdict = verdict_of(low(broken(gradient=elsewhere), with_term), REFERENCE)
     assert "objective differs" not in verdict.cause
@@ -136,6 +138,7 @@ METRICS = {
     "a factor": lambda step, x: 1.01 * x,
     "up and down": lambda step, x: x * (1 + 1e-2 * (-1) ** step),
     "another share at each step": lambda step, x: x * (1.01 + 5e-3 * (step % 3)),
+    "a rank's part": lambda step, x: x * (0.5 + 1e-3 * step),
 }
 
 

@@ -48,8 +48,9 @@ _TRAINED = (
 )
 """Checks of what training really does, beside the recomputed curves."""
 _TENSORS = {name for name in _TRAINED if name.startswith(("gradients-", "updates-"))}
-_HARDLY = 3.0
-"""Times its limit: a tensor further out is off, whatever the limit was learnt from."""
+_HARDLY = 8.0
+"""Times its limit: a tensor further out is off, whatever the limit was learnt from. Right PP and
+accumulation reach 6 in mixed bf16, where limits are learnt from moved weights alone."""
 _CLEARLY = 0.3
 """Gradients agree in spite of a loss that differs when they do so by this share of it: another
 objective has other gradients, whatever a coarse limit says."""

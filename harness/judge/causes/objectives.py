@@ -56,8 +56,13 @@ _FEWEST_STEPS = 3
 _OWN_ROUNDING = 5e-7
 """A few ulps of float32: what a reported loss may be off its recomputed value by rounding."""
 _STEADY = 0.2
-"""How much a term that is added may change from step to step, and how near to a fixed share of the
-cross entropy it may come, as a share of its own size."""
+"""How much a term that is added may change from step to step, as a share of its own size."""
+_LOST = 2.0**-8
+"""Share of the cross entropy: rounding to bfloat16 loses no gradients of a larger term."""
+_FAR = 3.0
+"""Times its limit: below fp32 right implementations differ by more than few repeats teach."""
+_AS_MUCH = 0.3
+"""Share of what the loss is off by: another objective has other gradients by at least that."""
 
 
 def trained_objective(scene: Scene) -> Cause | None:
@@ -99,8 +104,8 @@ def added_term(scene: Scene) -> Cause | None:
     share = added / compared.recomputed
     size = float(np.median(np.abs(added)))
     steady = np.abs(np.diff(added)).max() <= _STEADY * size and np.all(added * added[0] > 0)
-    fixed = np.ptp(share) <= _STEADY * _OWN_ROUNDING + _OWN_ROUNDING
-    if not steady or fixed:
+    fixed = np.ptp(share) <= _OWN_ROUNDING
+    if not steady or fixed or np.abs(share).max() > _LOST:
         return None
     same = _all_the_same(scene)
     sentence = (
@@ -163,12 +168,18 @@ def _as_an_objective(wrong: Wrong, scene: Scene) -> bool:
     """Whether gradients are off as those of another objective are: all, by no single factor.
 
     In low precision most may be inside their limits. The first that the backward pass comes to is
-    not.
+    not, by far, and by as much as the loss.
     """
     if wrong.sorting.gone or wrong.sorting.factor_of_all is not None:
         return False
-    first = any(role_of(name) is Role.OUTPUT for name in wrong.off)
-    return _all_off(wrong) or (scene.precision is not Precision.FP32 and first)
+    if scene.precision is Precision.FP32:
+        return _all_off(wrong)
+    first = [index for index in wrong.found.outside if role_of(wrong.names[index]) is Role.OUTPUT]
+    loss = scene.case.envelopes.get("loss")
+    apart = float(loss.difference[0]) if loss is not None else 0.0
+    furthest = float(wrong.found.difference.max())
+    far = _all_off(wrong) or bool((wrong.found.excess[first] > _FAR).any())
+    return far and furthest > _AS_MUCH * apart
 
 
 def _all_off(wrong: Wrong) -> bool:
