@@ -193,7 +193,7 @@ def test_another_schedule_is_named_when_the_curves_part_after_it():
 
 def test_a_difference_from_the_first_update_on():
     test = changed(run("t"), lambda step, x: x * (1.001 if step > 1 else 1), *BOTH_LOSSES)
-    cause = cause_of(test)
+    cause = cause_of(replace(test, samples=()))  # which would show that the first update agrees
     assert "agree until step 2, where" in cause
     assert "the first update differs" in cause
 

@@ -77,3 +77,26 @@ def test_other_tokens_for_an_expert_are_no_cause(precision):
 
 def small(step, values):
     return values + 0.4 * np.linalg.norm(values) * np.eye(1, 64)
+
+
+def with_table(run, factor):
+    table = np.full((1, 64), factor)
+    rows = BufferRows(("rope.cache",), np.array([64]), np.array([8.0 * factor]), table)
+    return replace(run, samples=tuple(replace(each, buffers=rows) for each in run.samples))
+
+
+def test_a_table_that_is_another_one_comes_before_what_follows_from_it():
+    run = broken(gradient=turned(lambda name: "wo" in name, 1e-2))
+    reference = with_table(CONTROL, 1.0)
+    verdict = verdict_of(with_table(run, 1.5), reference)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "uses other tables: rope.cache, which training never changes, is off" in verdict.cause
+    assert "rotary: base" in verdict.look_at
+
+
+def test_a_table_that_was_rounded_is_not_the_cause_of_gross_errors():
+    run = broken(gradient=turned(lambda name: "wo" in name, 1e-2))
+    verdict = verdict_of(with_table(run, 1.002), with_table(CONTROL, 1.0))
+    assert verdict.cause_class is CauseClass.GRADIENT_DIRECTION
+    alone = verdict_of(with_table(broken(), 1.002), with_table(CONTROL, 1.0))
+    assert "uses other tables" in alone.cause

@@ -453,3 +453,20 @@ def test_right_gradients_have_no_cause():
     verdict = judge(broken(FOUR_D, noise=1e-7), CONTROL)
     assert verdict.judgement is Judgement.PASS
     assert (verdict.cause, verdict.cause_class, verdict.look_at) == ("", None, "")
+
+
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [(1e-3, CauseClass.GROUP_SCALE), (0.5, CauseClass.GRADIENT_DIRECTION)],
+)
+def test_tensors_just_outside_their_limits_do_not_displace_a_scale(beside, expected):
+    def change(step, name, values):
+        if "wq" in name:
+            return 2 * values
+        return values + beside * ("w2" in name) * other(name, step, "wrong")
+
+    verdict = verdict_of(broken(TP2, gradient=change))
+    assert verdict.cause_class is expected
+    if expected is CauseClass.GROUP_SCALE:
+        assert "gradients are scaled in 4 of 35 parameters" in verdict.cause
+        assert "; 4 more are off by little: layers." in verdict.cause

@@ -1,5 +1,7 @@
 """An objective other than the mean cross entropy: in the test set alone, or in both runs."""
 
+from dataclasses import replace
+
 import pytest
 from cause_examples import (
     BOTH_LOSSES,
@@ -13,7 +15,7 @@ from cause_examples import (
 )
 
 from harness.judge import judge
-from harness.model import CauseClass, Judgement, Parallelism
+from harness.model import CauseClass, Judgement, Parallelism, Precision
 
 
 def everywhere(_name):
@@ -87,3 +89,70 @@ def test_a_loss_off_by_little_beside_gradients_that_are_all_off_is_the_forward_p
         *BOTH_LOSSES,
     )
     assert verdict_of(some).cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+# ------------------------------------------------------------------ low precision
+
+LOW = {"precision": Precision.BF16}
+REFERENCE = replace(CONTROL, **LOW)
+
+
+def low(run, change):
+    """The run in bfloat16 with another reported loss."""
+    return replace(changed(run, change, "loss"), **LOW)
+
+
+def with_term(step, x):
+    """A loss with a term that changes slowly, as z-loss does."""
+    return x + 1e-2 - 1e-4 * step
+
+
+def test_gradients_inside_their_limits_follow_an_objective_when_the_forward_pass_is_the_same():
+    verdict = verdict_of(low(broken(gradient=turned(everywhere, 1e-2)), with_term), REFERENCE)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "the same to the last bit, and 35 of 35 gradients are not" in verdict.cause
+    assert "z-loss" in verdict.look_at
+
+
+def test_the_output_is_the_first_that_an_objective_turns():
+    wrong = turned(lambda name: name in ("output.weight", "norm.weight"), 0.25)
+    verdict = verdict_of(low(broken(gradient=wrong), with_term), REFERENCE)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    doubled = verdict_of(low(broken(gradient=wrong), lambda _, x: 2 * x), REFERENCE)
+    assert "objective differs" not in doubled.cause
+    elsewhere = turned(lambda name: "attention" in name, 0.2)
+    verdict = verdict_of(low(broken(gradient=elsewhere), with_term), REFERENCE)
+    assert "objective differs" not in verdict.cause
+
+
+def test_a_term_whose_gradients_are_rounded_away_is_told_by_its_shape():
+    verdict = verdict_of(low(broken(), with_term), REFERENCE)
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "another term: the loss that the trainer reports is the cross entropy" in verdict.cause
+    assert "may be that only the log has it" in verdict.cause
+    fp32 = verdict_of(changed(broken(), with_term, "loss"))
+    assert fp32.cause_class is CauseClass.METRIC_ONLY
+
+
+METRICS = {
+    "a factor": lambda step, x: 1.01 * x,
+    "up and down": lambda step, x: x * (1 + 1e-2 * (-1) ** step),
+    "another share at each step": lambda step, x: x * (1.01 + 5e-3 * (step % 3)),
+    "a rank's part": lambda step, x: x * (0.5 + 1e-3 * step),
+}
+
+
+@pytest.mark.parametrize("case", METRICS)
+def test_a_metric_that_is_wrong_under_the_same_gradients_is_no_objective(case):
+    verdict = verdict_of(low(broken(), METRICS[case]), REFERENCE)
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert "training itself is right" in verdict.cause
+
+
+def test_a_wrong_metric_beside_coarse_gradients_is_not_called_right_training():
+    tp2 = Parallelism(dp_shard=2, tp=2)
+    run = low(broken(tp2, noise=2e-2), lambda step, x: x * (1.01 + 5e-3 * (step % 3)))
+    verdict = verdict_of(run, REFERENCE)
+    assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert "training itself is right" not in verdict.cause
+    assert "as far as bf16 arithmetic shows" in verdict.cause

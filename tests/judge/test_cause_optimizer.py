@@ -10,6 +10,7 @@ from cause_examples import (
     CONTROL,
     broken,
     changed,
+    scaled,
     since,
     turned,
     verdict_of,
@@ -133,3 +134,34 @@ def test_moments_that_follow_gradients_within_their_limits_are_not_lost():
     verdict = verdict_of(replace(run, **low), replace(REFERENCE, **low))
     assert verdict.judgement is Judgement.FAIL
     assert verdict.cause_class is not CauseClass.STATE
+
+
+def betas(moments):
+    wrong = since(2, turned(lambda _: True, 0.1))
+    run = changed(broken(update=wrong), lambda step, x: x * (1 + 1e-3 * (step > 2)), *BOTH_LOSSES)
+    return verdict_of(kept(run, moments=moments), REFERENCE)
+
+
+def test_moments_that_are_all_one_multiple_are_averaged_otherwise():
+    verdict = betas(lambda step, state, _: 0.98 if state == "exp_avg_sq" else 1.0)
+    assert verdict.cause_class is CauseClass.UPDATE
+    assert "exp_avg_sq is 0.98 times the control's, so 1 - beta2 is 0.98" in verdict.cause
+    assert "betas" in verdict.look_at
+
+
+NO_BETAS = {
+    "of some": lambda step, _, name: 0.98 if "norm" in name else 1.0,
+    "of another size each": lambda step, _, name: 0.98 + 0.01 * (len(name) % 3),
+    "later": lambda step, *_: 0.98 if step > 4 else 1.0,
+}
+
+
+@pytest.mark.parametrize("case", NO_BETAS)
+def test_other_moments_are_not_averaged_otherwise(case):
+    assert "averages gradients otherwise" not in betas(NO_BETAS[case]).cause
+
+
+def test_moments_of_other_gradients_are_not_averaged_otherwise():
+    run = kept(broken(gradient=scaled(0.99)), clip=lambda _: np.inf)
+    reference = kept(CONTROL, clip=lambda _: np.inf)
+    assert verdict_of(run, reference).cause_class is CauseClass.GRADIENT_SCALE

@@ -90,7 +90,7 @@ def test_a_loss_that_parts_between_two_comparisons_may_be_due_to_the_copies():
     copies = broken(TP2, replicas=differing(8, "parameter"))
     parted = changed(copies, lambda step, x: x * (1.001 if step > 5 else 1), *BOTH_LOSSES)
     assert verdict_of(parted).cause_class is CauseClass.REPLICAS
-    before = changed(copies, lambda step, x: x * (1.001 if step > 2 else 1), *BOTH_LOSSES)
+    before = changed(copies, lambda step, x: x * (1.001 if step > 3 else 1), *BOTH_LOSSES)
     assert verdict_of(before).cause_class is CauseClass.LATER
 
 

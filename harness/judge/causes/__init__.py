@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from harness.judge.case import Case
-from harness.judge.causes.buffers import other_buffers, still_buffers
+from harness.judge.causes.buffers import (
+    other_buffers,
+    other_tables,
+    rounded_tables,
+    still_buffers,
+)
 from harness.judge.causes.carried import moved_too_far, rounded, some_parted
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.clipping import clipping
@@ -19,9 +24,8 @@ from harness.judge.causes.first_steps import (
     gradient_direction,
     gradients_scaled,
     objective,
-    slight_forward,
-    trained_objective,
 )
+from harness.judge.causes.forward import forward_on_new_data, hidden_forward
 from harness.judge.causes.gradients import (
     faintly_scaled,
     no_gradient,
@@ -43,8 +47,12 @@ from harness.judge.causes.metrics import (
     loss_scaled_alone,
     metric_only,
 )
-from harness.judge.causes.objectives import scaled_objective
-from harness.judge.causes.optimizer import counted_otherwise, moments_lost
+from harness.judge.causes.objectives import added_term, scaled_objective, trained_objective
+from harness.judge.causes.optimizer import (
+    averaged_otherwise,
+    counted_otherwise,
+    moments_lost,
+)
 from harness.judge.causes.replicas import replicas
 from harness.judge.causes.resumes import (
     data_lost,
@@ -88,13 +96,16 @@ SIGNATURES: tuple[Signature, ...] = (
     still_buffers,
     replicas,
     initial,
+    other_tables,
     clipping,
+    scaled_objective,
+    trained_objective,
+    added_term,
     metric_only,
     loss_of_right_gradients,
     loss_scaled_alone,
-    scaled_objective,
-    trained_objective,
-    slight_forward,
+    hidden_forward,
+    averaged_otherwise,
     other_buffers,
     sampled_gradients,
     faintly_scaled,
@@ -113,9 +124,11 @@ SIGNATURES: tuple[Signature, ...] = (
     moved_too_far,
     rounded,
     some_parted,
+    forward_on_new_data,
     updated,
     later,
     contradiction,
+    rounded_tables,
 )
 """Most certain first: later ones only see what earlier ones did not recognise."""
 

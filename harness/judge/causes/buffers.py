@@ -10,8 +10,8 @@ import numpy as np
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import fold, joined
 from harness.judge.leftovers import buffers as compared
-from harness.judge.leftovers import unmoved
-from harness.judge.scene import Scene
+from harness.judge.leftovers import unchanging, unmoved
+from harness.judge.scene import Scene, loss_agrees
 from harness.judge.sketches import fit, relative
 from harness.judge.tensors import TensorComparison
 from harness.model import BufferRows, CauseClass, Floats
@@ -22,6 +22,14 @@ _LOOK_AT = (
     "what updates these buffers: hooks of the optimizer or of the forward pass that are not "
     "registered, return early or write to a copy, and buffers replaced after they were registered"
 )
+
+
+_TABLES = (
+    "what makes these tables (rotary: base, scaling, length, precision), on which ranks and "
+    "stages, and whether they are made again after sharding, loading or moving to a device"
+)
+_OTHER = 0.02
+"""A table that is off by less has perhaps been rounded, and need not be the cause."""
 
 
 class _Buffer(NamedTuple):
@@ -77,10 +85,44 @@ def other_buffers(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.UPDATE, _LOOK_AT)
 
 
+def other_tables(scene: Scene) -> Cause | None:
+    """C4: a buffer that never changes is another one, from the first sample on.
+
+    The forward pass takes it as it is. That it is off is exact, whatever losses and gradients hide.
+    """
+    return _tables(scene, _OTHER)
+
+
+def rounded_tables(scene: Scene) -> Cause | None:
+    """C4: a buffer that never changes is off by as little as rounding, and nothing says more."""
+    return _tables(scene, 0.0)
+
+
+def _tables(scene: Scene, least: float) -> Cause | None:
+    case, tables = scene.case, unchanging(scene.case.control)
+    first = next(compared(case.tensors, case.test, case.control), None)
+    if first is None:
+        return None
+    off = [i for i in first.outside if first.names[i] in tables and first.difference[i] > least]
+    begun = scene.first_failure()
+    sample = scene.sample(first.step)
+    if not off or sample is None or (begun is not None and begun < first.step):
+        return None
+    names = [first.names[index] for index in off]
+    sentence = (
+        f"the forward pass uses other tables: {_words(names, sample)}, which training never "
+        f"changes, {'is' if len(names) == 1 else 'are'} off by up to "
+        f"{first.difference[off].max():.2g} of the control's at step {first.step}"
+        f"{loss_agrees(scene, first.step)}"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, _TABLES)
+
+
 def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
-    """The first sample at which buffers are far apart, if no curve, gradient or update was."""
+    """The first sample at which buffers that move are far apart, if no curve or tensor was."""
     first = scene.first_failure()
     case = scene.case
+    tables = unchanging(case.control)
     outside = {
         each.step: {each.names[index] for index in each.outside}
         for each in compared(case.tensors, case.test, case.control)
@@ -93,9 +135,8 @@ def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
         )
         if not agreed or (first is not None and first < sample.step):
             return None
-        apart = [
-            each for each in _buffers(sample, before) if each.name in outside.get(sample.step, ())
-        ]
+        off = outside.get(sample.step, set()) - tables
+        apart = [each for each in _buffers(sample, before) if each.name in off]
         if apart:
             return sample, apart
         before = sample

@@ -123,7 +123,7 @@ def some_parted(scene: Scene) -> Cause | None:
         return None
     sample = parting.sample
     few, rest = _standing_out(sample)
-    if not few.size or _by_gradient(sample, few):
+    if not few.size or not _outside(sample, few) or _by_gradient(sample, few):
         return None
     one = few.size == 1
     head = f"{describe([sample.names[index] for index in few], sample.names)} part{'s' * one}"
@@ -181,8 +181,16 @@ def _reach(before: TensorSample, sample: TensorSample, scene: Scene) -> Floats:
 
 
 def _differences(sample: TensorComparison) -> Floats:
-    """Shape (parameters,): of updates; 0 where they were not compared."""
-    return sample.updates.difference if sample.updates is not None else np.zeros(len(sample.names))
+    """Shape (parameters,): of updates; 0 where nothing can be told of one.
+
+    That is where they were not compared, where storing the weights may round off all of an update,
+    and where the control's did: a ratio to nothing is no measure.
+    """
+    found = sample.updates
+    if found is None:
+        return np.zeros(len(sample.names))
+    known = np.isfinite(found.difference) & np.isfinite(found.limit)
+    return np.where(known, found.difference, 0.0)
 
 
 def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
@@ -198,6 +206,11 @@ def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
     count = int(np.argmax(gaps)) + 1
     few = order[:count] if falling[count - 1] >= NOTABLE else order[:0]
     return few, float(falling[count])
+
+
+def _outside(sample: TensorComparison, few: Integers) -> bool:
+    """Whether any of these is outside its limit: in low precision others may be, that are not."""
+    return sample.updates is not None and bool(np.isin(few, sample.updates.outside).any())
 
 
 def _by_gradient(sample: TensorComparison, few: Integers) -> bool:

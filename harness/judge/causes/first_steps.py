@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from harness.judge.agreement import agreement
 from harness.judge.apart import apart
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.families import differences
-from harness.judge.causes.groups import joined
-from harness.judge.causes.wrong import Wrong, worst_words, wrong_gradients
+from harness.judge.causes.forward import look_in_forward
+from harness.judge.causes.places import spot
+from harness.judge.causes.wrong import worst_words, wrong_gradients
 from harness.judge.envelope import Envelope
 from harness.judge.factors import FIRST_STEP_MATCH
 from harness.judge.scene import (
@@ -20,7 +17,7 @@ from harness.judge.scene import (
     ratio_words,
     words_of,
 )
-from harness.model import CauseClass, Outcome, Precision
+from harness.model import CauseClass, Outcome
 
 _SCALING = (
     "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP, "
@@ -91,102 +88,14 @@ def objective(scene: Scene) -> Cause | None:
         f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
         f"{equals}){_gradients_with_it(scene, loss)}"
     )
-    return Cause(sentence, CauseClass.OBJECTIVE, _forward(scene, scaled=bool(named.words)))
+    if named.words:
+        return Cause(sentence, CauseClass.OBJECTIVE, _MEAN)
+    reported = loss.signal == "loss"
+    place = None if reported else spot(scene.sample(int(loss.steps[0])))
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place, reported=reported))
 
 
-def trained_objective(scene: Scene) -> Cause | None:
-    """C4: the trainer's own loss differs and the gradients with it; cross entropy alone agrees.
-
-    What is minimised is another mean of the same logits (per rank, per microbatch), or has a term
-    that the probe does not recompute (label smoothing).
-    """
-    wrong = _all_turned_at_first(scene)
-    loss = scene.case.envelopes.get("loss")
-    if wrong is None or loss is None:
-        return None
-    own = _own_mean(scene)
-    if off_at_first_step(loss):
-        seen = (
-            f"the trainer's loss is {loss.test[0]:.8g} for {loss.control[0]:.8g} at step "
-            f"{loss.steps[0]} (relative {loss.difference[0]:.2g})"
-        )
-    elif own is not None:
-        seen = (
-            f"the loss that the trainer minimises is not the mean cross entropy (they differ by "
-            f"{own:.1g} over the steps, in the control they do not)"
-        )
-    else:
-        return None
-    sentence = (
-        f"the objective differs: {seen} and all {len(wrong.off)} gradients follow it at step "
-        f"{wrong.step}, worst {worst_words(wrong)}, while the cross entropy of the same logits "
-        "agrees: tokens, microbatches or ranks have other weights in the mean, or what is added "
-        "to it differs"
-    )
-    look_at = f"{_forward(scene, scaled=True)}; {_forward(scene, scaled=False)}"
-    return Cause(sentence, CauseClass.OBJECTIVE, look_at)
-
-
-_FORWARD_ROUNDING = 1e-8
-"""Of the recomputed loss in float32 at step 1: an ulp on every weight moves it by 4e-9, another
-sharding by 3e-10 (as measured for judge/floors.py). No limit is that low, for larger models; but
-gradients that are all off say that it is no rounding."""
-_BEYOND = 3.0
-"""Times the repeats' spread."""
-
-
-def slight_forward(scene: Scene) -> Cause | None:
-    """C4: the forward pass differs by less than the limit of the loss, the gradients by more.
-
-    At random initial weights a loss hardly depends on what attention does. A backward pass that is
-    wrong alone leaves the loss of the first step as it is.
-    """
-    loss, wrong = scene.case.envelopes.get("loss_recomputed"), _all_turned_at_first(scene)
-    if loss is None or wrong is None or scene.precision is not Precision.FP32:
-        return None
-    calibration = scene.case.calibration
-    learnt = calibration.signals.get(loss.signal) if calibration else None
-    spread = float(learnt.scale[0]) if learnt is not None else 0.0
-    if not loss.difference[0] > max(_FORWARD_ROUNDING, _BEYOND * spread):
-        return None
-    sentence = (
-        f"the forward pass differs by little: all {len(wrong.off)} gradients are off at step "
-        f"{wrong.step}, worst {worst_words(wrong)}, and {words_of(loss)} by "
-        f"{loss.difference[0]:.2g}, which is inside its limit and more than rounding: at initial "
-        "weights a loss hardly depends on some parts of a model, attention above all"
-    )
-    return Cause(sentence, CauseClass.OBJECTIVE, _forward(scene, scaled=False))
-
-
-def _all_turned_at_first(scene: Scene) -> Wrong | None:
-    """Gradients that are all off at the first step, by no single factor; the loss agrees."""
-    plain = scene.case.envelopes.get("loss_recomputed")
-    if plain is None or off_at_first_step(plain) or scene.failed("same-initial-parameters"):
-        return None
-    wrong = wrong_gradients(scene.sample(int(plain.steps[0])))
-    if wrong is None or len(wrong.off) < len(wrong.among) or wrong.sorting.gone:
-        return None
-    return wrong if wrong.sorting.factor_of_all is None else None
-
-
-_FEWEST_STEPS = 3
-_OWN_ROUNDING = 5e-7
-"""A few ulps of float32: what a reported loss may be off its recomputed value by rounding."""
-
-
-def _own_mean(scene: Scene) -> float | None:
-    """How far the reported loss is from the recomputed one, if by more than in the control.
-
-    Root mean square over the steps: at a single step two means may agree by chance.
-    """
-    apart = []
-    for evidence in (scene.case.test, scene.case.control):
-        compared = agreement(evidence, "loss")
-        if compared is None or compared.steps.size < _FEWEST_STEPS:
-            return None
-        apart.append(float(np.sqrt(np.mean(compared.difference**2))))
-    ours, theirs = apart
-    return ours if ours > max(_OWN_ROUNDING, _BEYOND * theirs) else None
+_MEAN = "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"
 
 
 def _gradient_alone_off(scene: Scene) -> Envelope | None:
@@ -228,38 +137,3 @@ def _directions_later(scene: Scene, already: int) -> str:
     most = max(later, key=lambda found: len(found.sorting.turned))
     count = f"{len(most.sorting.turned)} of {len(most.sorting.judged)} gradients"
     return f"; by step {most.step} the direction of {count} is wrong, worst {worst_words(most)}"
-
-
-def _forward(scene: Scene, *, scaled: bool) -> str:
-    """What a person should open first, by what the test set adds to its control."""
-    if scaled:
-        return (
-            "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"
-        )
-    news = differences(scene)
-    kinds = {word.split(" ")[0] for word in news}
-    places = [
-        words
-        for name, words in (
-            ("cp", "positions, masks and the dimension on which keys and values are gathered"),
-            ("tp", "what is sharded: heads, vocabulary (loss parallel, label smoothing), sequence"),
-            ("pp", "the order of stages and how batches are split into microbatches"),
-            ("ep", "routing, dispatch and combine of tokens"),
-            ("compile", "casts that the compiler removes or fuses"),
-            ("async_tp", "the dimension that fused matmuls gather and scatter"),
-            ("float8", "which layers are converted, and their scaling"),
-            ("gradient", "averages of averages over microbatches with uneven valid tokens"),
-            ("dp_replicate", "averages of averages over ranks with uneven valid tokens"),
-            ("dp_shard", "averages of averages over ranks with uneven valid tokens"),
-        )
-        if name in kinds
-    ]
-    first = (
-        f"what {joined(news)} changes in the forward pass: {'; '.join(places)}; then "
-        if places
-        else ""
-    )
-    return (
-        f"{first}how the loss is averaged over valid tokens of ranks and microbatches, positions "
-        "and masks, casts, and the random numbers of dropout on each rank"
-    )

@@ -32,6 +32,8 @@ _BF16_ROUNDING = (5e-4, 2e-2)
 _NOTHING = 1e-12
 _HOLES = 0.1
 """Share of a tensor's entries that are zero in the test set alone, and then worth a word."""
+_BESIDE = 0.1
+"""Share of what a factor differs from one by: tensors that are off by less do not displace it."""
 _WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
 
 
@@ -103,9 +105,16 @@ def sampled_gradients_later(scene: Scene) -> Cause | None:
 def _said(wrong: Wrong, scene: Scene) -> Cause:
     if wrong.sorting.factor_of_all is not None:
         return _scaled(wrong, wrong.sorting.factor_of_all, scene)
-    if wrong.sorting.scaled and not wrong.sorting.turned and not wrong.sorting.gone:
+    if wrong.sorting.scaled and not wrong.sorting.gone and _nothing_beside(wrong):
         return _group_scaled(wrong, scene)
     return _direction(wrong, scene)
+
+
+def _nothing_beside(wrong: Wrong) -> bool:
+    """Whether what is turned is little beside what is scaled: limits of few repeats are too low."""
+    scaled = min(abs(each.factor - 1) for each in wrong.sorting.scaled)
+    turned = wrong.found.difference[list(wrong.sorting.turned)]
+    return bool(turned.max(initial=0.0) <= _BESIDE * scaled)
 
 
 def _first_wrong(scene: Scene) -> Wrong | None:
@@ -170,7 +179,8 @@ def _rounding(scaled: Scaled) -> str:
 
 def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
     sorting, among = wrong.sorting, wrong.among
-    hint = family(wrong.off, among, scene)
+    off = wrong.named(index for each in sorting.scaled for index in each.members)
+    hint = family(off, among, scene)
     where = ""
     if len(sorting.scaled) <= MOST_FACTORS:
         parts = []
@@ -185,14 +195,16 @@ def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
     else:
         factors = sorted(scaled.factor for scaled in sorting.scaled)
         said = (
-            f"{describe(wrong.off, among)}, each by another factor from {factors[0]:.4g} to "
+            f"{describe(off, among)}, each by another factor from {factors[0]:.4g} to "
             f"{factors[-1]:.4g}"
         )
     rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
+    if sorting.turned:
+        rest += f"; {len(sorting.turned)} more are off by little: {worst_words(wrong)}"
     clue = f"; {hint.words}" if hint.words and len(sorting.scaled) == 1 else ""
     worst = max(sorting.scaled, key=lambda scaled: scaled.residual)
     sentence = (
-        f"gradients are scaled in {len(wrong.off)} of {len(among)} parameters at step "
+        f"gradients are scaled in {len(off)} of {len(among)} parameters at step "
         f"{wrong.step}: {said}{rest}{clue} ({_rounding(worst)}){loss_agrees(scene, wrong.step)}"
     )
     look_at = "; ".join(words for words in (hint.look_at, where) if words)
@@ -213,7 +225,7 @@ def _direction(wrong: Wrong, scene: Scene) -> Cause:
         f"direction at step {wrong.step}{more}{gone}{loss_agrees(scene, wrong.step)}: worst "
         f"{worst_words(wrong)}{which}"
         f"{stage_words(names, among, scene)}{rest}{clue}{_moved(wrong)}{_holes(wrong)}"
-        f"{_precision(wrong, scene)}"
+        f"{precision_words(wrong, scene)}"
     )
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)
 
@@ -252,7 +264,7 @@ def _holes(wrong: Wrong) -> str:
     return f"; {share:.0%} of {name}{others} get no gradient at all"
 
 
-def _precision(wrong: Wrong, scene: Scene) -> str:
+def precision_words(wrong: Wrong, scene: Scene) -> str:
     """Whether all that is off is so by what bfloat16 rounds away."""
     difference = wrong.found.difference[list(wrong.sorting.off)]
     low, high = _BF16_ROUNDING

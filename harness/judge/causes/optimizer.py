@@ -60,6 +60,55 @@ def counted_otherwise(scene: Scene) -> Cause | None:
     return None
 
 
+def averaged_otherwise(scene: Scene) -> Cause | None:
+    """Right gradients at the first update, and all moments are one multiple of the control's.
+
+    The first update shows the settings alone: Adam's moments are then ``(1 - beta1) x gradient``
+    and ``(1 - beta2) x gradient^2``, and its bias correction takes both out of the update.
+    """
+    sample = next((each for each in scene.case.tensors if each.test.left is not None), None)
+    if sample is None or sample.gradients is None or sample.gradients.outside.size:
+        return None
+    first = scene.first_failure()
+    ratios, left = _state_ratios(sample), (sample.test.left, sample.control.left)
+    if ratios is None or left[0] is None or left[1] is None or sample.step != 1:
+        return None
+    if (first is not None and first < sample.step) or scene.failed("same-initial-parameters"):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        given = left[0].clipped_norm / left[1].clipped_norm - 1
+    known = np.isfinite(given) & np.all(ratios > 0, axis=1)
+    if not known.any():
+        return None
+    found = []
+    for column, state in enumerate(left[0].states):
+        of_state = ratios[known, column]
+        middle = float(np.median(of_state))
+        apart = _ALIKE * abs(middle - 1)
+        alike = np.abs(of_state - middle).max() <= apart and np.abs(given[known]).max() <= apart
+        if alike and abs(middle - 1) > SAME:
+            share = _SHARE.get(state)
+            named = f", so 1 - {share} is {middle:.4g} times what it is there" if share else ""
+            found.append(f"{state} is {middle:.4g} times the control's{named}")
+    if not found:
+        return None
+    sentence = (
+        f"the optimizer averages gradients otherwise: at step {sample.step} gradients agree, and "
+        f"of all {np.count_nonzero(known)} parameters alike {joined(found)}"
+        f"{loss_agrees(scene, sample.step)}"
+    )
+    return Cause(sentence, CauseClass.UPDATE, _AVERAGES)
+
+
+_ALIKE = 0.1
+"""Share of what a ratio differs from one by: parameters whose ratios are within it have one."""
+_SHARE = {"exp_avg": "beta1", "exp_avg_sq": "beta2"}
+_AVERAGES = (
+    "the optimizer's betas or momentum, by parameter group, and what multiplies gradients between "
+    "clipping and the optimizer"
+)
+
+
 def moments_lost(scene: Scene) -> Cause | None:
     """Gradients agree, and what the optimizer keeps of the earlier ones does not any more."""
     explained = NOTABLE

@@ -15,7 +15,7 @@ from harness.judge.curves import series
 from harness.judge.scene import Scene, loss_agrees
 from harness.judge.sketches import update
 from harness.judge.tensor_checks import FIRST_STEPS
-from harness.judge.tensors import TensorComparison, TensorDifferences
+from harness.judge.tensors import TensorComparison, TensorDifferences, spacing
 from harness.model import CauseClass, Floats
 
 SAME_NORM = 1e-9
@@ -174,14 +174,29 @@ def _other_update(
         said, look_at = _factors(sample, sorting, among), f"{_RATE}; {_OPTIMIZER}"
     else:
         worst = [
-            f"{name} by {found.difference[index]:.2g}"
+            f"{name} {_off_by(float(found.difference[index]))}"
             for name, index in zip(names[:NAMED], found.outside, strict=False)
         ]
         said = f"that of {describe(names, among)}, worst {joined(worst)}"
         look_at = _OPTIMIZER
     if sample.step > FIRST_STEPS:
         look_at = f"what changes after step {before.step}: {look_at}"
-    return Cause(f"{head}: {said}{tail}", CauseClass.UPDATE, look_at)
+    return Cause(f"{head}: {said}{_still(found, scene)}{tail}", CauseClass.UPDATE, look_at)
+
+
+def _off_by(difference: float) -> str:
+    return f"by {difference:.2g}" if np.isfinite(difference) else "where the control stands still"
+
+
+def _still(found: TensorDifferences, scene: Scene) -> str:
+    """Whether all that is off stands still in the control, which coarse weights often do."""
+    coarse = spacing(scene.case.control, 0.0)
+    if not coarse or np.isfinite(found.difference[found.outside]).any():
+        return ""
+    return (
+        f"; weights are stored in steps of {coarse:.1g} of themselves here, so updates that hardly "
+        "differ may be lost on one side alone"
+    )
 
 
 _DECAY = "the optimizer's weight decay, and which parameter groups it applies to"

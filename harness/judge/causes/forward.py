@@ -1,0 +1,268 @@
+"""C4 from gradients and bits: a forward pass that differs by less than the loss shows.
+
+At random initial weights a loss hardly depends on what attention does, and in low precision
+rounding hides the rest. Four things still tell a forward pass from a backward pass that differs:
+
+- The recomputed loss is the same to the last bit: then the forward pass is the same, too.
+- What goes wrong in the backward pass of a layer spoils nothing between it and the loss. Where
+  gradients there are off as well, the hidden states are.
+- The last weight of a branch has as its gradient what the branch computes, times the gradient of
+  the residual stream, which all layers below share. Where it is off and they are not, so is what
+  the branch computes.
+- Two runs with the same weights and the same samples have the same loss. Where a sample shows the
+  weights of step N to be the same, a loss of step N + 1 that is not is one of another forward pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.judge.causes.cause import Cause
+from harness.judge.causes.families import differences
+from harness.judge.causes.gradients import precision_words
+from harness.judge.causes.groups import depth_of, describe, joined, layers_of
+from harness.judge.causes.places import ATTENTION, EXPERTS, FEED_FORWARD, Spot, spot
+from harness.judge.causes.sorting import OUTWEIGHS
+from harness.judge.causes.wrong import Wrong, worst_words, wrong_gradients
+from harness.judge.dealing import deals_alike
+from harness.judge.envelope import Envelope
+from harness.judge.scene import Scene, begins, off_at_first_step, words_of
+from harness.judge.tensors import TensorComparison
+from harness.model import CauseClass, Outcome, Precision
+
+SAME_BITS = 1e-14
+"""Relative difference of two sums in float64 of the same numbers."""
+LEAST_LOSS = 1e-8
+"""Of the recomputed loss at step 1: an ulp on every weight of a float32 model moves it by 4e-9,
+another sharding by 3e-10 (as measured for judge/floors.py). No limit is that low, for larger
+models; gradients that are off as well say that it is no rounding."""
+BEYOND = 3.0
+"""Times the repeats' spread."""
+_DOWNSTREAM = 10.0
+"""Times the repeats' spread, in float32: limits leave room for three times as much."""
+_SLIGHT = 0.1
+"""A gradient that is not reduced, or not handed back, is off by more than this."""
+
+
+def hidden_forward(scene: Scene) -> Cause | None:
+    """C4: the forward pass of the first step differs, and the loss is inside its limit."""
+    loss = scene.case.envelopes.get("loss_recomputed")
+    if loss is None or off_at_first_step(loss) or loss.difference[0] <= SAME_BITS:
+        return None
+    step = int(loss.steps[0])
+    wrong = wrong_gradients(scene.sample(step))
+    if wrong is None or wrong.sorting.gone or scene.failed("same-initial-parameters"):
+        return None
+    if _only_scaled(wrong):
+        return None
+    place = spot(scene.sample(step))
+    why = _by_loss(loss, wrong, scene)
+    if not why and (why := _by_gradients(wrong, place, scene)):
+        why += precision_words(wrong, scene)
+    if not why:
+        return None
+    where = f"in {place.words} " if place is not None else ""
+    sentence = (
+        f"the forward pass differs {where}by less than the limit of the loss: "
+        f"{len(wrong.off)} of {len(wrong.among)} gradients are off at step {step}"
+        f"{_worst(wrong)}; {words_of(loss)} is off by {loss.difference[0]:.2g}, {why}"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
+
+
+def forward_on_new_data(scene: Scene) -> Cause | None:
+    """C4, beginning later: weights agree, and the loss of the next samples does not."""
+    loss = scene.case.envelopes.get("loss_recomputed")
+    resumed = scene.case.test.passes or scene.case.test.replayed
+    if loss is None or resumed or scene.outcome("same-data") is not Outcome.PASS:
+        return None
+    step = _parts_at(loss)
+    first = scene.first_failure()
+    if step is None or (first is not None and first < step):
+        return None
+    before = [sample for sample in scene.case.tensors if sample.step < step]
+    if not before or not all(_agrees(sample, scene) for sample in before):
+        return None
+    here, index = scene.sample(step), loss.index_of(step)
+    place = spot(here)
+    last = before[-1]
+    if last.step == step - 1 and last.updates is not None:
+        known = f"all weights agree after step {last.step}"
+    elif place is not None and place.last_too and _as_before(scene, step):
+        known = (
+            f"all before agrees, and at step {step} the gradients of {place.words} are off by "
+            f"{place.apart:.2g}, all others by {place.others:.2g} or less"
+        )
+    else:
+        return None
+    sentence = (
+        f"the forward pass differs on the data of step {step}: {known}, and {words_of(loss)} of "
+        f"step {step} on the same samples is off by {loss.difference[index]:.2g}, where it was "
+        f"off by {loss.difference[:index].max():.1g} at most"
+    )
+    look_at = (
+        f"what the samples of step {step} have and those before it have not (lengths, document "
+        f"boundaries, padding, ignored labels): {look_in_forward(scene, place)}"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, look_at)
+
+
+def look_in_forward(scene: Scene, place: Spot | None = None, *, reported: bool = False) -> str:
+    """What to open first for a forward pass that differs: what was added, where gradients are off.
+
+    ``reported``: the loss is the trainer's own, which may be averaged otherwise.
+    """
+    news = differences(scene)
+    kinds = {word.split(" ")[0] for word in news}
+    told = [words for name, words in _ADDED if name in kinds and (reported or name not in _MEANS)]
+    first = (
+        f"what {joined(news)} changes in the forward pass: {'; '.join(told)}; then " if told else ""
+    )
+    if place is not None:
+        return f"{first}the forward of {place.words}: {_INSIDE[place.kind]}"
+    mean = (
+        "how the loss is averaged over valid tokens of ranks and microbatches, " if reported else ""
+    )
+    return (
+        f"{first}{mean}labels (their shift, those that are ignored), positions and masks, norms "
+        "(epsilon, precision), casts, and the random numbers of dropout on each rank"
+    )
+
+
+_INSIDE = {
+    ATTENTION: "positions and rotary tables, masks and document boundaries, the scale, how heads "
+    "are split and repeated, the norm before it, casts and dropout",
+    FEED_FORWARD: "the norm before it (epsilon, where it is added, precision), the activation and "
+    "its gate, what is split over tp, casts and dropout",
+    EXPERTS: "routing, dispatch and combine of tokens, scores and their scale, the norm before it",
+}
+_MEANS = ("gradient", "dp_replicate", "dp_shard")
+_ADDED = (
+    ("cp", "positions, masks and the dimension on which keys and values are gathered"),
+    ("tp", "what is sharded: heads, vocabulary (loss parallel, label smoothing), sequence"),
+    ("pp", "the order of stages and how batches are split into microbatches"),
+    ("ep", "routing, dispatch and combine of tokens"),
+    ("compile", "casts that the compiler removes or fuses"),
+    ("async_tp", "the dimension that fused matmuls gather and scatter"),
+    ("float8", "which layers are converted, and their scaling"),
+    ("gradient", "averages of averages over microbatches with uneven valid tokens"),
+    ("dp_replicate", "averages of averages over ranks with uneven valid tokens"),
+    ("dp_shard", "averages of averages over ranks with uneven valid tokens"),
+)
+"""By what the test set adds to its control; means are no part of a loss that the probe takes."""
+
+
+def same_program(scene: Scene) -> bool:
+    """Whether both runs add up the same numbers in the same order, as far as they tell."""
+    return deals_alike(scene.case.test, scene.case.control) and not differences(scene)
+
+
+def spread_of(loss: Envelope, scene: Scene) -> float:
+    """What repeats of the control differ by at the first step; 0 where there are none."""
+    calibration = scene.case.calibration
+    learnt = calibration.signals.get(loss.signal) if calibration else None
+    return float(learnt.scale[0]) if learnt is not None else 0.0
+
+
+def _by_loss(loss: Envelope, wrong: Wrong, scene: Scene) -> str:
+    """Whether the loss is off by more than rounding: its limit is a multiple of that."""
+    spread = spread_of(loss, scene)
+    if not loss.difference[0] > max(LEAST_LOSS, BEYOND * spread):
+        return ""
+    every = len(wrong.off) == len(wrong.among) and scene.precision is Precision.FP32
+    if not every and not (spread and same_program(scene)):
+        return ""
+    taught = f" (repeats of the control: {spread:.1g})" if spread else ""
+    return (
+        f"which is inside its limit and more than rounding{taught}: at initial weights a loss "
+        "hardly depends on some parts of a model, attention above all"
+    )
+
+
+def _by_gradients(wrong: Wrong, place: Spot | None, scene: Scene) -> str:
+    """Whether gradients are off where no backward pass of that place leads."""
+    if place is None or not wrong.sorting.turned:
+        return ""
+    after = _off_downstream(wrong, place, scene)
+    if after:
+        return (
+            f"and so are the gradients of {after}, between {place.words} and the loss, where its "
+            "backward pass does not lead"
+        )
+    if place.last_too and place.apart < _SLIGHT:
+        return (
+            "as rounding may; but the last weight there is off as much as the first, while all "
+            f"others are off by {place.others:.1g} or less, so what is computed there differs, "
+            "and hardly what comes back"
+        )
+    return ""
+
+
+def _off_downstream(wrong: Wrong, place: Spot, scene: Scene) -> str:
+    """Which parameters above a place are off by more than rounding; empty for none.
+
+    Below float32, rounding is as large as what comes through the residual stream.
+    """
+    layers = layers_of(wrong.names)
+    calibration = scene.case.calibration
+    known = calibration.tensors.get(wrong.step) if calibration else None
+    if scene.precision is not Precision.FP32 or not layers:
+        return ""
+    above = [
+        index
+        for index in wrong.sorting.judged
+        if depth_of(wrong.names[index], layers[-1]) > place.layers[-1]
+    ]
+    limit = wrong.found.limit
+    if known is not None and known.gradient is not None and known.names == wrong.names:
+        limit = np.minimum(limit, _DOWNSTREAM * known.gradient)
+    off = [wrong.names[index] for index in above if wrong.found.difference[index] > limit[index]]
+    return describe(off, wrong.names) if above and len(off) * 2 > len(above) else ""
+
+
+def _only_scaled(wrong: Wrong) -> bool:
+    """Whether factors explain all: a forward pass changes no gradient by a mere factor."""
+    sorting = wrong.sorting
+    return not sorting.turned and all(
+        abs(each.factor - 1) > OUTWEIGHS * each.residual for each in sorting.scaled
+    )
+
+
+def _worst(wrong: Wrong) -> str:
+    return f", worst {worst_words(wrong)}" if wrong.sorting.turned else ""
+
+
+def _parts_at(loss: Envelope) -> int | None:
+    """The first step after the first at which the loss is not what it was up to then."""
+    apart = np.flatnonzero(loss.difference > SAME_BITS)
+    if apart.size and apart[0] > 0:
+        return int(loss.steps[apart[0]])  # the same bits until then
+    onset = loss.onset
+    if onset is None or not loss.index_of(onset) or not begins(loss, loss.index_of(onset)):
+        return None
+    return onset
+
+
+def _agrees(sample: TensorComparison, scene: Scene) -> bool:
+    """Whether a sample is the control's, by more than limits ask: rounding grows by updates.
+
+    To the last bit; or, in float32, as nearly as repeats of the control.
+    """
+    kinds = (sample.initial, sample.gradients, sample.updates)
+    if any(found is not None and found.outside.size for found in kinds):
+        return False
+    if sample.updates is None or not sample.updates.difference.any():
+        return True
+    calibration = scene.case.calibration
+    known = calibration.tensors.get(sample.step) if calibration else None
+    if scene.precision is not Precision.FP32 or known is None or known.update is None:
+        return False
+    spread = dict(zip(known.names, known.update.tolist(), strict=True))
+    allowed = [BEYOND * spread.get(name, 0.0) for name in sample.names]
+    return bool(np.all(sample.updates.difference <= allowed))
+
+
+def _as_before(scene: Scene, step: int) -> bool:
+    """Whether nothing says that the update before a step was another one."""
+    norm = scene.case.envelopes.get("grad_norm_recomputed")
+    return norm is not None and (norm.onset is None or norm.onset >= step)
