@@ -1,4 +1,4 @@
-"""Which sets are run in which regime, and the experiment files that ``converge run`` gets for it."""
+"""Which sets are run in which regime, and the experiment files that ``converge run`` gets."""
 
 from __future__ import annotations
 
@@ -182,7 +182,9 @@ def _shorten(path: Path, data: dict[str, Any], steps: int) -> None:
     tables = [common, *(table.get("set", {}) for table in _set_tables(data))]
     found = [table for table in tables if _STEPS in table]
     if not found:
-        problem = Problem(f"{path}: trainer.set", f"has no {_STEPS!r}, so --steps cannot shorten it")
+        problem = Problem(
+            f"{path}: trainer.set", f"has no {_STEPS!r}, so --steps cannot shorten it"
+        )
         raise ConfigError([problem])
     for table in found:
         table[_STEPS] = steps
