@@ -128,6 +128,21 @@ def gradient_noise_3e_3(trainer: Any) -> None:
     _noise(trainer, 3e-3)
 
 
+def gradient_noise_1e_3(trainer: Any) -> None:
+    """The gradient of one matrix has noise of 1e-3 of its norm.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: gradient of one matrix off by 1e-3 in direction
+    Cause: gradient direction
+    Magnitude: 1e-3
+    Regimes: fp32 (rungs of other regimes lie around other limits)
+    """
+    _noise(trainer, 1e-3)
+
+
 def gradient_noise_1e_4(trainer: Any) -> None:
     """The gradient of one matrix has noise of 1e-4 of its norm.
 

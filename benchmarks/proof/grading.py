@@ -158,7 +158,9 @@ def read_answer(test: Mapping[str, Any]) -> Answer:
 
 def _effect(checks: Sequence[Mapping[str, Any]]) -> Effect | None:
     measured = {
-        check["name"]: check for check in checks if check.get("measured") and check.get("limit")
+        check["name"]: check
+        for check in checks
+        if check.get("measured") is not None and check.get("limit")
     }
     errors = measured.get("gradient-errors")
     origin = _MULTIPLE.match(errors["limit_origin"]) if errors else None
