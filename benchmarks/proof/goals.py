@@ -124,13 +124,18 @@ def _limits(proof: Proof, targets: Targets) -> list[Goal]:
         target = targets.limits.get(ladder.name)
         if target is None or min(rung.graded.bug.magnitude or 0 for rung in ladder.rungs) > target:
             continue
+        met = ladder.limit is not None and ladder.limit <= target
         measured = "not the largest rung" if ladder.limit is None else number(ladder.limit)
+        if not met:
+            first = next(rung.graded for rung in ladder.rungs if not rung.graded.answer.caught)
+            effect = f" ({first.answer.effect})" if first.answer.effect else ""
+            measured += f"; {number(first.bug.magnitude)} is not caught{effect}"
         found.append(
             Goal(
                 ladder.name,
                 f"the smallest {_LADDERS[ladder.name]} that is caught is at most {number(target)}",
                 measured,
-                ladder.limit is not None and ladder.limit <= target,
+                met,
             )
         )
     return found

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from harness.report.palette import SYMBOLS
 from harness.report.text import ABSENT, number
 from proof.goals import can_show_early, goals, share
-from proof.grading import Answer
+from proof.grading import Answer, Graded
 from proof.results import (
     EARLY,
     OURS,
@@ -209,20 +209,26 @@ def _limits(ladders: Sequence[Ladder]) -> str:
     rows = []
     for ladder in ladders:
         sizes = [rung.graded.bug.magnitude for rung in ladder.rungs]
-        missed = [
-            rung.graded.bug.magnitude for rung in ladder.rungs if not rung.graded.answer.caught
-        ]
+        missed = [rung.graded for rung in ladder.rungs if not rung.graded.answer.caught]
         rows.append(
             (
                 f"`{ladder.name}`: {ladder.rungs[0].graded.bug.summary}",
                 ", ".join(map(number, sizes)),
-                ", ".join(map(number, missed)) or "none",
+                ", ".join(map(_rung, missed)) or "none",
                 number(ladder.limit),
             )
         )
     return _table(("bug", "magnitudes tried", "not caught", "detection limit"), rows) + (
-        "\n\nThe detection limit is the smallest magnitude that is caught with all larger ones."
+        "\n\nThe detection limit is the smallest magnitude that is caught with all larger ones. In "
+        "brackets: by how much a rung that is not caught takes gradients further from float32 than "
+        "the matched control's rounding does (1: not at all)."
     )
+
+
+def _rung(graded: Graded) -> str:
+    size = number(graded.bug.magnitude)
+    effect = graded.answer.effect
+    return size if effect is None else f"{size} ({effect.error:.2f} x)"
 
 
 def _correct(proof: Proof) -> str:
