@@ -125,7 +125,7 @@ def _announce(part: Part) -> None:
     rungs = sum(bug.magnitude is not None for bug in catalogue.bugs)
     print(
         f"{part.regime.title}: {len(catalogue.bugs) - rungs} bugs, {rungs} rungs of ladders, "
-        f"{right} correct configurations; {len(part.left_out)} sets are not run:"
+        f"{right} correct configurations; not run: {len(part.left_out)}"
     )
     for why, count in Counter(each.why for each in part.left_out).items():
         names = [each.name for each in part.left_out if each.why == why]

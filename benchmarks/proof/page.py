@@ -321,13 +321,13 @@ def _reproduce(results: Sequence[Result], generated: str) -> str:
     ]
     header = (
         *("regime", "runs", "rank-seconds"),
-        *("of them controls, repeats and references", "minutes of this call"),
+        *("of them controls and repeats", "minutes of this call"),
     )
     return (
         f"```console\n{command}\n```\n\n{_table(header, rows)}\n\n"
-        f"Written {generated}. Bugs share controls and their repeats; a call that goes on makes "
-        f"only what is missing. Versions: {versions}. What a class is, how it is graded, and how "
-        "to add a bug: `docs/bugs.md`."
+        f"Written {generated}. Bugs share controls and their repeats; references in float32 are in "
+        "the minutes alone. A call that goes on makes only what is missing. Versions: "
+        f"{versions}. What a class is, how it is graded, and how to add a bug: `docs/bugs.md`."
     )
 
 

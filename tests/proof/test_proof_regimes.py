@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import prove
 import pytest
 import tomli
 from proof.catalogue import read_catalogue
@@ -278,3 +279,37 @@ def test_each_goal_about_a_limit_has_its_rungs():
             ]
             assert limit in sizes
             assert min(sizes) < limit < max(sizes), (regime, ladder)
+
+
+def proven(folder: Path, *options: str) -> prove.Exit:
+    where = ("--bugs", str(folder), "--out", str(folder.parent / "out"))
+    return prove.main(["--dry-run", *where, *options])
+
+
+def test_a_dry_run_says_what_each_regime_runs_and_what_not(folder, capsys):
+    assert proven(folder, "--regime", "all") is prove.Exit.MET
+    said = capsys.readouterr().out
+    assert "fp32: 2 bugs, 0 rungs of ladders, 7 correct configurations; not run: 1" in said
+    assert "bf16 mixed: 1 bugs" in said
+    assert "  1 in bfloat16 the module does so anyway: cast\n" in said
+    assert "only without compile: compiled\n" in said
+    assert proven(folder) is prove.Exit.MET
+    said = capsys.readouterr().out
+    assert [word in said for word in ("fp32: ", "bf16 mixed: ")] == [True, False]
+
+
+def test_what_no_chosen_regime_can_have_is_refused_with_the_reason(folder, capsys):
+    assert proven(folder, "--regime", "mixed", "--only", "cast") is prove.Exit.USAGE
+    said = capsys.readouterr().err
+    assert "cast in mixed: is not run: in bfloat16 the module does so anyway" in said
+    assert proven(folder, "--regime", "float8", "--only", "cast") is prove.Exit.MET
+
+
+def test_held_out_bugs_come_in_the_same_regimes(folder, capsys):
+    hidden = folder.parent / "hidden"
+    hidden.mkdir()
+    (hidden / "c1_scale.py").write_text(BUGS.replace("doubled", "tripled").replace("cast", "lost"))
+    hidden_sets = DOUBLED.replace("doubled", "tripled").replace("cast", "lost")
+    (hidden / "c1_hidden.toml").write_text(MATRIX + hidden_sets)
+    assert proven(folder, "--regime", "bf16", "--held-out", str(hidden)) is prove.Exit.MET
+    assert (folder.parent / "out/bugs/bf16/c1_hidden/c1_hidden.toml").is_file()
