@@ -370,8 +370,8 @@ def characteristics(session: nox.Session) -> None:
 
 @nox.session
 def prove(session: nox.Session) -> None:
-    """Inject every bug of the benchmark: ``nox -s prove [-- --only NAME … --out DIR]``."""
-    install_light(session)
+    """Inject every bug of the benchmark: ``nox -s prove [-- --regime all --only NAME …]``."""
+    install_light(session, "prove")
     for name in TOOLCHAINS:
         build_toolchain(session, name)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}

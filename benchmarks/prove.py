@@ -2,19 +2,19 @@
 
 ``nox -s prove`` brings every bug, detection-limit ladder and correct configuration of
 ``benchmarks/bugs`` to a verdict with ``converge run``, and writes ``benchmark.md``, ``.json``,
-``.png`` and ``.svg``. It goes on where it was when it is interrupted: finished runs are in the
-store. ``docs/bugs.md`` says what is measured.
+``.png`` and ``.svg``. ``--regime`` puts all of them into another precision. It goes on where it was
+when it is interrupted: finished runs are in the store. ``docs/bugs.md`` says what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -25,16 +25,18 @@ from typing import Any
 from proof.catalogue import Catalogue, Matrix, read_catalogue
 from proof.document import document
 from proof.goals import goals
-from proof.page import headline, page
+from proof.page import headline, miss, page
+from proof.parts import Extent, Part, folder_of, part_of
 from proof.picture import draw
-from proof.results import Proof, collect
+from proof.regimes import Regime
+from proof.results import WORST, Proof, Result, collect
 
-from harness.errors import ConfigError, ConvergeError
+from harness.errors import ConfigError, ConvergeError, Problem
 from harness.store import atomic_write, require_writable
 
 ROOT = Path(__file__).parent.parent
 BUGS = Path("benchmarks/bugs")
-_STEPS = re.compile(r'("?training\.steps"?\s*=\s*)\d+')
+ALL = "all"
 
 
 class Exit(IntEnum):
@@ -62,15 +64,28 @@ def main(argv: Sequence[str] | None = None) -> Exit:
     """Run, collect, write, and say whether the goals are met."""
     arguments = _parser().parse_args(argv)
     only = [name for names in arguments.only for name in names]
-    began = time.monotonic()
+    part = bool(only) or arguments.nightly
+    extent = Extent(arguments.steps, arguments.nightly)
     signal.signal(signal.SIGTERM, _terminated)
     try:
         catalogue = read_catalogue(arguments.bugs).select(only)
         hidden = read_catalogue(*arguments.held_out) if arguments.held_out else None
         require_writable(arguments.out)
-        proof = _prove(catalogue, arguments)
-        held_out = _prove(hidden, arguments) if hidden else None
-        _write(proof, held_out, arguments.out, part=bool(only))
+        regimes = _regimes(arguments.regime)
+        parts = [part_of(catalogue, regime, arguments.out, extent) for regime in regimes]
+        others = [
+            part_of(hidden, regime, arguments.out, extent) if hidden else None for regime in regimes
+        ]
+        _require_some(parts)
+        for each in parts:
+            _announce(each)
+        if arguments.dry_run:
+            return Exit.MET
+        results = []
+        for each, other in zip(parts, others, strict=True):
+            results.append(_result(each, other, arguments))
+            # Written after each regime: an interruption loses none of those before it.
+            _write(results, arguments.out, part=part)
     except ConfigError as error:
         count = len(error.problems)
         print(f"{count} problem{'s' * (count > 1)}, nothing was launched:", file=sys.stderr)
@@ -83,17 +98,61 @@ def main(argv: Sequence[str] | None = None) -> Exit:
         code = stop.code if isinstance(stop, Stopped) else Exit.INTERRUPTED
         print("stopped; finished runs are kept: the same command goes on from here")
         return code
-    return _summary(proof, arguments.out, time.monotonic() - began, part=bool(only))
+    return _summary(results, arguments.out, part=part)
 
 
-def _prove(catalogue: Catalogue, arguments: argparse.Namespace) -> Proof:
+def _regimes(asked: Sequence[str]) -> list[Regime]:
+    """In their own order; fp32 where none is asked for."""
+    return [regime for regime in Regime if ALL in asked or regime.value in (asked or [Regime.FP32])]
+
+
+def _require_some(parts: Sequence[Part]) -> None:
+    """Raise ConfigError when there is nothing to run, with why."""
+    if any(part.catalogue.matrices for part in parts):
+        return
+    left_out = dict.fromkeys(
+        (f"{each.name} in {part.regime.value}", each.why)
+        for part in parts
+        for each in part.left_out
+    )
+    raise ConfigError([Problem(where, f"is not run: {why}") for where, why in left_out])
+
+
+def _announce(part: Part) -> None:
+    """What a regime runs, and what it does not and why."""
+    catalogue = part.catalogue
+    right = sum(len(matrix.sets) for matrix in catalogue.matrices if matrix.correct)
+    rungs = sum(bug.magnitude is not None for bug in catalogue.bugs)
+    print(
+        f"{part.regime.title}: {len(catalogue.bugs) - rungs} bugs, {rungs} rungs of ladders, "
+        f"{right} correct configurations; not run: {len(part.left_out)}"
+    )
+    for why, count in Counter(each.why for each in part.left_out).items():
+        names = [each.name for each in part.left_out if each.why == why]
+        print(f"  {count:3} {why}: {', '.join(names)}")
+
+
+def _result(part: Part, hidden: Part | None, arguments: argparse.Namespace) -> Result:
+    """One regime, run; its wall time is printed."""
+    began = time.monotonic()
+    title = part.regime.title
+    print(f"\n===== {title} =====", flush=True)
+    proof = _prove(part.catalogue, part.regime, arguments)
+    held_out = _prove(hidden.catalogue, part.regime, arguments) if hidden else None
+    seconds = time.monotonic() - began
+    print(f"===== {title}: {seconds / 60:.1f} minutes =====", flush=True)
+    left_out = (*part.left_out, *(hidden.left_out if hidden else ()))
+    return Result(part.regime, proof, held_out, left_out, seconds)
+
+
+def _prove(catalogue: Catalogue, regime: Regime, arguments: argparse.Namespace) -> Proof:
     reports = {}
     for at, matrix in enumerate(catalogue.matrices, 1):
         kind = "correct configurations" if matrix.correct else "bugs"
         place = f"[{at}/{len(catalogue.matrices)}]"
         print(f"\n{place} {matrix.name}: {len(matrix.sets)} {kind}", flush=True)
         began = time.monotonic()
-        reports[matrix.name] = _run(matrix, arguments)
+        reports[matrix.name] = _run(matrix, folder_of(arguments.out, regime), arguments)
         verdicts = [
             test["verdict"] for test in reports[matrix.name]["tests"] if test["name"] in matrix.sets
         ]
@@ -102,16 +161,13 @@ def _prove(catalogue: Catalogue, arguments: argparse.Namespace) -> Proof:
     return collect(catalogue, reports)
 
 
-def _run(matrix: Matrix, arguments: argparse.Namespace) -> dict[str, Any]:
+def _run(matrix: Matrix, reports: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """``converge run`` on one matrix; its parsed ``report.json``.
 
     Raises Stopped when it was interrupted or refused the matrix.
     """
-    folder = arguments.out / "bugs" / matrix.name
-    path = matrix.path
-    if arguments.steps is not None:
-        path = _shortened(matrix.path, folder / matrix.path.name, arguments.steps)
-    command = [sys.executable, "-m", "harness", "run", str(path), "--out", str(folder)]
+    folder = reports / matrix.name
+    command = [sys.executable, "-m", "harness", "run", str(matrix.path), "--out", str(folder)]
     command += ["--store", str(arguments.store)] if arguments.store else []
     command += ["--only", *matrix.sets]
     code = _call(command)
@@ -140,45 +196,41 @@ def _terminated(number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def _shortened(matrix: Path, copy: Path, steps: int) -> Path:
-    """A copy of a matrix that trains fewer steps.
-
-    Raises ConfigError when the matrix does not set ``training.steps``.
-    """
-    text, count = _STEPS.subn(rf"\g<1>{steps}", matrix.read_text(encoding="utf-8"))
-    if not count:
-        raise ConvergeError(f"{matrix} sets no training.steps, so --steps cannot shorten it")
-    atomic_write(copy, text.encode())
-    return copy
-
-
-def _write(proof: Proof, held_out: Proof | None, folder: Path, *, part: bool) -> None:
+def _write(results: Sequence[Result], folder: Path, *, part: bool) -> None:
     generated = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     files: Mapping[str, bytes] = {
-        "md": page(proof, held_out, part=part, generated=generated).encode(),
+        "md": page(results, part=part, generated=generated).encode(),
         "json": json.dumps(
-            document(proof, held_out, part=part, generated=generated), indent=1, ensure_ascii=False
+            document(results, part=part, generated=generated), indent=1, ensure_ascii=False
         ).encode()
         + b"\n",
-        **draw(proof),
+        **draw(results),
     }
     for kind, content in files.items():
         atomic_write(folder / f"benchmark.{kind}", content)
 
 
-def _summary(proof: Proof, folder: Path, seconds: float, *, part: bool) -> Exit:
-    print(f"\n{headline(proof, part=part).strip('*')}\n")
-    found = goals(proof, part=part)
-    for goal in found:
-        print(f"  {'met   ' if goal.met else 'MISSED'}  {goal.text}: {goal.measured}")
-    for trouble in proof.troubles:
-        print(f"  TROUBLE {trouble}")
+def _summary(results: Sequence[Result], folder: Path, *, part: bool) -> Exit:
+    met = True
+    for result in results:
+        proof = result.proof
+        minutes = f"{result.seconds / 60:.1f} minutes, {proof.cost.rank_seconds:,.0f} rank-seconds"
+        print(f"\n{result.regime.title} ({minutes})")
+        print(f"{headline(proof, part=part).strip('*')}\n")
+        for goal in goals(proof, part=part, regime=result.regime):
+            print(f"  {'met   ' if goal.met else 'MISSED'}  {goal.text}: {goal.measured}")
+            met &= goal.met
+        for at, each in enumerate(proof.misses[:WORST], 1):
+            print(f"  miss {at}: {miss(each, short=True)}")
+        for trouble in proof.troubles:
+            print(f"  TROUBLE {trouble}")
+    seconds = sum(result.seconds for result in results)
     print(
         f"\n{seconds / 60:.1f} minutes. Written: {folder / 'benchmark.md'} (and .json, .png, .svg)"
     )
-    if proof.troubles:
+    if any(result.proof.troubles for result in results):
         return Exit.TROUBLE
-    return Exit.MET if all(goal.met for goal in found) else Exit.MISSED
+    return Exit.MET if met else Exit.MISSED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,6 +247,24 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="only these bugs or correct configurations; also a matrix, or a class as C3",
+    )
+    parser.add_argument(
+        "--regime",
+        action="append",
+        default=[],
+        choices=[*(regime.value for regime in Regime), ALL],
+        help="the precision: fp32 (the default), mixed (bf16 mixed precision), bf16 (bf16 "
+        "parameters), float8, or all; may be given several times",
+    )
+    parser.add_argument(
+        "--nightly",
+        action="store_true",
+        help="each second bug and correct configuration, with one seed; ladders whole",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what would be run in each regime, and what not and why",
     )
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="where runs are kept (default: as converge run)"

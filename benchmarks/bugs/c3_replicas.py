@@ -173,6 +173,7 @@ def one_rank_updates_in_bfloat16(trainer: Any) -> None:
     Signature: parameters differ between replicas after step 1; gradients and moments do not
     Cause: replicas differ
     Says: update differs
+    Regimes: fp32 | mixed | float8 (with parameters in bfloat16 every rank rounds its updates so)
     """
     if coordinate(trainer, "dp_replicate") == 0:
         return

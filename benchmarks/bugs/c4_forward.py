@@ -204,6 +204,7 @@ def cast_in_one_module(trainer: Any) -> None:
     Signature: gradients of that module off by rounding to bfloat16, the loss later
     Cause: gradient direction | forward or objective
     Says: bfloat16
+    Regimes: fp32 | float8 (in bfloat16 the module hands on bfloat16 anyway)
     """
     import torch
 
@@ -219,6 +220,7 @@ def norm_in_low_precision(trainer: Any) -> None:
     First step: 1
     Signature: loss off at step 1 by rounding to bfloat16
     Cause: forward or objective
+    Regimes: fp32 | float8 (in bfloat16 the norm gets its input in bfloat16 anyway)
     """
     import torch
 

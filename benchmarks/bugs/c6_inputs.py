@@ -150,6 +150,7 @@ def weights_loaded_in_bf16(trainer: Any) -> None:
     First step: 1
     Signature: initial weights differ by rounding
     Cause: state lost
+    Regimes: fp32 | mixed | float8 (parameters in bfloat16 are loaded so)
     """
     import torch
 

@@ -1,7 +1,7 @@
 """C7, measured: ladders of ever smaller errors, to find the smallest that is caught.
 
-Each precision is judged against a control of its own. The first magnitude of a ladder that passes
-is below the detection limit; how the limits lie is in the report of the benchmark.
+Each regime has the rungs around its own limit. The first magnitude of a ladder that passes is below
+the detection limit; how the limits lie is in the report of the benchmark.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ def _forward(trainer: Any, size: float) -> None:
     )
 
 
+def _attention(trainer: Any, size: float) -> None:
+    """Scale the scores of every attention, as a wrong factor before the softmax does."""
+    for model in trainer.model_parts:
+        for layer in model.layers.values():
+            attention = layer.attention
+            attention.scaling = (attention.scaling or attention.head_dim**-0.5) * (1 + size)
+
+
 def _update(trainer: Any, size: float) -> None:
     """Move one matrix on by ``size`` times its update, after each of them."""
     before: dict[str, Any] = {}
@@ -60,6 +68,81 @@ def _update(trainer: Any, size: float) -> None:
     trainer.optimizers.register_step_post_hook(move)
 
 
+def gradient_noise_1e_1(trainer: Any) -> None:
+    """The gradient of one matrix has noise of 1e-1 of its norm.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: gradient of one matrix off by 1e-1 in direction
+    Cause: gradient direction
+    Magnitude: 1e-1
+    Regimes: float8 (rungs of other regimes lie around other limits)
+    """
+    _noise(trainer, 1e-1)
+
+
+def gradient_noise_5e_2(trainer: Any) -> None:
+    """The gradient of one matrix has noise of 5e-2 of its norm.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: gradient of one matrix off by 5e-2 in direction
+    Cause: gradient direction
+    Magnitude: 5e-2
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _noise(trainer, 5e-2)
+
+
+def gradient_noise_1e_2(trainer: Any) -> None:
+    """The gradient of one matrix has noise of 1e-2 of its norm.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: gradient of one matrix off by 1e-2 in direction
+    Cause: gradient direction
+    Magnitude: 1e-2
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _noise(trainer, 1e-2)
+
+
+def gradient_noise_3e_3(trainer: Any) -> None:
+    """The gradient of one matrix has noise of 3e-3 of its norm.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: gradient of one matrix off by 3e-3 in direction
+    Cause: gradient direction
+    Magnitude: 3e-3
+    Regimes: mixed | bf16 (rungs of other regimes lie around other limits)
+    """
+    _noise(trainer, 3e-3)
+
+
+def gradient_noise_1e_3(trainer: Any) -> None:
+    """The gradient of one matrix has noise of 1e-3 of its norm.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: gradient of one matrix off by 1e-3 in direction
+    Cause: gradient direction
+    Magnitude: 1e-3
+    Regimes: fp32 (rungs of other regimes lie around other limits)
+    """
+    _noise(trainer, 1e-3)
+
+
 def gradient_noise_1e_4(trainer: Any) -> None:
     """The gradient of one matrix has noise of 1e-4 of its norm.
 
@@ -70,6 +153,7 @@ def gradient_noise_1e_4(trainer: Any) -> None:
     Signature: gradient of one matrix off by 1e-4 in direction
     Cause: gradient direction
     Magnitude: 1e-4
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _noise(trainer, 1e-4)
 
@@ -84,6 +168,7 @@ def gradient_noise_1e_5(trainer: Any) -> None:
     Signature: gradient of one matrix off by 1e-5 in direction
     Cause: gradient direction
     Magnitude: 1e-5
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _noise(trainer, 1e-5)
 
@@ -98,6 +183,7 @@ def gradient_noise_1e_6(trainer: Any) -> None:
     Signature: gradient of one matrix off by 1e-6 in direction
     Cause: gradient direction
     Magnitude: 1e-6
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _noise(trainer, 1e-6)
 
@@ -112,8 +198,69 @@ def gradient_noise_1e_7(trainer: Any) -> None:
     Signature: gradient of one matrix off by 1e-7 in direction
     Cause: gradient direction
     Magnitude: 1e-7
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _noise(trainer, 1e-7)
+
+
+def gradient_scale_1e_2(trainer: Any) -> None:
+    """Every gradient is 1 + 1e-2 times what it should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: every gradient off by 1e-2 in length
+    Cause: gradient scale
+    Magnitude: 1e-2
+    Regimes: float8 (rungs of other regimes lie around other limits)
+    """
+    _scale(trainer, 1e-2)
+
+
+def gradient_scale_3e_3(trainer: Any) -> None:
+    """Every gradient is 1 + 3e-3 times what it should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: every gradient off by 3e-3 in length
+    Cause: gradient scale
+    Magnitude: 3e-3
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _scale(trainer, 3e-3)
+
+
+def gradient_scale_1e_3(trainer: Any) -> None:
+    """Every gradient is 1 + 1e-3 times what it should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: every gradient off by 1e-3 in length
+    Cause: gradient scale
+    Magnitude: 1e-3
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _scale(trainer, 1e-3)
+
+
+def gradient_scale_3e_4(trainer: Any) -> None:
+    """Every gradient is 1 + 3e-4 times what it should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: every gradient off by 3e-4 in length
+    Cause: gradient scale
+    Magnitude: 3e-4
+    Regimes: mixed | bf16 (rungs of other regimes lie around other limits)
+    """
+    _scale(trainer, 3e-4)
 
 
 def gradient_scale_1e_4(trainer: Any) -> None:
@@ -126,6 +273,7 @@ def gradient_scale_1e_4(trainer: Any) -> None:
     Signature: every gradient off by 1e-4 in length
     Cause: gradient scale
     Magnitude: 1e-4
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _scale(trainer, 1e-4)
 
@@ -140,6 +288,7 @@ def gradient_scale_1e_5(trainer: Any) -> None:
     Signature: every gradient off by 1e-5 in length
     Cause: gradient scale
     Magnitude: 1e-5
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _scale(trainer, 1e-5)
 
@@ -154,6 +303,7 @@ def gradient_scale_1e_6(trainer: Any) -> None:
     Signature: every gradient off by 1e-6 in length
     Cause: gradient scale
     Magnitude: 1e-6
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _scale(trainer, 1e-6)
 
@@ -168,8 +318,189 @@ def gradient_scale_1e_7(trainer: Any) -> None:
     Signature: every gradient off by 1e-7 in length
     Cause: gradient scale
     Magnitude: 1e-7
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _scale(trainer, 1e-7)
+
+
+def attention_scale_3e_1(trainer: Any) -> None:
+    """Attention scores are 1 + 3e-1 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 3e-1, gradients of queries and keys by about 3e-1
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 3e-1
+    Regimes: float8 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 3e-1)
+
+
+def attention_scale_1e_1(trainer: Any) -> None:
+    """Attention scores are 1 + 1e-1 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 1e-1, gradients of queries and keys by about 1e-1
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 1e-1
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 1e-1)
+
+
+def attention_scale_3e_2(trainer: Any) -> None:
+    """Attention scores are 1 + 3e-2 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 3e-2, gradients of queries and keys by about 3e-2
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 3e-2
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 3e-2)
+
+
+def attention_scale_1e_2(trainer: Any) -> None:
+    """Attention scores are 1 + 1e-2 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 1e-2, gradients of queries and keys by about 1e-2
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 1e-2
+    Regimes: mixed | bf16 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 1e-2)
+
+
+def attention_scale_1e_3(trainer: Any) -> None:
+    """Attention scores are 1 + 1e-3 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 1e-3, gradients of queries and keys by about 1e-3
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 1e-3
+    Regimes: fp32 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 1e-3)
+
+
+def attention_scale_1e_4(trainer: Any) -> None:
+    """Attention scores are 1 + 1e-4 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 1e-4, gradients of queries and keys by about 1e-4
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 1e-4
+    Regimes: fp32 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 1e-4)
+
+
+def attention_scale_1e_5(trainer: Any) -> None:
+    """Attention scores are 1 + 1e-5 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 1e-5, gradients of queries and keys by about 1e-5
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 1e-5
+    Regimes: fp32 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 1e-5)
+
+
+def attention_scale_1e_6(trainer: Any) -> None:
+    """Attention scores are 1 + 1e-6 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by much less than 1e-6, gradients of queries and keys by about 1e-6
+    Cause: forward or objective | gradient direction | gradient scale of a group
+    Magnitude: 1e-6
+    Regimes: fp32 (rungs of other regimes lie around other limits)
+    """
+    _attention(trainer, 1e-6)
+
+
+def forward_error_1e_1(trainer: Any) -> None:
+    """Logits are 1 + 1e-1 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by about 1e-1 / 10, gradients by about 1e-1
+    Cause: forward or objective | gradient direction | gradient scale
+    Magnitude: 1e-1
+    Regimes: float8 (rungs of other regimes lie around other limits)
+    """
+    _forward(trainer, 1e-1)
+
+
+def forward_error_3e_2(trainer: Any) -> None:
+    """Logits are 1 + 3e-2 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by about 3e-2 / 10, gradients by about 3e-2
+    Cause: forward or objective | gradient direction | gradient scale
+    Magnitude: 3e-2
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _forward(trainer, 3e-2)
+
+
+def forward_error_1e_2(trainer: Any) -> None:
+    """Logits are 1 + 1e-2 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by about 1e-2 / 10, gradients by about 1e-2
+    Cause: forward or objective | gradient direction | gradient scale
+    Magnitude: 1e-2
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _forward(trainer, 1e-2)
+
+
+def forward_error_1e_3(trainer: Any) -> None:
+    """Logits are 1 + 1e-3 times what they should be.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: loss off by about 1e-3 / 10, gradients by about 1e-3
+    Cause: forward or objective | gradient direction | gradient scale
+    Magnitude: 1e-3
+    Regimes: mixed | bf16 (rungs of other regimes lie around other limits)
+    """
+    _forward(trainer, 1e-3)
 
 
 def forward_error_1e_5(trainer: Any) -> None:
@@ -182,6 +513,7 @@ def forward_error_1e_5(trainer: Any) -> None:
     Signature: loss off by about 1e-5 / 10, gradients by about 1e-5
     Cause: forward or objective | gradient direction | gradient scale
     Magnitude: 1e-5
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _forward(trainer, 1e-5)
 
@@ -196,6 +528,7 @@ def forward_error_1e_6(trainer: Any) -> None:
     Signature: loss off by about 1e-6 / 10, gradients by about 1e-6
     Cause: forward or objective | gradient direction | gradient scale
     Magnitude: 1e-6
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _forward(trainer, 1e-6)
 
@@ -210,8 +543,54 @@ def forward_error_1e_7(trainer: Any) -> None:
     Signature: loss off by about 1e-7 / 10, gradients by about 1e-7
     Cause: forward or objective | gradient direction | gradient scale
     Magnitude: 1e-7
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _forward(trainer, 1e-7)
+
+
+def update_error_3e_1(trainer: Any) -> None:
+    """One matrix is moved by 1 + 3e-1 times its update.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: update of one matrix off by 3e-1
+    Cause: update
+    Magnitude: 3e-1
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _update(trainer, 3e-1)
+
+
+def update_error_1e_1(trainer: Any) -> None:
+    """One matrix is moved by 1 + 1e-1 times its update.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: update of one matrix off by 1e-1
+    Cause: update
+    Magnitude: 1e-1
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _update(trainer, 1e-1)
+
+
+def update_error_1e_2(trainer: Any) -> None:
+    """One matrix is moved by 1 + 1e-2 times its update.
+
+    Reference: class of a precision that is lost
+    Class: C7
+    Technique: FSDP 2
+    First step: 1
+    Signature: update of one matrix off by 1e-2
+    Cause: update
+    Magnitude: 1e-2
+    Regimes: mixed | bf16 | float8 (rungs of other regimes lie around other limits)
+    """
+    _update(trainer, 1e-2)
 
 
 def update_error_1e_3(trainer: Any) -> None:
@@ -224,6 +603,7 @@ def update_error_1e_3(trainer: Any) -> None:
     Signature: update of one matrix off by 1e-3
     Cause: update
     Magnitude: 1e-3
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _update(trainer, 1e-3)
 
@@ -238,6 +618,7 @@ def update_error_1e_4(trainer: Any) -> None:
     Signature: update of one matrix off by 1e-4
     Cause: update
     Magnitude: 1e-4
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _update(trainer, 1e-4)
 
@@ -252,257 +633,6 @@ def update_error_1e_5(trainer: Any) -> None:
     Signature: update of one matrix off by 1e-5
     Cause: update
     Magnitude: 1e-5
+    Regimes: fp32 (rungs of other regimes lie around other limits)
     """
     _update(trainer, 1e-5)
-
-
-def bf16_gradient_noise_1e_1(trainer: Any) -> None:
-    """The gradient of one matrix has noise of 1e-1 of its norm.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: gradient of one matrix off by 1e-1 in direction
-    Cause: gradient direction
-    Magnitude: 1e-1
-    """
-    _noise(trainer, 1e-1)
-
-
-def bf16_gradient_noise_1e_2(trainer: Any) -> None:
-    """The gradient of one matrix has noise of 1e-2 of its norm.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: gradient of one matrix off by 1e-2 in direction
-    Cause: gradient direction
-    Magnitude: 1e-2
-    """
-    _noise(trainer, 1e-2)
-
-
-def bf16_gradient_noise_1e_3(trainer: Any) -> None:
-    """The gradient of one matrix has noise of 1e-3 of its norm.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: gradient of one matrix off by 1e-3 in direction
-    Cause: gradient direction
-    Magnitude: 1e-3
-    """
-    _noise(trainer, 1e-3)
-
-
-def bf16_gradient_scale_1e_1(trainer: Any) -> None:
-    """Every gradient is 1 + 1e-1 times what it should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: every gradient off by 1e-1 in length
-    Cause: gradient scale
-    Magnitude: 1e-1
-    """
-    _scale(trainer, 1e-1)
-
-
-def bf16_gradient_scale_1e_2(trainer: Any) -> None:
-    """Every gradient is 1 + 1e-2 times what it should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: every gradient off by 1e-2 in length
-    Cause: gradient scale
-    Magnitude: 1e-2
-    """
-    _scale(trainer, 1e-2)
-
-
-def bf16_gradient_scale_1e_3(trainer: Any) -> None:
-    """Every gradient is 1 + 1e-3 times what it should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: every gradient off by 1e-3 in length
-    Cause: gradient scale
-    Magnitude: 1e-3
-    """
-    _scale(trainer, 1e-3)
-
-
-def bf16_forward_error_1e_2(trainer: Any) -> None:
-    """Logits are 1 + 1e-2 times what they should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: loss off by about 1e-2 / 10, gradients by about 1e-2
-    Cause: forward or objective | gradient direction | gradient scale
-    Magnitude: 1e-2
-    """
-    _forward(trainer, 1e-2)
-
-
-def bf16_forward_error_1e_3(trainer: Any) -> None:
-    """Logits are 1 + 1e-3 times what they should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: loss off by about 1e-3 / 10, gradients by about 1e-3
-    Cause: forward or objective | gradient direction | gradient scale
-    Magnitude: 1e-3
-    """
-    _forward(trainer, 1e-3)
-
-
-def bf16_forward_error_1e_4(trainer: Any) -> None:
-    """Logits are 1 + 1e-4 times what they should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in bfloat16
-    First step: 1
-    Signature: loss off by about 1e-4 / 10, gradients by about 1e-4
-    Cause: forward or objective | gradient direction | gradient scale
-    Magnitude: 1e-4
-    """
-    _forward(trainer, 1e-4)
-
-
-def float8_gradient_noise_1e_1(trainer: Any) -> None:
-    """The gradient of one matrix has noise of 1e-1 of its norm.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: gradient of one matrix off by 1e-1 in direction
-    Cause: gradient direction
-    Magnitude: 1e-1
-    """
-    _noise(trainer, 1e-1)
-
-
-def float8_gradient_noise_1e_2(trainer: Any) -> None:
-    """The gradient of one matrix has noise of 1e-2 of its norm.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: gradient of one matrix off by 1e-2 in direction
-    Cause: gradient direction
-    Magnitude: 1e-2
-    """
-    _noise(trainer, 1e-2)
-
-
-def float8_gradient_noise_1e_3(trainer: Any) -> None:
-    """The gradient of one matrix has noise of 1e-3 of its norm.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: gradient of one matrix off by 1e-3 in direction
-    Cause: gradient direction
-    Magnitude: 1e-3
-    """
-    _noise(trainer, 1e-3)
-
-
-def float8_gradient_scale_1e_2(trainer: Any) -> None:
-    """Every gradient is 1 + 1e-2 times what it should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: every gradient off by 1e-2 in length
-    Cause: gradient scale
-    Magnitude: 1e-2
-    """
-    _scale(trainer, 1e-2)
-
-
-def float8_gradient_scale_1e_3(trainer: Any) -> None:
-    """Every gradient is 1 + 1e-3 times what it should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: every gradient off by 1e-3 in length
-    Cause: gradient scale
-    Magnitude: 1e-3
-    """
-    _scale(trainer, 1e-3)
-
-
-def float8_gradient_scale_1e_4(trainer: Any) -> None:
-    """Every gradient is 1 + 1e-4 times what it should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: every gradient off by 1e-4 in length
-    Cause: gradient scale
-    Magnitude: 1e-4
-    """
-    _scale(trainer, 1e-4)
-
-
-def float8_forward_error_1e_3(trainer: Any) -> None:
-    """Logits are 1 + 1e-3 times what they should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: loss off by about 1e-3 / 10, gradients by about 1e-3
-    Cause: forward or objective | gradient direction | gradient scale
-    Magnitude: 1e-3
-    """
-    _forward(trainer, 1e-3)
-
-
-def float8_forward_error_1e_4(trainer: Any) -> None:
-    """Logits are 1 + 1e-4 times what they should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: loss off by about 1e-4 / 10, gradients by about 1e-4
-    Cause: forward or objective | gradient direction | gradient scale
-    Magnitude: 1e-4
-    """
-    _forward(trainer, 1e-4)
-
-
-def float8_forward_error_1e_5(trainer: Any) -> None:
-    """Logits are 1 + 1e-5 times what they should be.
-
-    Reference: class of a precision that is lost
-    Class: C7
-    Technique: FSDP 2 in Float8
-    First step: 1
-    Signature: loss off by about 1e-5 / 10, gradients by about 1e-5
-    Cause: forward or objective | gradient direction | gradient scale
-    Magnitude: 1e-5
-    """
-    _forward(trainer, 1e-5)

@@ -42,6 +42,7 @@ def tp_gradients_reduced_in_bf16(trainer: Any) -> None:
     Signature: gradients off by 1e-3 to 1e-2 in direction, the loss of the first step right
     Cause: gradient direction
     Says: bf16 | bfloat16 | precision
+    Regimes: fp32 | float8 (in bfloat16 TP adds up its gradients so)
     """
 
     def in_bf16(old: Any, tensor: Any, *arguments: Any, **options: Any) -> Any:
@@ -106,6 +107,7 @@ def parameters_kept_in_bf16(trainer: Any) -> None:
     First step: 1
     Signature: the first gradients right, every parameter off after the first update
     Cause: update
+    Regimes: fp32 | mixed | float8 (it is what parameters in bfloat16 are)
     """
 
     @torch.no_grad()
@@ -127,6 +129,7 @@ def moments_kept_in_bf16(trainer: Any) -> None:
     First step: 2
     Signature: updates off by about 1e-3 from step 2 on, gradients right until then
     Cause: update | state lost | gradient scale | gradient direction
+    Regimes: fp32 | mixed | float8 (with parameters in bfloat16 moments are kept so)
     """
 
     @torch.no_grad()
@@ -148,6 +151,7 @@ def attention_weights_in_bf16(trainer: Any) -> None:
     First step: 1
     Signature: loss off by a relative 1e-6 to 1e-4 at step 1, all gradients by about 1e-3
     Cause: forward or objective | gradient direction
+    Regimes: fp32 | float8 (in bfloat16 attention computes so)
     """
 
     def rounded(old: Any, query: Any, key: Any, *arguments: Any, **options: Any) -> Any:
@@ -165,6 +169,7 @@ def logits_in_bf16(trainer: Any) -> None:
     First step: 1
     Signature: loss off by a relative 1e-5 to 1e-4 at step 1, all gradients by about 1e-3
     Cause: forward or objective | gradient direction
+    Regimes: fp32 | float8 (in bfloat16 logits are so)
     """
     loss = getattr(trainer.loss_fn, "loss_fn", trainer.loss_fn)
     compute = loss.fn

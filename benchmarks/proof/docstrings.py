@@ -13,14 +13,16 @@ from typing import NamedTuple, TypeAlias
 
 from harness.errors import Problem, suggest
 from harness.model import CauseClass
+from proof.regimes import Regime
 
 REQUIRED = ("Reference", "Class", "Technique", "First step", "Signature", "Cause")
-OPTIONAL = ("Needs", "Says", "Magnitude")
+OPTIONAL = ("Needs", "Says", "Magnitude", "Regimes")
 CLASSES = tuple(f"C{number}" for number in range(1, 8))
 Wrong: TypeAlias = Callable[..., None]
 """Takes a message and a hint."""
 _FIELD = re.compile(r"([A-Z][a-z]+(?: [a-z]+)?): *(.*)")
 _BUG_FILE = re.compile(r"c\d_\w+\.py")
+_REGIMES = re.compile(r"([^()]*)\((.+)\)")
 _CLASS_LINE = re.compile(r"^ *Class:", re.MULTILINE)
 _ARGUMENT = ("trainer", "_trainer", "_")
 
@@ -50,6 +52,10 @@ class Bug:
     """The special configuration without which it hides."""
     magnitude: float | None = None
     """How large, for a rung of a detection-limit ladder; None for every other bug."""
+    regimes: tuple[Regime, ...] = ()
+    """In which it exists; empty: in all."""
+    elsewhere: str = ""
+    """Why it does not in the others."""
 
 
 class Function(NamedTuple):
@@ -98,6 +104,7 @@ def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | N
     for name in REQUIRED:
         if not fields.get(name):
             wrong(f"has no field {name!r}", f"required: {', '.join(REQUIRED)}")
+    regimes, elsewhere = _regimes(fields.get("Regimes"), wrong)
     bug = Bug(
         id=function.name,
         kind=_kind(fields.get("Class", ""), wrong),
@@ -110,6 +117,8 @@ def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | N
         says=_alternatives(fields.get("Says", "")),
         needs=fields.get("Needs", ""),
         magnitude=_magnitude(fields.get("Magnitude"), wrong),
+        regimes=regimes,
+        elsewhere=elsewhere,
     )
     for problem in problems:
         complain(problem)
@@ -156,6 +165,21 @@ def _causes(text: str, wrong: Wrong) -> tuple[CauseClass, ...]:
 
 def _alternatives(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split("|") if part.strip())
+
+
+def _regimes(text: str | None, wrong: Wrong) -> tuple[tuple[Regime, ...], str]:
+    """``fp32 | float8 (why not in the others)``."""
+    if text is None:
+        return (), ""
+    match = _REGIMES.fullmatch(text)
+    words = _alternatives(match[1] if match else text)
+    known = [regime.value for regime in Regime]
+    for word in words:
+        if word not in known:
+            wrong(f"Regimes: there is no {word!r}", suggest(word, known))
+    if not match or not words:
+        wrong("Regimes: say which, and why not the others", "write fp32 | float8 (the reason)")
+    return tuple(Regime(word) for word in words if word in known), match[2] if match else ""
 
 
 def _step(text: str, wrong: Wrong) -> int:

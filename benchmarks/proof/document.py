@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from proof.goals import can_show_early, goals
-from proof.results import EARLY, Ladder, Proof, ProvenBug, ProvenCorrect
+from proof.grading import Effect
+from proof.results import EARLY, WORST, Ladder, Proof, ProvenBug, ProvenCorrect, Result
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: one entry per regime."""
 
 
-def document(proof: Proof, held_out: Proof | None, *, part: bool, generated: str) -> dict[str, Any]:
-    """The document. ``held_out`` are bugs that the harness was not made with: no goal has them."""
+def document(results: Sequence[Result], *, part: bool, generated: str) -> dict[str, Any]:
+    """The document: what was run in each regime."""
     return {
         "schema": SCHEMA,
         "generated": generated,
         "part": part,
+        "regimes": [_regime(result, part=part) for result in results],
+    }
+
+
+def _regime(result: Result, *, part: bool) -> dict[str, Any]:
+    proof, held_out = result.proof, result.held_out
+    return {
+        "regime": result.regime.value,
         "versions": dict(proof.versions),
         "goals": [
             {"goal": goal.text, "measured": goal.measured, "met": goal.met}
-            for goal in goals(proof, part=part)
+            for goal in goals(proof, part=part, regime=result.regime)
         ],
         "totals": _totals(proof),
         "bugs": [_bug(each) for each in proof.bugs],
@@ -39,7 +49,10 @@ def document(proof: Proof, held_out: Proof | None, *, part: bool, generated: str
             "runs": proof.cost.runs,
             "rank_seconds": round(proof.cost.rank_seconds, 1),
             "of_controls_and_repeats": round(proof.cost.shared_rank_seconds, 1),
+            "wall_s": round(result.seconds, 1),
         },
+        "worst_misses": [each.graded.bug.id for each in proof.misses[:WORST]],
+        "left_out": [{"name": each.name, "why": each.why} for each in result.left_out],
         "troubles": list(proof.troubles),
         "held_out": _held_out(held_out) if held_out else None,
     }
@@ -74,6 +87,7 @@ def _counts(bugs: Iterable[ProvenBug]) -> dict[str, int]:
         "caught_by_step_2": sum(each.caught_by(EARLY) for each in graded),
         "cause_right": sum(each.cause_right is True for each in graded),
         "cause_wrong": sum(each.cause_right is False for each in graded),
+        "below_rounding": sum(each.below_rounding for each in graded),
     }
 
 
@@ -93,6 +107,8 @@ def _bug(proven: ProvenBug) -> dict[str, Any]:
         "verdict": answer.judgement.value,
         "sentence": answer.cause,
         "delay": graded.delay,
+        "effect": _effect(answer.effect),
+        "below_rounding": graded.below_rounding,
         "flagged_by": list(run.flagged_by),
         "matrix": run.matrix,
         "what": run.what,
@@ -107,6 +123,12 @@ def _bug(proven: ProvenBug) -> dict[str, Any]:
     }
 
 
+def _effect(effect: Effect | None) -> dict[str, Any] | None:
+    if effect is None:
+        return None
+    return {"error": effect.error, "scale": effect.scale, "loss": effect.loss}
+
+
 def _correct(proven: ProvenCorrect) -> dict[str, Any]:
     return {
         "name": proven.answer.name,
@@ -117,6 +139,7 @@ def _correct(proven: ProvenCorrect) -> dict[str, Any]:
         "steps": proven.run.steps,
         "rank_seconds": round(proven.run.rank_seconds, 1),
         "flagged_by": list(proven.run.flagged_by),
+        "effect": _effect(proven.answer.effect),
     }
 
 

@@ -7,6 +7,7 @@ that stops training is not silent, and an injection that does so is a mistake of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,38 @@ OWN_EVIDENCE = (
 others are about evidence that is not whole, or about the control."""
 KNOWN_AFTER_STEP = 1
 """``in_force.json`` is written once, after the first step."""
+OF_THE_FIRST_STEP = ("C1", "C2", "C4", "C7")
+"""Classes whose whole effect is in the forward and backward passes, that frozen steps look at."""
+ROUNDING = 1.2
+"""A gradient that is no further from float32 than this many times the matched control's may be off
+by rounding alone: right configurations reach it."""
+_MULTIPLE = re.compile(r"([-+.\de]+) x the error of ")
 NAMES_NOTHING = (CauseClass.UNKNOWN, CauseClass.LATER)
 """Classes that say where a difference is and not what it is: neither right nor wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """How large what a set does is, in the rounding error of its regime."""
+
+    error: float
+    """Error of the gradient that is nearest to its limit, in the matched control's; 1: rounding
+    alone. Both are against float32."""
+    scale: float
+    """How far gradients are longer or shorter, as a share of what rounding may do."""
+    loss: float | None
+    """The same of the loss at frozen weights; None where there were no frozen steps."""
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.error < ROUNDING and self.scale < 1 and (self.loss is None or self.loss < 1)
+
+    def __str__(self) -> str:
+        loss = "" if self.loss is None else f", loss {self.loss:.2f}"
+        return (
+            f"error of gradients {self.error:.2f} x the matched control's; of what rounding may "
+            f"do, length {self.scale:.2f}{loss}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +79,8 @@ class Answer:
     cause_class: CauseClass | None
     error: str
     """Why the run did not end by itself; empty if it did."""
+    effect: Effect | None = None
+    """None where nothing was measured against a reference in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +105,22 @@ class Graded:
         sentence = self.answer.cause.lower()
         says = not self.bug.says or any(words.lower() in sentence for words in self.bug.says)
         return True if says else None
+
+    @property
+    def below_rounding(self) -> bool:
+        """Whether it was missed, and what it does is less than the rounding of its regime.
+
+        Only where all that it does was looked at: an effect that begins later, or that is in
+        updates, replicas or reported numbers, is none of the passes at frozen weights.
+        """
+        effect = self.answer.effect
+        return (
+            self.answer.judgement is Judgement.PASS
+            and effect is not None
+            and effect.is_rounding
+            and self.bug.kind in OF_THE_FIRST_STEP
+            and self.bug.first_step <= 1
+        )
 
     @property
     def delay(self) -> int | None:
@@ -103,6 +152,31 @@ def read_answer(test: Mapping[str, Any]) -> Answer:
         cause=test["cause"],
         cause_class=CauseClass(cause_class) if cause_class else None,
         error=f"rank {error['rank']}: {error['message']}" if error else "",
+        effect=_effect(test["checks"]),
+    )
+
+
+def _effect(checks: Sequence[Mapping[str, Any]]) -> Effect | None:
+    measured = {
+        check["name"]: check
+        for check in checks
+        if check.get("measured") is not None and check.get("limit")
+    }
+    errors = measured.get("gradient-errors")
+    origin = _MULTIPLE.match(errors["limit_origin"]) if errors else None
+    if errors is None or origin is None:
+        return None
+    shares = {
+        name: abs(check["measured"] / check["limit"])
+        for name, check in measured.items()
+        if all(isinstance(check[key], float | int) for key in ("measured", "limit"))
+    }
+    if errors["name"] not in shares:
+        return None
+    return Effect(
+        error=shares["gradient-errors"] * float(origin[1]),
+        scale=shares.get("gradient-scale", 0.0),
+        loss=shares.get("frozen-loss"),
     )
 
 

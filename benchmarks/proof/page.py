@@ -8,8 +8,18 @@ from collections.abc import Iterable, Sequence
 from harness.report.palette import SYMBOLS
 from harness.report.text import ABSENT, number
 from proof.goals import can_show_early, goals, share
-from proof.grading import Answer
-from proof.results import EARLY, OURS, Ladder, Proof, ProvenBug, RuleScore
+from proof.grading import Answer, Graded
+from proof.results import (
+    EARLY,
+    OURS,
+    WORST,
+    Ladder,
+    Proof,
+    ProvenBug,
+    ProvenCorrect,
+    Result,
+    RuleScore,
+)
 
 _SENTENCE = 180
 """Letters of a cause's sentence in the table."""
@@ -24,31 +34,56 @@ MEANING = {
 }
 
 
-def page(proof: Proof, held_out: Proof | None, *, part: bool, generated: str) -> str:
-    """The Markdown page; its picture is ``benchmark.png`` beside it."""
+def page(results: Sequence[Result], *, part: bool, generated: str) -> str:
+    """The Markdown page; its picture is ``benchmark.png`` beside it.
+
+    What every regime is asked comes first, as one table; then each regime with all of its bugs.
+    """
+    several = len(results) > 1
     sections = [
-        ["# Bugs caught and named", headline(proof, part=part), _picture(proof)],
-        ["## Goals", _goals(proof, part=part)],
-        ["## By class", _classes(proof), _early_note(proof)],
-        ["## Every bug", _bugs(proof.bugs)],
-        ["## The same runs, judged by the rules in use elsewhere", _rules(proof)],
-        ["## Detection limits", _limits(proof.ladders)],
-        ["## Correct configurations", _correct(proof)],
-        ["## Misses", _misses(proof)],
-        ["## Held out", _held_out(held_out)] if held_out else [],
-        ["## How to reproduce", _reproduce(proof, generated)],
+        ["# Bugs caught and named", *_headlines(results, part=part), _picture(results)],
+        ["## Goals", *(_goals(result, several=several, part=part) for result in results)],
+        ["## The same runs, judged by the rules in use elsewhere", _rules(results)],
+        *(section for result in results for section in _of(result, several=several)),
+        ["## How to reproduce", _reproduce(results, generated)],
     ]
     return "\n\n".join(part for section in sections for part in section if part) + "\n"
 
 
-def headline(proof: Proof, *, part: bool) -> str:
-    """The result in a sentence."""
+def _of(result: Result, *, several: bool) -> list[list[str]]:
+    """The sections of one regime; below a heading of its own where there are several."""
+    proof, held_out = result.proof, result.held_out
+    sub = "###" if several else "##"
+    return [
+        [f"## {result.regime.title}"] if several else [],
+        [f"{sub} By class", _classes(proof), _early_note(proof)],
+        [f"{sub} Misses", _misses(proof)],
+        [f"{sub} Every bug", _bugs(proof.bugs)],
+        [f"{sub} Detection limits", _limits(proof.ladders)],
+        [f"{sub} Correct configurations", _correct(proof)],
+        [f"{sub} Not run in this regime", _left_out(result)] if result.left_out else [],
+        [f"{sub} Held out", _held_out(held_out)] if held_out else [],
+    ]
+
+
+def _headlines(results: Sequence[Result], *, part: bool) -> list[str]:
+    if len(results) == 1:
+        return [headline(results[0].proof, part=part)]
+    return [
+        f"{result.regime.title}: {headline(result.proof, part=part, follows=True)}"
+        for result in results
+    ]
+
+
+def headline(proof: Proof, *, part: bool, follows: bool = False) -> str:
+    """The result in a sentence; one that ``follows`` has no words before it."""
     caught = sum(each.graded.answer.caught for each in proof.bugs)
     right = sum(each.graded.cause_right is True for each in proof.bugs)
     wrong = sum(each.graded.cause_right is False for each in proof.bugs)
     alarms = sum(each.false_alarm for each in proof.correct)
     theirs = max(proof.scores[1:], key=lambda score: _informedness(score, proof))
     begin = "Of the part of the benchmark that was run, " if part else "Of the benchmark, "
+    begin = "" if follows else begin
     return (
         f"**{begin}the harness catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
         f"of {right} rightly and of {wrong} wrongly, and raises {_alarms(alarms)} on "
@@ -67,17 +102,17 @@ def _alarms(count: int) -> str:
     return f"{count or 'no'} false alarm{'s' * (count != 1)}"
 
 
-def _picture(proof: Proof) -> str:
+def _picture(results: Sequence[Result]) -> str:
     alt = f"bugs caught and false alarms by {OURS} and by the rules in use elsewhere"
-    return f"![{alt}](benchmark.png)" if proof.bugs else ""
+    return f"![{alt}](benchmark.png)" if any(result.proof.bugs for result in results) else ""
 
 
-def _goals(proof: Proof, *, part: bool) -> str:
+def _goals(result: Result, *, several: bool, part: bool) -> str:
     return _table(
-        ("goal", "measured", ""),
+        (f"goal in {result.regime.title}" if several else "goal", "measured", ""),
         (
             (each.text, each.measured, "met" if each.met else "**missed**")
-            for each in goals(proof, part=part)
+            for each in goals(result.proof, part=part, regime=result.regime)
         ),
     )
 
@@ -143,16 +178,21 @@ def _named(answer: Answer) -> str:
     return kind + textwrap.shorten(answer.cause, _SENTENCE, placeholder=" …")
 
 
-def _rules(proof: Proof) -> str:
-    rows = [
-        (
-            f"**{score.name}**" if score.name == OURS else score.name,
-            score.source,
-            share(score.bugs_caught, len(proof.bugs)),
-            share(score.false_alarms, len(proof.correct)),
-        )
-        for score in proof.scores
-    ]
+def _rules(results: Sequence[Result]) -> str:
+    """A row per rule; bugs caught and false alarms of each regime side by side."""
+    scores = [result.proof.scores for result in results]
+    rows = []
+    for same_rule in zip(*scores, strict=True):
+        first = same_rule[0]
+        row = [f"**{first.name}**" if first.name == OURS else first.name, first.source]
+        for score, result in zip(same_rule, results, strict=True):
+            row.append(share(score.bugs_caught, len(result.proof.bugs)))
+            row.append(share(score.false_alarms, len(result.proof.correct)))
+        rows.append(row)
+    header = ["rule", "from"]
+    for result in results:
+        before = f"{result.regime.title}: " if len(results) > 1 else ""
+        header += [f"{before}bugs caught", f"{before}false alarms"]
     how = (
         "Each rule was written anew from its published code (`benchmarks/proof/rules.py` says how "
         "it treats NaN and missing steps) and judges the losses, or grad norms, that these very "
@@ -160,7 +200,7 @@ def _rules(proof: Proof) -> str:
         "against their control: what the rules are used for, though most were made to compare a "
         "configuration with itself."
     )
-    return _table(("rule", "from", "bugs caught", "false alarms"), rows) + f"\n\n{how}"
+    return _table(header, rows) + f"\n\n{how}"
 
 
 def _limits(ladders: Sequence[Ladder]) -> str:
@@ -169,26 +209,34 @@ def _limits(ladders: Sequence[Ladder]) -> str:
     rows = []
     for ladder in ladders:
         sizes = [rung.graded.bug.magnitude for rung in ladder.rungs]
-        missed = [
-            rung.graded.bug.magnitude for rung in ladder.rungs if not rung.graded.answer.caught
-        ]
+        missed = [rung.graded for rung in ladder.rungs if not rung.graded.answer.caught]
         rows.append(
             (
                 f"`{ladder.name}`: {ladder.rungs[0].graded.bug.summary}",
                 ", ".join(map(number, sizes)),
-                ", ".join(map(number, missed)) or "none",
+                ", ".join(map(_rung, missed)) or "none",
                 number(ladder.limit),
             )
         )
     return _table(("bug", "magnitudes tried", "not caught", "detection limit"), rows) + (
-        "\n\nThe detection limit is the smallest magnitude that is caught with all larger ones."
+        "\n\nThe detection limit is the smallest magnitude that is caught with all larger ones. In "
+        "brackets: by how much a rung that is not caught takes gradients further from float32 than "
+        "the matched control's rounding does (1: not at all)."
     )
+
+
+def _rung(graded: Graded) -> str:
+    size = number(graded.bug.magnitude)
+    effect = graded.answer.effect
+    return size if effect is None else f"{size} ({effect.error:.2f} x)"
 
 
 def _correct(proof: Proof) -> str:
     if not proof.correct:
         return "No correct configuration was run."
-    alarms = [each for each in proof.correct if each.answer.judgement.value != "PASS"]
+    alarms: list[ProvenCorrect] = [
+        each for each in proof.correct if each.answer.judgement.value != "PASS"
+    ]
     said = [
         f"- `{each.answer.name}` ({each.run.what}): {each.answer.judgement.value}, "
         f"{each.answer.cause}"
@@ -202,19 +250,43 @@ def _correct(proof: Proof) -> str:
 
 
 def _misses(proof: Proof) -> str:
-    lines = []
-    for each in proof.bugs:
-        graded, answer = each.graded, each.graded.answer
-        if not answer.caught:
-            what = f"not caught ({answer.judgement.value}{_because(answer.cause)})"
-        elif graded.cause_right is not True:
-            named = answer.cause_class.value if answer.cause_class else "nothing"
-            expected = " or ".join(cause.value for cause in graded.bug.causes)
-            what = f"caught, but named {named} where {expected} is right"
-        else:
-            continue
-        lines.append(f"- `{graded.bug.id}` {what}. Expected: {graded.bug.signature}.")
-    return "\n".join(lines) or "Every bug was caught and its cause named rightly."
+    """The five worst one by one, then the others in a line each."""
+    misses = proof.misses
+    if not misses:
+        return "Every bug was caught and its cause named rightly."
+    worst = [f"{at}. {miss(each)}" for at, each in enumerate(misses[:WORST], 1)]
+    rest = [f"- {miss(each, short=True)}" for each in misses[WORST:]]
+    first = f"The worst {len(worst)} of {len(misses)}, one by one:" if rest else "One by one:"
+    return "\n".join([first, "", *worst, *(["", "The others:", "", *rest] if rest else [])])
+
+
+def miss(proven: ProvenBug, *, short: bool = False) -> str:
+    """What was missed, how, and how large its effect is."""
+    graded, answer = proven.graded, proven.graded.answer
+    bug = graded.bug
+    if not answer.caught:
+        kind = "below rounding, not caught" if graded.below_rounding else "not caught"
+        what = f"{kind} ({answer.judgement.value}{_because(answer.cause)})"
+    else:
+        named = answer.cause_class.value if answer.cause_class else "nothing"
+        expected = " or ".join(cause.value for cause in bug.causes)
+        what = f"caught, but named {named} where {expected} is right"
+    effect = f" Effect: {answer.effect}." if answer.effect and not answer.caught else ""
+    if short:
+        return f"`{bug.id}` {what}.{effect} Expected: {bug.signature}."
+    said = f" It said: {answer.cause}." if answer.caught and answer.cause else ""
+    return (
+        f"`{bug.id}` ({bug.kind}, {proven.run.what}) {what}. {bug.summary}{effect}{said} "
+        f"Expected: {bug.signature}."
+    )
+
+
+def _left_out(result: Result) -> str:
+    """Grouped by why."""
+    reasons: dict[str, list[str]] = {}
+    for each in result.left_out:
+        reasons.setdefault(each.why, []).append(f"`{each.name}`")
+    return "\n".join(f"- {why}: {', '.join(names)}" for why, names in reasons.items())
 
 
 def _because(cause: str) -> str:
@@ -230,15 +302,32 @@ def _held_out(proof: Proof) -> str:
     )
 
 
-def _reproduce(proof: Proof, generated: str) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(proof.versions.items()))
-    cost = proof.cost
+def _reproduce(results: Sequence[Result], generated: str) -> str:
+    found = {
+        (name, version) for result in results for name, version in result.proof.versions.items()
+    }
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(found))
+    options = "".join(f" --regime {result.regime.value}" for result in results)
+    command = "$ nox -s prove" + (f" --{options}" if len(results) > 1 else "")
+    rows = [
+        (
+            result.regime.title,
+            str(result.proof.cost.runs),
+            f"{result.proof.cost.rank_seconds:,.0f}",
+            f"{result.proof.cost.shared_rank_seconds:,.0f}",
+            f"{result.seconds / 60:.1f}",
+        )
+        for result in results
+    ]
+    header = (
+        *("regime", "runs", "rank-seconds"),
+        *("of them controls and repeats", "minutes of this call"),
+    )
     return (
-        "```console\n$ nox -s prove\n```\n\n"
-        f"Written {generated}. {cost.runs} runs took {cost.rank_seconds:,.0f} rank-seconds, "
-        f"{cost.shared_rank_seconds:,.0f} of them for controls and their repeats, which bugs "
-        f"share. Versions: {versions}. What a class is, how it is graded, and how to add a bug: "
-        "`docs/bugs.md`."
+        f"```console\n{command}\n```\n\n{_table(header, rows)}\n\n"
+        f"Written {generated}. Bugs share controls and their repeats; references in float32 are in "
+        "the minutes alone. A call that goes on makes only what is missing. Versions: "
+        f"{versions}. What a class is, how it is graded, and how to add a bug: `docs/bugs.md`."
     )
 
 

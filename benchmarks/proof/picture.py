@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from harness.report.palette import OKABE_ITO
-from proof.results import OURS, Proof, ProvenBug, RuleScore
+from proof.results import OURS, ProvenBug, Result, RuleScore
 
 CAUGHT, ALARM = OKABE_ITO[0], OKABE_ITO[1]
 _INK, _QUIET, _GRID = "#1b1f24", "#8c959f", "#dfe3e8"
@@ -20,15 +20,23 @@ _DPI = 150
 _HATCH = "////"
 
 
-def draw(proof: Proof) -> dict[str, bytes]:
-    """Format (``png``, ``svg``) to content; nothing without bugs."""
-    if not proof.bugs:
+def draw(results: Sequence[Result]) -> dict[str, bytes]:
+    """Format (``png``, ``svg``) to content, a row per regime; nothing without bugs."""
+    shown = [result for result in results if result.proof.bugs]
+    if not shown:
         return {}
-    figure = Figure(figsize=(12.0, 5.4), dpi=_DPI, layout="constrained", facecolor="white")
+    size = (12.0, 5.4 * len(shown))
+    figure = Figure(figsize=size, dpi=_DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=[1.7, 1])
-    _rules(left, proof.scores, len(proof.bugs), len(proof.correct))
-    _by_step(right, proof.bugs)
+    rows = figure.subplots(len(shown), 2, width_ratios=[1.7, 1], squeeze=False)
+    for (left, right), result in zip(rows, shown, strict=True):
+        proof = result.proof
+        _rules(left, proof.scores, len(proof.bugs), len(proof.correct))
+        _by_step(right, proof.bugs)
+        if len(results) > 1:
+            for axes in (left, right):
+                title = f"{result.regime.title}: {axes.get_title(loc='left')}"
+                axes.set_title(title, loc="left", weight="bold", color=_INK)
     return {name: _rendered(figure, name) for name in ("png", "svg")}
 
 

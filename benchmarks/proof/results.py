@@ -13,6 +13,8 @@ from proof.catalogue import Catalogue
 from proof.curves import Curve, read_curve
 from proof.docstrings import CLASSES
 from proof.grading import Answer, Graded, read_answer
+from proof.parts import LeftOut
+from proof.regimes import Regime
 from proof.rules import RULES
 
 EARLY = 2
@@ -92,6 +94,10 @@ OURS = "converge"
 """Its name among the rules."""
 
 
+WORST = 5
+"""How many misses are told one by one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Proof:
     """Everything that was measured."""
@@ -110,6 +116,16 @@ class Proof:
 
     def of(self, kind: str) -> tuple[ProvenBug, ...]:
         return tuple(each for each in self.bugs if each.graded.bug.kind == kind)
+
+    @property
+    def misses(self) -> tuple[ProvenBug, ...]:
+        """Bugs not caught or not named rightly, the worst first.
+
+        Those that do the most without being caught, then wrong causes, then unnamed ones; last,
+        those whose effect is below rounding.
+        """
+        missed = [each for each in self.bugs if each.graded.cause_right is not True]
+        return tuple(sorted(missed, key=_badness))
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -140,6 +156,29 @@ class Proof:
                 for rule in RULES
             ),
         )
+
+
+def _badness(proven: ProvenBug) -> tuple[int, str, float]:
+    graded = proven.graded
+    if not graded.answer.caught:
+        # Without a number nobody knows how much it does: worse than any number.
+        effect = graded.answer.effect.error if graded.answer.effect else float("inf")
+        return 3 if graded.below_rounding else 0, graded.bug.kind, -effect
+    return 1 if graded.cause_right is False else 2, graded.bug.kind, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One regime, run."""
+
+    regime: Regime
+    proof: Proof
+    held_out: Proof | None = None
+    """Bugs that the harness was not made with: no goal has them."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What the regime cannot have."""
+    seconds: float = 0.0
+    """On the clock, in this call: runs that were there already took none."""
 
 
 _ERROR = Judgement.ERROR

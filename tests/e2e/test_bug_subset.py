@@ -51,7 +51,9 @@ def document(proven):
     folder, result = proven
     path = folder / "reports" / "benchmark.json"
     assert path.is_file(), result.stdout + result.stderr
-    return json.loads(path.read_text())
+    (regime,) = json.loads(path.read_text())["regimes"]
+    assert regime["regime"] == "fp32"
+    return regime
 
 
 def test_every_goal_is_met(proven, document):
@@ -99,3 +101,10 @@ def test_an_unknown_name_is_refused_before_anything_runs(tmp_path):
     assert result.returncode == 2
     assert "did you mean 'world_size_factor'" in result.stderr
     assert not (tmp_path / "store").exists()
+
+
+def test_a_set_of_another_regime_is_refused_with_where_it_is_run(tmp_path):
+    result = prove(tmp_path, "float8_tp2")
+    assert result.returncode == 2
+    assert "float8_tp2 in fp32: is not run: it names a precision of its own" in result.stderr
+    assert "is run with Float8" in result.stderr

@@ -1,11 +1,15 @@
 """Whether an answer of the harness counts as caught, and its cause as right."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from proof.docstrings import Bug
 from proof.grading import Graded, read_answer
 
+from harness.judge.reference_checks import frozen_loss, gradient_errors, gradient_scale
+from harness.judge.rounding import Errors, Measure
 from harness.model import CauseClass, Judgement, Tier
 
 BUG = Bug(
@@ -91,3 +95,62 @@ def test_the_delay_counts_from_the_first_effect():
 def test_an_error_is_told_with_its_rank():
     given = answer("ERROR", error={"rank": 1, "message": "the disk is on fire"})
     assert (given.judgement, given.error) == (Judgement.ERROR, "rank 1: the disk is on fire")
+
+
+def measured(ratio: float, scale: float = 0.0, loss: float = 0.0) -> list[dict]:
+    """What the real checks say of two parameters over four frozen batches; the first is off."""
+    matched = np.array([1e-2, 2e-2])
+    found = Errors(
+        names=("a", "b"),
+        frozen=True,
+        test=matched * [ratio, 1.0],
+        matched=matched,
+        multiple=np.array([1.7, 1.7]),
+        scale=np.full((4, 2), scale),
+        loss=np.full(4, loss),
+        loss_error=1e-3,
+    )
+    named = SimpleNamespace(name="control.matched")
+    checks = []
+    for question in (gradient_errors, gradient_scale, frozen_loss):
+        finding = question.ask(errors=found, measure=Measure(named, named))
+        about = {"measured": finding.measured, "limit": finding.limit.value}
+        checks.append(
+            {
+                **check(question.name, "first step", finding.outcome.value, finding.onset),
+                **about,
+                "limit_origin": finding.limit.origin,
+            }
+        )
+    return checks
+
+
+def test_an_effect_is_told_in_the_rounding_of_its_regime():
+    effect = answer("PASS", *measured(1.1, scale=1e-4, loss=1e-4)).effect
+    assert effect.error == pytest.approx(1.1)
+    assert 0 < effect.scale < 1
+    assert 0 < effect.loss < 1
+    assert effect.is_rounding
+    assert str(effect).startswith("error of gradients 1.10 x the matched control's; of what")
+    assert answer("PASS").effect is None
+
+
+@pytest.mark.parametrize(
+    ("bug", "verdict", "checks", "below"),
+    [
+        ({}, "PASS", measured(1.1), True),
+        ({}, "PASS", measured(1.5), False),
+        ({}, "PASS", [], False),
+        ({}, "INCONCLUSIVE", measured(1.1), False),
+        ({}, "FAIL", measured(3.0), False),
+        ({"kind": "C4"}, "PASS", measured(1.1), True),
+        # What acts later, or where frozen steps do not look, is no rounding however small it is.
+        ({"first_step": 5}, "PASS", measured(1.0), False),
+        ({"kind": "C3"}, "PASS", measured(1.0), False),
+        ({"kind": "C5"}, "PASS", measured(1.0), False),
+        ({"kind": "C6", "first_step": 0}, "PASS", measured(1.0), False),
+    ],
+)
+def test_below_rounding_is_what_was_measured_where_the_bug_acts(bug, verdict, checks, below):
+    given = answer(verdict, *checks)
+    assert Graded(replace(BUG, **{"first_step": 1, **bug}), given).below_rounding is below

@@ -11,10 +11,12 @@ from proof.catalogue import Catalogue, Matrix
 from proof.docstrings import Bug
 from proof.document import document
 from proof.goals import goals
-from proof.grading import NAMES_NOTHING
+from proof.grading import NAMES_NOTHING, Effect
 from proof.page import page
+from proof.parts import LeftOut
 from proof.picture import draw
-from proof.results import Proof, collect
+from proof.regimes import Regime
+from proof.results import Proof, Result, collect
 
 from harness.judge import calibrate, judge
 from harness.model import CauseClass
@@ -101,6 +103,21 @@ def report_of(control: Path, repeats: list[Path], tests: list[Path]) -> dict:
     return written
 
 
+def in_regime(regime: Regime, proof: Proof, held_out: Proof | None = None) -> Result:
+    left_out = (LeftOut("compiled", "it runs in eager only"), LeftOut("other", "the same"))
+    return Result(regime, proof, held_out, left_out, seconds=90.0)
+
+
+def fp32(proof: Proof, held_out: Proof | None = None) -> Result:
+    return in_regime(Regime.FP32, proof, held_out)
+
+
+def assert_tables_whole(text: str) -> None:
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
+        assert len(columns) == 1, table
+
+
 def proof_of(report, *bugs: Bug, correct=("right",)) -> Proof:
     names = tuple(bug.id for bug in bugs)
     matrices = (Matrix(Path("c1.toml"), False, names), Matrix(Path("correct.toml"), True, correct))
@@ -177,8 +194,10 @@ def test_what_cannot_be_judged_is_trouble_and_no_catch(report):
 
 
 def test_the_document_has_what_issue_and_page_need(proof):
-    written = document(proof, proof, part=True, generated="now")
-    assert json.loads(json.dumps(written, allow_nan=False)) == written
+    whole = document([fp32(proof, proof)], part=True, generated="now")
+    assert json.loads(json.dumps(whole, allow_nan=False)) == whole
+    (written,) = whole["regimes"]
+    assert written["regime"] == "fp32"
     (loud,) = [bug for bug in written["bugs"] if bug["id"] == "loud"]
     assert {"id", "class", "caught", "tier", "first_step", "cause", "cause_right"} <= set(loud)
     assert (loud["steps"], loud["rank_seconds"]) == (16, 20.0)
@@ -190,34 +209,132 @@ def test_the_document_has_what_issue_and_page_need(proof):
     assert written["held_out"]["totals"]["caught"] == 3
     assert written["limits"][0]["limit"] == 1e-2
     # Eight tests, a control and four repeats, once each though two matrices share them.
-    cost = {"runs": 13, "rank_seconds": 260.0, "of_controls_and_repeats": 100.0}
+    cost = {"runs": 13, "rank_seconds": 260.0, "of_controls_and_repeats": 100.0, "wall_s": 90.0}
     assert written["cost"] == cost
 
 
 def test_the_page_begins_with_the_result_and_its_tables_are_whole(proof):
-    text = page(proof, proof, part=False, generated="now")
+    text = page([fp32(proof, proof)], part=False, generated="now")
     first = text.split("\n\n")[1]
     assert "catches 3 of 4 silent bugs" in first
     assert "no false alarms on 1 correct" in first
     assert "](benchmark.png)" in text
-    assert "- `silent` not caught (PASS)." in text
-    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-        assert len(columns) == 1, table
+    assert re.search(r"^1\. `silent` \(C7, .*\) not caught \(PASS\)\.", text, re.MULTILINE)
+    assert_tables_whole(text)
     for heading in ("Goals", "By class", "Every bug", "Detection limits", "How to reproduce"):
         assert f"## {heading}\n" in text
 
 
 def test_the_picture_is_drawn_alike_every_time(proof):
-    pictures = draw(proof)
+    pictures = draw([fp32(proof)])
     assert pictures["png"].startswith(b"\x89PNG")
     assert b"<svg" in pictures["svg"]
-    assert draw(proof)["png"] == pictures["png"]
-    assert draw(replace(proof, bugs=())) == {}
+    assert draw([fp32(proof)])["png"] == pictures["png"]
+    assert draw([fp32(replace(proof, bugs=()))]) == {}
+    assert len(draw([fp32(proof), in_regime(Regime.BF16, proof)])["png"]) > len(pictures["png"])
 
 
 def test_a_part_without_bugs_is_a_page_too(report):
     only = proof_of(report)
-    assert "1 of 1 pass" in page(only, None, part=True, generated="now")
+    assert "1 of 1 pass" in page([fp32(only)], part=True, generated="now")
     assert all(goal.met for goal in goals(only, part=True))
-    assert math.isfinite(document(only, None, part=True, generated="now")["cost"]["rank_seconds"])
+    (written,) = document([fp32(only)], part=True, generated="now")["regimes"]
+    assert math.isfinite(written["cost"]["rank_seconds"])
+
+
+def with_effect(proof: Proof, **effects: Effect) -> Proof:
+    """The same as if bugs had been measured against a reference in float32."""
+    bugs = [
+        replace(
+            each,
+            graded=replace(
+                each.graded,
+                answer=replace(each.graded.answer, effect=effects.get(each.graded.bug.id)),
+            ),
+        )
+        for each in proof.bugs
+    ]
+    return replace(proof, bugs=tuple(bugs))
+
+
+SMALL = Effect(error=1.1, scale=0.3, loss=0.2)
+
+
+def test_what_is_below_rounding_is_told_with_its_number_and_does_not_count(report):
+    missed = replace(SILENT, kind="C4")
+    counted = proof_of(report, QUIET, missed)
+    told = with_effect(counted, silent=SMALL)
+    goal, same = (goals(each, part=False, regime=Regime.BF16)[0] for each in (told, counted))
+    assert (goal.met, goal.measured) == (True, "1 of 1 (100%); below rounding (silent)")
+    assert (same.met, same.measured) == (False, "1 of 2 (50%) (silent)")
+    for result, words in (
+        (told, "below rounding, not caught (PASS)"),
+        (told, "error of gradients 1.10 x the matched control's; of what rounding may do, length"),
+        (counted, ") not caught (PASS)"),
+    ):
+        assert words in page([in_regime(Regime.BF16, result)], part=False, generated="now")
+    written = document([in_regime(Regime.BF16, told)], part=False, generated="now")["regimes"][0]
+    assert written["totals"]["below_rounding"] == 1
+    assert written["bugs"][1]["effect"] == {"error": 1.1, "scale": 0.3, "loss": 0.2}
+
+
+def test_the_worst_misses_come_first(report):
+    bugs = (
+        replace(SILENT, id="silent", kind="C1"),
+        replace(QUIET, causes=(CauseClass.STATE,)),
+        LOUD,
+    )
+    proof = proof_of(report, *bugs)
+    large, small = Effect(error=5.0, scale=0.3, loss=None), SMALL
+    assert proof.misses[0].graded.bug.id == "silent"
+    assert with_effect(proof, silent=large).misses[0].graded.bug.id == "silent"
+    assert with_effect(proof, silent=small).misses[-1].graded.bug.id == "silent"
+
+
+@pytest.mark.parametrize(
+    ("regime", "texts"),
+    [
+        (Regime.FP32, ["every bug of C1 to C6 is caught", "at least 95% of the caught"]),
+        (Regime.MIXED, ["at least 97% of the bugs of C1 to C6", "at least 90% of the caught"]),
+        (Regime.BF16, ["at least 95% of the bugs of C1 to C6", "at least 85% of the caught"]),
+        (Regime.FLOAT8, ["at least 90% of the bugs of C1 to C6", "at least 80% of the caught"]),
+    ],
+)
+def test_each_regime_has_its_goals(proof, regime, texts):
+    found = [goal.text for goal in goals(proof, part=False, regime=regime)]
+    assert all(any(text in each for each in found) for text in texts)
+    assert "no false alarm on correct configurations" in found
+    assert len(found) == (5 if regime is Regime.FP32 else 3)
+
+
+@pytest.mark.parametrize(
+    ("lowest", "caught", "met"),
+    [(1e-4, [True, False], [False]), (1e-4, [True, True], [True]), (1e-2, [True, True], [])],
+)
+def test_a_detection_limit_is_a_goal_where_its_ladder_reaches(proof, lowest, caught, met):
+    (ladder,) = proof.ladders
+    rungs = [
+        replace(
+            rung,
+            graded=replace(
+                rung.graded,
+                bug=replace(rung.graded.bug, magnitude=size),
+                answer=replace(rung.graded.answer, caught=seen),
+            ),
+        )
+        for rung, size, seen in zip(ladder.rungs, (1e-1, lowest), caught, strict=True)
+    ]
+    named = replace(proof, ladders=(replace(ladder, name="gradient_scale", rungs=tuple(rungs)),))
+    found = goals(named, part=False, regime=Regime.MIXED)
+    assert [goal.met for goal in found if goal.key == "gradient_scale"] == met
+
+
+def test_regimes_stand_side_by_side(proof):
+    results = [fp32(proof), in_regime(Regime.FLOAT8, proof)]
+    text = page(results, part=False, generated="now")
+    assert_tables_whole(text)
+    assert "| rule | from | fp32: bugs caught | fp32: false alarms | Float8: bugs caught |" in text
+    assert "## Float8\n" in text
+    assert "- it runs in eager only: `compiled`" in text
+    assert "$ nox -s prove -- --regime fp32 --regime float8" in text
+    assert "| Float8 | 13 | 260 | 100 | 1.5 |" in text

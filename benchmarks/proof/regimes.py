@@ -1,0 +1,120 @@
+"""The precisions in which the benchmark is run: the same bugs and configurations in each of them.
+
+A regime is put over a matrix as it is written: every control and test set that names no precision
+of its own gets the regime's. What a regime asks of the harness is in ``proof.goals``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from harness.model import SetSpec, Technique
+from harness.plan.sizes import DTYPE_KEYS, numerics_of
+
+_STORED, _COMPUTED = DTYPE_KEYS
+_BFLOAT16 = "bfloat16"
+_NOT_1D = "control-is-1d-fsdp"
+"""The rule that a control with a technique is excused from."""
+
+
+class Regime(StrEnum):
+    """A precision to train in."""
+
+    FP32 = "fp32"
+    MIXED = "mixed"
+    """Parameters in float32, and FSDP casts what it computes with to bfloat16."""
+    BF16 = "bf16"
+    """Parameters, gradients and optimizer state in bfloat16."""
+    FLOAT8 = "float8"
+    """Linear layers in Float8, tensorwise; the rest in float32."""
+
+    @property
+    def title(self) -> str:
+        return _TITLES[self]
+
+
+_TITLES: Mapping[Regime, str] = {
+    Regime.FP32: "fp32",
+    Regime.MIXED: "bf16 mixed",
+    Regime.BF16: "bf16 parameters",
+    Regime.FLOAT8: "Float8",
+}
+_SETTINGS: Mapping[Regime, Mapping[str, str]] = {
+    Regime.FP32: {},
+    Regime.MIXED: {_COMPUTED: _BFLOAT16},
+    Regime.BF16: {_STORED: _BFLOAT16, _COMPUTED: _BFLOAT16},
+    Regime.FLOAT8: {},
+}
+
+
+def regime_of(spec: SetSpec) -> Regime:
+    """The regime whose arithmetic a set has as it is written."""
+    numerics = numerics_of(spec)
+    if numerics.float8:
+        return Regime.FLOAT8
+    if numerics.stored == _BFLOAT16:
+        return Regime.BF16
+    return Regime.MIXED if numerics.computed == _BFLOAT16 else Regime.FP32
+
+
+def home_of(test: SetSpec, control: SetSpec) -> Regime | None:
+    """The one regime that a test set belongs to; None: it names no precision, and fits in each.
+
+    That of its control: one of low precision against a control in fp32 is judged with fp32.
+    """
+    if regime_of(test) is regime_of(control) is Regime.FP32:
+        return None
+    return regime_of(control)
+
+
+def why_not(test: SetSpec, control: SetSpec, regime: Regime) -> str:
+    """Why a regime cannot have a test set; empty if it can."""
+    home = home_of(test, control)
+    if home not in (None, regime):
+        if home is Regime.FP32:
+            return f"it compares {regime_of(test).title} with fp32, and is run with fp32"
+        return f"it names a precision of its own, and is run with {home.title if home else ''}"
+    if regime is Regime.FLOAT8 and home is None:
+        techniques = {*test.techniques, *control.techniques}
+        if Technique.COMPILE in techniques and test.toolchain.startswith("torchtitan-0.3"):
+            return "torchtitan 0.3 emulates Float8 on a CPU, and only without compile"
+    return ""
+
+
+def rewritten(data: Mapping[str, Any], regime: Regime, named: frozenset[str]) -> dict[str, Any]:
+    """A copy of a parsed matrix whose sets are of a regime.
+
+    Args:
+        data: the matrix.
+        regime: that of the copy.
+        named: names of controls and test sets that name a precision, and are left as they are.
+    """
+    result: dict[str, Any] = copy.deepcopy(dict(data))
+    if regime is Regime.FP32:
+        return result
+    # Those that a matrix names were chosen for its fp32 controls: an ulp of a float32 weight is
+    # lost in a cast. In low precision users get the harness's own.
+    result.pop("repeats", None)
+    for name, table, is_control in _tables(result):
+        if name in named:
+            continue
+        if _SETTINGS[regime]:
+            table["set"] = {**table.get("set", {}), **_SETTINGS[regime]}
+        if regime is Regime.FLOAT8:
+            table["techniques"] = [*table.get("techniques", []), Technique.FLOAT8.value]
+            if is_control and _NOT_1D not in table.get("waive", []):
+                table["waive"] = [*table.get("waive", []), _NOT_1D]
+    return result
+
+
+def _tables(data: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Name, table, and whether it is a control, of every control and ``[[test]]``."""
+    if "control" in data:
+        yield data["control"].get("name", "control"), data["control"], True
+    for name, table in data.get("controls", {}).items():
+        yield table.get("name", name), table, True
+    for table in data.get("test", []):
+        yield table.get("name", ""), table, False
