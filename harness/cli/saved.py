@@ -14,6 +14,7 @@ from harness.errors import StoreError
 from harness.model import (
     GLOBAL_BATCH,
     Cluster,
+    Experiment,
     Job,
     Launcher,
     Plan,
@@ -121,7 +122,8 @@ def load_matrix(folder: Path) -> SavedMatrix:
         )
 
     plan = plan_by(assume_toolchain)
-    records = tuple(_record(job, saved, experiment) for job in plan.jobs)
+    named = _named_backends(plan.experiment)
+    records = tuple(_record(job, saved, experiment, named.get(job.spec.name)) for job in plan.jobs)
     if any(job.golden is not None for job in plan.jobs):
         # How strictly a golden judges depends on whether the runs were of its release, whatever
         # stands in the toolchain's folder by now.
@@ -130,11 +132,22 @@ def load_matrix(folder: Path) -> SavedMatrix:
             lambda name, *, command=None: _as_then(assume_toolchain(name, command=command), then)
         )
     return SavedMatrix(
-        plan=plan,
+        plan=replace(plan, jobs=tuple(map(_with_backend_of, plan.jobs, records))),
         records=records,
         versions=saved.versions,
         entropy_floor=saved.entropy_floor,
     )
+
+
+def _with_backend_of(job: Job, record: RunRecord) -> Job:
+    """The job by the SPMD backend that its run was told; older ones were told none.
+
+    What a set that names none is run by depends on the torch that is there.
+    """
+    told = read_spec(record.folder)
+    if told is None or job.golden is not None:
+        return job
+    return replace(job, spec=replace(job.spec, spmd_backend=told.spmd_backend))
 
 
 def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
@@ -151,8 +164,18 @@ def _as_then(now: Toolchain, then: Mapping[str, Mapping[str, str]]) -> Toolchain
     return replace(now, versions=then.get(now.name) or now.versions)
 
 
-def _record(job: Job, saved: _Saved, experiment: Path) -> RunRecord:
-    """The saved run of a job, if it is still what the plan means."""
+def _named_backends(experiment: Experiment) -> dict[str, str | None]:
+    """By the name of a set, the SPMD backend that the file names for it."""
+    anchor = () if experiment.anchor is None else (experiment.anchor,)
+    sets = (*experiment.controls, *anchor, *experiment.tests)
+    return {spec.name: spec.spmd_backend for spec in sets}
+
+
+def _record(job: Job, saved: _Saved, experiment: Path, backend: str | None) -> RunRecord:
+    """The saved run of a job, if it is still what the plan means.
+
+    ``backend`` is the SPMD backend that the file names; None: whatever fits.
+    """
     again = f"run it again with: converge run {experiment}"
     run = saved.runs.get(job.name)
     if run is None:
@@ -161,7 +184,10 @@ def _record(job: Job, saved: _Saved, experiment: Path) -> RunRecord:
     if record.identity != run.identity:
         raise StoreError(f"{run.folder} has been replaced by another run; {again}")
     told = read_spec(record.folder)
-    if job.role is not Role.SEED and told is not None and _meaning(told) != _told(job):
+    changed = told is not None and (
+        _meaning(told) != _told(job) or backend not in (None, told.spmd_backend)
+    )
+    if job.role is not Role.SEED and changed:
         raise StoreError(
             f"{experiment} or its train config has changed: {job.name!r} was run as something "
             f"else; {again}"

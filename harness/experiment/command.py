@@ -16,7 +16,10 @@ from harness.model.template import CONFIG, PLACEHOLDERS, placeholders
 
 EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 OUTPUT = "{output}/"
-TITANS = ("techniques", "pipeline_schedule", "cp_rotation", "inject", "without_fixes")
+TITANS = (
+    *("techniques", "pipeline_schedule", "cp_rotation", "spmd_backend"),
+    *("inject", "without_fixes"),
+)
 """Keys of a set that only torchtitan's adapters give a meaning."""
 OURS = frozenset(
     f"training.{key}"

@@ -49,6 +49,7 @@ from harness.experiment.tables import (
     Rotation,
     Schedule,
     Seconds,
+    SpmdBackend,
     Table,
     Techniques,
     TestTable,
@@ -109,6 +110,7 @@ class ElasticTable(FixedTable):
     control: Name | None = None
     techniques: Techniques = Field(default=[])
     cp_rotation: Rotation | None = None
+    spmd_backend: SpmdBackend | None = None
     segments: Annotated[list[SegmentTable], AfterValidator(_several_segments)]
 
     @property
@@ -152,6 +154,7 @@ class SpaceTimeTable(FixedTable):
     control: Name | None = None
     techniques: Techniques = Field(default=[])
     pipeline_schedule: Schedule | None = None
+    spmd_backend: SpmdBackend | None = None
     product: Product
     local_batch_size: Step | None = None
     pp: Annotated[list[Degree], Field(min_length=1)] = Field(default=[1])

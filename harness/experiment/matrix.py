@@ -1,8 +1,8 @@
 """``[matrix]``: test sets by product.
 
 Axes are lists of values: every ``parallelism`` degree, ``techniques`` (a list of lists),
-``pipeline_schedule``, ``cp_rotation`` and every key of ``set``. Everything else means what it means
-in a ``[[test]]`` and holds for all sets::
+``pipeline_schedule``, ``cp_rotation``, ``spmd_backend`` and every key of ``set``. Everything else
+means what it means in a ``[[test]]`` and holds for all sets::
 
     [matrix]
     name = "tp{tp}_pp{pp}_{techniques}"     # optional
@@ -38,6 +38,7 @@ from harness.experiment.tables import (
     Name,
     Rotation,
     Schedule,
+    SpmdBackend,
     Table,
     Techniques,
     TestTable,
@@ -68,6 +69,7 @@ class MatrixTable(FixedTable):
     techniques: Annotated[list[Techniques], Field(min_length=1)] = Field(default=[[]])
     pipeline_schedule: Annotated[list[Schedule], Field(min_length=1)] | None = None
     cp_rotation: Annotated[list[Rotation], Field(min_length=1)] | None = None
+    spmd_backend: Annotated[list[SpmdBackend], Field(min_length=1)] | None = None
 
 
 def expand(
@@ -98,6 +100,7 @@ def _axes(matrix: MatrixTable) -> dict[str, Any]:
         **{f"parallelism.{name}": degrees for name, degrees in matrix.parallelism},
         "pipeline_schedule": matrix.pipeline_schedule or [None],
         "cp_rotation": matrix.cp_rotation or [None],
+        "spmd_backend": matrix.spmd_backend or [None],
         "techniques": matrix.techniques,
         **{f"set.{key}": values for key, values in flatten(matrix.overrides)},
     }
@@ -165,6 +168,7 @@ def _fields(combination: dict[str, Any]) -> dict[str, str]:
         "techniques": "+".join(combination["techniques"]) or "plain",
         "schedule": combination["pipeline_schedule"] or "none",
         "rotation": combination["cp_rotation"] or "none",
+        "spmd_backend": combination["spmd_backend"] or "default",
     }
 
 
@@ -196,9 +200,8 @@ def _parts(combination: dict[str, Any], varying: list[str]) -> Iterator[str]:
     else:
         yield f"fsdp{shard}"
     yield from (f"{axis}{degree[axis]}" for axis in ("tp", "cp", "pp", "ep") if degree[axis] > 1)
-    yield from (
-        _slug(value) for value in (degree["pipeline_schedule"], degree["cp_rotation"]) if value
-    )
+    words = (degree[key] for key in ("pipeline_schedule", "cp_rotation", "spmd_backend"))
+    yield from (_slug(word) for word in words if word)
     yield from combination["techniques"]
     for key, value in combination.items():
         if key.startswith("set.") and key in varying:

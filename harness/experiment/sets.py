@@ -22,7 +22,7 @@ from harness.experiment.space_time import hold_global_batch
 from harness.experiment.tables import SetTable, show
 from harness.experiment.train_config import command_config, load_train_config
 from harness.experiment.trainer import CommandTable, TitanTable
-from harness.model import Command, Kind, SetSpec, Setting, Technique, TrainConfig
+from harness.model import SPMD_BACKEND, Command, Kind, SetSpec, Setting, Technique, TrainConfig
 
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
@@ -34,6 +34,7 @@ OWNED = {
     "parallelism.pipeline_parallel_schedule": "pipeline_schedule",
     "parallelism.expert_parallel_degree": "parallelism.ep",
     "parallelism.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
+    SPMD_BACKEND: "spmd_backend",
     "compile.enable": 'techniques = ["compile"]',
     "compile.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
     "debug.seed": "seed",
@@ -110,6 +111,7 @@ class SetBuilder:
             techniques=tuple(Technique(technique) for technique in table.techniques),
             pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
             cp_rotation=table.cp_rotation,
+            spmd_backend=table.spmd_backend or self._backend(table, control),
             overrides=overrides,
             tolerances=dict(table.tolerance),
             margin=table.margin,
@@ -129,6 +131,16 @@ class SetBuilder:
                 replace(spec, command=with_files_of(self.command, spec)) if self.command else spec
             )
         return self._with_kind(spec, table, where, control)
+
+    def _backend(self, table: SetTable | ElasticTable, control: SetSpec | None) -> str | None:
+        """The SPMD backend of a set that names none: its control's, else the experiment's.
+
+        Not its control's in another toolchain, whose torch may be fit for another.
+        """
+        same = control is not None and table.toolchain in (None, control.toolchain)
+        if control is not None and same:
+            return control.spmd_backend
+        return self.trainer.spmd_backend if isinstance(self.trainer, TitanTable) else None
 
     def _with_kind(
         self, spec: SetSpec, table: SetTable | ElasticTable, where: Where, control: SetSpec | None

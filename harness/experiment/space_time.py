@@ -140,6 +140,7 @@ def _generated(
         "techniques": table.techniques,
         "parallelism": degrees,
         "pipeline_schedule": table.pipeline_schedule if degrees.get("pp", 1) > 1 else None,
+        "spmd_backend": table.spmd_backend,
         "set": overrides,
         "product": table.product,
     }

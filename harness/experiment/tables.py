@@ -51,6 +51,7 @@ PIPELINE_SCHEDULES = (
 )
 """The concrete schedules of ``torch.distributed.pipelining.schedules.get_schedule_class``."""
 CP_ROTATIONS = ("allgather", "alltoall")
+SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories kept out of names: control characters, surrogates, line separators."""
@@ -143,6 +144,7 @@ Repeats = Annotated[
 ]
 Schedule = Annotated[str, one_of(PIPELINE_SCHEDULES)]
 Rotation = Annotated[str, one_of(CP_ROTATIONS)]
+SpmdBackend = Annotated[str, one_of(SPMD_BACKENDS)]
 Techniques = Annotated[list[Annotated[str, one_of(Technique)]], AfterValidator(_no_repetition)]
 KindWord = Annotated[str, one_of(Kind)]
 Words = Annotated[
@@ -192,6 +194,7 @@ class SetTable(FixedTable):
     techniques: Techniques = []
     pipeline_schedule: Schedule | None = None
     cp_rotation: Rotation | None = None
+    spmd_backend: SpmdBackend | None = None
 
 
 class ControlTable(SetTable):

@@ -30,6 +30,7 @@ from harness.errors import Problem
 from harness.experiment.tables import (
     FilePath,
     Seconds,
+    SpmdBackend,
     Table,
     ToolchainName,
     one_of,
@@ -83,6 +84,7 @@ class TitanTable(TrainerTable):
     """``kind = "torchtitan"``."""
 
     toolchain: ToolchainName = DEFAULT_TOOLCHAIN
+    spmd_backend: SpmdBackend | None = None
     seed_checkpoint: FilePath | None = None
     tokens_per_gpu_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 

@@ -160,6 +160,7 @@ def _meaning(job: Job) -> dict[str, Any]:
         "techniques": sorted(spec.techniques),
         "schedule": spec.pipeline_schedule,
         "rotation": spec.cp_rotation,
+        **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
         "train_config": asdict(spec.train_config) | {"path": None},
         "overrides": dict(spec.overrides),
         "inject": spec.inject,

@@ -48,12 +48,7 @@ def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     if ran.get("world_size") != spec.parallelism.world_size:
         named = ranks(spec.parallelism.world_size)
         yield f"a world of {named} is named, {ran.get('world_size')} in force"
-    schedule = ran.get("pipeline_schedule")
-    if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
-        yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"
-    rotation = ran.get("cp_rotation")
-    if spec.cp_rotation and _plain(rotation) != _plain(spec.cp_rotation):
-        yield f"CP rotation {spec.cp_rotation} is named, {rotation} is in force"
+    yield from _other_choices(spec, ran)
     if sorted(ran.get("without_fixes") or ()) != sorted(spec.without_fixes):
         left_out = ran.get("without_fixes") or ()
         yield (
@@ -64,6 +59,19 @@ def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
         yield f"inject {spec.inject} is named, {ran.get('injected')} is in force"
     yield from _batches(ran)
     yield from _overrides(spec, ran)
+
+
+def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
+    """Schedule, rotation and SPMD backend, where one is named."""
+    schedule = ran.get("pipeline_schedule")
+    if spec.pipeline_schedule and _plain(schedule) != _plain(spec.pipeline_schedule):
+        yield f"schedule {spec.pipeline_schedule} is named, {schedule} is in force"
+    rotation = ran.get("cp_rotation")
+    if spec.cp_rotation and _plain(rotation) != _plain(spec.cp_rotation):
+        yield f"CP rotation {spec.cp_rotation} is named, {rotation} is in force"
+    backend = ran.get("spmd_backend")
+    if spec.spmd_backend and backend != spec.spmd_backend:
+        yield f"SPMD backend {spec.spmd_backend} is named, {backend} is in force"
 
 
 def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:

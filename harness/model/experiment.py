@@ -21,6 +21,8 @@ RESHARD = "parallelism.fsdp_reshard_after_forward"
 (torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""
 ZERO_2, ZERO_3 = "never", "always"
 """What ZeRO-2 and ZeRO-3 keep in memory, as values of ``RESHARD``."""
+SPMD_BACKEND = "parallelism.spmd_backend"
+"""Train config key of torchtitan 0.3's SPMD backend."""
 LOCAL_BATCH = "training.local_batch_size"
 """Train config key of the samples that a rank takes at once."""
 GLOBAL_BATCH = "training.global_batch_size"
@@ -208,6 +210,10 @@ class SetSpec:
     """``1F1B``, ``Interleaved1F1B``, …; None when pp is 1."""
     cp_rotation: str | None = None
     """``allgather`` or ``alltoall``; None leaves torchtitan's default and audits nothing."""
+    spmd_backend: str | None = None
+    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``: how torchtitan 0.3 keeps track of
+    what is sharded; None where nothing was said, until a plan fills in what the toolchain's torch
+    is fit for, and where there is no such choice."""
     overrides: Mapping[str, Setting] = field(default_factory=dict)
     """The file's ``set``: dotted keys in the toolchain's own config."""
     tolerances: Mapping[str, float] = field(default_factory=dict)

@@ -49,6 +49,8 @@ class PlanRow:
     """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
     trainer: str = ""
     """Of a set that another program than torchtitan trains: which, and what it leaves."""
+    spmd_backend: str = ""
+    """Empty where there is no choice."""
     passes: int = 1
     """How many passes the run is made of when everything goes as it is meant to."""
 
@@ -88,6 +90,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         segments=spec.segments,
         recovery=spec.recovery,
         trainer=describe_command(spec.command) if spec.command else "",
+        spmd_backend=spec.spmd_backend or "",
         passes=_passes(spec),
     )
 
@@ -112,6 +115,9 @@ def serves(job: Job, control: Job) -> str:
 
 
 def _serves_parallel(job: Job, control: Job) -> str:
+    ours, theirs = job.spec.spmd_backend, control.spec.spmd_backend
+    if ours and ours != theirs and job.spec.parallelism == control.spec.parallelism:
+        return f"SPMD backend {ours} against {theirs or 'none'}: {_names(job.spec.parallelism)}"
     new = [each for each in job.spec.techniques if each not in control.spec.techniques]
     if new:
         return _serves_technique(job, new)

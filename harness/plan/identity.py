@@ -122,6 +122,8 @@ def _facts(
         "techniques": sorted(spec.techniques),
         "pipeline_schedule": spec.pipeline_schedule,
         "cp_rotation": spec.cp_rotation,
+        # Only where there is such a choice.
+        **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
         "without_fixes": sorted(spec.without_fixes),
         "inject": _injected(spec.inject, surroundings),
         "data": None if data is None else surroundings.data[data],

@@ -20,6 +20,7 @@ from harness.model import (
     Surroundings,
     Toolchain,
 )
+from harness.plan.backends import default_backend, with_backend
 from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
 from harness.plan.references import NO_REFERENCES, References, references_of
@@ -55,6 +56,7 @@ def make_plan(
         problems += found
         if not found:
             toolchain = toolchains[spec.toolchain]
+            spec = with_backend(spec, toolchain)  # noqa: PLW2901 - as it is run
             jobs[spec.name] = _job(experiment, spec, role, toolchain, surroundings)
     ruling = apply_rules(
         [
@@ -236,6 +238,7 @@ def _seed_job(name: str, identity: str, user: Job) -> Job:
         train_config=user.spec.train_config,
         toolchain=user.spec.toolchain,
         overrides=model_overrides(user.spec),
+        spmd_backend=default_backend(user.toolchain),
     )
     return Job(
         name=name,

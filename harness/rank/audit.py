@@ -27,6 +27,10 @@ from harness.rank.probe import Probe
 from harness.rank.rotation import RotationCount
 from harness.rank.writer import SCHEMA, write_json
 
+FOLDED = ("fsdp", "dp_shard_cp")
+"""Mesh dimensions over which parameters are sharded by dp_shard x cp: torchtitan's own fold, and
+FSDP's of a mesh that has both (``spmd_types``, ``full_dtensor``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Happened:
@@ -54,7 +58,8 @@ def live_modules(trainer: Any) -> dict[str, torch.nn.Module]:
 def see(trainer: Any, probe: Probe, happened: Happened) -> dict[str, Any]:
     """What one rank sees, in values that can be pickled.
 
-    A dialect adds ``local_batch_size``, ``attention``, ``compiled`` and ``tp_styles``.
+    A dialect adds ``local_batch_size``, ``attention``, ``compiled``, ``tp_styles`` and
+    ``spmd_backends``.
     """
     modules = live_modules(trainer)
     parameters = [parameter for part in trainer.model_parts for parameter in part.parameters()]
@@ -135,6 +140,7 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         "async_tp": {"fused_nodes": dict(_sum(seen["fused"] for seen in stages))},
         "attention": _one(seen["attention"] for seen in everyone),
         "cp_rotation": _one(seen["rotations"] for seen in everyone),
+        "spmd_backend": _one(seen["spmd_backends"] for seen in everyone),
         "without_fixes": sorted({fix for seen in everyone for fix in seen["fixes_left_out"]}),
         "injected": _one(seen["injected"] for seen in everyone),
     }
@@ -147,8 +153,7 @@ def _degrees(everyone: list[dict[str, Any]]) -> dict[str, int]:
     cp = max(seen["cp"] for seen in everyone)
     return {
         "dp_replicate": size("dp_replicate"),
-        # torchtitan folds cp into the mesh dimension that shards parameters, "fsdp"
-        "dp_shard": max(size("dp_shard"), size("fsdp") // cp),
+        "dp_shard": max(size("dp_shard"), *(size(name) // cp for name in FOLDED)),
         "tp": size("tp"),
         "cp": cp,
         "pp": len({seen["pp_rank"] for seen in everyone}),

@@ -12,8 +12,8 @@ from harness.rank.names import canonical
 
 _REPLICATED_OVER_TP = ("router.gate.",)
 """Weights with two dimensions that tensor parallelism leaves whole: every rank routes alike."""
-_FSDP = ("fsdp", "dp_shard", "efsdp")
-"""Mesh dimensions over which FSDP shards (torchtitan folds ``cp`` into the first)."""
+_FSDP = ("fsdp", "dp_shard", "dp_shard_cp", "efsdp")
+"""Mesh dimensions over which FSDP shards (``cp`` is folded into the first and the third)."""
 
 
 def sharding_problems(parts: Iterable[torch.nn.Module], degrees: Degrees) -> list[str]:

@@ -84,6 +84,9 @@ class Job:
     techniques: tuple[str, ...] = ()
     pipeline_schedule: str | None = None
     cp_rotation: str | None = None
+    spmd_backend: str | None = None
+    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``; None: the train config's, or
+    torchtitan's default."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     data_folder: Path | None = None
     """Folder with ``corpus.json`` and ``tokens.npy``; None: torchtitan's own dataset."""
@@ -222,6 +225,7 @@ def _job(raw: dict[str, Any]) -> Job:
         techniques=tuple(raw.get("techniques") or ()),
         pipeline_schedule=raw.get("pipeline_schedule"),
         cp_rotation=raw.get("cp_rotation"),
+        spmd_backend=raw.get("spmd_backend"),
         overrides=raw.get("overrides") or {},
         data_folder=Path(data["folder"]) if data else None,
         seed_checkpoint=Path(checkpoint) if checkpoint else None,

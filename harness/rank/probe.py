@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from harness.rank import world
 from harness.rank.after_update import AfterUpdate
@@ -79,6 +80,8 @@ class Probe:
         self.loss_targets = 0
         """Positions, valid or not, that this rank's loss function was given in this step."""
         self._saw_logits = False
+        self.saw_dtensor_logits: bool | None = None
+        """Whether the latest logits were a DTensor; None while this rank saw none."""
         self._squares: list[float] | None = None
         self._clipping = False
         """Whether clipping has begun in this step."""
@@ -196,6 +199,7 @@ class Probe:
         if self._paused or not torch.is_grad_enabled():  # without gradients it is validation
             return
         self._saw_logits = True
+        self.saw_dtensor_logits = isinstance(logits, DTensor)
         self.loss_targets += int(local_part(labels).numel())
         self._cross_entropy.add(logits, labels)
 

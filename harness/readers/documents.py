@@ -115,6 +115,7 @@ _JOB: Mapping[str, Shape] = {
     "without_fixes": _TEXTS,
     "pipeline_schedule": _TEXT,
     "cp_rotation": _TEXT,
+    "spmd_backend": _TEXT,
     "repeat": _TEXT,
     "sample_steps": _STEPS,
     "segments": _OBJECTS,
@@ -146,6 +147,7 @@ _FAULT: Mapping[str, Shape] = {
 
 _IN_FORCE: Mapping[str, Shape] = {
     "degrees": _COUNTS_SEEN,
+    "spmd_backend": _TEXT,
     "param_dtype": _TEXT,
     "mixed_precision_param": _TEXT,
     "float8": _OBJECT,

@@ -157,6 +157,7 @@ def read_spec(path: Path) -> SetSpec | None:
             techniques=tuple(Technique(name) for name in job["techniques"]),
             pipeline_schedule=job["pipeline_schedule"],
             cp_rotation=job["cp_rotation"],
+            spmd_backend=job.get("spmd_backend"),
             overrides=job["overrides"],
             inject=job["inject"],
             without_fixes=tuple(job["without_fixes"]),

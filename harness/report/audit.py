@@ -17,13 +17,18 @@ from harness.report.view import ConfigChange, Named
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 
 
-def techniques_of(spec: SetSpec) -> tuple[str, ...]:
-    """Techniques, schedule and rotation of a set, for one table cell."""
+def techniques_of(spec: SetSpec, control: SetSpec | None = None) -> tuple[str, ...]:
+    """Techniques, schedule and rotation of a set, for one table cell.
+
+    Its SPMD backend too, where it is another than its control's.
+    """
     named = [technique.value.replace("_", " ") for technique in spec.techniques]
     if schedule := _named_schedule(spec):
         named.append(plain(schedule))
     if spec.cp_rotation:
         named.append(f"CP {plain(spec.cp_rotation)}")
+    if control is not None and spec.spmd_backend not in (None, control.spmd_backend):
+        named.append(str(spec.spmd_backend))
     return tuple(named)
 
 
@@ -40,6 +45,7 @@ def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple
         Named("degrees", _named_degrees(spec), joined(map(degrees_in_force, everywhere))),
         Named("pipeline schedule", _named_schedule(spec), joined(map(_schedule, everywhere))),
         Named("CP rotation", spec.cp_rotation or "", _text(seen.get("cp_rotation"))),
+        Named("SPMD backend", spec.spmd_backend or "", _text(seen.get("spmd_backend"))),
         Named("compile", _yes(Technique.COMPILE in named), _compile(_table(seen, "compile"))),
         Named("async TP", _yes(Technique.ASYNC_TP in named), _async_tp(_table(seen, "async_tp"))),
         Named(

@@ -18,6 +18,7 @@ from harness.model import (
     Plan,
     Role,
     RunRecord,
+    SetSpec,
     Verdict,
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
@@ -158,6 +159,10 @@ class _Runs:
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
+    def _control_of(self, job: Job) -> SetSpec | None:
+        control = self.jobs.get(job.spec.control or "")
+        return control.spec if control else None
+
     def view(self, name: str, anchor: str) -> RunView:
         job, evidence = self.jobs.get(name), self.evidences.get(name)
         record = self.by_identity.get(job.identity) if job else self.by_name.get(name)
@@ -167,7 +172,7 @@ class _Runs:
                 view,
                 degrees=degrees_of(job),
                 world_size=job.world_size,
-                techniques=techniques_of(job.spec),
+                techniques=techniques_of(job.spec, self._control_of(job)),
                 toolchain=plain(job.toolchain.name),
                 note=plain(job.spec.note),
                 repeat=str(job.repeat) if job.repeat else "",

@@ -137,6 +137,20 @@ def technique_needs(case: Case) -> Iterator[Finding]:
 
 @necessity
 @of_titan
+def spmd_backend_exists(case: Case) -> Iterator[Finding]:
+    """Only torchtitan 0.3 has SPMD backends to choose from."""
+    spec, toolchain = case.job.spec, case.job.toolchain
+    if spec.spmd_backend is not None and toolchain.dialect != "titan_0_3":
+        yield Finding(
+            "spmd_backend",
+            f"{spec.spmd_backend} is named, and torchtitan {toolchain.versions.get('torchtitan')} "
+            f"of toolchain {toolchain.name} has no SPMD backends",
+            "leave it out, or name it where torchtitan 0.3 trains",
+        )
+
+
+@necessity
+@of_titan
 def model_divisible(case: Case) -> Iterator[Finding]:
     """Attention heads divide over TP, and every pipeline stage gets a layer's worth of model."""
     shape, tp = case.job.spec.train_config.model, case.degrees.tp

@@ -69,6 +69,7 @@ def job_payload(
         "techniques": [technique.value for technique in spec.techniques],
         "pipeline_schedule": spec.pipeline_schedule,
         "cp_rotation": spec.cp_rotation,
+        "spmd_backend": spec.spmd_backend,
         "train_config": {
             "path": config.path,
             "module": config.module,

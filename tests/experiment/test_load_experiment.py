@@ -113,6 +113,61 @@ note = "why"
     assert test.note == "why"
 
 
+BACKENDS = """
+schema = 1
+[trainer]
+train_config = "base.toml"
+spmd_backend = "partial_dtensor"
+[control]
+parallelism = { dp_shard = 2 }
+[controls.other]
+parallelism = { dp_shard = 2 }
+spmd_backend = "full_dtensor"
+[[test]]
+name = "of_the_experiment"
+parallelism = { tp = 2 }
+[[test]]
+name = "of_its_control"
+control = "other"
+parallelism = { tp = 2 }
+[[test]]
+name = "elsewhere"
+control = "other"
+toolchain = "torchtitan-0.3.0-torch-2.13"
+parallelism = { tp = 2 }
+[[test]]
+name = "its_own"
+control = "other"
+parallelism = { tp = 2 }
+spmd_backend = "spmd_types"
+"""
+
+
+def test_an_spmd_backend_is_said_of_an_experiment_a_control_and_a_set(load):
+    experiment = load(BACKENDS)
+    assert [spec.spmd_backend for spec in experiment.controls] == [
+        "partial_dtensor",
+        "full_dtensor",
+    ]
+    assert {spec.name: spec.spmd_backend for spec in experiment.tests} == {
+        "of_the_experiment": "partial_dtensor",
+        "of_its_control": "full_dtensor",
+        "elsewhere": "partial_dtensor",  # of another toolchain than its control
+        "its_own": "spmd_types",
+    }
+    assert load(MINIMAL).tests[0].spmd_backend is None
+
+
+def test_an_unknown_spmd_backend_is_refused_with_the_nearest(load):
+    with pytest.raises(ConfigError, match=r"spmd_backend of .*did you mean 'spmd_types'"):
+        load(MINIMAL + 'spmd_backend = "spmd_type"\n')
+
+
+def test_an_spmd_backend_is_not_set_by_its_config_key(load):
+    with pytest.raises(ConfigError, match=r"is not set here.*use spmd_backend"):
+        load(MINIMAL + 'set = { "parallelism.spmd_backend" = "full_dtensor" }\n')
+
+
 def test_repeats_are_kinds_with_seeds(load):
     written = 'repeats = ["permute", "ulp", "ulp.2", "rerun.10"]'
     experiment = load(MINIMAL.replace("schema = 1", f"schema = 1\n{written}"))
@@ -427,7 +482,7 @@ def test_a_folder_and_a_device_are_no_files(folder):
 
 WORDS = """schema name seed repeats probe cadence anchor calibration margin trainer control
 controls test matrix parallelism tp dp_shard set
-techniques waive tolerance loss train_config note inject cp_rotation x"""
+techniques waive tolerance loss train_config note inject cp_rotation spmd_backend x"""
 KEYS = st.sampled_from(WORDS.split()) | st.text(string.ascii_letters, max_size=4)
 LEAVES = (
     st.none()

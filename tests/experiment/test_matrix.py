@@ -67,6 +67,20 @@ cp_rotation = ["allgather", "alltoall"]
     assert (sets[0].pipeline_schedule, sets[0].cp_rotation) == (None, None)
 
 
+def test_spmd_backends_vary_as_schedules_do(expand):
+    sets = expand(
+        "parallelism = { dp_shard = [2], tp = [1, 2] }\n"
+        'spmd_backend = ["spmd_types", "partial_dtensor"]'
+    )
+    assert names(sets) == [
+        "fsdp2_spmd_types",
+        "fsdp2_partial_dtensor",
+        "fsdp2_tp2_spmd_types",
+        "fsdp2_tp2_partial_dtensor",
+    ]
+    assert [each.spmd_backend for each in sets] == ["spmd_types", "partial_dtensor"] * 2
+
+
 def test_data_parallel_layouts_have_their_own_names(expand):
     sets = expand("parallelism = { dp_replicate = [1, 2], dp_shard = [1, 2] }")
     assert names(sets) == ["fsdp1", "fsdp2", "ddp2", "hsdp2x2"]

@@ -34,6 +34,10 @@ from harness.plan import describe
             "same token budget by gradient accumulation",
         ),
         (
+            "parallelism = { dp_shard = 2 }\nspmd_backend = 'full_dtensor'",
+            "SPMD backend full_dtensor against partial_dtensor: FSDP",
+        ),
+        (
             'parallelism = { dp_shard = 2 }\nset = { "training.max_norm" = 2 }',
             "the control's parallelism and techniques, with other settings",
         ),
@@ -54,6 +58,7 @@ def test_a_row_says_what_a_set_costs(planner):
     row = describe(plan)[1]
     assert (row.name, row.control, row.toolchain) == ("t", "control", "torchtitan-0.3.0")
     assert row.techniques == ("float8", "Interleaved1F1B")
+    assert row.spmd_backend == "partial_dtensor"  # the default on torch 2.13
     assert (row.world_size, row.tokens_per_step, row.steps) == (8, 2048, 20)
     assert (row.local_batch_size, row.global_batch_size, row.seq_len) == (4, 8, 256)
     assert (row.gradient_accumulation_steps, row.note) == (1, "why")

@@ -84,6 +84,7 @@ OTHER = {
     "techniques": replace(SPEC, techniques=(Technique.COMPILE,)),
     "schedule": replace(SPEC, pipeline_schedule="GPipe"),
     "rotation": replace(SPEC, cp_rotation="alltoall"),
+    "SPMD backend": replace(SPEC, spmd_backend="full_dtensor"),
     "override value": replace(SPEC, overrides={"lr_scheduler.warmup_steps": 3}),
     "override type": replace(SPEC, overrides={"lr_scheduler.warmup_steps": 2.0}),
     "override key": replace(SPEC, overrides={"lr_scheduler.decay_steps": 2}),

@@ -43,6 +43,7 @@ KEPT = {
     "sequence-divisible": "parallelism = { dp_shard = 2, cp = 2, tp = 2 }",
     "technique-needs": "parallelism = { dp_shard = 2, tp = 2 }\n"
     'techniques = ["compile", "async_tp", "float8", "float8_tp"]',
+    "spmd-backend-exists": FSDP_2 + '\nspmd_backend = "full_dtensor"',
     "model-divisible": "parallelism = { dp_shard = 2, tp = 2 }",
     "expert-degree-divides": "parallelism = { dp_shard = 2, tp = 2, ep = 4 }",
     "ranks-fit": "parallelism = { dp_shard = 2, tp = 2 }",
@@ -78,6 +79,11 @@ BROKEN = [
     ("technique-needs", FSDP_2 + '\npipeline_schedule = "1F1B"'),
     ("technique-needs", FSDP_2 + '\ncp_rotation = "alltoall"'),
     ("technique-needs", 'parallelism = { dp_shard = 2, cp = 2 }\ncp_rotation = "alltoall"'),
+    (
+        "spmd-backend-exists",
+        FSDP_2 + '\ntoolchain = "torchtitan-0.2.2"\nspmd_backend = "full_dtensor"\n'
+        'waive = ["same-initial-weights"]',
+    ),
     ("model-divisible", "parallelism = { dp_shard = 2, tp = 4 }"),
     ("model-divisible", "parallelism = { dp_shard = 2, pp = 7 }"),
     ("expert-degree-divides", "parallelism = { dp_shard = 2, ep = 3 }"),

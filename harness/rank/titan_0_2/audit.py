@@ -33,6 +33,7 @@ def write_in_force(
     mine["attention"] = sorted({type(m).__name__ for m in modules if _is_attention(m)})
     mine["compiled"] = sorted(_compiled(trainer.model_parts))
     mine["tp_styles"] = prepared.float8_styles.applied if prepared.float8_styles else 0
+    mine["spmd_backends"] = []  # torchtitan 0.2 has none to choose from
     config = flattened(trainer.job_config)
     audit.write_in_force(probe.folder, trainer, probe, mine, config, built.declared)
 

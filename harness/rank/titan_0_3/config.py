@@ -110,8 +110,8 @@ def _implied(job: Job) -> Iterable[tuple[str, Any]]:
     yield "parallelism.expert_parallel_degree", degrees.ep
     if job.pipeline_schedule and not seed:
         yield "parallelism.pipeline_parallel_schedule", job.pipeline_schedule
-    # 0.3.0's default, spmd_types, does not work with tensor parallelism on torch 2.13.
-    yield "parallelism.spmd_backend", "partial_dtensor"
+    if job.spmd_backend:
+        yield "parallelism.spmd_backend", job.spmd_backend
     yield "training.steps", job.steps
     if job.device == "cpu" or degrees.pp > 1:
         yield "training.disable_cuda_graphs", True

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 
 def prepare_torchtitan() -> None:
     build_masks_eagerly()
+    exchange_uneven_parts()
     end_without_sleeping()
 
 
@@ -18,6 +23,28 @@ def build_masks_eagerly() -> None:
 
     attention._compiled_create_block_mask = create_block_mask
     ring._compiled_create_block_mask = create_block_mask
+
+
+def exchange_uneven_parts() -> None:
+    """Let ``all_to_all`` take lists of tensors of different sizes, as NCCL does.
+
+    Experts get their tokens so by ``spmd_types``. gloo wants one size for all in a list, and takes
+    any in one tensor with split sizes.
+    """
+    import torch.distributed as dist
+
+    def all_to_all(
+        outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], group: Any = None
+    ) -> None:
+        sent = torch.cat([part.reshape(-1) for part in inputs])
+        sizes = [part.numel() for part in outputs]
+        received = sent.new_empty(sum(sizes))
+        own = [part.numel() for part in inputs]
+        dist.all_to_all_single(received, sent, sizes, own, group=group)
+        for part, values in zip(outputs, received.split(sizes), strict=True):
+            part.copy_(values.view_as(part))
+
+    dist.all_to_all = all_to_all
 
 
 def end_without_sleeping() -> None:

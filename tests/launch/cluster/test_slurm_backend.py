@@ -151,6 +151,7 @@ def test_impossible_request_is_refused_in_slurms_words(backend, tmp_path, option
     assert not error.value.for_now
 
 
+@pytest.mark.usefixtures("slurm_installed")
 def test_request_that_pends_for_ever_is_told_from_one_that_waits(tmp_path):
     tight = "PartitionName=main Nodes=node1,node2 Default=YES MaxTime=5 MaxNodes=1 State=UP"
     with slurm_daemons(partitions=[tight], settings={"EnforcePartLimits": "NO"}) as cluster:
@@ -166,6 +167,7 @@ def test_request_that_pends_for_ever_is_told_from_one_that_waits(tmp_path):
         assert not states[held].never
 
 
+@pytest.mark.usefixtures("slurm_installed")
 def test_job_that_waits_for_nodes_to_come_back_may_yet_start(tmp_path):
     with slurm_daemons(settings={"ReturnToService": 0}) as cluster:
         backend = Slurm(cluster.environment)
@@ -176,6 +178,7 @@ def test_job_that_waits_for_nodes_to_come_back_may_yet_start(tmp_path):
         assert (state.phase, state.never) == (Phase.PENDING, False)
 
 
+@pytest.mark.usefixtures("slurm_installed")
 def test_job_that_slurm_has_forgotten_is_unknown(tmp_path):
     with slurm_daemons(settings={"MinJobAge": 2}) as cluster:
         backend = Slurm(cluster.environment)
