@@ -11,7 +11,7 @@ from proof.regimes import Regime, home_of, regime_of
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
-from harness.model import Precision, Repeat, RepeatKind
+from harness.model import DEFAULT_REPEATS, Precision, Repeat, RepeatKind
 from harness.plan.sizes import precision_of
 
 ROOT = Path(__file__).parents[2]
@@ -176,13 +176,11 @@ def test_control_and_test_sets_are_of_the_regime(folder, regime):
 
 
 def test_low_precision_gets_the_repeats_that_users_get(folder):
-    def repeats(regime: Regime) -> tuple[tuple[Repeat, ...], tuple[Repeat, ...]]:
-        experiment = load_experiment(part(folder, regime).catalogue.matrices[0].path)
-        return experiment.repeats, experiment.low_precision_repeats
+    def repeats(regime: Regime) -> tuple[Repeat, ...]:
+        return load_experiment(part(folder, regime).catalogue.matrices[0].path).repeats
 
-    assert repeats(Regime.FP32)[0] == (Repeat(RepeatKind.ULP),)
-    kinds = {repeat.kind for repeat in repeats(Regime.MIXED)[1]}
-    assert kinds == {RepeatKind.RERUN, RepeatKind.ROUNDING, RepeatKind.PERMUTE}
+    assert repeats(Regime.FP32) == (Repeat(RepeatKind.ULP),)
+    assert repeats(Regime.MIXED) == DEFAULT_REPEATS
 
 
 def test_in_fp32_a_matrix_is_run_as_it_is_written(folder):
