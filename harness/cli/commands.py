@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.console import Console
 from harness import corpus
 from harness.calibrations import FILE, Learnt, write_calibrations
 from harness.cli import matrix
+from harness.cli.explaining import explain
 from harness.cli.learnt import keep, learn, read_given, read_judged_by
 from harness.cli.nights import history_of, remember
 from harness.cli.running import Ran, gpu_ids, run_jobs
@@ -21,7 +22,7 @@ from harness.cli.showing import show_verdicts
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
 from harness.history import History
-from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData
+from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData, Verdict
 from harness.store import Store, require_writable, slug
 
 
@@ -47,6 +48,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     folder = arguments.out or Path("reports") / slug(plan.experiment.name)
     require_writable(folder)  # now, not after an hour of training
     ran = run_jobs(plan, store, arguments, console)
+
+    def explained(verdicts: Sequence[Verdict]) -> None:
+        explain(console, plan, verdicts, folder, store=store, arguments=arguments)
+
     return conclude(
         console,
         plan,
@@ -58,6 +63,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         given=given,
         only=only,
         begun=begun,
+        then=explained if arguments.explain else None,
     )
 
 
@@ -73,13 +79,14 @@ def conclude(
     given: Mapping[str, Learnt] | None,
     only: Sequence[str] | None,
     begun: float | None,
+    then: Callable[[Sequence[Verdict]], None] | None = None,
 ) -> ExitCode:
     """Calibrate unless a calibration is given, judge, report, and say what it comes to.
 
     ``only``: what the plan was made of, to judge it again later; None: the matrix is not finished,
     so that is not wanted, and it is no night of the history.
     ``begun`` is the time of the monotonic clock when the command began; None for one that did not
-    wait for the runs, whose own time says nothing.
+    wait for the runs, whose own time says nothing. ``then`` is called with the verdicts at the end.
     """
     finished = SavedMatrix(
         plan, ran.records, matrix.versions_of(plan), _entropy_floor(plan, ran.data)
@@ -107,6 +114,8 @@ def conclude(
             folder=folder,
             wall_s=wall_s,
         )
+    if then is not None:
+        then(judged.verdicts)
     return exit_code(judged.verdicts)
 
 

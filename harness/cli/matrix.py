@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,8 +23,10 @@ from harness.model import (
     Evidence,
     Experiment,
     Job,
+    Judgement,
     Launcher,
     Plan,
+    Precision,
     Role,
     RunRecord,
     RunStatus,
@@ -215,6 +218,17 @@ def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
     )
 
 
+def may_be_rounding(job: Job, verdict: Verdict) -> bool:
+    """Whether a verdict is a failure that the same set in float32 would tell more of."""
+    low = job.precision is not Precision.FP32
+    return low and job.spec.command is None and verdict.judgement is Judgement.FAIL
+
+
+def explain_command(plan: Plan, name: str) -> str:
+    """What to type to have a failure of low precision explained."""
+    return shlex.join(("converge", "run", str(plan.experiment.path), "--only", name, "--explain"))
+
+
 class Pair(NamedTuple):
     """What is judged, against what, and by the repeats of which control."""
 
@@ -270,19 +284,20 @@ def judge_matrix(
     for job, against, calibrated, matched, reference in pairs_of(plan):
         test, control = evidences[job.name], evidences[against.name]
         calibration = calibrations[calibrated]
-        verdicts.append(
-            judge(
-                test,
-                control,
-                calibration,
-                spec=job.spec,
-                control_spec=against.spec,
-                own_start=job.needs != against.needs or against.golden is not None,
-                measure=Measure(evidences[matched], evidences[reference])
-                if matched and reference
-                else None,
-            )
+        verdict = judge(
+            test,
+            control,
+            calibration,
+            spec=job.spec,
+            control_spec=against.spec,
+            own_start=job.needs != against.needs or against.golden is not None,
+            measure=Measure(evidences[matched], evidences[reference])
+            if matched and reference
+            else None,
         )
+        if may_be_rounding(job, verdict):
+            verdict = replace(verdict, next_command=explain_command(plan, job.name))
+        verdicts.append(verdict)
         envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
     view = build_view(
         title=plan.experiment.name,

@@ -62,6 +62,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the reports go (default: reports/NAME of the experiment)",
     )
+    run.add_argument(
+        "--explain",
+        action="store_true",
+        help="run what failed in less than float32 again in float32, and say whether the "
+        "difference is made by rounding",
+    )
     add_history_file(run)
     _cluster_arguments(run)
     _calibration_argument(run)

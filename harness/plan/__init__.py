@@ -4,6 +4,7 @@ from harness.plan.describe import PlanRow, describe
 from harness.plan.golden import judged_by
 from harness.plan.identity import broken_by, identity_facts
 from harness.plan.make import make_plan
+from harness.plan.references import in_float32
 from harness.plan.select import select, select_controls
 from harness.plan.sizes import precision_of
 
@@ -12,6 +13,7 @@ __all__ = [
     "broken_by",
     "describe",
     "identity_facts",
+    "in_float32",
     "judged_by",
     "make_plan",
     "precision_of",

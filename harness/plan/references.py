@@ -19,6 +19,7 @@ from harness.model import Experiment, Job, Precision, Role, SetSpec, Technique
 from harness.plan.sizes import DTYPE_KEYS, FLOAT8_RECIPES, Numerics, numerics_of
 
 FLOAT32 = "float32"
+FLOAT32_NUMERICS = Numerics((), FLOAT32, FLOAT32)
 _STEPS = "training.steps"
 _COARSE = FLOAT8_RECIPES | {Technique.FLOAT8_TP, Technique.BF16}
 
@@ -73,6 +74,25 @@ def references_of(experiment: Experiment, jobs: Mapping[str, Job]) -> References
     return References(tuple(short), measures)
 
 
+def in_float32(experiment: Experiment) -> Experiment:
+    """The experiment with every set in float32, and all else as it is.
+
+    What was learnt of another precision, a calibration or golden, is left out.
+    """
+
+    def plain(spec: SetSpec) -> SetSpec:
+        return _with_numerics(spec, FLOAT32_NUMERICS)
+
+    return replace(
+        experiment,
+        controls=tuple(map(plain, experiment.controls)),
+        tests=tuple(map(plain, experiment.tests)),
+        anchor=plain(experiment.anchor) if experiment.anchor is not None else None,
+        calibration=None,
+        baseline=None,
+    )
+
+
 def _reference_of(control: Job, extra: dict[str, tuple[SetSpec, Role]]) -> str:
     """Name of the run in float32; one that is not there is added to ``extra``."""
     if control.precision is Precision.FP32:
@@ -96,7 +116,7 @@ def _differ(test: Job, control: Job) -> bool:
 
 
 def _in_float32(control: SetSpec) -> SetSpec:
-    return _short(control, FLOAT32, Numerics((), FLOAT32, FLOAT32))
+    return _short(control, FLOAT32, FLOAT32_NUMERICS)
 
 
 def _with_numerics_of(test: SetSpec, control: SetSpec) -> SetSpec:
@@ -109,16 +129,15 @@ def _with_numerics_of(test: SetSpec, control: SetSpec) -> SetSpec:
 
 def _short(control: SetSpec, name: str, numerics: Numerics) -> SetSpec:
     """A control as a run of one step in another precision."""
-    kept = [technique for technique in control.techniques if technique not in _COARSE]
+    made = _with_numerics(control, numerics)
+    overrides = {**made.overrides, _STEPS: 1}
+    return replace(made, name=f"{control.name}.{name}", overrides=overrides, note="")
+
+
+def _with_numerics(spec: SetSpec, numerics: Numerics) -> SetSpec:
+    """A set that computes in something else."""
+    kept = [technique for technique in spec.techniques if technique not in _COARSE]
+    types = dict(zip(DTYPE_KEYS, (numerics.stored, numerics.computed), strict=True))
     return replace(
-        control,
-        name=f"{control.name}.{name}",
-        techniques=(*kept, *numerics.float8),
-        overrides={
-            **control.overrides,
-            DTYPE_KEYS[0]: numerics.stored,
-            DTYPE_KEYS[1]: numerics.computed,
-            _STEPS: 1,
-        },
-        note="",
+        spec, techniques=(*kept, *numerics.float8), overrides={**spec.overrides, **types}
     )

@@ -5,6 +5,7 @@ from plan_examples import CONTROL, HEAD
 
 from harness.errors import ConfigError
 from harness.model import FROZEN_STEPS, Precision, Role
+from harness.plan import in_float32, precision_of
 
 MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }'
 MIXED_CONTROL = f"[control]\nparallelism = {{ dp_shard = 2 }}\n{MIXED}\n"
@@ -109,3 +110,14 @@ def test_a_set_cannot_take_the_name_of_a_short_run(planner):
     taken = TP.replace('"tp"', '"control.float32"')
     with pytest.raises(ConfigError, match=r"control\.float32.*is made for its control"):
         planner.text(HEAD + MIXED_CONTROL + taken + MIXED)
+
+
+def test_an_experiment_in_float32_is_the_same_but_for_what_it_computes_in(planner):
+    plan = planner.text(HEAD + MIXED_CONTROL + TP + MIXED + "\n" + BF16.replace("bf16", "b", 1))
+    made = in_float32(plan.experiment)
+    for spec in (*made.controls, *made.tests):
+        assert precision_of(spec) is Precision.FP32
+        assert spec.techniques == ()
+    assert [spec.name for spec in made.tests] == ["tp", "b"]
+    assert made.tests[0].parallelism == plan.job("tp").spec.parallelism
+    assert "training.steps" not in made.tests[0].overrides

@@ -1,0 +1,72 @@
+"""What a run in float32 tells of a failure in low precision."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness.cli.explaining import explain, explanation
+from harness.cli.matrix import explain_command, load_plan, may_be_rounding
+from harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
+from harness.store import Store
+from harness.toolchain import assume_toolchain
+
+
+def check(name, outcome, onset=None, tensors=()):
+    deviations = tuple(Deviation(tensor, onset or 0, 0.02, 0.01) for tensor in tensors)
+    return Check(name, "…", Tier.FIRST_STEP, outcome, onset=onset, deviations=deviations)
+
+
+LOW = Verdict(
+    "tp2",
+    "fsdp2",
+    Judgement.FAIL,
+    cause="8 gradients are wrong by more than rounding",
+    checks=(
+        check("gradients-envelope", Outcome.FAIL, 4, ["tok_embeddings.weight"]),
+        check("gradient-errors", Outcome.FAIL, 1, ["norm.weight", "a", "b", "c", "d"]),
+        check("loss-first-step", Outcome.PASS),
+    ),
+)
+
+
+def test_a_set_that_passes_in_float32_differs_by_rounding_and_where_it_began_is_named():
+    told = explanation(LOW, Verdict("tp2", "fsdp2", Judgement.PASS))
+    assert told == (
+        "tp2 in float32: PASS. It is right in float32; the difference is made by rounding in "
+        "norm.weight, a, b and 2 more, from step 1 on"
+    )
+
+
+def test_a_set_that_fails_in_float32_has_that_cause():
+    sharp = Verdict("tp2", "fsdp2", Judgement.FAIL, cause="gradients are doubled", onset_step=1)
+    told = explanation(LOW, sharp)
+    assert told == "tp2 in float32: FAIL at step 1. It is no rounding: gradients are doubled"
+
+
+@pytest.mark.parametrize("judgement", [Judgement.INVALID, Judgement.ERROR, Judgement.INCONCLUSIVE])
+def test_a_set_without_an_answer_in_float32_claims_nothing(judgement):
+    told = explanation(LOW, Verdict("tp2", "fsdp2", judgement, cause="out of memory"))
+    assert (
+        told == f"tp2 in float32: {judgement.value}, which tells nothing of rounding: out of memory"
+    )
+
+
+def test_a_verdict_without_tensors_names_none():
+    bare = Verdict("tp2", "fsdp2", Judgement.FAIL, checks=(check("loss", Outcome.FAIL, 3),))
+    told = explanation(bare, Verdict("tp2", "fsdp2", Judgement.PASS))
+    assert told.endswith("made by rounding")
+
+
+def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
+    smoke = Path(__file__).parents[2] / "experiments" / "smoke.toml"
+    plan = load_plan(smoke, (), on_gpu=False, find=assume_toolchain)
+    passed = Verdict("mixed_tp2", "fsdp2_mixed", Judgement.PASS)
+    assert may_be_rounding(plan.job("mixed_tp2"), LOW)
+    assert not may_be_rounding(plan.job("mixed_tp2"), passed)
+    assert not may_be_rounding(plan.job("ddp2"), LOW)  # it computes in float32 already
+    assert explain_command(plan, "mixed_tp2").endswith("smoke.toml --only mixed_tp2 --explain")
+    nobody = argparse.Namespace(slots=None)
+    explain(Console(), plan, [passed], tmp_path, store=Store(tmp_path), arguments=nobody)
+    assert "nothing failed in low precision" in capsys.readouterr().out
