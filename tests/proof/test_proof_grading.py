@@ -113,7 +113,8 @@ def measured(ratio: float, scale: float = 0.0, loss: float = 0.0) -> list[dict]:
     named = SimpleNamespace(name="control.matched")
     checks = []
     for question in (gradient_errors, gradient_scale, frozen_loss):
-        finding = question.ask(errors=found, measure=Measure(named, named))
+        given = {"errors": found, "measure": Measure(named, named), "test": named, "control": named}
+        finding = question.ask(**{name: given[name] for name in question.inputs})
         about = {"measured": finding.measured, "limit": finding.limit.value}
         checks.append(
             {
