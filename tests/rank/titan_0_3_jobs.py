@@ -16,6 +16,9 @@ from harness.rank.job import read_job
 
 ROOT = Path(__file__).parents[2]
 TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug.toml"
+TORCH = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
+SPMD_BACKEND = "spmd_types" if TORCH >= (2, 15) else "partial_dtensor"
+"""The default of a plan (``harness/plan/backends.py``)."""
 DEGREES = {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
 
 
@@ -38,9 +41,11 @@ def preload():
         entry.preload("titan_0_3", "cpu")
 
 
-def write_job(folder, *, data=None, model=None, loader="converge", **changes):
-    """``folder/job.json`` for the shipped train config; keywords replace entries or degrees."""
-    settings = tomllib.loads(TRAIN_CONFIG.read_text())
+def write_job(
+    folder, *, data=None, model=None, loader="converge", train_config=TRAIN_CONFIG.name, **changes
+):
+    """``folder/job.json`` for a shipped train config; keywords replace entries or degrees."""
+    settings = tomllib.loads(TRAIN_CONFIG.with_name(train_config).read_text())
     ours = settings.pop("converge")
     degrees = {name: changes.pop(name, default) for name, default in DEGREES.items()}
     raw = {
@@ -53,8 +58,9 @@ def write_job(folder, *, data=None, model=None, loader="converge", **changes):
         "seed": 42,
         "steps": 3,
         "parallelism": degrees,
+        "spmd_backend": SPMD_BACKEND,
         "train_config": {
-            "path": "train_configs/llama3_debug.toml",
+            "path": f"train_configs/{train_config}",
             "module": ours["module"],
             "config": ours["config"],
             "model": ours["model"] if model is None else model,
