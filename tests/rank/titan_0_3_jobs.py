@@ -42,10 +42,10 @@ def preload():
 
 
 def write_job(
-    folder, *, data=None, model=None, loader="converge", train_config=TRAIN_CONFIG.name, **changes
+    folder, *, data=None, model=None, loader="converge", base=TRAIN_CONFIG.name, **changes
 ):
     """``folder/job.json`` for a shipped train config; keywords replace entries or degrees."""
-    settings = tomllib.loads(TRAIN_CONFIG.with_name(train_config).read_text())
+    settings = tomllib.loads(TRAIN_CONFIG.with_name(base).read_text())
     ours = settings.pop("converge")
     degrees = {name: changes.pop(name, default) for name, default in DEGREES.items()}
     raw = {
@@ -60,7 +60,7 @@ def write_job(
         "parallelism": degrees,
         "spmd_backend": SPMD_BACKEND,
         "train_config": {
-            "path": f"train_configs/{train_config}",
+            "path": f"train_configs/{base}",
             "module": ours["module"],
             "config": ours["config"],
             "model": ours["model"] if model is None else model,
