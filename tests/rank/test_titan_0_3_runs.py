@@ -129,7 +129,10 @@ def test_experts_get_their_tokens_by_every_spmd_backend(runs):
     """gloo takes no lists of tensors of several sizes, which is how spmd_types sends tokens."""
     if jobs.TORCH < (2, 15):
         pytest.skip("needs torchtitan 0.3 on torch 2.15, whose default is spmd_types")
-    experts = {"base": "moe_debug.toml", "seed_checkpoint": None, "ep": 2, "steps": 1}
+    base = {"base": "moe_debug.toml"}
+    assert runs.torchrun("moe", role="seed checkpoint", **base).returncode == 0
+    seed = str(runs.folder / "moe" / "checkpoint" / "step-0")
+    experts = {**base, "seed_checkpoint": seed, "ep": 2, "steps": 1}
     found = {}
     for backend in ("spmd_types", "partial_dtensor"):
         found[backend], in_force = runs.run(f"ep2_{backend}", spmd_backend=backend, **experts)

@@ -99,8 +99,8 @@ class Runs(RunFolders):
         ranks = 1
         if changes.get("role") != "seed checkpoint":
             changes = {"seed_checkpoint": self.seed_checkpoint, **changes}
-            for degree in degrees.values():
-                ranks *= degree
+            for name_of_degree, degree in degrees.items():
+                ranks *= 1 if name_of_degree == "ep" else degree  # made of the other ranks
         path = write_job(self.folder / name, data=self.data, **changes)
         place = [] if segment is None else ["--segment", segment]
         return torchrun("titan_0_3", ranks, [path, *place], folder=ROOT, max_restarts=max_restarts)
