@@ -18,6 +18,7 @@ An experiment file (``schema = 1``)::
     kind = "torchtitan"             # the default, or "command"
     train_config = "train_configs/llama3_debug.toml"
     toolchain = "torchtitan-0.3.0"  # the default
+    spmd_backend = "spmd_types"     # the default on torch 2.15; of a control or a test, too
     startup_timeout_s = 600         # launch to first finished step
     progress_timeout_s = 300        # between two finished steps
     cpu_ranks = 4                   # ranks side by side on a CPU; default: the launcher decides

@@ -20,10 +20,24 @@ import torch.distributed as dist
 def prepare_torch() -> None:
     """Adapt torch, once per process; one thread, so that sums are the same everywhere."""
     torch.set_num_threads(1)
+    stay_forkable()
     select_cpu()
     give_cpu_memory_statistics()
     ignore_device_ids_of_barriers()
     sum_gradients_without_premultiplication()
+
+
+@functools.cache
+def stay_forkable() -> None:
+    """Let a process that has torch be forked, and the fork train.
+
+    A torch with CUDA pretends to have eight devices once anything was computed on fake tensors, as
+    DTensor does of every new operator. The next backward pass then starts a thread for each: such a
+    process cannot be forked, and in a fork those threads meet in mending torch's thread pool, which
+    sometimes aborts ("Invalid thread pool!"). So there are none, and every fork mends it at once.
+    """
+    torch._C._ensureCUDADeviceGuardSet = lambda: None
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def select_cpu() -> None:

@@ -11,6 +11,7 @@ import titan_0_3_jobs as jobs
 
 jobs.require_titan_0_3()
 
+EMPTY_STAGE = {"pp": 2, "cp": 2, "pipeline_schedule": "Interleaved1F1B", "rank": 4}
 MEASURED = Path(__file__).with_name("measured_tensors.py")
 
 
@@ -76,10 +77,7 @@ def test_a_gpu_job_of_four_dimensions_has_real_float8_layers(tmp_path):
     [
         ({"tp": 4}, "parallelism.tp"),  # 2 heads of keys and values
         # Of 4 layers none is left for the last of 4 stages, which rank 4 of 8 holds.
-        (
-            {"pp": 2, "cp": 2, "pipeline_schedule": "Interleaved1F1B", "rank": 4},
-            "parallelism.pp",
-        ),
+        (EMPTY_STAGE | {"spmd_backend": "partial_dtensor"}, "parallelism.pp"),
         ({"overrides": {"training.seq_lenn": 64}}, "training.seq_lenn"),
     ],
 )

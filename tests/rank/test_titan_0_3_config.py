@@ -36,7 +36,7 @@ def test_the_config_holds_what_the_job_says(build, tmp_path):
         "parallelism.tensor_parallel_degree": 2,
         "parallelism.pipeline_parallel_degree": 2,
         "parallelism.pipeline_parallel_schedule": "Interleaved1F1B",
-        "parallelism.spmd_backend": "partial_dtensor",
+        "parallelism.spmd_backend": jobs.SPMD_BACKEND,
         "training.steps": 3,
         "training.disable_cuda_graphs": True,
         "debug.seed": 42,
@@ -50,6 +50,15 @@ def test_the_config_holds_what_the_job_says(build, tmp_path):
     assert {key: built.flat[key] for key in expected} == expected
     assert set(expected) <= set(built.declared)
     assert "training.seq_len" not in built.declared
+
+
+def test_a_job_names_its_spmd_backend_or_leaves_the_train_configs(build):
+    named = build(spmd_backend="full_dtensor")
+    assert named.flat["parallelism.spmd_backend"] == "full_dtensor"
+    assert "parallelism.spmd_backend" in named.declared
+    older = build(spmd_backend=None)
+    assert older.flat["parallelism.spmd_backend"] == "spmd_types"  # torchtitan's own default
+    assert "parallelism.spmd_backend" not in older.declared
 
 
 def test_the_model_has_the_shape_of_the_train_config(build):

@@ -16,6 +16,9 @@ from harness.rank.job import read_job
 
 ROOT = Path(__file__).parents[2]
 TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug.toml"
+TORCH = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
+SPMD_BACKEND = "spmd_types" if TORCH >= (2, 15) else "partial_dtensor"
+"""The default of a plan (``harness/plan/backends.py``)."""
 DEGREES = {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
 
 
@@ -38,9 +41,11 @@ def preload():
         entry.preload("titan_0_3", "cpu")
 
 
-def write_job(folder, *, data=None, model=None, loader="converge", **changes):
-    """``folder/job.json`` for the shipped train config; keywords replace entries or degrees."""
-    settings = tomllib.loads(TRAIN_CONFIG.read_text())
+def write_job(
+    folder, *, data=None, model=None, loader="converge", base=TRAIN_CONFIG.name, **changes
+):
+    """``folder/job.json`` for a shipped train config; keywords replace entries or degrees."""
+    settings = tomllib.loads(TRAIN_CONFIG.with_name(base).read_text())
     ours = settings.pop("converge")
     degrees = {name: changes.pop(name, default) for name, default in DEGREES.items()}
     raw = {
@@ -53,8 +58,9 @@ def write_job(folder, *, data=None, model=None, loader="converge", **changes):
         "seed": 42,
         "steps": 3,
         "parallelism": degrees,
+        "spmd_backend": SPMD_BACKEND,
         "train_config": {
-            "path": "train_configs/llama3_debug.toml",
+            "path": f"train_configs/{base}",
             "module": ours["module"],
             "config": ours["config"],
             "model": ours["model"] if model is None else model,
@@ -93,8 +99,8 @@ class Runs(RunFolders):
         ranks = 1
         if changes.get("role") != "seed checkpoint":
             changes = {"seed_checkpoint": self.seed_checkpoint, **changes}
-            for degree in degrees.values():
-                ranks *= degree
+            for name_of_degree, degree in degrees.items():
+                ranks *= 1 if name_of_degree == "ep" else degree  # made of the other ranks
         path = write_job(self.folder / name, data=self.data, **changes)
         place = [] if segment is None else ["--segment", segment]
         return torchrun("titan_0_3", ranks, [path, *place], folder=ROOT, max_restarts=max_restarts)

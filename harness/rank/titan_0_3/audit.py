@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import spmd_types
 import torch
 from torchtitan.distributed import utils as distributed_utils
 from torchtitan.models.common.attention import FlexAttention
@@ -25,6 +26,8 @@ def write_in_force(trainer: Any, config: BuiltConfig, probe: Probe, happened: Ha
     )
     mine["compiled"] = [name for name, module in modules.items() if _is_compiled(module)]
     mine["tp_styles"] = 0  # torchtitan 0.3 has no Float8 styles of tensor parallelism
+    if happened.rotation is not None and any(map(_gathers_keys, modules.values())):
+        mine["rotations"] = sorted({*mine["rotations"], "allgather"})
     mine["spmd_backends"] = sorted(_backends(mine["mesh_sizes"], probe))
     audit.write_in_force(probe.folder, trainer, probe, mine, config.flat, config.declared)
 
@@ -43,6 +46,30 @@ def _backends(mesh_dims: Iterable[str], probe: Probe) -> set[str]:
     elif probe.saw_dtensor_logits is not None:  # this rank has the last stage
         found.add("full_dtensor" if probe.saw_dtensor_logits else "spmd_types")
     return found
+
+
+def _gathers_keys(module: torch.nn.Module) -> bool:
+    """Whether an attention was built so that its inputs are redistributed from shards over cp.
+
+    So ``spmd_types`` and ``full_dtensor`` gather keys and values, with no operator of its own that
+    could be counted.
+    """
+    config = getattr(module, "_sharding_config", None)
+    if not isinstance(module, FlexAttention) or config is None or not module._parallelized:
+        return False
+    before, after = config.in_src_shardings or {}, config.in_dst_shardings or {}
+    return any(
+        _over_cp(before[name]) and not _over_cp(after[name])
+        for name in before.keys() & after.keys()
+    )
+
+
+def _over_cp(layout: Any) -> bool:
+    """Whether a layout shards some dimension over context-parallel ranks."""
+    types = layout.per_axis_spmd_types() if layout is not None else {}
+    return any(
+        axis.value == "cp" and isinstance(kind, spmd_types.Shard) for axis, kind in types.items()
+    )
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -8,11 +8,13 @@ shape, and the gradient of an output has the output's shape.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.distributed.pipelining._utils import (
+    InferenceMode,
     _StageBackwardMeta,
     _StageForwardMeta,
     extract_tensor_meta,
@@ -35,6 +37,8 @@ class Neighbours:
         schedule = trainer.pp_schedule
         stages = getattr(schedule, "_stages", None) or [schedule._stage]
         self.stages = tuple(stage.stage_index for stage in stages)
+        # torch 2.15 decides for all stages at once, and refuses a fake group; before, each voted.
+        schedule._initialize_pipeline_distributed_state = _ask_for_shapes
         for stage in stages:
             stage._warmup_forward_vote = lambda *_, **__: _DYNAMIC
             stage._warmup_backward_result = lambda *_, **__: _DYNAMIC
@@ -71,7 +75,18 @@ class Neighbours:
             trainer.model_config.dim,
             dtype=TORCH_DTYPE_MAP[config.training.mixed_precision_param],
         )
-        if dims.tp_enabled:
-            placement = Shard(1) if split else Replicate()
-            local = DTensor.from_local(local, dims.get_mesh("tp"), [placement], run_check=False)
+        over_tp = Shard(1) if split else Replicate()
+        if dims.spmd_backend == "partial_dtensor" and dims.tp_enabled:
+            local = DTensor.from_local(local, dims.get_mesh("tp"), [over_tp], run_check=False)
+        elif dims.spmd_backend == "full_dtensor":
+            mesh = dims.get_activated_mesh(["dp_replicate", "dp_shard", "cp", "tp"])
+            placed = {"cp": Shard(1), "tp": over_tp}
+            placements = [placed.get(name, Shard(0)) for name in mesh.mesh_dim_names]
+            local = DTensor.from_local(local, mesh, placements, run_check=False)
         return local.requires_grad_()
+
+
+def _ask_for_shapes(stages: Sequence[Any], *_has_backward_and_transport: bool) -> None:
+    """What a schedule does once before its first step, with no rank to agree with."""
+    for stage in stages:
+        stage._inference_mode = InferenceMode.DYNAMIC
