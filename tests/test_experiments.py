@@ -31,12 +31,15 @@ TITAN_02 = replace(
     dialect="titan_0_2",
     versions={"torch": "2.13.0", "torchtitan": "0.2.2"},
 )
+OLDER_TORCH = replace(TITAN_03, name="torchtitan-0.3.0-torch-2.13")
 TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
 FRAMEWORKS = tuple(
     replace(TITAN_03, name=name, dialect="command")
     for name in ("composer-0.32.1", "deepspeed-0.19.8", "transformers-5.23.0")
 )
-TOOLCHAINS = {each.name: each for each in (TITAN_02, TITAN_03, TITAN_STREAMING, *FRAMEWORKS)}
+TOOLCHAINS = {
+    each.name: each for each in (TITAN_02, TITAN_03, OLDER_TORCH, TITAN_STREAMING, *FRAMEWORKS)
+}
 
 
 @pytest.fixture(autouse=True)

@@ -139,11 +139,12 @@ def rows_of(answers: Sequence[Answer]) -> tuple[Row, ...]:
 def gpu_hours(job: Job, throughput: float) -> float:
     """Of a job's run at a throughput in tokens per GPU and second; a seed checkpoint trains none.
 
-    The number of GPUs cancels out: half as long on twice as many.
+    The number of GPUs cancels out: half as long on twice as many. A frozen step costs as much as
+    any: what it lacks, the update, is the least of it.
     """
     if job.role is Role.SEED:
         return 0.0
-    return job.steps * job.tokens_per_step / throughput / 3600
+    return (job.steps + job.frozen) * job.tokens_per_step / throughput / 3600
 
 
 def _print(

@@ -272,7 +272,9 @@ def test_a_control_that_nobody_repeats_is_refused(tmp_path):
     )
     (tmp_path / "e.toml").write_text(unrepeated)
     assert_refused(converge("plan", "e.toml", cwd=tmp_path), "control-is-repeated")
-    waived = unrepeated.replace("[control]", '[control]\nwaive = ["control-is-repeated"]')
+    waived = unrepeated
+    for table in ("[control]", "[controls.fsdp2_mixed]"):
+        waived = waived.replace(table, f'{table}\nwaive = ["control-is-repeated"]')
     (tmp_path / "e.toml").write_text(waived)
     assert converge("plan", "e.toml", cwd=tmp_path).returncode == 0
 

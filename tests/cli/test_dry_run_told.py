@@ -1,6 +1,7 @@
 """What ``converge plan --dry-run`` makes of the answers of its processes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,8 @@ def answer(part, *, gigabytes=1, count=100, **changes):
 def test_every_pipeline_stage_of_every_set_is_built_once_and_no_repeat(plan):
     assert [(part.title, part.rank) for part in parts_of(plan.jobs)] == [
         ("fsdp8", 0),
+        ("fsdp8.float32", 0),
+        ("fsdp8.float8_mixed", 0),
         ("fsdp8_tp2_pp2, pipeline rank 0 of 2", 0),
         ("fsdp8_tp2_pp2, pipeline rank 1 of 2", 16),
         ("fsdp8_tp2_cp2_pp2, pipeline rank 0 of 2", 0),
@@ -48,7 +51,7 @@ def test_every_pipeline_stage_of_every_set_is_built_once_and_no_repeat(plan):
 
 
 def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(plan):
-    _, first, second, *_ = parts_of(plan.jobs)
+    _, _, _, first, second, *_ = parts_of(plan.jobs)
     answers = [answer(first, count=40), answer(second, gigabytes=12, count=60)]
     (row,) = told.rows_of(answers)
     assert (row.largest.part, row.seconds) == (second, 20.0)
@@ -70,7 +73,7 @@ def test_memory_is_told_in_a_unit_that_leaves_digits(plan, peak, unit):
 
 
 def test_problems_of_all_sets_are_told_with_set_and_key(plan):
-    control, first, second, *_, last = parts_of(plan.jobs)
+    control, _, _, first, second, *_, last = parts_of(plan.jobs)
     entry = {"key": "parallelism.tp", "message": "32 heads over 3", "valid": []}
     answers = [
         answer(control, sharding_problems=["norm.weight: is whole on every rank"]),
@@ -86,7 +89,7 @@ def test_problems_of_all_sets_are_told_with_set_and_key(plan):
 
 
 def test_parameters_that_no_stage_holds_are_a_problem(plan):
-    _, first, second, *_ = parts_of(plan.jobs)
+    _, _, _, first, second, *_ = parts_of(plan.jobs)
     (problem,) = problems_of([answer(first, count=40), answer(second, count=50)])
     assert str(problem) == (
         "fsdp8_tp2_pp2: parallelism.pp: the stages hold 90 parameters, the model has 100"
@@ -95,10 +98,16 @@ def test_parameters_that_no_stage_holds_are_a_problem(plan):
 
 def test_gpu_hours_follow_from_tokens_and_the_stated_throughput(plan):
     control, seed = plan.job("fsdp8"), next(job for job in plan.jobs if job.role is Role.SEED)
-    hours = 3000 * 32 * 8192 / 5000 / 3600
-    assert told.gpu_hours(control, 5000) == pytest.approx(hours)
+    step = 32 * 8192 / 5000 / 3600
+    repeats = 3 * 3000 * step
+    # The control, three test sets, and one step each of the reference and the matched control:
+    # frozen steps need converge's own loader, and these sets read torchtitan's dataset.
+    in_all = repeats + (4 * 3000 + 2) * step
+    assert told.gpu_hours(control, 5000) == pytest.approx(3000 * step)
+    frozen = replace(control, frozen=16)
+    assert told.gpu_hours(frozen, 5000) == pytest.approx(3016 * step)
     assert told.gpu_hours(seed, 5000) == 0
-    assert f"{7 * hours:,.1f} GPU-hours in all, {3 * hours:,.1f} of them" in told._cost(plan, 5000)
+    assert f"{in_all:,.1f} GPU-hours in all, {repeats:,.1f} of them" in told._cost(plan, 5000)
     assert "--throughput" in told._cost(plan, None)
 
 
