@@ -273,6 +273,8 @@ class Experiment:
     """Whether what computes in less than float32 is also judged by a run in float32."""
     frozen: int = FROZEN_STEPS
     """Batches whose gradients are compared at the initial weights, where there is a reference."""
+    frozen_sets: frozenset[str] | None = None
+    """Names of the sets that make frozen steps, in a part of an experiment; None in a whole one."""
     calibration: Path | None = None
     """A calibration file to judge by; then no repeats are made."""
     baseline: Path | None = None

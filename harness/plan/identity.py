@@ -100,7 +100,8 @@ def identity_facts(job: Job, surroundings: Surroundings) -> dict[str, Any]:
     Raises:
         KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
     """
-    facts = _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps, job.frozen)
+    # Frozen steps change no number of what is trained after them.
+    facts = _facts(job.spec, job.toolchain, job.seed, surroundings, job.sample_steps, frozen=0)
     if job.spec.recovery is not None:  # a scheduler may interrupt controls, too
         facts["recovery"] = json.loads(json.dumps(broken_by(job.spec.recovery)))
     return facts

@@ -23,10 +23,12 @@ from harness.model import (
 from harness.plan.backends import default_backend, with_backend
 from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
-from harness.plan.references import NO_REFERENCES, References, references_of
+from harness.plan.references import References, frozen_sets_of, references_of
 from harness.plan.sizes import positive, precision_of, size, size_problems
 from harness.rules import Case, apply_rules
 
+SHORT = (Role.REFERENCE, Role.MATCHED)
+"""Roles of runs that follow from others of the plan, and are held to no rules of their own."""
 CPU_PREFIX = "cpu"
 """How the hardware class of a CPU starts."""
 
@@ -51,13 +53,22 @@ def make_plan(
     """
     problems: list[Problem] = []
     jobs: dict[str, Job] = {}
-    for spec, role in _sets(experiment):
+    references = references_of(experiment)
+    for spec, role in (*_sets(experiment), *references.extra):
+        if spec.name in jobs:
+            where, why = (
+                f"{experiment.path}: {spec.name!r}",
+                "is a run that is made for its control",
+            )
+            raise ConfigError(Problem(where, f"{why}: give the set another name"))
+        if problems and role in SHORT:
+            continue  # what is wrong with it is wrong with its control, and said there
         found = list(size_problems(experiment, spec))
         problems += found
         if not found:
             toolchain = toolchains[spec.toolchain]
             spec = with_backend(spec, toolchain)  # noqa: PLW2901 - as it is run
-            jobs[spec.name] = _job(experiment, spec, role, toolchain, surroundings)
+            jobs[spec.name] = _job(experiment, spec, role, toolchain, surroundings, references)
     ruling = apply_rules(
         [
             Case(
@@ -67,19 +78,12 @@ def make_plan(
                 on_cpu=surroundings.hardware.startswith(CPU_PREFIX),
             )
             for job in jobs.values()
+            if job.role not in SHORT
             if (against := _beside(experiment, job)) in jobs
         ]
     )
     if problems or ruling.problems:
         raise ConfigError([*problems, *ruling.problems])
-    references = references_of(experiment, jobs)
-    if taken := [spec.name for spec, _ in references.extra if spec.name in jobs]:
-        where = f"{experiment.path}: {taken[0]!r}"
-        raise ConfigError(Problem(where, "is the name of a run that is made for its control"))
-    for spec, role in (*_sets(experiment), *references.extra):
-        toolchain = toolchains[spec.toolchain]
-        made = _job(experiment, spec, role, toolchain, surroundings, references)
-        jobs[spec.name] = made
     controls = [jobs[spec.name] for spec in experiment.controls]
     repeats = [
         _repeat(control, repeat, surroundings)
@@ -128,7 +132,7 @@ def _job(
     role: Role,
     toolchain: Toolchain,
     surroundings: Surroundings,
-    references: References = NO_REFERENCES,
+    references: References,
 ) -> Job:
     seed, steps = experiment.seed, size(spec, "steps")
     probed = spec.command is None or spec.command.probed
@@ -140,7 +144,8 @@ def _job(
     needs = _needs(experiment, spec, toolchain, surroundings)
     # Only our own loader is known to begin again at its first batch.
     frozen = experiment.frozen if spec.train_config.own_loader else 0
-    frozen = frozen if references.takes_part(spec.name) else 0
+    made = references.frozen_sets | frozen_sets_of(experiment)
+    frozen = frozen if spec.name in made and role is not Role.SEED else 0
     measure = references.measures.get(spec.name)
     return Job(
         name=spec.name,

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.model import Experiment, Job, Precision, Role, SetSpec, Technique
-from harness.plan.sizes import DTYPE_KEYS, FLOAT8_RECIPES, Numerics, numerics_of
+from harness.model import Experiment, Precision, Role, SetSpec, Technique
+from harness.plan.sizes import DTYPE_KEYS, FLOAT8_RECIPES, Numerics, numerics_of, precision_of
 
 FLOAT32 = "float32"
 FLOAT32_NUMERICS = Numerics((), FLOAT32, FLOAT32)
@@ -39,39 +39,49 @@ class References(NamedTuple):
     measures: Mapping[str, Measure]
     """By the name of the set that is judged: a test set, or a control that has an anchor."""
 
-    def takes_part(self, name: str) -> bool:
-        """Whether a run is compared at frozen steps, on either side."""
+    @property
+    def frozen_sets(self) -> frozenset[str]:
+        """Names of all runs that are compared at frozen steps, on either side."""
         used = (part for judged, measure in self.measures.items() for part in (judged, *measure))
-        return name in used
+        return frozenset(used)
 
 
 NO_REFERENCES = References((), {})
 
 
-def references_of(experiment: Experiment, jobs: Mapping[str, Job]) -> References:
-    """References and matched controls of a plan whose other jobs are known by name."""
+def references_of(experiment: Experiment) -> References:
+    """References and matched controls of an experiment, or of what is left of one."""
     if not experiment.reference or experiment.baseline is not None:
         return NO_REFERENCES
+    controls = {spec.name: spec for spec in experiment.controls}
     extra: dict[str, tuple[SetSpec, Role]] = {}
     measures: dict[str, Measure] = {}
-    for spec in experiment.tests:
-        control, test = jobs[spec.control or ""], jobs[spec.name]
+    for test in experiment.tests:
+        control = controls[test.control or ""]
         if not (_measurable(control) and _measurable(test)) or _both_float32(test, control):
             continue
         like = control.name
-        if test.precision is not Precision.FP32 and _differ(test, control):
-            made = _with_numerics_of(test.spec, control.spec)
+        if precision_of(test) is not Precision.FP32 and _differ(test, control):
+            made = _with_numerics_of(test, control)
             like = made.name
             extra.setdefault(like, (made, Role.MATCHED))
-        measures[spec.name] = Measure(like, _reference_of(control, extra))
-    if experiment.anchor is not None:
-        control, anchor = jobs[experiment.controls[0].name], jobs[experiment.anchor.name]
-        if _measurable(control) and not (
-            _both_float32(control, anchor) or _differ(control, anchor)
-        ):
-            measures[control.name] = Measure(anchor.name, _reference_of(control, extra))
+        measures[test.name] = Measure(like, _reference_of(control, extra))
+    anchor, first = experiment.anchor, experiment.controls[0]
+    comparable = anchor is not None and _measurable(first) and not _differ(first, anchor)
+    if anchor is not None and comparable and not _both_float32(first, anchor):
+        measures[first.name] = Measure(anchor.name, _reference_of(first, extra))
     short = sorted(extra.values(), key=lambda each: each[1] is not Role.REFERENCE)
     return References(tuple(short), measures)
+
+
+def frozen_sets_of(experiment: Experiment) -> frozenset[str]:
+    """Names of the sets of a whole file that make frozen steps, those of a part of it included.
+
+    A control is one run whichever of its test sets are asked for: its calibration stays its own.
+    """
+    if experiment.frozen_sets is not None:
+        return experiment.frozen_sets
+    return references_of(experiment).frozen_sets
 
 
 def in_float32(experiment: Experiment) -> Experiment:
@@ -90,29 +100,30 @@ def in_float32(experiment: Experiment) -> Experiment:
         anchor=plain(experiment.anchor) if experiment.anchor is not None else None,
         calibration=None,
         baseline=None,
+        frozen_sets=None,
     )
 
 
-def _reference_of(control: Job, extra: dict[str, tuple[SetSpec, Role]]) -> str:
+def _reference_of(control: SetSpec, extra: dict[str, tuple[SetSpec, Role]]) -> str:
     """Name of the run in float32; one that is not there is added to ``extra``."""
-    if control.precision is Precision.FP32:
+    if precision_of(control) is Precision.FP32:
         return control.name
-    spec = _in_float32(control.spec)
+    spec = _in_float32(control)
     extra.setdefault(spec.name, (spec, Role.REFERENCE))
     return spec.name
 
 
-def _both_float32(test: Job, control: Job) -> bool:
-    return {test.precision, control.precision} == {Precision.FP32}
+def _both_float32(test: SetSpec, control: SetSpec) -> bool:
+    return {precision_of(test), precision_of(control)} == {Precision.FP32}
 
 
-def _measurable(job: Job) -> bool:
+def _measurable(spec: SetSpec) -> bool:
     """Whether its first steps can be compared with another precision's."""
-    return job.spec.command is None and not job.spec.resumes
+    return spec.command is None and not spec.resumes
 
 
-def _differ(test: Job, control: Job) -> bool:
-    return numerics_of(test.spec) != numerics_of(control.spec)
+def _differ(test: SetSpec, control: SetSpec) -> bool:
+    return numerics_of(test) != numerics_of(control)
 
 
 def _in_float32(control: SetSpec) -> SetSpec:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.model import Experiment, Kind
+from harness.plan.references import frozen_sets_of
 
 
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:
@@ -40,6 +41,7 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
         anchor=anchor,
         controls=tuple(spec for spec in experiment.controls if spec.name in needed),
         tests=kept,
+        frozen_sets=frozen_sets_of(experiment),
     )
 
 
@@ -66,5 +68,11 @@ def select_controls(experiment: Experiment, names: Collection[str]) -> Experimen
         )
     kept = tuple(spec for spec in experiment.controls if not names or spec.name in names)
     return replace(
-        experiment, controls=kept, tests=(), anchor=None, calibration=None, baseline=None
+        experiment,
+        controls=kept,
+        tests=(),
+        anchor=None,
+        calibration=None,
+        baseline=None,
+        frozen_sets=frozen_sets_of(experiment),
     )

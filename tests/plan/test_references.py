@@ -1,11 +1,11 @@
 """References in float32 and matched controls: which runs a plan adds, and for which sets."""
 
 import pytest
-from plan_examples import CONTROL, HEAD
+from plan_examples import CONTROL, HEAD, SURROUNDINGS
 
 from harness.errors import ConfigError
 from harness.model import FROZEN_STEPS, Precision, Role
-from harness.plan import in_float32, precision_of
+from harness.plan import in_float32, make_plan, precision_of, select, select_controls
 
 MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }'
 MIXED_CONTROL = f"[control]\nparallelism = {{ dp_shard = 2 }}\n{MIXED}\n"
@@ -108,7 +108,9 @@ def test_sets_that_resume_are_not_measured(planner):
 
 def test_a_set_cannot_take_the_name_of_a_short_run(planner):
     taken = TP.replace('"tp"', '"control.float32"')
-    with pytest.raises(ConfigError, match=r"control\.float32.*is made for its control"):
+    with pytest.raises(
+        ConfigError, match=r"control\.float32.*is a run that is made for its control"
+    ):
         planner.text(HEAD + MIXED_CONTROL + taken + MIXED)
 
 
@@ -121,3 +123,18 @@ def test_an_experiment_in_float32_is_the_same_but_for_what_it_computes_in(planne
     assert [spec.name for spec in made.tests] == ["tp", "b"]
     assert made.tests[0].parallelism == plan.job("tp").spec.parallelism
     assert "training.steps" not in made.tests[0].overrides
+
+
+def test_a_control_is_one_run_whichever_of_its_sets_are_asked_for(planner):
+    """Else its calibration, or a part of the matrix, would be of another control."""
+    whole = planner.sets(TP + BF16)
+    toolchains = {job.toolchain.name: job.toolchain for job in whole.jobs}
+
+    def control_of(experiment):
+        return make_plan(experiment, toolchains, SURROUNDINGS).job("control")
+
+    part = select(whole.experiment, ["tp"])
+    assert control_of(part).identity == whole.job("control").identity
+    assert short_runs(make_plan(part, toolchains, SURROUNDINGS)) == {}
+    alone = select_controls(whole.experiment, [])
+    assert control_of(alone).identity == whole.job("control").identity
