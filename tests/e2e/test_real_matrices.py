@@ -58,7 +58,7 @@ inject = "{INJECTIONS}:crash_at_step_2"
 [[test]]
 name = "full_dtensor"
 parallelism.dp_shard = 2
-set = {{ "parallelism.spmd_backend" = "full_dtensor" }}
+spmd_backend = "full_dtensor"
 """
 
 TITAN_02 = """
