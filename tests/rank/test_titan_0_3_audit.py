@@ -6,11 +6,14 @@ import pytest
 import titan_0_3_jobs as jobs
 
 jobs.require_titan_0_3()
-jobs.preload()
 
-from torchtitan.distributed import utils as distributed_utils  # noqa: E402
 
-from harness.rank.titan_0_3.audit import _backends  # noqa: E402
+@pytest.fixture
+def backends():
+    jobs.preload()
+    from harness.rank.titan_0_3.audit import _backends
+
+    return _backends
 
 
 @pytest.mark.parametrize(
@@ -28,7 +31,11 @@ from harness.rank.titan_0_3.audit import _backends  # noqa: E402
         ("partial_dtensor", {"dp_shard"}, True, {"partial_dtensor", "full_dtensor"}),
     ],
 )
-def test_a_backend_is_known_by_its_traces(monkeypatch, asked, mesh_dims, dtensor_logits, seen):
+def test_a_backend_is_known_by_its_traces(
+    monkeypatch, backends, asked, mesh_dims, dtensor_logits, seen
+):
+    from torchtitan.distributed import utils as distributed_utils
+
     monkeypatch.setattr(distributed_utils, "get_spmd_backend", lambda: asked)
     probe = SimpleNamespace(saw_dtensor_logits=dtensor_logits)
-    assert _backends(dict.fromkeys(mesh_dims, 2), probe) == seen
+    assert backends(dict.fromkeys(mesh_dims, 2), probe) == seen
