@@ -23,7 +23,7 @@ TITAN_03 = Toolchain(
     name="torchtitan-0.3.0",
     python=Path("python"),
     dialect="titan_0_3",
-    versions={"torch": "2.13.0", "torchtitan": "0.3.0"},
+    versions={"torch": "2.15.0", "torchtitan": "0.3.0"},
 )
 TITAN_02 = replace(
     TITAN_03,
@@ -31,14 +31,19 @@ TITAN_02 = replace(
     dialect="titan_0_2",
     versions={"torch": "2.13.0", "torchtitan": "0.2.2"},
 )
-OLDER_TORCH = replace(TITAN_03, name="torchtitan-0.3.0-torch-2.13")
+TITAN_03_OLDER_TORCH = replace(
+    TITAN_03,
+    name="torchtitan-0.3.0-torch-2.13",
+    versions={"torch": "2.13.0", "torchtitan": "0.3.0"},
+)
 TITAN_STREAMING = replace(TITAN_03, name="torchtitan-0.3.0-streaming")
 FRAMEWORKS = tuple(
     replace(TITAN_03, name=name, dialect="command")
     for name in ("composer-0.32.1", "deepspeed-0.19.8", "transformers-5.23.0")
 )
 TOOLCHAINS = {
-    each.name: each for each in (TITAN_02, TITAN_03, OLDER_TORCH, TITAN_STREAMING, *FRAMEWORKS)
+    each.name: each
+    for each in (TITAN_02, TITAN_03, TITAN_03_OLDER_TORCH, TITAN_STREAMING, *FRAMEWORKS)
 }
 
 

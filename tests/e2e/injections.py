@@ -111,3 +111,13 @@ def sleep_at_step_2(trainer: Any) -> None:
         return train_step(*arguments, **options)
 
     trainer.train_step = sleeping
+
+
+def report_twice_the_loss(trainer: Any) -> None:
+    """Training is right, and its metric is not."""
+    log = trainer.metrics_processor.log
+
+    def doubled(step: int, loss: float, *more: Any, **others: Any) -> Any:
+        return log(step, 2 * loss, *more, **others)
+
+    trainer.metrics_processor.log = doubled

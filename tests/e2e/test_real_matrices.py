@@ -56,6 +56,10 @@ name = "crashing"
 parallelism.dp_shard = 2
 inject = "{INJECTIONS}:crash_at_step_2"
 [[test]]
+name = "loss reported twice"
+parallelism.dp_shard = 2
+inject = "{INJECTIONS}:report_twice_the_loss"
+[[test]]
 name = "full_dtensor"
 parallelism.dp_shard = 2
 spmd_backend = "full_dtensor"
@@ -145,16 +149,20 @@ def test_verdicts_of_0_3(titan_03):
     matrix, result = titan_03
     assert result.returncode == 1, result.stdout + result.stderr
     verdicts = {name: test["verdict"] for name, test in matrix.tests().items()}
-    assert verdicts == {
-        "fsdp2": "PASS",  # against its anchor
-        "tp/2 ünd 'more' <script>alert(1)</script>": "PASS",
-        "doubled": "FAIL",
-        "one matrix scaled": "FAIL",
-        "one matrix frozen": "FAIL",
-        "one rank clips": "FAIL",
-        "crashing": "ERROR",
-        "full_dtensor": "FAIL",
-    }
+    assert (
+        verdicts
+        == {
+            "fsdp2": "PASS",  # against its anchor
+            "tp/2 ünd 'more' <script>alert(1)</script>": "PASS",
+            "doubled": "FAIL",
+            "one matrix scaled": "FAIL",
+            "one matrix frozen": "FAIL",
+            "one rank clips": "FAIL",
+            "crashing": "ERROR",
+            "loss reported twice": "FAIL",
+            "full_dtensor": "PASS",  # torch 2.13 multiplies its reported loss: experiments/known_bugs.toml
+        }
+    )
 
 
 def test_causes_of_0_3_are_named(titan_03):
@@ -165,7 +173,7 @@ def test_causes_of_0_3_are_named(titan_03):
         "one matrix scaled": "gradient scale of a group",
         "one matrix frozen": "parameters do not move",
         "one rank clips": "replicas differ",
-        "full_dtensor": "metric only",
+        "loss reported twice": "metric only",
     }
     assert {tests[name]["onset_step"] for name in classes} == {1}
     assert "layers.1.feed_forward.w2" in tests["one matrix scaled"]["cause"]
@@ -234,11 +242,13 @@ def test_report_and_compare_judge_again_without_training(titan_03):
 
 def test_an_unknown_key_is_refused_before_anything_runs(titan_03, tmp_path):
     experiment = tmp_path / "typo.toml"
-    experiment.write_text(TITAN_03.replace("spmd_backend", "spmd_backand"))
+    experiment.write_text(
+        TITAN_03.replace("training.local_batch_size", "training.local_batch_sise")
+    )
     matrix = Matrix(experiment, tmp_path / "store", tmp_path / "report")
     result = matrix.converge("run")
     assert result.returncode == 2
-    assert "spmd_backend" in result.stderr
+    assert "training.local_batch_size" in result.stderr
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "store").glob("runs/*/metrics.jsonl*"))
 

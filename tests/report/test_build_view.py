@@ -33,7 +33,7 @@ from harness.model import (
     Verdict,
 )
 from harness.report import build_view, rows
-from harness.report.audit import named_and_in_force
+from harness.report.audit import named_and_in_force, techniques_of
 from harness.report.report_html import to_html
 from harness.report.report_json import document
 from harness.report.report_markdown import escape, to_markdown
@@ -143,6 +143,17 @@ def test_a_path_that_only_begins_alike_stays_whole():
         "cat x /data/ab/x /b/data/a/x"
     )
     assert from_here("cat /dev/shm/x", Path("/")) == "cat /dev/shm/x"
+
+
+def test_an_spmd_backend_is_a_technique_where_it_is_not_the_controls():
+    control = spec("fsdp2", spmd_backend="spmd_types")
+    other = spec("full", spmd_backend="full_dtensor")
+    assert techniques_of(control, control) == ()
+    assert techniques_of(other, control) == ("full_dtensor",)
+    assert techniques_of(other) == ()
+    ran = {**in_force(other), "spmd_backend": "full_dtensor"}
+    seen = Evidence("full", "", (), {}, in_force=ran)
+    assert Named("SPMD backend", "full_dtensor", "full_dtensor") in named_and_in_force(other, seen)
 
 
 def test_named_and_in_force_stand_side_by_side():
