@@ -160,7 +160,7 @@ def test_verdicts_of_0_3(titan_03):
             "one rank clips": "FAIL",
             "crashing": "ERROR",
             "loss reported twice": "FAIL",
-            "full_dtensor": "PASS",  # on torch 2.13 its reported loss is multiplied (known_bugs.toml)
+            "full_dtensor": "PASS",  # torch 2.13 multiplies its reported loss (known_bugs.toml)
         }
     )
 
