@@ -149,20 +149,17 @@ def test_verdicts_of_0_3(titan_03):
     matrix, result = titan_03
     assert result.returncode == 1, result.stdout + result.stderr
     verdicts = {name: test["verdict"] for name, test in matrix.tests().items()}
-    assert (
-        verdicts
-        == {
-            "fsdp2": "PASS",  # against its anchor
-            "tp/2 ünd 'more' <script>alert(1)</script>": "PASS",
-            "doubled": "FAIL",
-            "one matrix scaled": "FAIL",
-            "one matrix frozen": "FAIL",
-            "one rank clips": "FAIL",
-            "crashing": "ERROR",
-            "loss reported twice": "FAIL",
-            "full_dtensor": "PASS",  # torch 2.13 multiplies its reported loss (known_bugs.toml)
-        }
-    )
+    assert verdicts == {
+        "fsdp2": "PASS",  # against its anchor
+        "tp/2 ünd 'more' <script>alert(1)</script>": "PASS",
+        "doubled": "FAIL",
+        "one matrix scaled": "FAIL",
+        "one matrix frozen": "FAIL",
+        "one rank clips": "FAIL",
+        "crashing": "ERROR",
+        "loss reported twice": "FAIL",
+        "full_dtensor": "PASS",  # torch 2.13 multiplies its reported loss (known_bugs.toml)
+    }
 
 
 def test_causes_of_0_3_are_named(titan_03):
