@@ -114,9 +114,13 @@ class Site(NamedTuple):
         return folder
 
     def jobs(self, *options: str) -> list[str]:
-        """Ids and names of jobs that Slurm has, by default of those that are over as well."""
+        """Ids and names of jobs that Slurm has, by default of those that are over as well.
+
+        In the order of the ids: by itself squeue lists them by their states, which change.
+        """
         options = options or ("--states=all",)
-        return self.cluster.ask("squeue", "--noheader", "--format=%i %j", *options).splitlines()
+        asked = ("--noheader", "--sort=i", "--format=%i %j")
+        return self.cluster.ask("squeue", *asked, *options).splitlines()
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
