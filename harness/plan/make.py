@@ -23,7 +23,7 @@ from harness.model import (
 from harness.plan.backends import default_backend, with_backend
 from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
-from harness.plan.references import References, frozen_sets_of, references_of
+from harness.plan.references import References, references_of
 from harness.plan.sizes import positive, precision_of, size, size_problems
 from harness.rules import Case, apply_rules
 
@@ -144,8 +144,7 @@ def _job(
     needs = _needs(experiment, spec, toolchain, surroundings)
     # Only our own loader is known to begin again at its first batch.
     frozen = experiment.frozen if spec.train_config.own_loader else 0
-    made = references.frozen_sets | frozen_sets_of(experiment)
-    frozen = frozen if spec.name in made and role is not Role.SEED else 0
+    frozen = frozen if spec.name in references.frozen_sets else 0
     measure = references.measures.get(spec.name)
     return Job(
         name=spec.name,

@@ -39,20 +39,16 @@ class References(NamedTuple):
     measures: Mapping[str, Measure]
     """By the name of the set that is judged: a test set, or a control that has an anchor."""
 
-    @property
-    def frozen_sets(self) -> frozenset[str]:
-        """Names of all runs that are compared at frozen steps, on either side."""
-        used = (part for judged, measure in self.measures.items() for part in (judged, *measure))
-        return frozenset(used)
-
-
-NO_REFERENCES = References((), {})
+    frozen_sets: frozenset[str]
+    """Names of all runs that make frozen steps: compared with each other there, or in the whole of
+    which this is a part. A control is one run whichever of its test sets are asked for."""
 
 
 def references_of(experiment: Experiment) -> References:
     """References and matched controls of an experiment, or of what is left of one."""
+    of_the_whole = experiment.frozen_sets or frozenset()
     if not experiment.reference or experiment.baseline is not None:
-        return NO_REFERENCES
+        return References((), {}, of_the_whole)
     controls = {spec.name: spec for spec in experiment.controls}
     extra: dict[str, tuple[SetSpec, Role]] = {}
     measures: dict[str, Measure] = {}
@@ -71,17 +67,8 @@ def references_of(experiment: Experiment) -> References:
     if anchor is not None and comparable and not _both_float32(first, anchor):
         measures[first.name] = Measure(anchor.name, _reference_of(first, extra))
     short = sorted(extra.values(), key=lambda each: each[1] is not Role.REFERENCE)
-    return References(tuple(short), measures)
-
-
-def frozen_sets_of(experiment: Experiment) -> frozenset[str]:
-    """Names of the sets of a whole file that make frozen steps, those of a part of it included.
-
-    A control is one run whichever of its test sets are asked for: its calibration stays its own.
-    """
-    if experiment.frozen_sets is not None:
-        return experiment.frozen_sets
-    return references_of(experiment).frozen_sets
+    compared = {part for judged, measure in measures.items() for part in (judged, *measure)}
+    return References(tuple(short), measures, of_the_whole | compared)
 
 
 def in_float32(experiment: Experiment) -> Experiment:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.model import Experiment, Kind
-from harness.plan.references import frozen_sets_of
+from harness.plan.references import references_of
 
 
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:
@@ -41,7 +41,7 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
         anchor=anchor,
         controls=tuple(spec for spec in experiment.controls if spec.name in needed),
         tests=kept,
-        frozen_sets=frozen_sets_of(experiment),
+        frozen_sets=references_of(experiment).frozen_sets,
     )
 
 
@@ -74,5 +74,5 @@ def select_controls(experiment: Experiment, names: Collection[str]) -> Experimen
         anchor=None,
         calibration=None,
         baseline=None,
-        frozen_sets=frozen_sets_of(experiment),
+        frozen_sets=references_of(experiment).frozen_sets,
     )
