@@ -22,6 +22,9 @@ TENSOR_ALARMS = 2e-4
 """The same of all gradients and updates of all parameters of one test set, over all samples."""
 MEAN_ALARMS = 2e-4
 """The same of the mean difference of one test set."""
+CEILING_ALARMS = 1e-2
+"""How often a right run may be above a ceiling that is lower than the limit of its repeats, before
+that ceiling judges nothing any more."""
 FEWEST_REPEATS = 3
 """With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
 :mod:`harness.judge.floors` then have to do."""
@@ -82,6 +85,16 @@ def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | Non
     wide = WIDER_SPREAD * max(spread, LEAST_SPREAD)
     lognormal = float(np.exp(min(-special.ndtri(alarms) * wide, 700.0)))
     return IMPLEMENTATION_FACTOR * min(student, lognormal)
+
+
+def widest_scale(ceiling: float, repeats: int) -> float:
+    """The largest scale of repeats at which a ceiling tells right runs from wrong ones.
+
+    At a larger one more than one right run in 100 would be above the ceiling by chance.
+    """
+    return ceiling / (
+        IMPLEMENTATION_FACTOR * float(_student(np.array(CEILING_ALARMS / 2), repeats))
+    )
 
 
 def mean_multiple(repeats: int) -> float:

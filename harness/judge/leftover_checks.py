@@ -22,8 +22,8 @@ from harness.judge.leftovers import (
     unseen,
 )
 from harness.judge.programs import wrapping
-from harness.judge.tensor_checks import FIRST_STEPS, NAMED
-from harness.judge.tensors import MOST_DEVIATIONS, Comparisons, TensorComparison
+from harness.judge.tensor_checks import NAMED
+from harness.judge.tensors import FIRST_STEPS, MOST_DEVIATIONS, Comparisons, TensorComparison
 from harness.model import Deviation, Evidence, Limit, Outcome, Tier
 
 _NOTHING = "no such evidence on one side"

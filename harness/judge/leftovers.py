@@ -174,11 +174,13 @@ def states(
 ) -> Iterator[tuple[str, Leftover]]:
     """Every state's name, and its norms' relative differences, at every step."""
     precision = coarser(test.precision, control.precision)
-    limit: Floats | None = None
+    limit: Floats = np.zeros(())
+    chaotic: Flags = np.zeros((), dtype=np.bool_)
     for sample in tensors:
         ours, theirs = sample.test.left, sample.control.left
-        now = _gradient_limit(sample, precision)
-        limit = now if limit is None else np.maximum(limit, now)
+        limit = np.maximum(limit, _gradient_limit(sample, precision))
+        if sample.gradients is not None and sample.gradients.chaotic is not None:
+            chaotic = chaotic | sample.gradients.chaotic  # moments remember it
         if ours is None or theirs is None:
             continue
         allowed = np.clip(STATE_PER_GRADIENT * limit, LEAST_STATE_LIMIT, TENSOR_CEILING)
@@ -191,7 +193,9 @@ def states(
             if judged.size:
                 names = tuple(sample.names[index] for index in judged)
                 off = _apart(here[judged], there[judged])
-                yield name, Leftover(sample.step, names, off, allowed[judged])
+                untold = np.broadcast_to(chaotic, there.shape)[judged] & np.isfinite(off)
+                limits = np.where(untold, np.inf, allowed[judged])
+                yield name, Leftover(sample.step, names, off, limits)
 
 
 def buffers(
@@ -269,10 +273,11 @@ def unmoved(rows: BufferRows, name: str, sketch: Floats) -> bool:
 
 def _gradient_limit(sample: TensorComparison, precision: Precision) -> Floats:
     """How far gradients may be apart at a step, per parameter."""
-    if sample.gradients is not None and np.all(np.isfinite(sample.gradients.limit)):
-        return sample.gradients.limit
     floor = float(GRADIENT_FLOORS[precision].at(np.array([sample.step]))[0])
-    return np.full(len(sample.names), floor)
+    if sample.gradients is None:
+        return np.full(len(sample.names), floor)
+    limit = sample.gradients.limit
+    return np.where(np.isfinite(limit), limit, floor)
 
 
 def _apart(ours: Floats, theirs: Floats) -> Floats:

@@ -6,7 +6,7 @@ where the limits have grown as the repeats' differences did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from harness.judge.degrees import ran_at
 from harness.judge.floors import GRADIENT_FLOORS, coarser
 from harness.judge.renamed import Renamed
 from harness.judge.soundness import replicas_differ
-from harness.judge.tensors import Comparisons, TensorComparison, TensorDifferences, uncounted
+from harness.judge.tensors import (
+    FIRST_STEPS,
+    Comparisons,
+    TensorComparison,
+    TensorDifferences,
+    uncounted,
+)
 from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
-FIRST_STEPS = 2
-"""Steps that belong to tier 1."""
 NAMED = 3
 """How many tensors a detail names."""
 
@@ -206,18 +210,17 @@ def _all_inside(
         return skipped("no per-tensor evidence on one side")
     looked = [(comparison, found) for comparison, found in both if np.isfinite(found.limit).any()]
     if not looked:
-        return skipped(f"every {noun} may be lost in the spacing of the stored parameters")
+        return skipped(f"no {noun} could be judged{_unjudged([found for _, found in both])}")
     steps = (looked[0][0].step, looked[-1][0].step)
     for comparison, found in looked:
         if found.outside.size:
             return _outside(comparison, found, noun, steps)
     comparison, found = max(looked, key=lambda pair: _nearness(pair[1]))
     index = found.worst
-    untold = max(int(np.count_nonzero(~np.isfinite(each.limit))) for _, each in looked)
-    lost = f"; {untold} may be lost in the spacing of the stored parameters" if untold else ""
+    unjudged = _unjudged([found for _, found in both])
     return Finding(
         Outcome.PASS,
-        f"nearest to its limit is {comparison.names[index]} at step {comparison.step}{lost}",
+        f"nearest to its limit is {comparison.names[index]} at step {comparison.step}{unjudged}",
         measured=float(found.difference[index]),
         limit=found.limit_at(index),
         unit="relative",
@@ -247,6 +250,18 @@ def _outside(
 def _named(deviations: tuple[Deviation, ...], count: int) -> str:
     words = [f"{each.tensor} by {each.measured:.2g}" for each in deviations[:NAMED]]
     return ", ".join(words) + (" …" if count > NAMED else "")
+
+
+def _unjudged(looked: Sequence[TensorDifferences]) -> str:
+    """Of how many tensors nothing is told at some step, and why."""
+    chaotic, lost = 0, 0
+    for found in looked:
+        unlimited = ~np.isfinite(found.limit)
+        because = np.zeros_like(unlimited) if found.chaotic is None else found.chaotic
+        chaotic = max(chaotic, int(np.count_nonzero(because)))
+        lost = max(lost, int(np.count_nonzero(unlimited & ~because)))
+    words = f"; {chaotic} differ as much between repeats of the control" if chaotic else ""
+    return f"{words}; {lost} may be lost in the spacing of the stored parameters" if lost else words
 
 
 def _nearness(found: TensorDifferences) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.judge.chance import tensor_multiple
+from harness.judge.chance import tensor_multiple, widest_scale
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
     GRADIENT_FLOORS,
@@ -41,7 +41,11 @@ from harness.model import (
     TensorSample,
 )
 
+FIRST_STEPS = 2
+"""Steps that belong to tier 1, where only rounding may differ."""
 MOST_DEVIATIONS = 20
+NOT_MOVED = 1.0
+"""The difference of an update that is not there; of a gradient that is not there it is infinite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +58,8 @@ class TensorDifferences:
     """Where repeats of the control decide the limit, and not a floor."""
     floor_origin: str
     learnt_origin: str = ""
+    chaotic: Flags | None = None
+    """Where repeats of the control are so far apart that nothing is told; None: nowhere."""
 
     @property
     def outside(self) -> Integers:
@@ -161,7 +167,7 @@ def _beyond_spacing(
     with np.errstate(divide="ignore", invalid="ignore"):
         lost = spacing * theirs.parameters.norm / step
     lost = np.where(step > 0, lost, 0.0)
-    limit = np.minimum(updates.limit + lost, TENSOR_CEILING)
+    limit = np.minimum(updates.limit + lost, np.maximum(updates.limit, TENSOR_CEILING))
     return replace(updates, limit=np.where(lost >= TENSOR_CEILING, np.inf, limit))
 
 
@@ -222,8 +228,13 @@ class _Limits:
         multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats, spread)
         origin = f"{jump * multiple:.0f} x the spread of {repeats} repeats"
         learnt = np.minimum(jump * multiple * scale, TENSOR_CEILING)
-        limit = np.maximum(learnt, floor)
-        return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin)
+        chaotic = np.zeros(difference.shape, dtype=np.bool_)
+        if theirs.step > FIRST_STEPS:
+            chaotic = jump * scale > widest_scale(TENSOR_CEILING, repeats)
+            # What is not there at all is wrong in any chaos.
+            chaotic &= np.isfinite(difference) & (difference != NOT_MOVED)
+        limit = np.where(chaotic, np.inf, np.maximum(learnt, floor))
+        return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin, chaotic)
 
     def beyond_signs(
         self, updates: TensorDifferences, gradients: TensorDifferences

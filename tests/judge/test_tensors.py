@@ -176,6 +176,32 @@ def test_a_tensor_that_is_not_there_is_never_excused():
     assert answer(verdict, "updates-first-steps").outcome is Outcome.FAIL
 
 
+@pytest.mark.parametrize(
+    ("apart", "gradient", "outcome"),
+    [
+        (0.5, lambda x: -2 * x, Outcome.PASS),
+        (0.5, np.zeros_like, Outcome.FAIL),
+        (0.01, lambda x: -2 * x, Outcome.FAIL),
+    ],
+)
+def test_where_repeats_part_as_far_only_what_is_not_there_is_wrong(apart, gradient, outcome):
+    late = SAMPLES[-1].step
+
+    def repeat(seed):
+        def apart_late(step, name, values):
+            draw = np.random.default_rng(seed).standard_normal(values.shape)
+            return values * (1 + (apart if step == late else 1e-9) * draw)
+
+        return wobbly(with_samples(gradient=apart_late))
+
+    calibration = calibrate(CONTROL, [repeat(seed) for seed in range(5)])
+    test = with_samples(gradient=only(WQ, gradient, at=lambda step: step == late))
+    check = answer(judged(test, calibration), "gradients-envelope")
+    assert check.outcome is outcome
+    if outcome is Outcome.PASS:
+        assert "differ as much between repeats of the control" in check.detail
+
+
 def test_coarser_precisions_have_coarser_floors():
     test = with_samples(**jittered(2e-2, seed=3))
     assert judged(test).judgement is Judgement.FAIL
