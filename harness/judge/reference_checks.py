@@ -103,7 +103,7 @@ def gradient_scale(test: Evidence, control: Evidence, errors: Errors | None) -> 
         return _unmeasured(test, control)
     over = f"over {_batches(errors)}"
     for measured, limit in errors.scales_of_all:
-        if not measured <= limit:
+        if errors.all_scaled and not measured <= limit:
             mean = float(np.expm1(errors.scale.mean()))
             return Finding(
                 Outcome.FAIL,

@@ -38,6 +38,8 @@ control's error: rounding the same weights shifts all batches alike, so a mean n
 MEAN_SCALE_SPREAD, BATCH_SCALE_SPREAD = 0.01, 0.025
 """The same of the mean over all parameters, in errors of the median parameter: over all batches,
 and batch by batch. Measured at most 0.02 and 0.05 (TP 2, of a mixture of experts)."""
+MOST_SCALED = 0.5
+"""Where only some parameters are scaled, the middle one is scaled by less than this of the mean."""
 SUMS = 64
 """Of a sketch: its squared length has the relative variance 2 / SUMS."""
 EMBEDDING = "embed"
@@ -109,6 +111,15 @@ class Errors:
         of_batch, per_error = self.scale.mean(axis=1), self.error * quantile(ALARMS / 4)
         mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
         return (mean, MEAN_SCALE_SPREAD * per_error), (size, BATCH_SCALE_SPREAD * per_error)
+
+    @property
+    def all_scaled(self) -> bool:
+        """Whether these are beyond their limits, and not by a few parameters alone."""
+        if all(measured <= limit for measured, limit in self.scales_of_all):
+            return False
+        few = bool(np.any(~(np.abs(self.scales) <= self.scale_limits)))
+        middle, mean = np.abs(np.median(self.scale, axis=1)), np.abs(self.scale.mean(axis=1))
+        return not few or bool(np.median(middle) >= MOST_SCALED * np.median(mean))
 
 
 def measure_errors(test: Evidence, measure: Measure) -> Errors | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harness.rank.sketch import SUMS
-from harness.rank.tensors import Table, TensorSamples
+from harness.rank.tensors import Rows, Table
 from harness.rank.writer import SCHEMA, write_arrays
 
 FILE = "frozen.npz"
@@ -19,13 +19,13 @@ FILE = "frozen.npz"
 class FrozenSamples:
     """Collects the frozen steps, on every rank alike; one of them writes the file."""
 
-    def __init__(self, samples: TensorSamples) -> None:
-        self._samples = samples
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
         self._gradients: list[Table] = []
         self._measured: list[Mapping[str, Any]] = []
 
     def add(self, gradients: Table, measured: Mapping[str, Any]) -> None:
-        """One frozen step: its rows of the whole tensors, and what a step's line would say."""
+        """One frozen step: its rows of the whole matrices, and what a step's line would say."""
         self._gradients.append(gradients)
         self._measured.append(measured)
 
@@ -38,8 +38,8 @@ class FrozenSamples:
             folder / FILE,
             {
                 "schema": np.array(SCHEMA),
-                "names": np.array(self._samples.names),
-                "sizes": np.array(self._samples.sizes, dtype=np.int64),
+                "names": np.array(self._rows.names),
+                "sizes": np.array(self._rows.sizes, dtype=np.int64),
                 "gradients_sketch": rows[:, :, :SUMS],
                 "gradients_norm": np.sqrt(rows[:, :, SUMS]),
                 "loss": np.array([math.nan if loss is None else loss for loss in losses]),

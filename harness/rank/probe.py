@@ -117,6 +117,7 @@ class Probe:
             view.device,
             after,
             BufferSamples(view.model_parts, view.device),
+            view.fused,
         )
         state = self.folder / "state" if self.is_writer else None
         self._state = StateSamples(self._samples, after, view.optimizers, state)
@@ -158,9 +159,12 @@ class Probe:
         self._forget()
 
     def begin_frozen(self) -> None:
-        """Forget the frozen step before: a forward and backward pass at the initial weights."""
+        """Forget the frozen step before: a forward and backward pass at the initial weights.
+
+        The first is collective over the world.
+        """
         if self._frozen is None:
-            self._frozen = FrozenSamples(self._samples)
+            self._frozen = FrozenSamples(self._samples.matrices)
         self._forget()
 
     def _forget(self) -> None:
@@ -233,7 +237,7 @@ class Probe:
         with whole_gradients(self._parameters):
             self._squares = self._grad_norm.squares()
             if self._frozen is not None:
-                self._samples.gradients()
+                self._samples.gradients_by_matrix()
             elif self._step in self._sample_steps:
                 self._samples.gradients()
                 self._replicas.gradients()
@@ -255,7 +259,7 @@ class Probe:
         """Gather what the ranks saw of a frozen step. Collective over the world."""
         if self._frozen is None:
             raise RuntimeError("no frozen step has begun")
-        gradients = self._samples.gradients_of_all()
+        gradients = self._samples.matrices_of_all()
         rows, squares, problems = self._everyones_rows()
         self._frozen.add(gradients, self._measured(rows, squares, problems))
 

@@ -17,6 +17,7 @@ import torch
 from harness.rank import world
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
+from harness.rank.fused import Fused, matrices
 from harness.rank.grad_norm import GradNorm, placement_problem
 from harness.rank.placement import Held, HeldRun, PlacementError, held, local_shard
 from harness.rank.sketch import (
@@ -41,12 +42,28 @@ Table = npt.NDArray[np.float64]
 
 
 class _Shard(NamedTuple):
-    """A shard that this rank counts."""
+    """A shard that this rank counts, or what it holds of one of a parameter's matrices."""
 
     row: int
     parameter: torch.Tensor
     held: Held | HeldRun
     parts: tuple[HashedPart, ...]
+    numel: int
+    chosen: torch.Tensor | None = None
+    """Rows of the shard; None: all."""
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        return values if self.chosen is None else values[self.chosen]
+
+
+class Rows(NamedTuple):
+    """What has a row in a table."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    shards: tuple[_Shard, ...]
+    unknown: Mapping[int, str]
+    """Rows of which this rank cannot tell what it holds, and why."""
 
 
 class TensorSamples:
@@ -63,47 +80,61 @@ class TensorSamples:
         device: torch.device,
         after: AfterUpdate,
         buffers: BufferSamples,
+        fused: Mapping[str, Fused] | None = None,
     ) -> None:
-        """``norm`` says which shards this rank counts; ``folder`` is None but on the writer."""
+        """``norm`` says which shards this rank counts; ``folder`` is None but on the writer.
+
+        ``fused``: parameters that hold several matrices, by canonical name, on this rank.
+        """
         self.problems: list[str] = []
         """Tensors that cannot be counted, in sentences; the caller clears it."""
         self._norm = norm
         self._folder = folder
         self._after = after
         self._buffers = buffers
-        self._shards: list[_Shard] = []
-        self._unknown: dict[int, str] = {}
-        """Rows of parameters of which this rank cannot tell what it holds, and why."""
+        shards: list[_Shard] = []
+        unknown: dict[int, str] = {}
         for row, parameter in norm.owned:
             try:
                 held_here = held(parameter)
             except PlacementError as error:
-                self._unknown[row] = str(error)
+                unknown[row] = str(error)
             else:
                 parts = hashed_parts(norm.names[row], held_here, device)
-                self._shards.append(_Shard(row, parameter, held_here, parts))
-        self._sketcher = Sketcher(_block(shard.parameter for shard in self._shards), device)
-        self._empty = torch.zeros(len(norm.names), WIDTH, dtype=torch.float64, device=device)
+                shards.append(_Shard(row, parameter, held_here, parts, held_here.numel))
+        self._whole = Rows(norm.names, norm.sizes, tuple(shards), unknown)
+        self._fused = fused or {}
+        self._matrices: Rows | None = None
+        """Made where they are first asked for."""
+        self._sketcher = Sketcher(_block(shard.parameter for shard in shards), device)
         self._gradients: torch.Tensor | None = None
         self._device = device
 
     @torch.no_grad()
     def gradients(self) -> None:
         """Sketch the gradients as they are now. No collective happens here."""
-        uncounted = dict(self._unknown)
+        self._gradients = self._gradient_rows(self._whole)
+
+    @torch.no_grad()
+    def gradients_by_matrix(self) -> None:
+        """The same with a row for each matrix of fused parameters, and none for these."""
+        self._gradients = self._gradient_rows(self.matrices)
+
+    def _gradient_rows(self, wanted: Rows) -> torch.Tensor:
+        uncounted = dict(wanted.unknown)
         values: list[tuple[_Shard, torch.Tensor | None]] = []
-        for shard in self._shards:
+        for shard in wanted.shards:
             gradient = shard.parameter.grad
             problem = _gradient_problem(shard, gradient)
             if problem:
                 uncounted[shard.row] = problem
             else:
                 values.append((shard, None if gradient is None else local_shard(gradient)))
-        self._gradients = self._rows(values, uncounted)
+        return self._rows(wanted, values, uncounted)
 
     @torch.no_grad()
-    def gradients_of_all(self) -> Table:
-        """Shape (parameters, _COLUMNS): the gradients that were sketched last, of whole tensors.
+    def matrices_of_all(self) -> Table:
+        """Shape (matrices, _COLUMNS): ``gradients_by_matrix`` of whole tensors.
 
         Collective over the world.
         """
@@ -112,9 +143,61 @@ class TensorSamples:
         if rows is None:
             self.problems.append("gradients were not sampled: the trainer did not clip them")
             rows = torch.full(
-                (len(self._empty), _COLUMNS), torch.nan, dtype=torch.float64, device=self._device
+                (len(self.matrices.names), _COLUMNS),
+                torch.nan,
+                dtype=torch.float64,
+                device=self._device,
             )
         return sum_over_ranks([rows])[0]
+
+    @property
+    def matrices(self) -> Rows:
+        """Rows by matrix. Collective over the world where it is asked for first."""
+        if self._matrices is None:
+            self._matrices = self._divided(self._everyones_fused())
+        return self._matrices
+
+    def _everyones_fused(self) -> dict[str, Fused]:
+        """Of all pipeline stages: every rank has a row for each."""
+        everyones = world.everyones(self._fused)
+        trained = set(self._whole.names)
+        return {
+            name: fused for some in everyones for name, fused in some.items() if name in trained
+        }
+
+    def _divided(self, everyones: Mapping[str, Fused]) -> Rows:
+        whole = self._whole
+        sizes = dict(zip(whole.names, whole.sizes, strict=True))
+        for name, fused in everyones.items():
+            size = sizes.pop(name)
+            for number, matrix in enumerate(fused.names):
+                sizes[matrix] = size * fused.pattern.count(number) // len(fused.pattern)
+        names = tuple(sorted(sizes))
+        place = {name: row for row, name in enumerate(names)}
+        shards: list[_Shard] = []
+        for shard in whole.shards:
+            name = whole.names[shard.row]
+            if name not in everyones:
+                shards.append(shard._replace(row=place[name]))
+                continue
+            fused = everyones[name]
+            if not isinstance(shard.held, Held):
+                raise TypeError(f"the shard of {name}, which is fused, is a run of entries")
+            for matrix in matrices(fused, shard.held):
+                matrix_name = fused.names[matrix.number]
+                parts = hashed_parts(matrix_name, matrix.held, self._device)
+                rows = matrix.rows.to(self._device)
+                row = place[matrix_name]
+                shards.append(
+                    shard._replace(row=row, parts=parts, numel=matrix.held.numel, chosen=rows)
+                )
+        unknown = {
+            place[matrix]: why
+            for row, why in whole.unknown.items()
+            for name in [whole.names[row]]
+            for matrix in (everyones[name].names if name in everyones else (name,))
+        }
+        return Rows(names, tuple(sizes[name] for name in names), tuple(shards), unknown)
 
     @torch.no_grad()
     def finish(self, step: int) -> None:
@@ -144,8 +227,9 @@ class TensorSamples:
     @torch.no_grad()
     def parameter_rows(self) -> torch.Tensor:
         """What this rank adds to the rows of the parameters as they are now. No collective."""
-        values = [(shard, local_shard(shard.parameter)) for shard in self._shards]
-        return self._rows(values, self._unknown)
+        whole = self._whole
+        values = [(shard, local_shard(shard.parameter)) for shard in whole.shards]
+        return self._rows(whole, values, whole.unknown)
 
     @torch.no_grad()
     def rows_of(self, kept: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor:
@@ -155,7 +239,7 @@ class TensorSamples:
         """
         values: list[tuple[_Shard, torch.Tensor | None]] = []
         absent: list[int] = []
-        for shard in self._shards:
+        for shard in self._whole.shards:
             if not shard.held.numel:  # optimizers keep nothing for a shard without entries
                 continue
             value = kept(shard.parameter)
@@ -163,23 +247,25 @@ class TensorSamples:
                 absent.append(shard.row)
             else:
                 values.append((shard, local_shard(value)))
-        rows = self._rows(values, self._unknown)
+        rows = self._rows(self._whole, values, self._whole.unknown)
         rows[absent] = torch.nan
         return rows
 
     def _rows(
         self,
+        wanted: Rows,
         values: Iterable[tuple[_Shard, torch.Tensor | None]],
         uncounted: Mapping[int, str],
     ) -> torch.Tensor:
-        """Shape (parameters, _COLUMNS), float64: what this rank adds to the rows."""
-        added = torch.zeros_like(self._empty)
+        """Shape (rows, _COLUMNS), float64: what this rank adds to them."""
+        added = torch.zeros(len(wanted.names), WIDTH, dtype=torch.float64, device=self._device)
         entries, not_finite = [0] * len(added), [0] * len(added)
         present = []
         for shard, value in values:
-            entries[shard.row] += shard.held.numel
+            entries[shard.row] += shard.numel
             if value is not None:
-                present += [(shard.row, part.hash, part.of(value)) for part in shard.parts]
+                chosen = shard.of(value)
+                present += [(shard.row, part.hash, part.of(chosen)) for part in shard.parts]
         self._sketcher.add(present, added)
         finite = added[:, SQUARES].isfinite().tolist()
         for row, hashed, value in present:
@@ -197,18 +283,8 @@ class TensorSamples:
         )
         for row, problem in uncounted.items():
             rows[row] = torch.nan
-            self.problems.append(f"{self._norm.names[row]}: {problem}")
+            self.problems.append(f"{wanted.names[row]}: {problem}")
         return rows
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Canonical names of all trainable parameters, sorted: a row each."""
-        return self._norm.names
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Entries of each whole tensor."""
-        return self._norm.sizes
 
     def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
         """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.rank.fused import Fused
+
 
 @dataclass(frozen=True, slots=True)
 class TrainerView:
@@ -41,6 +43,8 @@ class TrainerView:
     model parts. ``optimizers`` keep their states by the same objects."""
     copies: Sequence[tuple[str, Any]] | None = None
     """What may have copies on other ranks; None: all parameters of the model parts."""
+    fused: Mapping[str, Fused] = field(default_factory=dict)
+    """Parameters on this rank that hold several matrices, by canonical name."""
     loss_is_local: bool = False
     """Whether each rank reports the mean loss of its own tokens, and theirs is to be told."""
 

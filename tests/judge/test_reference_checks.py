@@ -127,6 +127,21 @@ def test_a_scale_of_some_parameters_names_them():
     assert "1.05" in found.cause
 
 
+def test_queries_and_keys_scaled_alike_are_attention_scores_and_not_all_gradients():
+    part = {0: "wq", 1: "wk", 10: "wq"}
+    names = tuple(name.replace("wq", part.get(at, "wo")) for at, name in enumerate(NAMES))
+    measure = Measure(
+        *(replace(each, frozen=replace(each.frozen, names=names)) for each in (MATCHED, REFERENCE))
+    )
+    gradients = rounded(2)
+    gradients[:, list(part)] *= 1.02
+    found = verdict(low("tp2", frozen(gradients, rounded_loss(2), names=names)), measure)
+    assert found.cause_class is CauseClass.OBJECTIVE
+    assert "gradients of queries and keys alone are scaled by 1.02" in found.cause
+    scale = next(check for check in found.checks if check.name == "gradient-scale")
+    assert scale.detail.startswith("3 gradients are scaled")
+
+
 @pytest.mark.parametrize("shift", [2e-4, -2e-4])
 def test_a_loss_that_is_off_on_every_batch_is_the_forward_pass(shift):
     found = verdict(low("cp2", frozen(rounded(2), rounded_loss(2) * (1 + shift))))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
 from harness.judge.causes.cause import Cause
@@ -24,6 +27,12 @@ _TOKENS_AT = (
     "how the loss is normalised: over which tokens, microbatches and ranks it is averaged, where "
     "batches have uneven valid tokens"
 )
+_SCORES_AT = (
+    "the scale that attention multiplies its scores by (head dimension, softmax scale, position "
+    "scaling), then the backward pass of the scores"
+)
+_QUERIES, _KEYS = re.compile(r"\b(wq|q_proj|query)\b"), re.compile(r"\b(wk|k_proj|key)\b")
+"""Weights whose gradients grow with the scale of attention scores, first of all."""
 _FORWARD_AT = (
     "the forward pass of these modules on the samples that differ (positions, masks, document "
     "boundaries, casts), and their backward pass"
@@ -54,7 +63,7 @@ def _objective(scene: Scene) -> Cause:
 
 def _scaled(scene: Scene, errors: Errors) -> Cause:
     """Directions are right: all gradients, or those of some parameters, have another length."""
-    if any(not measured <= limit for measured, limit in errors.scales_of_all):
+    if errors.all_scaled:
         of_batch = errors.scale.mean(axis=1)
         mean = float(of_batch.mean())
         error = float(of_batch.std(ddof=1) / np.sqrt(len(of_batch))) if len(of_batch) > 1 else 0.0
@@ -67,9 +76,24 @@ def _scaled(scene: Scene, errors: Errors) -> Cause:
             return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
         return _by_factor(scene, float(np.exp(mean)), f"all {len(errors.names)} parameters alike")
     off = np.flatnonzero(~(np.abs(errors.scales) <= errors.scale_limits))
-    names = [errors.names[index] for index in off]
-    factor = float(np.exp(np.median(errors.scales[off])))
-    return _by_factor(scene, factor, describe(names, list(errors.names)), CauseClass.GROUP_SCALE)
+    return _of_group(scene, errors, [errors.names[index] for index in off])
+
+
+def _of_group(scene: Scene, errors: Errors, names: Sequence[str]) -> Cause:
+    """Gradients of some parameters have another length."""
+    chosen = np.isin(errors.names, names)
+    factor = float(np.exp(np.median(errors.scales[chosen])))
+    what = describe(names, list(errors.names))
+    queries = {name for name in names if _QUERIES.search(name)}
+    keys = {name for name in names if _KEYS.search(name)}
+    if queries and keys and queries | keys == set(names):
+        sentence = (
+            "the forward pass of attention differs: gradients of queries and keys alone are "
+            f"scaled by {digits(factor)} at the initial weights ({what}), as attention scores on "
+            "another scale do, and the loss does not show it"
+        )
+        return Cause(sentence, CauseClass.OBJECTIVE, _SCORES_AT)
+    return _by_factor(scene, factor, what, CauseClass.GROUP_SCALE)
 
 
 def _by_factor(
@@ -103,11 +127,10 @@ def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
     spread = float(scales.max() - scales.min())
     if spread > 0.1 * abs(float(np.median(scales))):
         return None
-    factor = float(np.exp(np.median(scales)))
     if len(off) == len(errors.names):
+        factor = float(np.exp(np.median(scales)))
         return _by_factor(scene, factor, f"all {len(off)} parameters alike")
-    names = [errors.names[index] for index in off]
-    return _by_factor(scene, factor, describe(names, list(errors.names)), CauseClass.GROUP_SCALE)
+    return _of_group(scene, errors, [errors.names[index] for index in off])
 
 
 def _direction(scene: Scene, errors: Errors) -> Cause:

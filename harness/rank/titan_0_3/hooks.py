@@ -7,7 +7,7 @@ module), before ``inject``: an injected wrapper lies outside and its effects are
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -15,11 +15,14 @@ import torchtitan
 import torchtitan.trainer as trainer_module
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed import utils as distributed_utils
+from torchtitan.models.common.attention import FusedQKVLinear
 
 from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.frozen import add_frozen_steps
+from harness.rank.fused import Fused
 from harness.rank.job import Job
+from harness.rank.names import canonical
 from harness.rank.pipelining import ignore_shape_inference
 from harness.rank.probe import Probe
 from harness.rank.trainer_view import TrainerView, rate_of
@@ -63,8 +66,24 @@ def _view(trainer: Any) -> TrainerView:
         device=trainer.device,
         optimizers=tuple(trainer.optimizers),
         learning_rate=lambda: rate_of(trainer.optimizers),
+        fused=dict(_fused(trainer.model_parts)),
         versions={"torch": torch.__version__, "torchtitan": torchtitan.__version__},
     )
+
+
+def _fused(parts: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Fused]]:
+    """Queries, keys and values in one matrix, head by head, under the checkpoint's own names."""
+    for part in parts:
+        for prefix, module in part.named_modules():
+            if not isinstance(module, FusedQKVLinear):
+                continue
+            pattern = (0,) * module.heads_per_kv + (1, 2)
+            for kind, _ in module.wqkv.named_parameters():
+                names = tuple(canonical(f"{prefix}.{each}.{kind}") for each in ("wq", "wk", "wv"))
+                yield (
+                    canonical(f"{prefix}.wqkv.{kind}"),
+                    Fused(names, module.head_dim, pattern),
+                )
 
 
 def _watch_loss(trainer: Any, probe: Probe) -> None:
