@@ -170,8 +170,8 @@ class TensorSamples:
         sizes = dict(zip(whole.names, whole.sizes, strict=True))
         for name, fused in everyones.items():
             size = sizes.pop(name)
-            for number, matrix in enumerate(fused.names):
-                sizes[matrix] = size * fused.pattern.count(number) // len(fused.pattern)
+            for number, matrix_name in enumerate(fused.names):
+                sizes[matrix_name] = size * fused.pattern.count(number) // len(fused.pattern)
         names = tuple(sorted(sizes))
         place = {name: row for row, name in enumerate(names)}
         shards: list[_Shard] = []

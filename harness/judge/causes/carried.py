@@ -17,8 +17,7 @@ from harness.judge.causes.groups import describe
 from harness.judge.curves import series
 from harness.judge.scene import Scene, words_of
 from harness.judge.sketches import fit, update
-from harness.judge.tensor_checks import FIRST_STEPS
-from harness.judge.tensors import TensorComparison
+from harness.judge.tensors import FIRST_STEPS, TensorComparison
 from harness.model import CauseClass, Floats, Integers, Precision, TensorSample
 
 ADAM_REACH = 1.25

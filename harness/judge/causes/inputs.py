@@ -8,7 +8,7 @@ from harness.judge.causes.cause import Cause
 from harness.judge.causes.resumes import of_pass
 from harness.judge.curves import series
 from harness.judge.scene import Scene, words_of
-from harness.judge.tensor_checks import FIRST_STEPS
+from harness.judge.tensors import FIRST_STEPS
 from harness.model import CauseClass, Outcome
 
 
