@@ -88,10 +88,23 @@ def test_frozen_steps_see_the_first_batches_and_change_nothing(runs, control, na
     with np.load(runs.folder / name / "frozen.npz") as arrays:
         frozen = dict(arrays)
     first = runs.sample(name, 1)
-    assert frozen["names"].tolist() == first["names"].tolist()
+    here, there = frozen["names"].tolist(), first["names"].tolist()
+    rows = {each: here.index(each) for each in there if each in here}
     # The first frozen batch is that of step 1, at the same weights: the same bits.
-    assert np.array_equal(frozen["gradients_sketch"][0], first["gradients_sketch"])
-    assert np.array_equal(frozen["gradients_norm"][0], first["gradients_norm"])
+    for kind in ("sketch", "norm"):
+        found, expected = frozen[f"gradients_{kind}"][0], first[f"gradients_{kind}"]
+        for each, row in rows.items():
+            assert np.array_equal(found[row], expected[there.index(each)])
+    # Queries, keys and values, which are one parameter, are measured apart.
+    norms = dict(zip(here, frozen["gradients_norm"][0], strict=True))
+    fused = [each for each in there if each not in rows]
+    assert len(fused) == sum("wqkv" in each for each in there) > 0
+    for each in fused:
+        parts = [norms[each.replace("wqkv", part)] for part in ("wq", "wk", "wv")]
+        whole = first["gradients_norm"][there.index(each)]
+        assert np.linalg.norm(parts) == pytest.approx(whole, rel=1e-12)
+        assert parts[2] > 10 * parts[0]  # at initial weights attention hardly chooses
+    assert len(here) == len(there) + 2 * len(fused)
     assert frozen["loss"][0] == steps[0]["loss_recomputed"]
     assert frozen["batch_digests"].tolist() == [line["batch_digest"] for line in steps]
     assert frozen["loss"][1] != steps[1]["loss_recomputed"]  # whose weights have moved
