@@ -165,7 +165,7 @@ SAME_WEIGHTS = 1e-9
 """A parameter before the first step, relative to its norm: the same seed checkpoint, so the same
 bits, which a sketch adds up in float64. Half a spacing more where it is stored more coarsely."""
 
-SPACING = {"bfloat16": 2.0**-7}
+SPACING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Relative distance of neighbouring numbers, by the data type that parameters are stored in."""
 SPACING_FLOAT32 = 2.0**-23
 """The same for all others: mixed precision and Float8 layers keep their weights in float32."""

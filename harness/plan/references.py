@@ -120,7 +120,9 @@ def _in_float32(control: SetSpec) -> SetSpec:
 def _with_numerics_of(test: SetSpec, control: SetSpec) -> SetSpec:
     numerics = numerics_of(test)
     stored = {numerics.stored, numerics.computed} - {FLOAT32}
-    plain = "mixed" if numerics.stored == FLOAT32 else numerics.stored
+    plain = numerics.stored
+    if numerics.stored == FLOAT32:
+        plain = "mixed" if numerics.computed == "bfloat16" else f"mixed_{numerics.computed}"
     parts = [*numerics.float8, *([plain] if stored else [])]
     return _short(control, "_".join(parts) or FLOAT32, numerics)
 

@@ -29,14 +29,15 @@ def precision_of(spec: SetSpec) -> Precision:
     float32.
     """
     if spec.command is not None:
-        coarsest = [DATA_TYPES[str(spec.setting(key, "float32"))] for key in DTYPE_KEYS]
-        return max(coarsest, key=list(Precision).index)
-    if FLOAT8_RECIPES & set(spec.techniques):
+        named = [str(spec.setting(key, "float32")) for key in DTYPE_KEYS]
+    elif FLOAT8_RECIPES & set(spec.techniques):
         return Precision.FLOAT8
-    mixed = spec.setting("training.mixed_precision_param", "bfloat16")
-    if Technique.BF16 in spec.techniques or "bfloat16" in (mixed, spec.setting("training.dtype")):
-        return Precision.BF16
-    return Precision.FP32
+    else:
+        _, stored, computed = numerics_of(spec)
+        named = [stored, computed]
+    # What torchtitan does not know either is refused by its own check.
+    coarsest = [DATA_TYPES.get(each, Precision.FP32) for each in named]
+    return max(coarsest, key=list(Precision).index)
 
 
 class Numerics(NamedTuple):

@@ -262,12 +262,11 @@ def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Pr
         return Precision.FLOAT8
     if job.get("command") is not None:
         named = {str(each) for each in data_types(job)} | {*_parts(ran.get("param_dtype"))}
-        known = [DATA_TYPES[each] for each in named if each in DATA_TYPES]
-        return max(known, key=list(Precision).index, default=Precision.FP32)
-    dtypes = {ran.get("param_dtype"), ran.get("mixed_precision_param")}
-    return (
-        Precision.BF16 if Technique.BF16 in techniques or "bfloat16" in dtypes else Precision.FP32
-    )
+    else:
+        named = {*_parts(ran.get("param_dtype")), str(ran.get("mixed_precision_param"))}
+        named |= {"bfloat16"} if Technique.BF16 in techniques else set()
+    known = [DATA_TYPES[each] for each in named if each in DATA_TYPES]
+    return max(known, key=list(Precision).index, default=Precision.FP32)
 
 
 def _parts(dtypes: object) -> list[str]:

@@ -102,6 +102,7 @@ def test_a_train_config_without_sizes_says_what_is_missing(planner):
         ('techniques = ["bf16", "float8"]', Precision.FLOAT8),
         ('techniques = ["float8_rowwise"]', Precision.FLOAT8),
         ('set = { "training.mixed_precision_param" = "bfloat16" }', Precision.BF16),
+        ('set = { "training.mixed_precision_param" = "float16" }', Precision.BF16),
         ('set = { "training.dtype" = "bfloat16" }', Precision.BF16),
     ],
 )

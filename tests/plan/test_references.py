@@ -52,6 +52,18 @@ def test_a_coarser_set_gets_a_matched_control_and_the_control_is_the_reference(p
     assert plan.job("tp").frozen == 0
 
 
+def test_two_mixed_precisions_have_a_matched_control_each(planner):
+    fsdp = "parallelism = { dp_shard = 2 }"
+    key = '"training.mixed_precision_param"'
+    sets = [
+        f'[[test]]\nname = "{name}"\n{fsdp}\nset = {{ {key} = "{name}" }}\n'
+        for name in ("bfloat16", "float16")
+    ]
+    plan = planner.sets("".join(sets))
+    assert list(short_runs(plan)) == ["control.mixed", "control.mixed_float16"]
+    assert plan.job("float16").matched == "control.mixed_float16"
+
+
 def test_a_coarser_set_of_a_low_precision_control_has_both(planner):
     float8 = '[[test]]\nname = "float8"\nparallelism = { dp_shard = 2 }\ntechniques = ["float8"]\n'
     plan = planner.text(HEAD + MIXED_CONTROL + float8 + MIXED)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from probed_loop import Model, lines_of, microbatches, sample_of, train, write_job
+from probed_loop import STEPS, Model, lines_of, microbatches, sample_of, train, write_job
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -112,6 +112,30 @@ def test_gradients_are_taken_before_they_are_clipped(job, clip):
 def by_hand(parameters):
     for parameter in parameters:
         parameter.grad.mul_(0.5)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_gradients_are_taken_without_the_factor_of_a_loss_scaler(job, clips):
+    folder = job()
+    loop = Loop()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    norms = []
+    for _ in range(STEPS):
+        loop.optimizer.zero_grad()
+        loop.probe.batch(TOKENS, TOKENS)
+        loss = loop.model(TOKENS).square().mean()
+        parameters = list(loop.model.parameters())
+        norms.append(float(nn.utils.get_total_norm(torch.autograd.grad(loss, parameters))))
+        scaler.scale(loop.model(TOKENS).square().mean()).backward()
+        if clips:
+            scaler.unscale_(loop.optimizer)
+            clip_grad_norm_(parameters, 1e-3)
+        scaler.step(loop.optimizer)
+        scaler.update()
+        loop.probe.step(loss=1.0)
+    loop.probe.close()
+    found = [line["grad_norm_recomputed"] for line in lines_of(folder)]
+    assert found == pytest.approx(norms, rel=1e-12)
 
 
 def test_clipping_that_is_not_seen_is_told(job):

@@ -216,7 +216,9 @@ def test_the_record_says_how_it_ended(run):
     [
         ({"float8": {"modules": 3}}, [], Precision.FLOAT8),
         ({"param_dtype": "bfloat16"}, [], Precision.BF16),
+        ({"param_dtype": "bfloat16+float32"}, [], Precision.BF16),
         ({"mixed_precision_param": "bfloat16"}, [], Precision.BF16),
+        ({"mixed_precision_param": "float16"}, [], Precision.BF16),
         ({"param_dtype": "float32", "float8": {"modules": 0}}, [], Precision.FP32),
         ({}, ["bf16"], Precision.BF16),
         ({}, ["float8_rowwise"], Precision.FLOAT8),
