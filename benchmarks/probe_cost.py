@@ -13,6 +13,10 @@ A run of 64 steps at the default cadence has 57 steps without a sample, 7 with o
 Memory is what torch allocates in a step and in the probe's hooks, from its profiler, in a job of
 its own whose embedding is large. FSDP 2 has no copies to compare; DDP 2 compares everything.
 
+In low precision a control and its test sets make frozen steps before training, and every control
+has a reference in float32, which makes the same and trains one step. A frozen step is compared with
+the steps without the probe of the same run.
+
 The library is measured in a loop of one's own (``probed_script.py``), one process and DDP 2: a bare
 loop and a probed one take turns in one program, in the same order of modes.
 """
@@ -37,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.corpus import prepare
-from harness.model import SyntheticData
+from harness.model import FROZEN_STEPS, SyntheticData
 from harness.toolchain import find_toolchain
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +55,7 @@ WARM_UP = 2
 """Rounds left out: they pay for caches and for the optimizer's state."""
 DEFAULT_CADENCE_GOAL = 1.02
 SAMPLED_STEP_GOAL = 1.25
+
 STEPS, SAMPLES = 64, 7
 """Of the run whose cost is derived; samples at steps 1, 2, 4, 8, 16, 32, 64."""
 FSDP, DDP = {"dp_shard": 2}, {"dp_replicate": 2}
@@ -76,6 +81,13 @@ TIMED = (
     Case("llama3_debug, DDP 2", DDP),
     Case("dim 256, 6 layers, FSDP 2", FSDP, _MIDDLE),
     Case("dim 256, 6 layers, DDP 2", DDP, _MIDDLE),
+)
+_BF16_MIXED = {"training.mixed_precision_param": "bfloat16"}
+FROZEN = (
+    Case("bf16 mixed, FSDP 2", FSDP, settings=_BF16_MIXED),
+    Case("its reference in float32", FSDP),
+    Case("bf16 mixed, dim 256, 6 layers, FSDP 2", FSDP, _MIDDLE, _BF16_MIXED),
+    Case("its reference in float32", FSDP, _MIDDLE),
 )
 WEIGHED = (
     Case("vocabulary 32768, FSDP 2", FSDP, _LARGE, _SHORT),
@@ -154,6 +166,9 @@ def main() -> int:
             lines.append(
                 f"  {1 / bare:.2f} steps a second without, {1 / probed:.2f} with the probe"
             )
+        lines += ["", f"{'time of frozen steps, over one without the probe':<54}{'ratio':>8}   95%"]
+        for case in FROZEN:
+            lines += _frozen_lines(case, *frozen(case, arguments.rounds, scratch))
         lines += [
             "",
             f"{'memory beyond a step without the probe':<54}{'KiB':>8}   of the largest shard",
@@ -182,6 +197,13 @@ def timed(case: Case, rounds: int, scratch: Path) -> tuple[Times, Times]:
     cpu, hooks = by_mode(modes, result["cpu"]), by_mode(modes, result["hooks_cpu"])
     first_step_s = result["hooks_cpu"][0]
     return Times(seconds, _step_0(result), "wall"), in_hooks(cpu, hooks, first_step_s)
+
+
+def frozen(case: Case, rounds: int, scratch: Path) -> tuple[list[float], list[float]]:
+    """Seconds of each frozen step of a case, and of its steps without the probe."""
+    modes = shuffled_modes(WARM_UP + rounds)
+    result = _train(case, "seconds", modes, scratch, FROZEN_STEPS)
+    return result["frozen"], by_mode(modes, result["steps"])[:, MODES.index("off")].tolist()
 
 
 def timed_script(name: str, ranks: int, rounds: int, scratch: Path) -> tuple[Times, Times]:
@@ -262,7 +284,9 @@ def _is_step_0(step: int, hook: str) -> bool:
 # ------------------------------------------------------------------- running
 
 
-def _train(case: Case, measure: str, modes: Sequence[str], scratch: Path) -> dict[str, Any]:
+def _train(
+    case: Case, measure: str, modes: Sequence[str], scratch: Path, frozen_steps: int = 0
+) -> dict[str, Any]:
     """Run a case's job with torchrun.
 
     Raises SystemExit with what it printed when it fails.
@@ -270,7 +294,8 @@ def _train(case: Case, measure: str, modes: Sequence[str], scratch: Path) -> dic
     print(f"{measure}: {case.name}, {len(modes)} steps", flush=True)
     folder = Path(tempfile.mkdtemp(dir=scratch))
     plan = {"measure": measure, "modes": list(modes)}
-    return _torchrun(RANK, 2, _job(case, modes, folder, scratch / "data"), plan, folder)
+    job = {**_job(case, modes, folder, scratch / "data"), "frozen": frozen_steps}
+    return _torchrun(RANK, 2, job, plan, folder)
 
 
 def _torchrun(
@@ -347,6 +372,21 @@ def _time_lines(case: Case, measured: Times) -> Iterator[str]:
     for (what, ratio), goal in zip(measured.ratios().items(), goals, strict=True):
         interval = f"{ratio.low:.3f} to {ratio.high:.3f}"
         yield f"  {what:<52}{ratio.value:>8.3f}   {interval:<18}{_verdict(ratio.value, goal)}"
+
+
+def _frozen_lines(case: Case, frozen: Sequence[float], off: Sequence[float]) -> Iterator[str]:
+    draw = np.random.default_rng(0)
+    medians = [
+        np.median(draw.choice(seconds, size=(2000, len(seconds))), axis=1)
+        for seconds in (frozen, off)
+    ]
+    low, high = np.quantile(medians[0] / medians[1], (0.025, 0.975))
+    ratio = float(np.median(frozen) / np.median(off))
+    yield (
+        f"{case.name}: {np.median(off) * 1e3:.0f} ms a step, {len(frozen)} frozen steps in "
+        f"{sum(frozen):.1f} s"
+    )
+    yield f"  {'a frozen step':<52}{ratio:>8.3f}   {low:.3f} to {high:.3f}"
 
 
 def _memory_lines(case: Case, memory: Memory) -> Iterator[str]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def main(job_path: str, plan_path: str) -> None:
     measure = _Seconds() if plan["measure"] == "seconds" else _Bytes(trainer.device)
     with measure.attaching():
         probe = hooks.attach(trainer, job, lambda _: None)
+    frozen = _watch_frozen(probe)
     _rotate(trainer, probe, plan["modes"], measure)
     trainer.train()
     cpu, hooks_cpu = _added_up(measure.cpu), _added_up(measure.hooks_cpu)
@@ -55,6 +57,7 @@ def main(job_path: str, plan_path: str) -> None:
             "parts": measure.parts,
             "kept": measure.kept,
             "shards": _shards(trainer),
+            "frozen": [after - before for before, after in pairwise(frozen)],
         }
         Path(plan["result"]).write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
@@ -152,6 +155,9 @@ def _rotate(trainer: Any, probe: Any, modes: list[str], measure: _Seconds | _Byt
     at_work = {name: _part(getattr(probe, name), name, measure) for name in _HOOKS}
 
     def measured(batches: Any) -> None:
+        if probe.is_frozen:
+            train_step(batches)
+            return
         on = modes[trainer.step - 1] != "off"
         for name, hook in at_work.items():
             setattr(probe, name, hook if on else _nothing)
@@ -159,6 +165,22 @@ def _rotate(trainer: Any, probe: Any, modes: list[str], measure: _Seconds | _Byt
             train_step(batches)
 
     trainer.train_step = measured
+
+
+def _watch_frozen(probe: Any) -> list[float]:
+    """When each frozen step begins, and when the last has ended, by the wall's clock."""
+    times: list[float] = []
+
+    def timed(hook: Callable[[], None]) -> Callable[[], None]:
+        def watched() -> None:
+            dist.barrier()
+            times.append(time.perf_counter())
+            hook()
+
+        return watched
+
+    probe.begin_frozen, probe.close_frozen = timed(probe.begin_frozen), timed(probe.close_frozen)
+    return times
 
 
 def _part(hook: Callable[..., Any], name: str, measure: _Seconds | _Bytes) -> Callable[..., Any]:
