@@ -83,7 +83,7 @@ def tensor_multiple(tensors: int, sample: int, repeats: int, spread: float | Non
     if spread is None or not np.isfinite(spread):
         return IMPLEMENTATION_FACTOR * student
     wide = WIDER_SPREAD * max(spread, LEAST_SPREAD)
-    lognormal = float(np.exp(min(-special.ndtri(alarms) * wide, 700.0)))
+    lognormal = float(np.exp(min(normal(alarms) * wide, 700.0)))
     return IMPLEMENTATION_FACTOR * min(student, lognormal)
 
 
@@ -102,6 +102,17 @@ def mean_multiple(repeats: int) -> float:
     return IMPLEMENTATION_FACTOR * float(_student(np.array(MEAN_ALARMS / 2), repeats))
 
 
+def normal(tail: float) -> float:
+    """What a standard normal number exceeds with this probability."""
+    return float(-special.ndtri(tail))
+
+
+def student(tail: Floats, degrees: int) -> Floats:
+    """What Student's t with these degrees of freedom exceeds with these probabilities."""
+    # scipy.stats takes 50 times as long for the same number, and a model has many tensors.
+    return np.asarray(-special.stdtrit(max(degrees, 1), tail), dtype=np.float64)
+
+
 def _epoch_of(looks: Integers) -> Integers:
     return np.floor(np.log2(np.maximum(looks, 1))).astype(np.int64)
 
@@ -112,6 +123,5 @@ def _share_in(epoch: Integers) -> Floats:
 
 
 def _student(tail: Floats, repeats: int) -> Floats:
-    """What Student's t exceeds with these probabilities."""
-    # scipy.stats takes 50 times as long for the same number, and a model has many tensors.
-    return np.asarray(-special.stdtrit(max(repeats, FEWEST_REPEATS), tail), dtype=np.float64)
+    """The same of a scale that was learnt from repeats."""
+    return student(tail, max(repeats, FEWEST_REPEATS))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.judge.chance import student
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.rounding import (
     ALARMS,
@@ -14,7 +15,6 @@ from harness.judge.rounding import (
     Errors,
     Measure,
     flaw_of,
-    student,
 )
 from harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
 
@@ -152,7 +152,7 @@ def frozen_loss(
         return Finding(Outcome.FAIL, "the loss of a frozen batch is not finite", onset=1)
     size = float(np.sqrt(np.mean(errors.loss**2)))
     mean = float(errors.loss.mean())
-    t = student(ALARMS / 4, errors.batches)
+    t = float(student(np.array(ALARMS / 4), errors.batches))
     # Of two independent errors the difference is sqrt(2) times as large.
     by_chance = errors.loss_error * np.sqrt(2) * t
     lasting = errors.loss_error * np.hypot(LASTING_SPREAD, np.sqrt(2) * t / np.sqrt(errors.batches))

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
+from harness.judge.chance import normal
 from harness.judge.soundness import Flaw, unfinished
 from harness.model import Evidence, Floats, FrozenSamples, TensorSample
 
@@ -100,7 +100,7 @@ class Errors:
     @property
     def scale_limits(self) -> Floats:
         """Shape (parameters,): how large these may be."""
-        return self.matched * self.multiple * SCALE_SPREAD * quantile(ALARMS / len(self.names) / 2)
+        return self.matched * self.multiple * SCALE_SPREAD * normal(ALARMS / len(self.names) / 2)
 
     @property
     def scales_of_all(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -108,7 +108,7 @@ class Errors:
 
         Then the same of its root mean square, for a factor that varies from batch to batch.
         """
-        of_batch, per_error = self.scale.mean(axis=1), self.error * quantile(ALARMS / 4)
+        of_batch, per_error = self.scale.mean(axis=1), self.error * normal(ALARMS / 4)
         mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
         return (mean, MEAN_SCALE_SPREAD * per_error), (size, BATCH_SCALE_SPREAD * per_error)
 
@@ -181,16 +181,6 @@ def _frozen_flaw(run: Evidence, reference: Evidence) -> Flaw | None:
     return None
 
 
-def quantile(alarms: float) -> float:
-    """What a standard normal number exceeds with this probability."""
-    return float(-special.ndtri(alarms))
-
-
-def student(alarms: float, degrees: int) -> float:
-    """The same of Student's t."""
-    return float(-special.stdtrit(max(degrees, 1), alarms))
-
-
 def _first_step(run: Evidence) -> FrozenSamples | None:
     """The first step in the form of one frozen batch."""
     sample: TensorSample | None = next((each for each in run.samples if each.step == 1), None)
@@ -225,7 +215,7 @@ def _multiples(test: Evidence, matched: Evidence, samples: FrozenSamples) -> Flo
     """
     batches, count = samples.norm.shape
     spread = np.hypot(IMPLEMENTATION_SPREAD, 1 / np.sqrt(SUMS * batches))
-    multiple = float(np.exp(spread * quantile(ALARMS / count)))
+    multiple = float(np.exp(spread * normal(ALARMS / count)))
     more = max(1.0, _tokens_at_once(test) / _tokens_at_once(matched))
     return np.array([multiple * (more if EMBEDDING in name else 1.0) for name in samples.names])
 
