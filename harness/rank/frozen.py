@@ -45,6 +45,7 @@ def _make(trainer: Any, count: int, probe: Probe) -> None:
         batches = trainer.batch_generator(trainer.dataloader)
         trainer.step = 1  # what depends on the step sees the first one
         for _ in range(count):
+            _clear_gradients(trainer)
             probe.begin_frozen()
             trainer.train_step(batches)
             probe.end_frozen()
@@ -91,7 +92,7 @@ def _put_back(trainer: Any) -> Iterator[None]:
         yield
     finally:
         trainer.step = step
-        trainer.optimizers.zero_grad()
+        _clear_gradients(trainer)
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
@@ -103,3 +104,13 @@ def _put_back(trainer: Any) -> Iterator[None]:
         if on_gpu is not None:
             torch.cuda.set_rng_state_all(on_gpu)
         trainer.dataloader.load_state_dict(loader)
+
+
+def _clear_gradients(trainer: Any) -> None:
+    """As before the first step, whatever the optimizer knows of: each frozen step is a first one.
+
+    A trainer clears gradients by its optimizers, and a parameter that a bug keeps from them would
+    bring those of all frozen steps into training.
+    """
+    for part in trainer.model_parts:
+        part.zero_grad(set_to_none=True)

@@ -46,6 +46,19 @@ def lose_embedding_gradient(trainer):
     _before_clipping(lose)
 
 
+def leave_layer_out_of_optimizer(trainer):
+    """The optimizer neither moves a layer nor clears its gradients."""
+    unknown = {
+        id(parameter)
+        for part in trainer.model_parts
+        for name, parameter in part.named_parameters()
+        if name.startswith("layers.1.")
+    }
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [each for each in group["params"] if id(each) not in unknown]
+
+
 def negate_one_gradient(trainer):
     """No norm shows it, and no loss of the same step."""
 

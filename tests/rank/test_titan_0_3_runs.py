@@ -111,6 +111,21 @@ def test_frozen_steps_see_the_first_batches_and_change_nothing(runs, control, na
     assert frozen["problems"].size == 0
 
 
+def test_gradients_that_no_optimizer_clears_do_not_outlive_frozen_steps(runs, control):
+    """Each frozen step is a first step, also of a trainer that forgets some gradients."""
+    forgetful = {"inject": f"{BUGS}:leave_layer_out_of_optimizer"}
+    plain, _ = runs.run("forgetful", **forgetful)
+    steps, _ = runs.run("forgetful_frozen", frozen=2, **forgetful)
+    assert without_measurements(steps) == without_measurements(plain)
+    assert steps[1]["grad_norm_recomputed"] > 1.001 * control[1]["grad_norm_recomputed"]
+    runs.run("right_frozen", frozen=2)
+    found, expected = (
+        np.load(runs.folder / name / "frozen.npz")["gradients_norm"]
+        for name in ("forgetful_frozen", "right_frozen")
+    )
+    assert np.array_equal(found, expected)
+
+
 def test_buffers_are_put_back_after_frozen_steps(runs):
     """A mixture of experts counts tokens in buffers, and moves biases by them at each update."""
     moe = tomllib.loads((jobs.ROOT / "train_configs" / "moe_debug.toml").read_text())
