@@ -40,7 +40,7 @@ from harness.judge.causes.later import (
     one_step,
     rounding_growth,
 )
-from harness.judge.causes.low_precision import beyond_rounding
+from harness.judge.causes.low_precision import beyond_rounding, forward_at_frozen_weights
 from harness.judge.causes.metrics import (
     contradiction,
     loss_of_right_gradients,
@@ -105,14 +105,15 @@ SIGNATURES: tuple[Signature, ...] = (
     loss_of_right_gradients,
     loss_scaled_alone,
     hidden_forward,
+    forward_at_frozen_weights,
     averaged_otherwise,
     other_buffers,
     sampled_gradients,
+    beyond_rounding,
     faintly_scaled,
     gradients_scaled,
     gradient_direction,
     objective,
-    beyond_rounding,
     lost_at_resume,
     frozen,
     counted_otherwise,

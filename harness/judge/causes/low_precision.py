@@ -9,7 +9,9 @@ import numpy as np
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.families import family, stage_words
+from harness.judge.causes.forward import SAME_BITS, look_in_forward, same_program
 from harness.judge.causes.groups import describe
+from harness.judge.causes.places import spot_of
 from harness.judge.factors import Match, named_factor
 from harness.judge.rounding import Errors
 from harness.judge.scene import Scene, digits
@@ -20,6 +22,10 @@ _STEADY = 4.0
 _MATCH = 3e-3
 """How near to a quantity a factor of low precision must be to equal it."""
 _MOST = 3
+_SHARE_OF_ROUNDING = 0.5
+"""Of the matched control's error of the loss: two right programs of one precision round mostly
+alike, and their losses are nearer to each other than to float32 (measured: TP 2 at 0.16 of it, CP 2
+at 1e-4, each against one device in bf16 mixed)."""
 _SCALE_AT = (
     "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
 )
@@ -51,6 +57,54 @@ def beyond_rounding(scene: Scene) -> Cause | None:
     if scene.failed("gradient-scale"):
         return _scaled(scene, errors)
     return None
+
+
+def forward_at_frozen_weights(scene: Scene) -> Cause | None:
+    """C4 that the loss does not show: its small change, and gradients that no backward pass spoils.
+
+    A backward pass that differs leaves the loss the same: to the last bit where the same program
+    computes it, and otherwise within a part of the rounding that two right programs differ by.
+    """
+    errors = scene.case.errors
+    if errors is None or not errors.frozen or not scene.failed("gradient-errors"):
+        return None
+    if scene.failed("same-initial-parameters") or not np.all(np.isfinite(errors.loss)):
+        return None
+    if scene.failed("frozen-loss"):
+        return _objective(scene)
+    size = float(np.sqrt(np.mean(errors.loss**2)))
+    same = same_program(scene)
+    if size <= (SAME_BITS if same else _SHARE_OF_ROUNDING * errors.loss_error):
+        return None
+    beyond = np.sqrt(np.maximum(errors.test**2 - errors.matched**2, 0.0))
+    place = spot_of(errors.names, beyond)
+    off = int(np.count_nonzero(~(errors.ratio <= errors.multiple)))
+    if place is not None and place.last_too:
+        where = f"in {place.words} "
+        why = "and the last weight there is off as the first, so what is computed there differs"
+    elif same and off > len(errors.names) / 2:
+        where, place = "", None
+        why = "and most gradients are off by more than rounding"
+    else:
+        return None
+    program = "the same program on the same samples" if same else "rounding of other shardings"
+    sentence = (
+        f"the forward pass differs {where}by less than the limit of the loss: {off} of "
+        f"{len(errors.names)} gradients are wrong by more than rounding at the initial weights, "
+        f"worst {_worst(errors)}; the loss is off by {size:.2g} rms, more than "
+        f"{program} leaves, {why}"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
+
+
+def _worst(errors: Errors) -> str:
+    ratio = np.where(errors.ratio <= errors.multiple, 0.0, errors.ratio)
+    furthest = np.argsort(-ratio, kind="stable")[:_MOST]
+    return ", ".join(
+        f"{errors.names[index]} ({errors.ratio[index]:.3g} times the rounding)"
+        for index in furthest
+        if ratio[index]
+    )
 
 
 def _objective(scene: Scene) -> Cause:
@@ -135,18 +189,13 @@ def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
 
 def _direction(scene: Scene, errors: Errors) -> Cause:
     off = np.flatnonzero(~(errors.ratio <= errors.multiple))
-    off = off[np.argsort(-errors.ratio[off], kind="stable")]
     names = [errors.names[index] for index in off]
     among = list(errors.names)
     hint = family(names, among, scene)
-    worst = ", ".join(
-        f"{errors.names[index]} ({errors.ratio[index]:.3g} times the rounding)"
-        for index in off[:_MOST]
-    )
     clue = f"; {hint.words}" if hint.words else ""
     sentence = (
         f"{len(off)} of {len(among)} gradients are wrong by more than rounding at the initial "
-        f"weights, while the loss is right within it: worst {worst}"
+        f"weights, while the loss is right within it: worst {_worst(errors)}"
         f"{stage_words(names, among, scene)}{clue}"
     )
     look_at = "; ".join(filter(None, (hint.look_at, _FORWARD_AT)))

@@ -8,7 +8,7 @@ others, for the residual stream carries most of both passes around it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.judge.causes.groups import place_of, spans
 from harness.judge.tensors import TensorComparison
+from harness.model import Floats
 
 ATTENTION, FEED_FORWARD, EXPERTS = "attention", "feed-forward", "mixture of experts"
 _BRANCHES = (
@@ -72,9 +73,13 @@ def spot(sample: TensorComparison | None) -> Spot | None:
     """The one place whose gradients stand out; None where there is no such."""
     if sample is None or sample.gradients is None:
         return None
-    difference = sample.gradients.difference
+    return spot_of(sample.names, sample.gradients.difference)
+
+
+def spot_of(names: Sequence[str], difference: Floats) -> Spot | None:
+    """The same of what each parameter is off by."""
     branches: dict[tuple[int, str] | str, list[int]] = {}
-    for index, name in enumerate(sample.names):
+    for index, name in enumerate(names):
         if np.isfinite(difference[index]):
             branches.setdefault(branch_of(name) or name, []).append(index)
     apart = {branch: float(np.median(difference[members])) for branch, members in branches.items()}
@@ -93,7 +98,7 @@ def spot(sample: TensorComparison | None) -> Spot | None:
     here = sorted(layer for layer, _ in chosen)
     median = float(np.median([apart[branch] for branch in chosen]))
     last_too = all(
-        _last_off(difference[i] for i in branches[branch] if _LAST.search(sample.names[i]))
+        _last_off(difference[i] for i in branches[branch] if _LAST.search(names[i]))
         >= _COMPARABLE * apart[branch]
         for branch in chosen
     )
