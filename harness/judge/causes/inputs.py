@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.judge.causes.cause import Cause
+from harness.judge.causes.optimizer import counted_otherwise
 from harness.judge.causes.resumes import of_pass
 from harness.judge.curves import series
 from harness.judge.scene import Scene, words_of
@@ -102,6 +103,10 @@ def other_input(scene: Scene) -> Cause | None:
         invalid = scene.outcome(name) is Outcome.INVALID
         if invalid and onset is not None and (parted is None or onset <= parted):
             again = _started_over(scene, name, onset) + of_pass(scene, onset)
+            lost = counted_otherwise(scene) if name == "same-lr" and again else None
+            if lost is not None and lost.kind is CauseClass.STATE:
+                # The optimizer keeps the rate, too, so both have started over.
+                return lost._replace(sentence=f"{lost.sentence}; {scene.detail(name)}{again}")
             sentence = f"{words}: {scene.detail(name)}, so the curves cannot agree{again}"
             return Cause(sentence, kind, look_at)
     return None

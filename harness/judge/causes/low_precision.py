@@ -53,6 +53,8 @@ def beyond_rounding(scene: Scene) -> Cause | None:
     if scene.failed("frozen-loss"):
         return _objective(scene)
     if scene.failed("gradient-errors"):
+        if errors.all_scaled and _scale_explains(errors):
+            return _scaled(scene, errors)
         return _scaled_group(scene, errors) or _direction(scene, errors)
     if scene.failed("gradient-scale"):
         return _scaled(scene, errors)
@@ -128,9 +130,19 @@ def _scaled(scene: Scene, errors: Errors) -> Cause:
                 f"{np.expm1(of_batch.max()):+.2g}, in directions that are right"
             )
             return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
-        return _by_factor(scene, float(np.exp(mean)), f"all {len(errors.names)} parameters alike")
+        # The first batch is that of step 1, whose counts are known.
+        first = float(np.exp(of_batch[0]))
+        what = f"all {len(errors.names)} parameters alike"
+        return _by_factor(scene, float(np.exp(mean)), what, first=first)
     off = np.flatnonzero(~(np.abs(errors.scales) <= errors.scale_limits))
     return _of_group(scene, errors, [errors.names[index] for index in off])
+
+
+def _scale_explains(errors: Errors) -> bool:
+    """Whether one factor for all, of each batch its own, leaves no more than rounding."""
+    factors = np.expm1(np.median(errors.scale, axis=1))
+    left = np.sqrt(np.maximum(errors.test**2 - np.mean(factors**2), 0.0))
+    return bool(np.all(left <= errors.multiple * errors.matched))
 
 
 def _of_group(scene: Scene, errors: Errors, names: Sequence[str]) -> Cause:
@@ -151,10 +163,15 @@ def _of_group(scene: Scene, errors: Errors, names: Sequence[str]) -> Cause:
 
 
 def _by_factor(
-    scene: Scene, factor: float, what: str, kind: CauseClass = CauseClass.GRADIENT_SCALE
+    scene: Scene,
+    factor: float,
+    what: str,
+    kind: CauseClass = CauseClass.GRADIENT_SCALE,
+    first: float | None = None,
 ) -> Cause:
+    """``first``: the factor of the first batch, where it is not the same for all."""
     named = named_factor(
-        np.array([factor]),
+        np.array([factor if first is None else first]),
         np.array([1], dtype=np.int64),
         scene.case.test,
         scene.case.control,
