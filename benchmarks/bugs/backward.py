@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,13 +74,13 @@ def own_part(output: Tensor, given: Tensor, group: Any) -> None:
 def skip_all_reduce(part: str, when: Callable[[], bool] = lambda: True) -> None:
     """Leave out the reduction over replicas for modules with ``part`` in their names."""
     reduce = _fsdp_param_group.foreach_reduce
-    all_reduce_group = 9
+    signature = inspect.signature(reduce)
 
-    def skipping(parameters: list[Any], *others: Any) -> Any:
+    def skipping(parameters: list[Any], *others: Any, **named: Any) -> Any:
+        call = signature.bind(parameters, *others, **named)
         if part in parameters[0]._param_fqn and when():
-            at = all_reduce_group - 1
-            others = (*others[:at], None, *others[at + 1 :])
-        return reduce(parameters, *others)
+            call.arguments["all_reduce_group"] = None
+        return reduce(*call.args, **call.kwargs)
 
     _fsdp_param_group.foreach_reduce = skipping
 

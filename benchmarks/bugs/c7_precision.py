@@ -71,9 +71,13 @@ def gradients_reduce_scattered_in_bf16(trainer: Any) -> None:
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 for group in module._get_fsdp_state()._fsdp_param_groups:
-                    group.mp_policy = dataclasses.replace(
-                        group.mp_policy, reduce_dtype=torch.bfloat16
-                    )
+                    # torch 2.15 keeps the policy with each parameter, 2.13 with the group.
+                    for owner in (group, *group.fsdp_params):
+                        policy = getattr(owner, "mp_policy", None)
+                        if policy is not None:
+                            owner.mp_policy = dataclasses.replace(
+                                policy, reduce_dtype=torch.bfloat16
+                            )
 
 
 def epsilon_per_shard_in_clipping(trainer: Any) -> None:
