@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.curves import common_steps, relative_difference, series
-from harness.judge.floors import METRIC_AGREEMENT
-from harness.model import Evidence, Floats, Integers, Limit
+from harness.judge.floors import COARSE_NORM_AGREEMENT, METRIC_AGREEMENT, SPACING
+from harness.model import Evidence, Floats, Integers, Limit, Precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,15 +49,26 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
     if not steps.size:
         return None
     said, found = reported.values[ours], recomputed.values[theirs]
-    limit = METRIC_AGREEMENT[evidence.precision][signal]
+    limit, stored = metric_agreement(evidence, signal)
     return Agreement(
         signal=signal,
         steps=steps,
         reported=said,
         recomputed=found,
         difference=relative_difference(said, found),
-        limit=Limit(limit, f"rounding of a reported {signal} in {evidence.precision.value}"),
+        limit=Limit(limit, f"rounding of a reported {signal}{stored}"),
     )
+
+
+def metric_agreement(evidence: Evidence, signal: str) -> tuple[float, str]:
+    """How far a reported signal may be from its recomputation, and of which storage, in words."""
+    stored = (evidence.in_force or {}).get("param_dtype")
+    coarse = bool(set(str(stored).split("+")) & SPACING.keys())
+    # Where nothing tells, as of curves from elsewhere, it may be.
+    coarse |= stored is None and evidence.precision is not Precision.FP32
+    if signal == "grad_norm" and coarse:
+        return COARSE_NORM_AGREEMENT, f" of parameters in {stored or 'low precision'}"
+    return METRIC_AGREEMENT[signal], ""
 
 
 def other_objective(test: Evidence, control: Evidence) -> bool:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.judge.agreement import metric_agreement
 from harness.judge.floors import (
     CLIPPED_ALIKE,
-    CLIPPED_RIGHT,
     ENTRIES_TURNED,
     GRADIENT_FLOORS,
     LEAST_STATE_LIMIT,
@@ -97,7 +97,9 @@ def clippings(
 ) -> Iterator[Clipping]:
     """At every step at which both runs kept their clipped gradients."""
     configured = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
-    right = 2 * CLIPPED_RIGHT[coarser(test.precision, control.precision)]
+    # The factor of a run follows from its own norm, as far as the trainer's norm is right; twice,
+    # for it is compared with the control's.
+    right = 2 * max(metric_agreement(run, "grad_norm")[0] for run in (test, control))
     alike = max(CLIPPED_ALIKE, *(2 * spacing(run, 0.0) for run in (test, control)))
     for sample in tensors:
         ours, theirs = sample.test, sample.control

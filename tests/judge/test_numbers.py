@@ -8,6 +8,7 @@ import pytest
 from judge_examples import LOSSES, NORMS, STEPS, foreign, run, spec, with_signals
 
 from harness.judge import calibrate, judge, limits
+from harness.judge.agreement import agreement
 from harness.judge.curves import relative_difference
 from harness.judge.envelope import compare
 from harness.judge.floors import FLOORS, JUDGED_SIGNALS, coarser
@@ -285,3 +286,19 @@ def test_limits_are_one_per_common_step_for_drawing():
     assert math.isnan(drawn["loss"][2])
     envelope = compare("loss", test, CONTROL)
     assert [x for x in drawn["loss"] if not math.isnan(x)] == envelope.limit.tolist()
+
+
+# ------------------------------------------------------------------ metrics
+
+
+@pytest.mark.parametrize(
+    ("stored", "outside"),
+    [("float32", True), ("bfloat16", False), ("bfloat16+float32", False), (None, False)],
+)
+def test_a_reported_norm_is_as_near_as_what_parameters_are_stored_in_allows(stored, outside):
+    """In bf16 mixed gradients are float32, and so is the norm that clips them."""
+    said = with_signals(CONTROL, grad_norm=lambda _, value: value * 1.01)
+    low = replace(said, precision=Precision.BF16, in_force={"param_dtype": stored})
+    assert bool(agreement(low, "grad_norm").outside.size) is outside
+    said = with_signals(low, loss=lambda _, value: value * (1 + 5e-5))
+    assert agreement(said, "loss").outside.size  # a float32 mean in every regime

@@ -142,6 +142,51 @@ def test_queries_and_keys_scaled_alike_are_attention_scores_and_not_all_gradient
     assert scale.detail.startswith("3 gradients are scaled")
 
 
+PARTS = ("attention.wq", "attention.wk", "attention.wo", "feed_forward.w1", "feed_forward.w2")
+
+
+def layered(gradients, loss):
+    """A test set of two layers, and what it is measured from."""
+    names = (*(f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in PARTS), "w", "x")
+    measure = Measure(
+        *(replace(each, frozen=replace(each.frozen, names=names)) for each in (MATCHED, REFERENCE))
+    )
+    return verdict(low("other", frozen(gradients, loss, names=names)), measure)
+
+
+ATTENTION = [0, 1, 2, 5, 6, 7]
+PROJECTIONS_IN = [0, 1, 5, 6]
+MATCHED_LOSS = rounded_loss(1)
+
+
+@pytest.mark.parametrize(
+    ("off", "shift", "kind"),
+    [
+        (ATTENTION, 5e-6, CauseClass.OBJECTIVE),
+        (ATTENTION, 0.0, CauseClass.GRADIENT_DIRECTION),  # to the last bit: it is the backward pass
+        (PROJECTIONS_IN, 5e-6, CauseClass.GRADIENT_DIRECTION),  # what is computed there is right
+        (range(12), 5e-6, CauseClass.OBJECTIVE),
+    ],
+)
+def test_a_forward_pass_that_the_loss_does_not_show_is_told_from_a_backward_pass(off, shift, kind):
+    gradients = rounded(1)
+    noise = np.random.default_rng(5).standard_normal(gradients.shape)
+    gradients[:, list(off)] += 5e-2 * noise[:, list(off)]
+    found = layered(gradients, MATCHED_LOSS * (1 + shift))
+    assert outcomes(found) == ["PASS", "FAIL", "FAIL", "PASS"]  # noise makes gradients longer
+    assert found.cause_class is kind
+    if off is ATTENTION and kind is CauseClass.OBJECTIVE:
+        assert "in the attention of every layer" in found.cause
+
+
+def test_a_factor_that_is_beyond_rounding_in_every_batch_is_no_direction():
+    """As gradients that are divided by all positions, of which a varying share is valid."""
+    factors = 1 - 1e-2 * np.random.default_rng(3).uniform(0.6, 1.4, BATCHES)
+    found = verdict(low("dp2", frozen(factors[:, None, None] * rounded(2), rounded_loss(2))))
+    assert outcomes(found) == ["PASS", "FAIL", "FAIL", "PASS"]
+    assert found.cause_class is CauseClass.GRADIENT_SCALE
+
+
 @pytest.mark.parametrize("shift", [2e-4, -2e-4])
 def test_a_loss_that_is_off_on_every_batch_is_the_forward_pass(shift):
     found = verdict(low("cp2", frozen(rounded(2), rounded_loss(2) * (1 + shift))))

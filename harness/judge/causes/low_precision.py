@@ -11,18 +11,18 @@ from harness.judge.causes.cause import Cause
 from harness.judge.causes.families import family, stage_words
 from harness.judge.causes.forward import SAME_BITS, look_in_forward, same_program
 from harness.judge.causes.groups import describe
-from harness.judge.causes.places import spot_of
+from harness.judge.causes.places import Spot, spot_of
 from harness.judge.factors import Match, named_factor
 from harness.judge.rounding import Errors
 from harness.judge.scene import Scene, digits
-from harness.model import CauseClass
+from harness.model import CauseClass, Floats
 
 _STEADY = 4.0
 """A factor is one for all batches where its mean is so many times its standard error."""
 _MATCH = 3e-3
 """How near to a quantity a factor of low precision must be to equal it."""
 _MOST = 3
-_SHARE_OF_ROUNDING = 0.5
+_LEAST_OF_ROUNDING = 0.25
 """Of the matched control's error of the loss: two right programs of one precision round mostly
 alike, and their losses are nearer to each other than to float32 (measured: TP 2 at 0.16 of it, CP 2
 at 1e-4, each against one device in bf16 mixed)."""
@@ -74,29 +74,44 @@ def forward_at_frozen_weights(scene: Scene) -> Cause | None:
         return None
     if scene.failed("frozen-loss"):
         return _objective(scene)
-    size = float(np.sqrt(np.mean(errors.loss**2)))
-    same = same_program(scene)
-    if size <= (SAME_BITS if same else _SHARE_OF_ROUNDING * errors.loss_error):
+    if (errors.all_scaled and _scale_explains(errors)) or _scaled_group(scene, errors):
+        return None  # no forward pass changes gradients by a mere factor
+    found = _where_forward_differs(scene, errors)
+    if found is None:
         return None
-    beyond = np.sqrt(np.maximum(errors.test**2 - errors.matched**2, 0.0))
-    place = spot_of(errors.names, beyond)
+    place, why = found
+    where = f"in {place.words} " if place is not None else ""
     off = int(np.count_nonzero(~(errors.ratio <= errors.multiple)))
-    if place is not None and place.last_too:
-        where = f"in {place.words} "
-        why = "and the last weight there is off as the first, so what is computed there differs"
-    elif same and off > len(errors.names) / 2:
-        where, place = "", None
-        why = "and most gradients are off by more than rounding"
-    else:
-        return None
+    same = same_program(scene)
     program = "the same program on the same samples" if same else "rounding of other shardings"
     sentence = (
         f"the forward pass differs {where}by less than the limit of the loss: {off} of "
         f"{len(errors.names)} gradients are wrong by more than rounding at the initial weights, "
-        f"worst {_worst(errors)}; the loss is off by {size:.2g} rms, more than "
+        f"worst {_worst(errors)}; the loss is off by {_rms(errors.loss):.2g} rms, more than "
         f"{program} leaves, {why}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
+
+
+def _where_forward_differs(scene: Scene, errors: Errors) -> tuple[Spot | None, str] | None:
+    """The place, if it is one, and what says so; None where the backward pass alone may differ."""
+    size, same = _rms(errors.loss), same_program(scene)
+    if size <= (SAME_BITS if same else _LEAST_OF_ROUNDING * errors.loss_error):
+        return None
+    beyond = np.sqrt(np.maximum(errors.test**2 - errors.matched**2, 0.0))
+    place = spot_of(errors.names, beyond)
+    if place is not None and place.last_too:
+        return place, (
+            "and the last weight there is off as the first, so what is computed there differs"
+        )
+    off = np.count_nonzero(~(errors.ratio <= errors.multiple))
+    if off > len(errors.names) / 2 and (same or size > errors.loss_error):
+        return None, "and most gradients are off by more than rounding"
+    return None
+
+
+def _rms(values: Floats) -> float:
+    return float(np.sqrt(np.mean(values**2)))
 
 
 def _worst(errors: Errors) -> str:
@@ -141,8 +156,8 @@ def _scaled(scene: Scene, errors: Errors) -> Cause:
 def _scale_explains(errors: Errors) -> bool:
     """Whether one factor for all, of each batch its own, leaves no more than rounding."""
     factors = np.expm1(np.median(errors.scale, axis=1))
-    left = np.sqrt(np.maximum(errors.test**2 - np.mean(factors**2), 0.0))
-    return bool(np.all(left <= errors.multiple * errors.matched))
+    explained = np.hypot(errors.matched, np.sqrt(np.mean(factors**2)))
+    return bool(np.all(errors.test <= errors.multiple * explained))
 
 
 def _of_group(scene: Scene, errors: Errors, names: Sequence[str]) -> Cause:
