@@ -40,7 +40,11 @@ from harness.judge.causes.later import (
     one_step,
     rounding_growth,
 )
-from harness.judge.causes.low_precision import beyond_rounding, forward_at_frozen_weights
+from harness.judge.causes.low_precision import (
+    beyond_rounding,
+    forward_at_frozen_weights,
+    scaled_at_frozen_weights,
+)
 from harness.judge.causes.metrics import (
     contradiction,
     loss_of_right_gradients,
@@ -104,6 +108,7 @@ SIGNATURES: tuple[Signature, ...] = (
     metric_only,
     loss_of_right_gradients,
     loss_scaled_alone,
+    scaled_at_frozen_weights,
     hidden_forward,
     forward_at_frozen_weights,
     averaged_otherwise,

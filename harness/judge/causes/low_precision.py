@@ -9,7 +9,12 @@ import numpy as np
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.families import family, stage_words
-from harness.judge.causes.forward import SAME_BITS, look_in_forward, same_program
+from harness.judge.causes.forward import (
+    LEAST_LOSS,
+    SAME_BITS,
+    look_in_forward,
+    same_program,
+)
 from harness.judge.causes.groups import describe
 from harness.judge.causes.places import Spot, spot_of
 from harness.judge.factors import Match, named_factor
@@ -53,12 +58,20 @@ def beyond_rounding(scene: Scene) -> Cause | None:
     if scene.failed("frozen-loss"):
         return _objective(scene)
     if scene.failed("gradient-errors"):
-        if errors.all_scaled and _scale_explains(errors):
-            return _scaled(scene, errors)
         return _scaled_group(scene, errors) or _direction(scene, errors)
     if scene.failed("gradient-scale"):
         return _scaled(scene, errors)
     return None
+
+
+def scaled_at_frozen_weights(scene: Scene) -> Cause | None:
+    """C1: all gradients are longer or shorter by one factor, many of them inside wider limits."""
+    errors = scene.case.errors
+    if errors is None or not (scene.failed("gradient-scale") or scene.failed("gradient-errors")):
+        return None
+    if scene.failed("frozen-loss") or not (errors.all_scaled and _scale_explains(errors)):
+        return None
+    return _scaled(scene, errors)
 
 
 def forward_at_frozen_weights(scene: Scene) -> Cause | None:
@@ -74,7 +87,7 @@ def forward_at_frozen_weights(scene: Scene) -> Cause | None:
         return None
     if scene.failed("frozen-loss"):
         return _objective(scene)
-    if (errors.all_scaled and _scale_explains(errors)) or _scaled_group(scene, errors):
+    if _scaled_group(scene, errors):
         return None  # no forward pass changes gradients by a mere factor
     found = _where_forward_differs(scene, errors)
     if found is None:
@@ -83,12 +96,11 @@ def forward_at_frozen_weights(scene: Scene) -> Cause | None:
     where = f"in {place.words} " if place is not None else ""
     off = int(np.count_nonzero(~(errors.ratio <= errors.multiple)))
     same = same_program(scene)
-    program = "the same program on the same samples" if same else "rounding of other shardings"
+    than = ", more than the same program leaves on the same samples" if same else ""
     sentence = (
         f"the forward pass differs {where}by less than the limit of the loss: {off} of "
         f"{len(errors.names)} gradients are wrong by more than rounding at the initial weights, "
-        f"worst {_worst(errors)}; the loss is off by {_rms(errors.loss):.2g} rms, more than "
-        f"{program} leaves, {why}"
+        f"worst {_worst(errors)}; the loss is off by {_rms(errors.loss):.2g} rms{than}, {why}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
 
@@ -96,11 +108,13 @@ def forward_at_frozen_weights(scene: Scene) -> Cause | None:
 def _where_forward_differs(scene: Scene, errors: Errors) -> tuple[Spot | None, str] | None:
     """The place, if it is one, and what says so; None where the backward pass alone may differ."""
     size, same = _rms(errors.loss), same_program(scene)
-    if size <= (SAME_BITS if same else _LEAST_OF_ROUNDING * errors.loss_error):
+    if size <= (SAME_BITS if same else LEAST_LOSS):
         return None
     beyond = np.sqrt(np.maximum(errors.test**2 - errors.matched**2, 0.0))
     place = spot_of(errors.names, beyond)
-    if place is not None and place.last_too:
+    noticed = same or size > _LEAST_OF_ROUNDING * errors.loss_error
+    # Gradients that are not reduced are those of a layer, hardly of one branch of every layer.
+    if place is not None and place.last_too and (noticed or place.every):
         return place, (
             "and the last weight there is off as the first, so what is computed there differs"
         )
