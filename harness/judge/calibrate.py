@@ -20,7 +20,7 @@ from harness.judge.curves import (
     second_half,
     signed_difference,
 )
-from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
+from harness.judge.floors import FIRST_STEPS, JUDGED_SIGNALS, SPREAD_CEILING
 from harness.judge.in_force import unlike_a_repeat
 from harness.judge.requeues import badly_requeued
 from harness.judge.sketches import gradient_difference, shared_samples, update_difference
@@ -48,6 +48,8 @@ from harness.model import (
 
 QUIET = 0.1
 """The least scale of a tensor, in medians of all: a handful of repeats may leave it alone."""
+FEWEST_THAT_LEAP = 2
+"""Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
 NEARBY = 0.25
 """Steps within a quarter of t before and after t are near t."""
 
@@ -78,7 +80,7 @@ def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
             continue
         signals[signal] = learnt
         too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
-        if too_wide.size:
+        if too_wide.size and not _leaps(signal, control, teaching, int(too_wide[0])):
             problems.append(
                 f"the control {control.name} does not reproduce itself: {signal} of its repeats "
                 f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
@@ -137,6 +139,22 @@ def _signal_scale(
     scale = _smooth(np.mean(squares, axis=0), steps)
     growth, doubling = growth_law(steps, scale)
     return SignalScale(steps, scale, growth, doubling, _lasting(curves))
+
+
+def _leaps(signal: str, control: Evidence, teaching: Sequence[Evidence], first: int) -> bool:
+    """Whether a norm, after the first steps, leaps by chance: several repeats are far off.
+
+    Where training is that sensitive, right runs have spikes of the norm at other steps. It is not
+    judged from there on; the loss still is, and a single repeat that is off is a flaw of its own.
+    """
+    if not signal.startswith("grad_norm") or first <= FIRST_STEPS:
+        return False
+    curves = [pair(repeat, control, signal) for repeat in teaching]
+    far = [
+        bool(np.any(relative_difference(each.test, each.control) > SPREAD_CEILING[signal]))
+        for each in curves
+    ]
+    return sum(far) >= FEWEST_THAT_LEAP
 
 
 def _lasting(curves: Sequence[Pair]) -> float | None:

@@ -15,7 +15,14 @@ import numpy as np
 from harness.judge.chance import SIGNAL_ALARMS, multiples
 from harness.judge.curves import Pair, common_steps, pair, relative_difference
 from harness.judge.dealing import fitting
-from harness.judge.floors import FLOORS, JUDGED_SIGNALS, ROUNDING, WIDEST, coarser
+from harness.judge.floors import (
+    FLOORS,
+    JUDGED_SIGNALS,
+    ROUNDING,
+    SPREAD_CEILING,
+    WIDEST,
+    coarser,
+)
 from harness.judge.routing import JUMP, routed
 from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
 
@@ -40,6 +47,11 @@ class Envelope:
     def outside(self) -> Integers:
         """Steps at which the difference is above the limit (written so that NaN is outside)."""
         return self.steps[~(self.difference <= self.limit)]
+
+    @property
+    def judged(self) -> Flags:
+        """Steps that have a limit: not those at which repeats of the control are too far apart."""
+        return np.isfinite(self.limit)
 
     @property
     def onset(self) -> int | None:
@@ -97,7 +109,8 @@ def limits(
 ) -> Mapping[str, Floats]:
     """Signal to its limit at every step that both runs have, in order, for drawing.
 
-    NaN at a step where one of them left no value; signals that cannot be compared are left out.
+    NaN at a step where one of them left no value, or that is not judged; signals that cannot be
+    compared are left out.
     """
     common = common_steps(test.steps, control.steps).steps
     drawn = {}
@@ -106,7 +119,8 @@ def limits(
         if envelope is None:
             continue
         limit = np.full(common.size, math.nan)
-        limit[np.searchsorted(common, envelope.steps)] = envelope.limit
+        judged = np.where(envelope.judged, envelope.limit, math.nan)
+        limit[np.searchsorted(common, envelope.steps)] = judged
         drawn[signal] = limit
     return drawn
 
@@ -143,6 +157,10 @@ def _learnt(
         spread = np.minimum(spread, WIDEST[signal])
         learnt = spread > limit
         limit = np.maximum(limit, spread)
+        if not calibration.problems:
+            # Several repeats say that the control does not reproduce itself there: see calibrate.
+            wide = known.steps[~(known.scale <= SPREAD_CEILING[signal])]
+            limit = np.where(curves.steps >= wide[0], np.inf, limit) if wide.size else limit
         count = calibration.taught_by
         repeats = f"{count} repeat{'s' * (count != 1)}"
         times = f"{jump.max():.0f} x the " if np.any(jump > 1) else ""

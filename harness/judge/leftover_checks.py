@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, skipped
+from harness.judge.floors import FIRST_STEPS
 from harness.judge.leftovers import (
     Clipping,
     Leftover,
@@ -23,7 +24,7 @@ from harness.judge.leftovers import (
 )
 from harness.judge.programs import wrapping
 from harness.judge.tensor_checks import NAMED
-from harness.judge.tensors import FIRST_STEPS, MOST_DEVIATIONS, Comparisons, TensorComparison
+from harness.judge.tensors import MOST_DEVIATIONS, Comparisons, TensorComparison
 from harness.model import Deviation, Evidence, Limit, Outcome, Tier
 
 _NOTHING = "no such evidence on one side"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from harness.judge.check import Finding, Question, check, skipped
 from harness.judge.envelope import Envelope
 from harness.model import Outcome, Tier
@@ -71,10 +73,21 @@ def _envelope(signal: str, envelopes: Envelopes) -> Finding:
         f"{outside.size} of {count} steps outside, the worst is step {step}: "
         f"{envelope.test[worst]:.8g} for {envelope.control[worst]:.8g}"
         if outside.size
-        else f"inside at all {count} steps, nearest to its limit at step {step}",
+        else f"inside at {_steps(envelope)}, nearest to its limit at step {step}",
         measured=float(envelope.difference[worst]),
         limit=envelope.limit_at(worst),
         unit="relative",
         steps=(int(envelope.steps[0]), int(envelope.steps[-1])),
         onset=envelope.onset,
+    )
+
+
+def _steps(envelope: Envelope) -> str:
+    judged = int(np.count_nonzero(envelope.judged))
+    if judged == envelope.steps.size:
+        return f"all {judged} steps"
+    first = int(envelope.steps[~envelope.judged][0])
+    return (
+        f"the first {judged} steps (from step {first} on repeats of the control are so far apart "
+        "that nothing can be told)"
     )

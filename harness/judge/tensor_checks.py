@@ -12,11 +12,10 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.degrees import ran_at
-from harness.judge.floors import GRADIENT_FLOORS, coarser
+from harness.judge.floors import FIRST_STEPS, GRADIENT_FLOORS, coarser
 from harness.judge.renamed import Renamed
 from harness.judge.soundness import replicas_differ
 from harness.judge.tensors import (
-    FIRST_STEPS,
     Comparisons,
     TensorComparison,
     TensorDifferences,

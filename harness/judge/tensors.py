@@ -9,6 +9,7 @@ import numpy as np
 from harness.judge.chance import tensor_multiple, widest_scale
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
+    FIRST_STEPS,
     GRADIENT_FLOORS,
     SAME_WEIGHTS,
     SIGN_STEPS,
@@ -41,8 +42,6 @@ from harness.model import (
     TensorSample,
 )
 
-FIRST_STEPS = 2
-"""Steps that belong to tier 1, where only rounding may differ."""
 MOST_DEVIATIONS = 20
 NOT_MOVED = 1.0
 """The difference of an update that is not there; of a gradient that is not there it is infinite."""

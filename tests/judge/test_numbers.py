@@ -175,6 +175,41 @@ def test_no_spread_of_repeats_excuses_more_than_the_ceiling():
     assert judged(test, repeats=repeats).judgement is Judgement.FAIL
 
 
+def spiked(name, factor, at):
+    run = noisy(name, 1e-7)
+    return with_signals(
+        run,
+        **dict.fromkeys(
+            ("grad_norm", "grad_norm_recomputed"),
+            lambda step, value: value * (factor if step == at else 1),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("spikes", "at", "judgement"),
+    [
+        ({0: 10, 1: 12}, 14, Judgement.PASS),
+        ({0: 10, 1: 12}, 5, Judgement.FAIL),  # before the norm of any repeat leapt
+        ({0: 10}, 14, Judgement.INVALID),  # one repeat may be broken
+        ({0: 2, 1: 2}, 14, Judgement.INVALID),  # at the first steps right runs agree
+        ({}, 14, Judgement.FAIL),
+    ],
+)
+def test_a_norm_is_not_judged_where_those_of_several_repeats_leap(spikes, at, judgement):
+    repeats = tuple(
+        spiked(f"ulp.{n}", 3.0, spikes[n]) if n in spikes else noisy(f"ulp.{n}", 1e-7)
+        for n in range(5)
+    )
+    verdict = judged(spiked("test", 2.5, at), repeats=repeats)
+    if judgement is Judgement.INVALID:
+        assert "does not reproduce itself" in answer(verdict, "repeats-sound").detail
+    else:
+        assert verdict.judgement is judgement
+    if judgement is Judgement.PASS:
+        assert "inside at the first 7 steps" in answer(verdict, "grad-norm-envelope").detail
+
+
 # --------------------------------------------------------------- tolerances
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import describe
 from harness.judge.curves import series
+from harness.judge.floors import FIRST_STEPS
 from harness.judge.scene import Scene, words_of
 from harness.judge.sketches import fit, update
-from harness.judge.tensors import FIRST_STEPS, TensorComparison
+from harness.judge.tensors import TensorComparison
 from harness.model import CauseClass, Floats, Integers, Precision, TensorSample
 
 ADAM_REACH = 1.25

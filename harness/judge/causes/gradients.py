@@ -21,8 +21,9 @@ from harness.judge.causes.sorting import (
 )
 from harness.judge.causes.wrong import Wrong, worst_words, wrong_gradients
 from harness.judge.factors import Match, Named, named_factor
+from harness.judge.floors import FIRST_STEPS
 from harness.judge.scene import ABRUPT, Scene, digits, loss_agrees, off_at_first_step
-from harness.judge.tensors import FIRST_STEPS, TensorComparison
+from harness.judge.tensors import TensorComparison
 from harness.model import CauseClass, Precision
 
 _LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2

@@ -8,8 +8,8 @@ from harness.judge.causes.cause import Cause
 from harness.judge.causes.optimizer import counted_otherwise
 from harness.judge.causes.resumes import of_pass
 from harness.judge.curves import series
+from harness.judge.floors import FIRST_STEPS
 from harness.judge.scene import Scene, words_of
-from harness.judge.tensors import FIRST_STEPS
 from harness.model import CauseClass, Outcome
 
 

@@ -12,9 +12,10 @@ from harness.judge.causes.groups import describe, joined, place_of
 from harness.judge.causes.sorting import MOST_FACTORS, Sorting, common_multiple, sort
 from harness.judge.causes.wrong import NAMED, wrong_gradients
 from harness.judge.curves import series
+from harness.judge.floors import FIRST_STEPS
 from harness.judge.scene import Scene, loss_agrees
 from harness.judge.sketches import update
-from harness.judge.tensors import FIRST_STEPS, TensorComparison, TensorDifferences, spacing
+from harness.judge.tensors import TensorComparison, TensorDifferences, spacing
 from harness.model import CauseClass, Floats
 
 SAME_NORM = 1e-9
