@@ -14,12 +14,14 @@ exact norms are compared for it, not sketches.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.judge.chance import normal
 from harness.judge.soundness import Flaw, unfinished
+from harness.judge.tensors import spacing
 from harness.model import Evidence, Floats, FrozenSamples, TensorSample
 
 ALARMS = 2e-4
@@ -38,6 +40,9 @@ control's error: rounding the same weights shifts all batches alike, so a mean n
 MEAN_SCALE_SPREAD, BATCH_SCALE_SPREAD = 0.01, 0.025
 """The same of the mean over all parameters, in errors of the median parameter: over all batches,
 and batch by batch. Measured at most 0.02 and 0.05 (TP 2, of a mixture of experts)."""
+ROUNDED_ONCE = 0.2
+"""Root mean square of a rounding's relative error, in spacings: 1 / sqrt(12) of the numbers between
+two powers of two, which are 1.44 times the lower one on average."""
 MOST_SCALED = 0.5
 """Where only some parameters are scaled, the middle one is scaled by less than this of the mean."""
 SUMS = 64
@@ -139,15 +144,17 @@ def measure_errors(test: Evidence, measure: Measure) -> Errors | None:
         return None
     if not ours.sketch.shape == like.sketch.shape == truth.sketch.shape:
         return None
+    matched = _error(like, truth)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = np.log(ours.norm / like.norm)
         loss, loss_error = ours.loss / like.loss - 1, like.loss / truth.loss - 1
+        more = np.hypot(1.0, _of_additions(test, measure.matched) / matched)
     return Errors(
         names=ours.names,
         frozen=frozen[0] is not None,
         test=_error(ours, truth),
-        matched=_error(like, truth),
-        multiple=_multiples(test, measure.matched, ours),
+        matched=matched,
+        multiple=_multiples(test, measure.matched, ours) * np.where(matched > 0, more, 1.0),
         scale=np.where((ours.norm == 0) & (like.norm == 0), 0.0, scale),
         loss=loss,
         loss_error=float(np.sqrt(np.mean(loss_error**2))),
@@ -218,6 +225,24 @@ def _multiples(test: Evidence, matched: Evidence, samples: FrozenSamples) -> Flo
     multiple = float(np.exp(spread * normal(ALARMS / count)))
     more = max(1.0, _tokens_at_once(test) / _tokens_at_once(matched))
     return np.array([multiple * (more if EMBEDDING in name else 1.0) for name in samples.names])
+
+
+def _of_additions(test: Evidence, matched: Evidence) -> float:
+    """Relative error of a gradient that is kept in low precision, and added up in more parts.
+
+    Each microbatch is added to what there is, and the sum is rounded. A sum of n parts is rounded
+    at 1/n, 2/n … of its size: n / 3 times, in squares, the error of one rounding.
+    """
+    extra = max(0, _additions(test) - _additions(matched))
+    once = spacing(test, 0.0) * ROUNDED_ONCE
+    return float(once * np.sqrt(extra / 3))
+
+
+def _additions(run: Evidence) -> int:
+    """Microbatches of a step on a rank."""
+    ran = run.in_force or {}
+    parts = ("gradient_accumulation_steps", "pipeline_microbatches")
+    return math.prod(int(ran.get(part) or 1) for part in parts)
 
 
 def _tokens_at_once(run: Evidence) -> float:

@@ -160,6 +160,19 @@ MATCHED_LOSS = rounded_loss(1)
 
 
 @pytest.mark.parametrize(
+    ("stored", "microbatches", "outcome"),
+    [("bfloat16", 8, "PASS"), ("bfloat16", None, "FAIL"), ("float32", 8, "FAIL")],
+)
+def test_gradients_in_bfloat16_may_err_more_where_more_parts_are_added_up(
+    stored, microbatches, outcome
+):
+    ran = {**MATCHED.in_force, "param_dtype": stored, "pipeline_microbatches": microbatches}
+    small = Measure(low("fsdp2", frozen(rounded(1, 0.3 * ROUNDING), rounded_loss(1))), REFERENCE)
+    test = low("pp2", frozen(rounded(3, 0.55 * ROUNDING), rounded_loss(3)), in_force=ran)
+    assert outcomes(verdict(test, small))[1] == outcome
+
+
+@pytest.mark.parametrize(
     ("off", "shift", "kind"),
     [
         (ATTENTION, 5e-6, CauseClass.OBJECTIVE),
