@@ -5,7 +5,9 @@
     baselines/NAME/
       baseline.json      whose it is, from what, and which it replaces
       job.json  record.json  metrics.jsonl  in_force.json  tensors/*.npz     as in a run folder
+      frozen.npz         where the control made frozen steps
       calibration.json   what repeats of the control taught
+      reference/         the control in float32, where it computes in less: the same files
       previous/1/ …      goldens that were here before, whole, the oldest first
 
 ``baseline.json``::
@@ -48,6 +50,8 @@ from harness.store import read_json, spell_not_finite, write_json
 
 FILE = "baseline.json"
 PREVIOUS = "previous"
+REFERENCE = "reference"
+_FROZEN = "frozen.npz"
 _COPIED = ("metrics.jsonl", "in_force.json")
 
 
@@ -149,6 +153,8 @@ def read_stored(folder: Path) -> Stored:
             identity=found.identity,
             spec=replace(spec, toolchain=found.toolchain.name),
             precision=found.precision,
+            frozen=_frozen_steps(folder),
+            reference=_reference(folder),
             toolchain=Toolchain(
                 found.toolchain.name, Path("/"), found.toolchain.dialect, found.versions
             ),
@@ -161,6 +167,18 @@ def read_stored(folder: Path) -> Stored:
         converge=found.converge,
         replaces=found.replaces,
     )
+
+
+def _frozen_steps(folder: Path) -> int:
+    there = (folder / _FROZEN).is_file()
+    return int(read_json(folder / "job.json").get("frozen") or 0) if there else 0
+
+
+def _reference(folder: Path) -> tuple[Path, str] | None:
+    path = folder / REFERENCE
+    if not path.is_dir():
+        return None
+    return path, str(read_json(path / "record.json")["identity"])
 
 
 def _added(folder: Path, known: Collection[str]) -> list[str]:
@@ -191,6 +209,7 @@ def write_golden(
     toolchain: Toolchain,
     blessing: Blessing,
     change: Change | None = None,
+    reference: RunRecord | None = None,
 ) -> None:
     """Store a finished control as golden, all at once; one that is there goes to ``previous``.
 
@@ -201,21 +220,25 @@ def write_golden(
         toolchain: that it ran in.
         blessing: who blesses it.
         change: against the golden that is there; None when there is none.
+        reference: record of the control's run in float32, where it computes in less.
 
     Raises:
         StoreError: the run left no evidence in one piece, or the folder cannot be written.
     """
     before = read_stored(folder) if change is not None else None
-    if not (record.folder / "metrics.jsonl").is_file():
-        raise StoreError(
-            f"{record.folder}: its evidence is not in one piece (it was interrupted and resumed); "
-            "run the control again with --fresh"
-        )
+    for each in (record, *([reference] if reference else [])):
+        if not (each.folder / "metrics.jsonl").is_file():
+            raise StoreError(
+                f"{each.folder}: its evidence is not in one piece (it was interrupted and "
+                "resumed); run the control again with --fresh"
+            )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
             new, old = Path(scratch) / "new", Path(scratch) / "old"
             _copy_evidence(record, new)
+            if reference is not None:
+                _copy_evidence(reference, new / REFERENCE)
             write_calibrations(new / CALIBRATION, [learnt])
             replaces = None
             if before is not None and change is not None:
@@ -240,6 +263,8 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     new.mkdir()
     for name in _COPIED:
         shutil.copyfile(record.folder / name, new / name)
+    if (record.folder / _FROZEN).is_file():
+        shutil.copyfile(record.folder / _FROZEN, new / _FROZEN)
     if (record.folder / "tensors").is_dir():
         shutil.copytree(record.folder / "tensors", new / "tensors")
     job = read_json(record.folder / "job.json")

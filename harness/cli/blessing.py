@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,19 @@ from harness.cli.shared import make_console, say, store_of
 from harness.errors import ConfigError, Problem, StoreError
 from harness.gate import ExitCode
 from harness.judge import ChangeKind, RunChange, classify, judge
-from harness.model import GOLDENS, Blessing, Evidence, Experiment, Job, Judgement, Outcome, Role
+from harness.model import (
+    GOLDENS,
+    Blessing,
+    Evidence,
+    Experiment,
+    Job,
+    Judgement,
+    Outcome,
+    Plan,
+    Role,
+    RunRecord,
+    RunStatus,
+)
 from harness.plan import select_controls
 from harness.readers import read_run
 from harness.store import require_writable
@@ -65,7 +77,10 @@ def bless(arguments: argparse.Namespace) -> ExitCode:
     (job,) = (each for each in plan.jobs if each.role is Role.CONTROL)
     (record,) = (each for each in ran.records if each.identity == job.identity)
     taught, control = learnt[job.name], evidences[job.name]
+    reference = _reference_of(plan, ran.records)
     flaws = [*_flaws(job, control), *taught.calibration.problems]
+    if reference is not None and reference.status is not RunStatus.FINISHED:
+        flaws.append(f"its reference {reference.name} {reference.status.value}")
     for flaw in flaws:
         say(console, f"cannot be blessed: {flaw}")
     if flaws:
@@ -84,7 +99,7 @@ def bless(arguments: argparse.Namespace) -> ExitCode:
             return ExitCode.FAIL
         change = _as_stored(found)
     told = Blessing(arguments.author.strip(), arguments.reason.strip(), timestamp())
-    write_golden(folder, record, taught, job.toolchain, told, change)
+    write_golden(folder, record, taught, job.toolchain, told, change, reference)
     _conclude(console, folder, given)
     return ExitCode.PASS
 
@@ -119,7 +134,7 @@ def _required(arguments: argparse.Namespace) -> Path:
 def _control_of(whole: Experiment, arguments: argparse.Namespace) -> Experiment:
     """The experiment's control alone, and its repeats."""
     wanted = arguments.control or whole.controls[0].name
-    chosen = select_controls(whole, (wanted,))
+    chosen = select_controls(whole, (wanted,), references=True)
     if any(spec.command is not None for spec in chosen.controls):
         raise ConfigError(
             Problem(
@@ -130,6 +145,12 @@ def _control_of(whole: Experiment, arguments: argparse.Namespace) -> Experiment:
             )
         )
     return chosen
+
+
+def _reference_of(plan: Plan, records: Sequence[RunRecord]) -> RunRecord | None:
+    """The run in float32 of a control that computes in less."""
+    made = {job.identity for job in plan.jobs if job.role is Role.REFERENCE}
+    return next((record for record in records if record.identity in made), None)
 
 
 def _golden_there(folder: Path) -> Stored | None:

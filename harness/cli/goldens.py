@@ -82,7 +82,7 @@ def golden_learnt(plan: Plan) -> dict[str, Learnt] | None:
     """What repeats of the golden taught, by the control's name; None without a golden."""
     found = {}
     for job in plan.jobs:
-        if job.golden is not None:
+        if job.golden is not None and job.role is Role.CONTROL:
             learnt = read_stored(job.golden).learnt
             calibration = replace(learnt.calibration, control=job.name)
             found[job.name] = replace(learnt, calibration=calibration)

@@ -35,7 +35,7 @@ from harness.model import (
     Toolchain,
     Verdict,
 )
-from harness.plan import make_plan, select
+from harness.plan import make_plan, measured_by, select
 from harness.readers import read_run
 from harness.store import Store
 from harness.surroundings import read_surroundings
@@ -144,6 +144,7 @@ def plan_experiment(
     stored = golden_of(experiment)
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)
+    experiment = measured_by(experiment, stored.golden)
     for spec in experiment.controls:  # what only the control needs may be gone
         toolchains.setdefault(spec.toolchain, stored.golden.toolchain)
     return stand_in(make_plan(experiment, toolchains, surroundings), stored, surroundings)

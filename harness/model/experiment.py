@@ -275,6 +275,8 @@ class Experiment:
     """Batches whose gradients are compared at the initial weights, where there is a reference."""
     frozen_sets: frozenset[str] | None = None
     """Names of the sets that make frozen steps, in a part of an experiment; None in a whole one."""
+    referenced: frozenset[str] = frozenset()
+    """Names of controls whose reference is run although no test set here asks for it."""
     calibration: Path | None = None
     """A calibration file to judge by; then no repeats are made."""
     baseline: Path | None = None

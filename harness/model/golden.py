@@ -37,6 +37,10 @@ class Golden:
     precision: Precision
     toolchain: Toolchain
     """With the versions of then; its Python may be gone."""
+    frozen: int
+    """Frozen steps that the control made."""
+    reference: tuple[Path, str] | None
+    """Folder and identity of the control in float32; None where the golden has none."""
     facts: Mapping[str, Any]
     """All that the identity is a hash of, JSON values."""
     blessing: Blessing

@@ -1,7 +1,7 @@
 """``Experiment`` to ``Plan``. Pure: files and hardware come in as values (``Surroundings``)."""
 
 from harness.plan.describe import PlanRow, describe
-from harness.plan.golden import judged_by
+from harness.plan.golden import judged_by, measured_by
 from harness.plan.identity import broken_by, identity_facts
 from harness.plan.make import make_plan
 from harness.plan.references import in_float32
@@ -16,6 +16,7 @@ __all__ = [
     "in_float32",
     "judged_by",
     "make_plan",
+    "measured_by",
     "precision_of",
     "select",
     "select_controls",

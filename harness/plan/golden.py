@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.model import Golden, Job, Plan, Role
+from harness.model import Experiment, Golden, Job, Plan, Precision, Role
+from harness.plan.sizes import precision_of
 
 
 def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:
@@ -13,8 +14,7 @@ def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:
 
     ``accepted`` says in clauses what the golden differs in and may; it is told like a waived rule.
     """
-    (control,) = (job for job in plan.jobs if job.role is Role.CONTROL)
-    jobs = [_standing_for(golden, job) if job is control else job for job in plan.jobs]
+    jobs = [_stand_in(golden, job) for job in plan.jobs]
     needed = {job.needs for job in jobs}
     return replace(
         plan,
@@ -27,6 +27,28 @@ def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:
             ),
         ),
     )
+
+
+def measured_by(experiment: Experiment, golden: Golden) -> Experiment:
+    """The experiment, without references where the golden cannot be compared with them.
+
+    Its frozen steps have to be as many as the experiment's; in low precision it has to hold its
+    reference, for what float32 would be is not known from another release.
+    """
+    (control, *_) = experiment.controls
+    needs = precision_of(control) is not Precision.FP32
+    measured = golden.frozen == experiment.frozen and not (needs and golden.reference is None)
+    return experiment if measured else replace(experiment, reference=False)
+
+
+def _stand_in(golden: Golden, job: Job) -> Job:
+    """The golden in place of a job, where it holds that."""
+    if job.role is Role.CONTROL:
+        return _standing_for(golden, job)
+    if job.role is Role.REFERENCE and golden.reference is not None:
+        folder, identity = golden.reference
+        return replace(job, identity=identity, needs=None, starts_from=None, golden=folder)
+    return job
 
 
 def _standing_for(golden: Golden, control: Job) -> Job:

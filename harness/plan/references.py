@@ -47,7 +47,7 @@ class References(NamedTuple):
 def references_of(experiment: Experiment) -> References:
     """References and matched controls of an experiment, or of what is left of one."""
     of_the_whole = experiment.frozen_sets or frozenset()
-    if not experiment.reference or experiment.baseline is not None:
+    if not experiment.reference:
         return References((), {}, of_the_whole)
     controls = {spec.name: spec for spec in experiment.controls}
     extra: dict[str, tuple[SetSpec, Role]] = {}
@@ -66,9 +66,18 @@ def references_of(experiment: Experiment) -> References:
     comparable = anchor is not None and _measurable(first) and not _differ(first, anchor)
     if anchor is not None and comparable and not _both_float32(first, anchor):
         measures[first.name] = Measure(anchor.name, _reference_of(first, extra))
+    for name in sorted(experiment.referenced):
+        _reference_of(controls[name], extra)
+        of_the_whole |= {name, *extra}
     short = sorted(extra.values(), key=lambda each: each[1] is not Role.REFERENCE)
     compared = {part for judged, measure in measures.items() for part in (judged, *measure)}
     return References(tuple(short), measures, of_the_whole | compared)
+
+
+def referenced(experiment: Experiment) -> frozenset[str]:
+    """Names of the controls of an experiment that have a reference of their own."""
+    made = {spec.name for spec, role in references_of(experiment).extra if role is Role.REFERENCE}
+    return frozenset(spec.name for spec in experiment.controls if _in_float32(spec).name in made)
 
 
 def in_float32(experiment: Experiment) -> Experiment:

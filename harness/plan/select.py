@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.model import Experiment, Kind
-from harness.plan.references import references_of
+from harness.plan.references import referenced, references_of
 
 
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:
@@ -54,8 +54,12 @@ def _generated(experiment: Experiment, start: str) -> set[str]:
     }
 
 
-def select_controls(experiment: Experiment, names: Collection[str]) -> Experiment:
+def select_controls(
+    experiment: Experiment, names: Collection[str], *, references: bool = False
+) -> Experiment:
     """The experiment's controls only (those named, or all), to learn from their repeats.
+
+    With ``references`` also those in float32 that its test sets need.
 
     Raises:
         ConfigError: a name is that of no control.
@@ -75,4 +79,7 @@ def select_controls(experiment: Experiment, names: Collection[str]) -> Experimen
         calibration=None,
         baseline=None,
         frozen_sets=references_of(experiment).frozen_sets,
+        referenced=referenced(experiment) & {spec.name for spec in kept}
+        if references
+        else frozenset(),
     )

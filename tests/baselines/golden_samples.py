@@ -8,7 +8,7 @@ import numpy as np
 from harness.baselines import Change, write_golden
 from harness.calibrations import Learnt
 from harness.cli import matrix
-from harness.model import Blessing, Calibration, Job, Precision, Role, RunRecord, RunStatus
+from harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
 from harness.plan import identity_facts
 from harness.store import write_json
 from harness.toolchain import assume_toolchain
@@ -59,8 +59,20 @@ def control_of(path: Path) -> Job:
 
 
 def bless(golden: Path, path: Path, author: str = "ada", change: Change | None = None) -> None:
-    """Store the control of an experiment as golden, as if it had run."""
+    """Store the control of an experiment as golden, as if it and its reference had run."""
     control = control_of(path)
+    references = [job for job in plan_of(path).jobs if job.role is Role.REFERENCE]
+    record, *reference = [run_of(job, path) for job in (control, *references)]
+    surroundings = matrix.surroundings_of(plan_of(path).experiment, on_gpu=False)
+    calibration = Calibration(control.name, control.identity, control.precision, (), 0)
+    learnt = Learnt(calibration, {}, identity_facts(control, surroundings), "2026-11-22")
+    toolchain = replace(control.toolchain, versions={"torchtitan": "0.3.0", "torch": "2.12.0"})
+    blessing = Blessing(author, "why", "2026-11-22")
+    write_golden(golden, record, learnt, toolchain, blessing, change, *reference)
+
+
+def run_of(control: Job, path: Path) -> RunRecord:
+    """The files of a job that never ran."""
     run = path.parent / "runs" / control.identity[:8]
     payload = job_payload(control, run, data=run, seed_checkpoint=run, device="cpu")
     write_json(run / "job.json", {"schema": 1, **payload})
@@ -68,14 +80,12 @@ def bless(golden: Path, path: Path, author: str = "ada", change: Change | None =
     (run / "metrics.jsonl").write_text('{"schema": 1, "kind": "header"}\n')
     (run / "tensors").mkdir(exist_ok=True)
     np.savez(run / "tensors" / "step-00000000.npz", schema=1)
+    if control.frozen:
+        np.savez(run / "frozen.npz", schema=1)
     record = RunRecord(control.name, control.identity, run, RunStatus.FINISHED, 1.0, ("python",))
     write_json(
         run / "record.json",
         {"name": control.name, "identity": control.identity, "status": "finished", "wall_s": 1.0}
         | {"argv": ["/home/ada/python"], "error": None, "host": "adas-laptop"},
     )
-    surroundings = matrix.surroundings_of(plan_of(path).experiment, on_gpu=False)
-    calibration = Calibration(control.name, control.identity, Precision.FP32, (), 0)
-    learnt = Learnt(calibration, {}, identity_facts(control, surroundings), "2026-11-22")
-    toolchain = replace(control.toolchain, versions={"torchtitan": "0.3.0", "torch": "2.12.0"})
-    write_golden(golden, record, learnt, toolchain, Blessing(author, "why", "2026-11-22"), change)
+    return record

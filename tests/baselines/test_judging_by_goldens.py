@@ -1,7 +1,7 @@
 """A golden stands for the control that it is, and for no other."""
 
 import pytest
-from golden_samples import EXPERIMENT, TRAIN_CONFIG, bless, experiment, plan_of
+from golden_samples import EXPERIMENT, ROUNDING, TRAIN_CONFIG, bless, experiment, plan_of
 
 from harness.baselines import misfits, read_stored
 from harness.cli.goldens import golden_learnt, golden_record
@@ -41,6 +41,53 @@ def test_neither_the_control_nor_repeats_are_run(path):
     assert golden_record(control).identity == control.identity
     assert golden_learnt(plan)["fsdp2"].calibration.identity == control.identity
     assert read_given(plan, surroundings=None)["fsdp2"].calibration.control == "fsdp2"
+
+
+MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }\n'
+LOW = EXPERIMENT.replace("[[test]]", MIXED + "[[test]]") + MIXED
+
+
+@pytest.fixture
+def low(tmp_path, monkeypatch):
+    """The same in bf16 mixed precision, whose golden has its reference."""
+    monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(tmp_path / "none"))
+    path = experiment(tmp_path, LOW)
+    bless(tmp_path / "baselines" / "g", path)
+    path.write_text(LOW.replace("schema = 1", 'schema = 1\nbaseline = "g"'))
+    return path
+
+
+def test_a_golden_of_low_precision_holds_its_reference(low):
+    plan = plan_of(low)
+    folder = low.parent / "baselines" / "g"
+    assert [job.name for job in plan.without_golden.jobs] == ["seed", "ddp2"]
+    reference = plan.job("fsdp2.float32")
+    assert reference.golden == folder / "reference"
+    assert golden_record(reference).identity == reference.identity
+    assert list(golden_learnt(plan)) == ["fsdp2"]
+    test = plan.job("ddp2")
+    assert (test.matched, test.reference) == ("fsdp2", "fsdp2.float32")
+    assert test.frozen == read_stored(folder).golden.frozen == 16
+
+
+@pytest.mark.parametrize("lacks", ["a reference", "as many frozen steps"])
+def test_without_what_is_compared_a_golden_of_low_precision_judges_without_a_reference(low, lacks):
+    folder = low.parent / "baselines" / "g"
+    if lacks == "a reference":
+        low.write_text(LOW.replace("schema = 1", "schema = 1\nreference = false"))
+        bless(folder, low, change=ROUNDING)
+        low.write_text(LOW.replace("schema = 1", 'schema = 1\nbaseline = "g"'))
+    else:
+        low.write_text(low.read_text() + "[probe]\nfrozen = 4\n")
+    plan = plan_of(low)
+    assert [job.name for job in plan.jobs] == ["seed", "fsdp2", "ddp2"]
+    assert (plan.job("ddp2").reference, plan.job("ddp2").frozen) == (None, 0)
+
+
+def test_a_changed_file_of_the_reference_is_refused(low):
+    path = low.parent / "baselines" / "g" / "reference" / "frozen.npz"
+    path.write_bytes(path.read_bytes() + b" ")
+    assert "reference/frozen.npz is not the file that ada blessed" in problem(low)
 
 
 def test_a_report_judges_by_the_release_that_ran_whatever_the_toolchain_is_by_now(path):
