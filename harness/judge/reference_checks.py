@@ -22,6 +22,7 @@ NAMED = 3
 MOST_DEVIATIONS = 20
 MEASURED_FROM = "measured from"
 """How the detail of `reference-sound` begins where there is a reference."""
+_ALONG = "how much of rounding lies along gradients"
 _NONE = "nothing is measured from a reference in float32"
 
 
@@ -102,36 +103,37 @@ def gradient_scale(test: Evidence, control: Evidence, errors: Errors | None) -> 
     if errors is None:
         return _unmeasured(test, control)
     over = f"over {_batches(errors)}"
-    for measured, limit in errors.scales_of_all:
-        if errors.all_scaled and not measured <= limit:
-            mean = float(np.expm1(errors.scale.mean()))
-            return Finding(
-                Outcome.FAIL,
-                f"all gradients are scaled, by {mean:+.2g} on average {over}",
-                measured=measured,
-                limit=Limit(limit, "how much of rounding lies along gradients"),
-                unit="relative",
-                onset=1,
-            )
+    mean, varying = errors.scales_of_all
+    measured, limit = mean if not mean[0] <= mean[1] else varying
+    of_all, scaled = errors.all_scaled, errors.scaled
+    if of_all:
+        words = f"all gradients are scaled, by {np.expm1(errors.scale.mean()):+.2g} on average"
+    elif scaled.size:
+        worst = ", ".join(
+            f"{errors.names[index]} by {np.expm1(errors.scales[index]):+.2g}"
+            for index in scaled[:NAMED]
+        )
+        words = f"{scaled.size} gradients are scaled {over}: {worst}"
+    if of_all or scaled.size:
+        own = float(np.abs(errors.scales[scaled[0]])) if scaled.size else 0.0
+        if not of_all and not own <= errors.scale_limits[scaled[0]]:
+            measured, limit = own, float(errors.scale_limits[scaled[0]])
+        return Finding(
+            Outcome.FAIL,
+            f"{words} {over}" if of_all else words,
+            measured=measured,
+            limit=Limit(limit, _ALONG),
+            unit="relative",
+            onset=1,
+        )
     excess = np.abs(errors.scales) / np.maximum(errors.scale_limits, np.finfo(float).tiny)
-    excess = np.where(errors.scales == 0, 0.0, excess)
-    outside = np.flatnonzero(~(excess <= 1))
-    worst = int(np.argmax(np.nan_to_num(excess, nan=np.inf)))
-    names = ", ".join(
-        f"{errors.names[index]} by {np.expm1(errors.scales[index]):+.2g}"
-        for index in outside[np.argsort(-excess[outside])][:NAMED]
-    )
+    nearest = int(np.argmax(excess))
     return Finding(
-        Outcome.FAIL if outside.size else Outcome.PASS,
-        f"{len(outside)} gradients are scaled {over}: {names}"
-        if outside.size
-        else f"nearest to its limit is {errors.names[worst]} {over}",
-        measured=float(np.abs(errors.scales[worst])),
-        limit=Limit(
-            float(errors.scale_limits[worst]), "how much of rounding lies along a gradient"
-        ),
+        Outcome.PASS,
+        f"nearest to its limit is {errors.names[nearest]} {over}",
+        measured=float(np.abs(errors.scales[nearest])),
+        limit=Limit(float(errors.scale_limits[nearest]), _ALONG),
         unit="relative",
-        onset=1 if outside.size else None,
     )
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from harness.judge.chance import normal
 from harness.judge.soundness import Flaw, unfinished
 from harness.judge.tensors import spacing
-from harness.model import Evidence, Floats, FrozenSamples, TensorSample
+from harness.model import Evidence, Floats, FrozenSamples, Integers, TensorSample
 
 ALARMS = 2e-4
 """False-alarm probability of each of the checks here, over all parameters of a test set."""
@@ -120,11 +120,29 @@ class Errors:
     @property
     def all_scaled(self) -> bool:
         """Whether these are beyond their limits, and not by a few parameters alone."""
-        if all(measured <= limit for measured, limit in self.scales_of_all):
+        if not self._mean_is_off:
             return False
-        few = bool(np.any(~(np.abs(self.scales) <= self.scale_limits)))
         middle, mean = np.abs(np.median(self.scale, axis=1)), np.abs(self.scale.mean(axis=1))
-        return not few or bool(np.median(middle) >= MOST_SCALED * np.median(mean))
+        return bool(np.median(middle) >= MOST_SCALED * np.median(mean))
+
+    @property
+    def scaled(self) -> Integers:
+        """Indices of the parameters that are scaled, the furthest beyond their limits first.
+
+        Where only the mean of all is off, and not all are: those that make it so.
+        """
+        size = np.abs(self.scales)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.where(size == 0, 0.0, size / self.scale_limits)
+        off = ~(excess <= 1)
+        if not off.any() and self._mean_is_off:
+            off = ~(size < MOST_SCALED * size.max())
+        found = np.flatnonzero(off)
+        return found[np.argsort(-np.nan_to_num(excess[found], nan=np.inf), kind="stable")]
+
+    @property
+    def _mean_is_off(self) -> bool:
+        return not all(measured <= limit for measured, limit in self.scales_of_all)
 
 
 def measure_errors(test: Evidence, measure: Measure) -> Errors | None:

@@ -140,6 +140,13 @@ def test_queries_and_keys_scaled_alike_are_attention_scores_and_not_all_gradient
     assert "gradients of queries and keys alone are scaled by 1.02" in found.cause
     scale = next(check for check in found.checks if check.name == "gradient-scale")
     assert scale.detail.startswith("3 gradients are scaled")
+    # Each inside its own limit, and their mean is not that of all.
+    gradients[:, list(part)] *= 1.0025 / 1.02
+    found = verdict(low("tp2", frozen(gradients, rounded_loss(2), names=names)), measure)
+    scale = next(check for check in found.checks if check.name == "gradient-scale")
+    assert scale.detail.startswith("3 gradients are scaled")
+    assert scale.measured < 1e-3
+    assert found.cause_class is CauseClass.OBJECTIVE
 
 
 PARTS = ("attention.wq", "attention.wk", "attention.wo", "feed_forward.w1", "feed_forward.w2")

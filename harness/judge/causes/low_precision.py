@@ -165,8 +165,7 @@ def _scaled(scene: Scene, errors: Errors) -> Cause:
         first = float(np.exp(of_batch[0]))
         what = f"all {len(errors.names)} parameters alike"
         return _by_factor(scene, float(np.exp(mean)), what, first=first)
-    off = np.flatnonzero(~(np.abs(errors.scales) <= errors.scale_limits))
-    return _of_group(scene, errors, [errors.names[index] for index in off])
+    return _of_group(scene, errors, [errors.names[index] for index in np.sort(errors.scaled)])
 
 
 def _scale_explains(errors: Errors) -> bool:
