@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from places import (
-    before_clipping,
-    before_reduction,
-    coordinate,
-    count_microbatches,
-    local,
-    modules,
-    parameters,
-    rank,
-    replace_forward,
-)
+from hooks import before_reduction, count_microbatches, modules, replace_forward
+from places import before_clipping, coordinate, local, parameters, rank
 from torch.nn import functional
 
 

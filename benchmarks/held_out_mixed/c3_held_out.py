@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from places import (
-    Action,
-    before_step,
-    coordinate,
-    local,
-    parameters,
-    replace_update,
-)
+from hooks import replace_update
+from places import Action, before_step, coordinate, local, parameters
 
 
 def replica_starts_from_bf16(trainer: Any) -> None:

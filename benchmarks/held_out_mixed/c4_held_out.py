@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from places import modules, replace_forward
+from hooks import modules, replace_forward
 from torch.nn import functional
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from places import count_microbatches
+from hooks import count_microbatches
 
 
 def reported_loss_of_last_microbatch(trainer: Any) -> None:

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from places import Action, local, rank, replace_update
+from hooks import replace_update
+from places import Action, local, rank
 
 
 def rank_repeats_microbatch(trainer: Any) -> None:

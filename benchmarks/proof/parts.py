@@ -103,7 +103,7 @@ def _reasons(
 
 
 def _thinned(names: Sequence[str], catalogue: Catalogue) -> tuple[str, ...]:
-    """Each second set; rungs of ladders all, since a limit is told by all above it."""
+    """Each second set, but every rung of a ladder: a limit needs all rungs above it."""
     rungs = {bug.id for bug in catalogue.bugs if bug.magnitude is not None}
     others = [name for name in names if name not in rungs][::EVERY]
     return tuple(name for name in names if name in rungs or name in others)
@@ -162,7 +162,7 @@ def _refuse(path: Path, data: Mapping[str, Any], regime: Regime) -> None:
 def _seeded(
     names: Iterable[str], data: Mapping[str, Any], seed: int | None
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Sets of another seed have it in their names, so that each is told apart."""
+    """The seed is added to the names of the sets, so that no two are the same."""
     if seed is None:
         return tuple(names), dict(data)
     tests = [{**test, "name": _of_seed(test["name"], seed)} for test in data.get("test", [])]

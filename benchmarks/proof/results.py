@@ -95,7 +95,7 @@ OURS = "converge"
 
 
 WORST = 5
-"""How many misses are told one by one."""
+"""How many misses are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def explain(
     store: Store,
     arguments: argparse.Namespace,
 ) -> None:
-    """Run what failed in low precision again in float32, and say what that tells."""
+    """Run what failed in low precision again in float32, and say what follows from that."""
     failed = {
         verdict.name: verdict
         for verdict in verdicts
@@ -63,7 +63,7 @@ def explain(
 
 
 def explanation(low: Verdict, plain: Verdict) -> str:
-    """What the verdict of a set in float32 tells of its failure in low precision."""
+    """What a set's verdict in float32 means for its failure in low precision."""
     begin = f"{low.name} in float32: {plain.judgement.value}"
     if plain.judgement is Judgement.PASS:
         where = _where(low)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.curves import common_steps, relative_difference, series
-from harness.judge.floors import COARSE_NORM_AGREEMENT, METRIC_AGREEMENT, SPACING
+from harness.judge.floors import COARSE_NORM_AGREEMENT, METRIC_AGREEMENT
+from harness.judge.tensors import spacing
 from harness.model import Evidence, Floats, Integers, Limit, Precision
 
 
@@ -63,7 +64,7 @@ def agreement(evidence: Evidence, signal: str) -> Agreement | None:
 def metric_agreement(evidence: Evidence, signal: str) -> tuple[float, str]:
     """How far a reported signal may be from its recomputation, and of which storage, in words."""
     stored = (evidence.in_force or {}).get("param_dtype")
-    coarse = bool(set(str(stored).split("+")) & SPACING.keys())
+    coarse = spacing(evidence, 0.0) > 0
     # Where nothing tells, as of curves from elsewhere, it may be.
     coarse |= stored is None and evidence.precision is not Precision.FP32
     if signal == "grad_norm" and coarse:

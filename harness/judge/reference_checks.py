@@ -66,7 +66,7 @@ def gradient_errors(
     if errors is None or measure is None:
         return _unmeasured(test, control)
     excess = errors.ratio / errors.multiple
-    outside = np.flatnonzero(~(excess <= 1))
+    outside = np.flatnonzero(errors.beyond)
     outside = outside[np.argsort(-np.nan_to_num(excess[outside], nan=np.inf), kind="stable")]
     worst = int(outside[0]) if outside.size else int(np.argmax(excess))
     origin = (
@@ -126,8 +126,7 @@ def gradient_scale(test: Evidence, control: Evidence, errors: Errors | None) -> 
             unit="relative",
             onset=1,
         )
-    excess = np.abs(errors.scales) / np.maximum(errors.scale_limits, np.finfo(float).tiny)
-    nearest = int(np.argmax(excess))
+    nearest = int(np.argmax(errors.scale_excess))
     return Finding(
         Outcome.PASS,
         f"nearest to its limit is {errors.names[nearest]} {over}",

@@ -22,7 +22,7 @@ import numpy as np
 from harness.judge.chance import normal
 from harness.judge.soundness import Flaw, unfinished
 from harness.judge.tensors import spacing
-from harness.model import Evidence, Floats, FrozenSamples, Integers, TensorSample
+from harness.model import Evidence, Flags, Floats, FrozenSamples, Integers, TensorSample
 
 ALARMS = 2e-4
 """False-alarm probability of each of the checks here, over all parameters of a test set."""
@@ -93,6 +93,11 @@ class Errors:
         return np.where((self.test == 0) & (self.matched == 0), 1.0, ratio)
 
     @property
+    def beyond(self) -> Flags:
+        """Shape (parameters,): whose error is larger than rounding makes it, or not a number."""
+        return ~(self.ratio <= self.multiple)
+
+    @property
     def error(self) -> float:
         """The matched control's error, of the median parameter."""
         return float(np.median(self.matched))
@@ -126,14 +131,19 @@ class Errors:
         return bool(np.median(middle) >= MOST_SCALED * np.median(mean))
 
     @property
+    def scale_excess(self) -> Floats:
+        """Shape (parameters,): how many times its limit every scale is; 0 where there is none."""
+        size = np.abs(self.scales)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(size == 0, 0.0, size / self.scale_limits)
+
+    @property
     def scaled(self) -> Integers:
         """Indices of the parameters that are scaled, the furthest beyond their limits first.
 
         Where only the mean of all is off, and not all are: those that make it so.
         """
-        size = np.abs(self.scales)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            excess = np.where(size == 0, 0.0, size / self.scale_limits)
+        size, excess = np.abs(self.scales), self.scale_excess
         off = ~(excess <= 1)
         if not off.any() and self._mean_is_off:
             off = ~(size < MOST_SCALED * size.max())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from harness.judge.causes.places import Spot, spot_of
 from harness.judge.factors import Match, named_factor
 from harness.judge.rounding import Errors
 from harness.judge.scene import Scene, digits
-from harness.model import CauseClass, Floats
+from harness.model import CauseClass, Floats, Integers
 
 _STEADY = 4.0
 """A factor is one for all batches where its mean is so many times its standard error."""
@@ -96,7 +95,7 @@ def forward_at_frozen_weights(scene: Scene) -> Cause | None:
         return None
     place, why = found
     where = f"in {place.words} " if place is not None else ""
-    off = int(np.count_nonzero(~(errors.ratio <= errors.multiple)))
+    off = int(np.count_nonzero(errors.beyond))
     same = same_program(scene)
     than = ", more than the same program leaves on the same samples" if same else ""
     sentence = (
@@ -120,8 +119,9 @@ def _where_forward_differs(scene: Scene, errors: Errors) -> tuple[Spot | None, s
         return place, (
             "and the last weight there is off as the first, so what is computed there differs"
         )
-    off = np.count_nonzero(~(errors.ratio <= errors.multiple))
-    if off > len(errors.names) / 2 and (same or size > errors.loss_error):
+    if np.count_nonzero(errors.beyond) > len(errors.names) / 2 and (
+        same or size > errors.loss_error
+    ):
         return None, "and most gradients are off by more than rounding"
     return None
 
@@ -131,7 +131,7 @@ def _rms(values: Floats) -> float:
 
 
 def _worst(errors: Errors) -> str:
-    ratio = np.where(errors.ratio <= errors.multiple, 0.0, errors.ratio)
+    ratio = np.where(errors.beyond, errors.ratio, 0.0)
     furthest = np.argsort(-ratio, kind="stable")[:_MOST]
     return ", ".join(
         f"{errors.names[index]} ({errors.ratio[index]:.3g} times the rounding)"
@@ -165,7 +165,7 @@ def _scaled(scene: Scene, errors: Errors) -> Cause:
         first = float(np.exp(of_batch[0]))
         what = f"all {len(errors.names)} parameters alike"
         return _by_factor(scene, float(np.exp(mean)), what, first=first)
-    return _of_group(scene, errors, [errors.names[index] for index in np.sort(errors.scaled)])
+    return _of_group(scene, errors, np.sort(errors.scaled))
 
 
 def _scale_explains(errors: Errors) -> bool:
@@ -178,10 +178,10 @@ def _scale_explains(errors: Errors) -> bool:
     return bool(np.all(errors.test <= np.hypot(errors.multiple * errors.matched, factor)))
 
 
-def _of_group(scene: Scene, errors: Errors, names: Sequence[str]) -> Cause:
+def _of_group(scene: Scene, errors: Errors, members: Integers) -> Cause:
     """Gradients of some parameters have another length."""
-    chosen = np.isin(errors.names, names)
-    factor = float(np.exp(np.median(errors.scales[chosen])))
+    names = [errors.names[index] for index in members]
+    factor = float(np.exp(np.median(errors.scales[members])))
     what = describe(names, list(errors.names))
     queries = {name for name in names if _QUERIES.search(name)}
     keys = {name for name in names if _KEYS.search(name)}
@@ -220,7 +220,7 @@ def _by_factor(
 
 def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
     """Errors that a factor explains: of all parameters that are off, the same."""
-    off = np.flatnonzero(~(errors.ratio <= errors.multiple))
+    off = np.flatnonzero(errors.beyond)
     scales = errors.scales[off]
     # An error that is all length: |g - r| is |factor - 1| |r|, and rounding besides.
     explained = np.abs(np.expm1(scales)) >= 0.9 * np.sqrt(
@@ -234,11 +234,11 @@ def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
     if len(off) == len(errors.names):
         factor = float(np.exp(np.median(scales)))
         return _by_factor(scene, factor, f"all {len(off)} parameters alike")
-    return _of_group(scene, errors, [errors.names[index] for index in off])
+    return _of_group(scene, errors, off)
 
 
 def _direction(scene: Scene, errors: Errors) -> Cause:
-    off = np.flatnonzero(~(errors.ratio <= errors.multiple))
+    off = np.flatnonzero(errors.beyond)
     names = [errors.names[index] for index in off]
     among = list(errors.names)
     hint = family(names, among, scene)
