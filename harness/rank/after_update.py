@@ -1,7 +1,7 @@
 """What a sampled step leaves behind: gradients as they were clipped, and the optimizer's state.
 
-Norms only, through the shards that a rank counts in the gradient norm; the sums over ranks are
-those of the whole tensors.
+Norms only, by the rows of the samples (``rows``); the sums over ranks are those of the whole
+tensors.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 
 from harness.rank import world
 from harness.rank.flat_shard import FlatShard
-from harness.rank.grad_norm import GradNorm, placement_problem, square_sums
+from harness.rank.grad_norm import placement_problem, square_sums
 from harness.rank.placement import local_shard
+from harness.rank.rows import Rows
 
 STEP = "step"
 """Under which torch's optimizers keep the number of their updates, per parameter."""
@@ -25,12 +26,12 @@ _FIRST_STATE = 2
 
 
 class Leftovers(NamedTuple):
-    """What this rank adds to the rows of the whole parameters."""
+    """What this rank adds to the rows of the whole tensors."""
 
     states: tuple[str, ...]
     """Names of all states of a parameter's shape, sorted; the same on all ranks."""
     rows: torch.Tensor
-    """float64, shape (parameters, 2 + states): the sum of squares of the clipped gradient, the
+    """float64, shape (rows, 2 + states): the sum of squares of the clipped gradient, the
     optimizer's counter times the entries of the shard, the sums of squares of the states."""
 
 
@@ -39,12 +40,11 @@ class AfterUpdate:
 
     def __init__(
         self,
-        norm: GradNorm,
+        rows: Rows,
         optimizers: Sequence[torch.optim.Optimizer],
         device: torch.device,
     ) -> None:
-        """``norm`` says which shards this rank counts."""
-        self._norm = norm
+        self._rows = rows
         self._optimizers = optimizers
         self._device = device
 
@@ -52,35 +52,37 @@ class AfterUpdate:
     def finish(self) -> Leftovers:
         """Rows with NaN where there is nothing to count. Collective over the world."""
         kept_for = states_of(self._optimizers)
-        shards: list[tuple[int, torch.Tensor, int, Mapping[str, Any]]] = []
-        for row, parameter in self._norm.owned:
-            entries = local_shard(parameter).numel()
-            if entries:  # optimizers keep nothing for a shard without entries
-                shards.append((row, parameter, entries, kept_for.get(id(parameter), {})))
+        # Optimizers keep nothing for a shard without entries.
+        shards = [
+            (shard, kept_for.get(id(shard.parameter), {}))
+            for shard in self._rows.shards
+            if shard.numel
+        ]
         states = _everyones_names(
             name
-            for _, parameter, _, kept in shards
+            for shard, kept in shards
             for name, value in kept.items()
-            if _shaped_like(parameter, value)
+            if _shaped_like(shard.parameter, value)
         )
         width = _FIRST_STATE + len(states)
-        absent: list[int] = []
+        absent = [row * width + column for row in self._rows.unknown for column in range(width)]
         counters: list[tuple[int, int, Any]] = []
         tensors: list[tuple[int, torch.Tensor]] = []
-        for row, parameter, entries, kept in shards:
+        for shard, kept in shards:
+            first, parameter = shard.row * width, shard.parameter
             gradient = parameter.grad
             if gradient is None or placement_problem(parameter, gradient):
-                absent.append(row * width)
+                absent.append(first)
             else:
-                tensors.append((row * width, local_shard(gradient)))
-            counters.append((row * width + 1, entries, kept.get(STEP, math.nan)))
+                tensors.append((first, shard.of(local_shard(gradient))))
+            counters.append((first + 1, shard.numel, kept.get(STEP, math.nan)))
             for column, name in enumerate(states, _FIRST_STATE):
                 value = kept.get(name)
                 if _shaped_like(parameter, value):
-                    tensors.append((row * width + column, local_shard(value)))
+                    tensors.append((first + column, shard.of(local_shard(value))))
                 else:
-                    absent.append(row * width + column)
-        cells = square_sums(tensors, len(self._norm.names) * width)
+                    absent.append(first + column)
+        cells = square_sums(tensors, len(self._rows.names) * width)
         for (cell, entries, _), counter in zip(counters, _numbers(counters), strict=True):
             cells[cell] += entries * counter
         for cell in absent:
@@ -91,7 +93,7 @@ class AfterUpdate:
     def arrays(self, states: Sequence[str], table: np.ndarray) -> dict[str, np.ndarray]:
         """The arrays of the file from the sum of all ranks' rows."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            steps = table[:, 1] / np.array(self._norm.sizes, dtype=np.float64)
+            steps = table[:, 1] / np.array(self._rows.sizes, dtype=np.float64)
         return {
             "clipped_norm": np.sqrt(table[:, 0]),
             "state_names": np.array(states, dtype=np.str_),

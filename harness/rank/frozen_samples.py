@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from harness.rank.rows import Rows
 from harness.rank.sketch import SUMS
-from harness.rank.tensors import Rows, Table
+from harness.rank.tensors import Table
 from harness.rank.writer import SCHEMA, write_arrays
 
 FILE = "frozen.npz"
@@ -25,7 +26,7 @@ class FrozenSamples:
         self._measured: list[Mapping[str, Any]] = []
 
     def add(self, gradients: Table, measured: Mapping[str, Any]) -> None:
-        """One frozen step: its rows of the whole matrices, and what a step's line would say."""
+        """One frozen step: the rows of its whole gradients, and what a step's line would say."""
         self._gradients.append(gradients)
         self._measured.append(measured)
 

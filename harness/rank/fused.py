@@ -30,6 +30,13 @@ class Fused:
         pattern = torch.tensor(self.pattern, device=rows.device)
         return pattern[rows // self.block % len(self.pattern)]
 
+    def sizes(self, whole: int) -> dict[str, int]:
+        """Entries of each matrix, of a parameter with ``whole`` entries."""
+        return {
+            name: whole * self.pattern.count(number) // len(self.pattern)
+            for number, name in enumerate(self.names)
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:

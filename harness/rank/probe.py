@@ -50,6 +50,7 @@ from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
 from harness.rank.passes import begin_pass
 from harness.rank.replicas import ReplicaCheck
+from harness.rank.rows import assign_rows
 from harness.rank.state import Counters, StateSamples
 from harness.rank.step_line import Row, mean_loss, measured
 from harness.rank.tensors import TensorSamples
@@ -110,14 +111,14 @@ class Probe:
                 header |= {"pass": self.this_pass.number, "segment": job.segment}
             self._writer = MetricsWriter(self.folder, header)
         self._sample_steps = frozenset(job.sample_steps)
-        after = AfterUpdate(self._grad_norm, view.optimizers, view.device)
+        rows = assign_rows(self._grad_norm, view.fused, view.device)
+        after = AfterUpdate(rows, view.optimizers, view.device)
         self._samples = TensorSamples(
-            self._grad_norm,
+            rows,
             self.folder / "tensors" if self.is_writer else None,
             view.device,
             after,
             BufferSamples(view.model_parts, view.device),
-            view.fused,
         )
         state = self.folder / "state" if self.is_writer else None
         self._state = StateSamples(self._samples, after, view.optimizers, state)
@@ -159,12 +160,9 @@ class Probe:
         self._forget()
 
     def begin_frozen(self) -> None:
-        """Forget the frozen step before: a forward and backward pass at the initial weights.
-
-        The first is collective over the world.
-        """
+        """Forget the frozen step before: a forward and backward pass at the initial weights."""
         if self._frozen is None:
-            self._frozen = FrozenSamples(self._samples.matrices)
+            self._frozen = FrozenSamples(self._samples.rows)
         self._forget()
 
     def _forget(self) -> None:
@@ -236,10 +234,9 @@ class Probe:
         self._lr = self.view.learning_rate()
         with whole_gradients(self._parameters):
             self._squares = self._grad_norm.squares()
-            if self._frozen is not None:
-                self._samples.gradients_by_matrix()
-            elif self._step in self._sample_steps:
+            if self.is_frozen or self._step in self._sample_steps:
                 self._samples.gradients()
+            if not self.is_frozen and self._step in self._sample_steps:
                 self._replicas.gradients()
 
     def on_log(self, loss: float | None, grad_norm: float | None) -> None:
@@ -259,7 +256,7 @@ class Probe:
         """Gather what the ranks saw of a frozen step. Collective over the world."""
         if self._frozen is None:
             raise RuntimeError("no frozen step has begun")
-        gradients = self._samples.matrices_of_all()
+        gradients = self._samples.gradients_of_all()
         rows, squares, problems = self._everyones_rows()
         self._frozen.add(gradients, self._measured(rows, squares, problems))
 

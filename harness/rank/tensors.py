@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +16,10 @@ import torch
 from harness.rank import world
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
-from harness.rank.fused import Fused, matrices
-from harness.rank.grad_norm import GradNorm, placement_problem
-from harness.rank.placement import Held, HeldRun, PlacementError, held, local_shard
-from harness.rank.sketch import (
-    NOT_ZERO,
-    SQUARES,
-    SUMS,
-    WIDTH,
-    HashedPart,
-    Sketcher,
-    folded,
-    hashed_parts,
-)
+from harness.rank.grad_norm import placement_problem
+from harness.rank.placement import local_shard
+from harness.rank.rows import Rows, Shard
+from harness.rank.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
 from harness.rank.writer import SCHEMA, write_arrays
 
 _SMALLEST_BLOCK = 1 << 16
@@ -41,31 +31,6 @@ _COLUMNS = SUMS + 3
 Table = npt.NDArray[np.float64]
 
 
-class _Shard(NamedTuple):
-    """A shard that this rank counts, or what it holds of one of a parameter's matrices."""
-
-    row: int
-    parameter: torch.Tensor
-    held: Held | HeldRun
-    parts: tuple[HashedPart, ...]
-    numel: int
-    chosen: torch.Tensor | None = None
-    """Rows of the shard; None: all."""
-
-    def of(self, values: torch.Tensor) -> torch.Tensor:
-        return values if self.chosen is None else values[self.chosen]
-
-
-class Rows(NamedTuple):
-    """What has a row in a table."""
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    shards: tuple[_Shard, ...]
-    unknown: Mapping[int, str]
-    """Rows of which this rank cannot tell what it holds, and why."""
-
-
 class TensorSamples:
     """A rank's part of the samples; on the writer, their file.
 
@@ -75,140 +40,57 @@ class TensorSamples:
 
     def __init__(
         self,
-        norm: GradNorm,
+        rows: Rows,
         folder: Path | None,
         device: torch.device,
         after: AfterUpdate,
         buffers: BufferSamples,
-        fused: Mapping[str, Fused] | None = None,
     ) -> None:
-        """``norm`` says which shards this rank counts; ``folder`` is None but on the writer.
-
-        ``fused``: parameters that hold several matrices, by canonical name, on this rank.
-        """
+        """``folder`` is None but on the writer."""
         self.problems: list[str] = []
         """Tensors that cannot be counted, in sentences; the caller clears it."""
-        self._norm = norm
+        self.rows = rows
         self._folder = folder
         self._after = after
         self._buffers = buffers
-        shards: list[_Shard] = []
-        unknown: dict[int, str] = {}
-        for row, parameter in norm.owned:
-            try:
-                held_here = held(parameter)
-            except PlacementError as error:
-                unknown[row] = str(error)
-            else:
-                parts = hashed_parts(norm.names[row], held_here, device)
-                shards.append(_Shard(row, parameter, held_here, parts, held_here.numel))
-        self._whole = Rows(norm.names, norm.sizes, tuple(shards), unknown)
-        self._fused = fused or {}
-        self._matrices: Rows | None = None
-        """Made where they are first asked for."""
-        self._sketcher = Sketcher(_block(shard.parameter for shard in shards), device)
+        self._sketcher = Sketcher(_block(shard.parameter for shard in rows.shards), device)
         self._gradients: torch.Tensor | None = None
         self._device = device
 
     @torch.no_grad()
     def gradients(self) -> None:
         """Sketch the gradients as they are now. No collective happens here."""
-        self._gradients = self._gradient_rows(self._whole)
-
-    @torch.no_grad()
-    def gradients_by_matrix(self) -> None:
-        """The same with a row for each matrix of fused parameters, and none for these."""
-        self._gradients = self._gradient_rows(self.matrices)
-
-    def _gradient_rows(self, wanted: Rows) -> torch.Tensor:
-        uncounted = dict(wanted.unknown)
-        values: list[tuple[_Shard, torch.Tensor | None]] = []
-        for shard in wanted.shards:
+        uncounted = dict(self.rows.unknown)
+        values: list[tuple[Shard, torch.Tensor | None]] = []
+        for shard in self.rows.shards:
             gradient = shard.parameter.grad
             problem = _gradient_problem(shard, gradient)
             if problem:
                 uncounted[shard.row] = problem
             else:
                 values.append((shard, None if gradient is None else local_shard(gradient)))
-        return self._rows(wanted, values, uncounted)
+        self._gradients = self._rows(values, uncounted)
 
     @torch.no_grad()
-    def matrices_of_all(self) -> Table:
-        """Shape (matrices, _COLUMNS): ``gradients_by_matrix`` of whole tensors.
+    def gradients_of_all(self) -> Table:
+        """Shape (rows, _COLUMNS): the gradients sketched last. Collective over the world."""
+        return sum_over_ranks([self._taken_gradients()])[0]
 
-        Collective over the world.
-        """
+    def _taken_gradients(self) -> torch.Tensor:
         rows = self._gradients
         self._gradients = None
         if rows is None:
             self.problems.append("gradients were not sampled: the trainer did not clip them")
-            rows = torch.full(
-                (len(self.matrices.names), _COLUMNS),
-                torch.nan,
-                dtype=torch.float64,
-                device=self._device,
-            )
-        return sum_over_ranks([rows])[0]
-
-    @property
-    def matrices(self) -> Rows:
-        """Rows by matrix. Collective over the world where it is asked for first."""
-        if self._matrices is None:
-            self._matrices = self._divided(self._everyones_fused())
-        return self._matrices
-
-    def _everyones_fused(self) -> dict[str, Fused]:
-        """Of all pipeline stages: every rank has a row for each."""
-        everyones = world.everyones(self._fused)
-        trained = set(self._whole.names)
-        return {
-            name: fused for some in everyones for name, fused in some.items() if name in trained
-        }
-
-    def _divided(self, everyones: Mapping[str, Fused]) -> Rows:
-        whole = self._whole
-        sizes = dict(zip(whole.names, whole.sizes, strict=True))
-        for name, fused in everyones.items():
-            size = sizes.pop(name)
-            for number, matrix_name in enumerate(fused.names):
-                sizes[matrix_name] = size * fused.pattern.count(number) // len(fused.pattern)
-        names = tuple(sorted(sizes))
-        place = {name: row for row, name in enumerate(names)}
-        shards: list[_Shard] = []
-        for shard in whole.shards:
-            name = whole.names[shard.row]
-            if name not in everyones:
-                shards.append(shard._replace(row=place[name]))
-                continue
-            fused = everyones[name]
-            if not isinstance(shard.held, Held):
-                raise TypeError(f"the shard of {name}, which is fused, is a run of entries")
-            for matrix in matrices(fused, shard.held):
-                matrix_name = fused.names[matrix.number]
-                parts = hashed_parts(matrix_name, matrix.held, self._device)
-                rows = matrix.rows.to(self._device)
-                row = place[matrix_name]
-                shards.append(
-                    shard._replace(row=row, parts=parts, numel=matrix.held.numel, chosen=rows)
-                )
-        unknown = {
-            place[matrix]: why
-            for row, why in whole.unknown.items()
-            for name in [whole.names[row]]
-            for matrix in (everyones[name].names if name in everyones else (name,))
-        }
-        return Rows(names, tuple(sizes[name] for name in names), tuple(shards), unknown)
+            shape = (len(self.rows.names), _COLUMNS)
+            rows = torch.full(shape, torch.nan, dtype=torch.float64, device=self._device)
+        return rows
 
     @torch.no_grad()
     def finish(self, step: int) -> None:
         """Sketch the parameters, add up all ranks' rows, write them. Collective over the world."""
         rows = {"parameters": self.parameter_rows()}
         if step > 0:
-            if self._gradients is None:
-                self.problems.append("gradients were not sampled: the trainer did not clip them")
-                self._gradients = torch.full_like(rows["parameters"], torch.nan)
-            rows["gradients"] = self._gradients
-        self._gradients = None
+            rows["gradients"] = self._taken_gradients()
         added = [*rows.values()]
         states: tuple[str, ...] = ()
         if step > 0:
@@ -227,38 +109,36 @@ class TensorSamples:
     @torch.no_grad()
     def parameter_rows(self) -> torch.Tensor:
         """What this rank adds to the rows of the parameters as they are now. No collective."""
-        whole = self._whole
-        values = [(shard, local_shard(shard.parameter)) for shard in whole.shards]
-        return self._rows(whole, values, whole.unknown)
+        values = [(shard, local_shard(shard.parameter)) for shard in self.rows.shards]
+        return self._rows(values, self.rows.unknown)
 
     @torch.no_grad()
     def rows_of(self, kept: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor:
         """The same for a tensor that is kept for each parameter, placed as it is; NaN without one.
 
-        It is hashed by the parameter's name, as the parameter itself.
+        It is hashed by the row's name, as the parameter itself.
         """
-        values: list[tuple[_Shard, torch.Tensor | None]] = []
+        values: list[tuple[Shard, torch.Tensor | None]] = []
         absent: list[int] = []
-        for shard in self._whole.shards:
-            if not shard.held.numel:  # optimizers keep nothing for a shard without entries
+        for shard in self.rows.shards:
+            if not shard.numel:  # optimizers keep nothing for a shard without entries
                 continue
             value = kept(shard.parameter)
             if value is None or placement_problem(shard.parameter, value):
                 absent.append(shard.row)
             else:
                 values.append((shard, local_shard(value)))
-        rows = self._rows(self._whole, values, self._whole.unknown)
+        rows = self._rows(values, self.rows.unknown)
         rows[absent] = torch.nan
         return rows
 
     def _rows(
         self,
-        wanted: Rows,
-        values: Iterable[tuple[_Shard, torch.Tensor | None]],
+        values: Iterable[tuple[Shard, torch.Tensor | None]],
         uncounted: Mapping[int, str],
     ) -> torch.Tensor:
         """Shape (rows, _COLUMNS), float64: what this rank adds to them."""
-        added = torch.zeros(len(wanted.names), WIDTH, dtype=torch.float64, device=self._device)
+        added = torch.zeros(len(self.rows.names), WIDTH, dtype=torch.float64, device=self._device)
         entries, not_finite = [0] * len(added), [0] * len(added)
         present = []
         for shard, value in values:
@@ -283,16 +163,16 @@ class TensorSamples:
         )
         for row, problem in uncounted.items():
             rows[row] = torch.nan
-            self.problems.append(f"{wanted.names[row]}: {problem}")
+            self.problems.append(f"{self.rows.names[row]}: {problem}")
         return rows
 
     def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
         """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""
-        sizes = np.array(self._norm.sizes, dtype=np.int64)
+        sizes = np.array(self.rows.sizes, dtype=np.int64)
         arrays = {
             "schema": np.array(SCHEMA),
             "step": np.array(step),
-            "names": np.array(self._norm.names),
+            "names": np.array(self.rows.names),
             "sizes": sizes,
         }
         for kind, table in tables.items():
@@ -312,7 +192,7 @@ def sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
     return [part.view(table.shape).numpy() for part, table in zip(parts, tables, strict=True)]
 
 
-def _gradient_problem(shard: _Shard, gradient: torch.Tensor | None) -> str:
+def _gradient_problem(shard: Shard, gradient: torch.Tensor | None) -> str:
     """Why a gradient cannot be sketched; empty when it can, or when there is none."""
     if gradient is None:
         return ""

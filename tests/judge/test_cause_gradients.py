@@ -156,6 +156,16 @@ GROUPS = {
 }
 
 
+def test_queries_and_keys_by_a_factor_of_no_degree_are_attention_scores():
+    queries_and_keys = has("wq", "wk")
+    verdict = verdict_of(broken(TP2, gradient=scaled(1.0003, queries_and_keys)))
+    assert verdict.cause_class is CauseClass.OBJECTIVE
+    assert "gradients of queries and keys alone are scaled by 1.0003 at step 1" in verdict.cause
+    for which, factor in ((queries_and_keys, 2), (has("wq"), 1.0003), (has("wv", "wk"), 1.0003)):
+        verdict = verdict_of(broken(TP2, gradient=scaled(factor, which)))
+        assert verdict.cause_class is CauseClass.GROUP_SCALE
+
+
 @pytest.mark.parametrize("case", GROUPS)
 def test_a_group_by_one_factor_is_named(case):
     where, words, look_at = GROUPS[case]

@@ -12,6 +12,7 @@ from torch import nn
 
 from harness.rank.after_update import AfterUpdate
 from harness.rank.grad_norm import assign_shards
+from harness.rank.rows import assign_rows
 
 CPU = torch.device("cpu")
 
@@ -22,7 +23,7 @@ def values(shape, seed):
 
 def arrays_of(named, *optimizers):
     """The arrays that the writer makes of all ranks' rows."""
-    after = AfterUpdate(assign_shards(named), optimizers, CPU)
+    after = AfterUpdate(assign_rows(assign_shards(named), {}, CPU), optimizers, CPU)
     states, rows = after.finish()
     dist.all_reduce(rows)
     return after.arrays(states, rows.numpy())

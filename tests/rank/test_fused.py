@@ -1,4 +1,4 @@
-"""Matrices that one parameter holds together are sketched as if each had its own parameter."""
+"""Matrices that one parameter holds together are sampled as if each were a parameter."""
 
 import numpy as np
 import torch
@@ -14,7 +14,8 @@ from harness.rank.buffers import BufferSamples
 from harness.rank.fused import Fused, matrices
 from harness.rank.grad_norm import assign_shards, trainable
 from harness.rank.placement import Held
-from harness.rank.tensors import TensorSamples
+from harness.rank.rows import assign_rows
+from harness.rank.tensors import TensorSamples, sum_over_ranks
 
 CPU = torch.device("cpu")
 HEAD, KV_HEADS, DIM = 2, 4, 5
@@ -51,14 +52,32 @@ class Weights(nn.Module):
 
 
 def rows_of(model, fused):
-    norm = assign_shards(trainable([model]))
-    after = AfterUpdate(norm, (), CPU)
-    samples = TensorSamples(norm, None, CPU, after, BufferSamples([model], CPU), fused)
-    names = samples.matrices.names
-    samples.gradients_by_matrix()
-    table = samples.matrices_of_all()
+    """Names, sizes, and rows of parameters and gradients with what the optimizer keeps."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(3.0),
+            "exp_avg": parameter.detach() / 3,
+            "exp_avg_sq": parameter.detach() ** 2,
+        }
+    rows = assign_rows(assign_shards(trainable([model])), fused, CPU)
+    after = AfterUpdate(rows, [optimizer], CPU)
+    samples = TensorSamples(rows, None, CPU, after, BufferSamples([model], CPU))
+    samples.gradients()
+    gradients = samples.gradients_of_all()
+    states, left = after.finish()
+    added = [samples.parameter_rows(), samples.rows_of(lambda each: each), left]
+    parameters, kept, norms = sum_over_ranks(added)
+    assert np.allclose(parameters, kept, rtol=1e-12, atol=1e-12)
+    after_update = after.arrays(states, norms)
+    assert after_update.pop("state_names").tolist() == ["exp_avg", "exp_avg_sq"]
     assert samples.problems == []
-    return names, samples.matrices.sizes, table
+    columns = [
+        parameters,
+        gradients,
+        *(each.reshape(len(norms), -1) for each in after_update.values()),
+    ]
+    return rows.names, rows.sizes, np.concatenate(columns, axis=1)
 
 
 def compare_shardings(folder):
@@ -86,5 +105,5 @@ def compare_shardings(folder):
     assert np.allclose(table[2:], expected[2][1:], rtol=1e-12, atol=1e-12)
 
 
-def test_their_sketches_are_those_of_parameters_of_their_own_whatever_the_sharding(tmp_path):
+def test_their_rows_are_those_of_parameters_of_their_own_whatever_the_sharding(tmp_path):
     run_on_ranks(compare_shardings, 4, tmp_path)

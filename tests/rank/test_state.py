@@ -11,6 +11,7 @@ from torch import nn
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.grad_norm import assign_shards
+from harness.rank.rows import assign_rows
 from harness.rank.state import Counters, StateSamples
 from harness.rank.tensors import TensorSamples
 
@@ -33,9 +34,10 @@ def state_of(place, folder, *, forget=()):
     for number in forget:
         del optimizer.state[parameters[number]]
     norm = assign_shards([(f"p{number}", p) for number, p in enumerate(parameters)])
+    rows = assign_rows(norm, {}, CPU)
     mine = folder if dist.get_rank() == 0 else None
-    after = AfterUpdate(norm, [optimizer], CPU)
-    tensors = TensorSamples(norm, None, CPU, after, BufferSamples([], CPU))
+    after = AfterUpdate(rows, [optimizer], CPU)
+    tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
     StateSamples(tensors, after, [optimizer], mine).write("saved", 3, COUNTERS)
     dist.barrier()
     with np.load(folder / "saved-step-00000003.npz") as arrays:

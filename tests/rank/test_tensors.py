@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.grad_norm import assign_shards, trainable
+from harness.rank.rows import assign_rows
 from harness.rank.tensors import TensorSamples
 
 CPU = torch.device("cpu")
@@ -45,9 +46,9 @@ def trained(model):
 
 def samples_of(model, folder, optimizers=()):
     mine = folder if dist.get_rank() == 0 else None
-    shards = assign_shards(trainable([model]))
-    after = AfterUpdate(shards, optimizers, CPU)
-    return TensorSamples(shards, mine, CPU, after, BufferSamples([model], CPU))
+    rows = assign_rows(assign_shards(trainable([model])), {}, CPU)
+    after = AfterUpdate(rows, optimizers, CPU)
+    return TensorSamples(rows, mine, CPU, after, BufferSamples([model], CPU))
 
 
 def load(folder, step):

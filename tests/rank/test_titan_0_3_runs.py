@@ -88,23 +88,17 @@ def test_frozen_steps_see_the_first_batches_and_change_nothing(runs, control, na
     with np.load(runs.folder / name / "frozen.npz") as arrays:
         frozen = dict(arrays)
     first = runs.sample(name, 1)
-    here, there = frozen["names"].tolist(), first["names"].tolist()
-    rows = {each: here.index(each) for each in there if each in here}
+    names = first["names"].tolist()
+    assert frozen["names"].tolist() == names
     # The first frozen batch is that of step 1, at the same weights: the same bits.
     for kind in ("sketch", "norm"):
-        found, expected = frozen[f"gradients_{kind}"][0], first[f"gradients_{kind}"]
-        for each, row in rows.items():
-            assert np.array_equal(found[row], expected[there.index(each)])
+        assert np.array_equal(frozen[f"gradients_{kind}"][0], first[f"gradients_{kind}"])
     # Queries, keys and values, which are one parameter, are measured apart.
-    norms = dict(zip(here, frozen["gradients_norm"][0], strict=True))
-    fused = [each for each in there if each not in rows]
-    assert len(fused) == sum("wqkv" in each for each in there) > 0
-    for each in fused:
-        parts = [norms[each.replace("wqkv", part)] for part in ("wq", "wk", "wv")]
-        whole = first["gradients_norm"][there.index(each)]
-        assert np.linalg.norm(parts) == pytest.approx(whole, rel=1e-12)
-        assert parts[2] > 10 * parts[0]  # at initial weights attention hardly chooses
-    assert len(here) == len(there) + 2 * len(fused)
+    norms = dict(zip(names, first["gradients_norm"], strict=True))
+    queries = [each for each in names if ".wq." in each]
+    assert len(queries) == 4
+    for each in queries:  # at initial weights attention hardly chooses
+        assert norms[each.replace(".wq.", ".wv.")] > 10 * norms[each]
     assert frozen["loss"][0] == steps[0]["loss_recomputed"]
     assert frozen["batch_digests"].tolist() == [line["batch_digest"] for line in steps]
     assert frozen["loss"][1] != steps[1]["loss_recomputed"]  # whose weights have moved

@@ -7,9 +7,11 @@ placement) spoils that tensor alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import (
     Role,
     depth_of,
@@ -19,7 +21,8 @@ from harness.judge.causes.groups import (
     role_of,
     spans,
 )
-from harness.judge.scene import Scene
+from harness.judge.scene import Scene, digits
+from harness.model import CauseClass
 
 _NAMED = 4
 
@@ -95,6 +98,31 @@ _ALONE = {
         "the attention's own projections: their placements, head splitting, and reductions",
     ),
 }
+
+
+_QUERIES, _KEYS = re.compile(r"\b(wq|q_proj|query)\b"), re.compile(r"\b(wk|k_proj|key)\b")
+"""Weights whose gradients grow with the scale of attention scores, first of all."""
+
+
+def of_scores(names: Collection[str]) -> bool:
+    """Whether these are queries and keys, and nothing else."""
+    queries = {name for name in names if _QUERIES.search(name)}
+    keys = {name for name in names if _KEYS.search(name)}
+    return bool(queries and keys) and queries | keys == set(names)
+
+
+def scores_scaled(factor: float, where: str) -> Cause:
+    """C4: one factor of the gradients ``of_scores``."""
+    sentence = (
+        "the forward pass of attention differs: gradients of queries and keys alone are "
+        f"scaled by {digits(factor)} {where}, as attention scores on another scale do, and the "
+        "loss does not show it"
+    )
+    look_at = (
+        "the scale that attention multiplies its scores by (head dimension, softmax scale, "
+        "position scaling), then the backward pass of the scores"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
 def _norms(scene: Scene) -> Hint:

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.displaced import displaced
-from harness.judge.causes.families import family, stage_words
+from harness.judge.causes.families import family, of_scores, scores_scaled, stage_words
 from harness.judge.causes.groups import describe
 from harness.judge.causes.sorting import (
     MOST_FACTORS,
@@ -180,6 +180,11 @@ def _rounding(scaled: Scaled) -> str:
 def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
     sorting, among = wrong.sorting, wrong.among
     off = wrong.named(index for each in sorting.scaled for index in each.members)
+    if len(sorting.scaled) == 1 and not sorting.turned and of_scores(off):
+        (scaled,) = sorting.scaled
+        if not name_of(scaled, wrong.step, scene).words:
+            where = f"at step {wrong.step} ({describe(off, among)}; {_rounding(scaled)})"
+            return scores_scaled(scaled.factor, where)
     hint = family(off, among, scene)
     where = ""
     if len(sorting.scaled) <= MOST_FACTORS:

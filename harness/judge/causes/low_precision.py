@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from harness.judge.causes.cause import Cause
-from harness.judge.causes.families import family, stage_words
+from harness.judge.causes.families import family, of_scores, scores_scaled, stage_words
 from harness.judge.causes.forward import (
     LEAST_LOSS,
     SAME_BITS,
@@ -39,12 +37,6 @@ _TOKENS_AT = (
     "how the loss is normalised: over which tokens, microbatches and ranks it is averaged, where "
     "batches have uneven valid tokens"
 )
-_SCORES_AT = (
-    "the scale that attention multiplies its scores by (head dimension, softmax scale, position "
-    "scaling), then the backward pass of the scores"
-)
-_QUERIES, _KEYS = re.compile(r"\b(wq|q_proj|query)\b"), re.compile(r"\b(wk|k_proj|key)\b")
-"""Weights whose gradients grow with the scale of attention scores, first of all."""
 _FORWARD_AT = (
     "the forward pass of these modules on the samples that differ (positions, masks, document "
     "boundaries, casts), and their backward pass"
@@ -183,15 +175,8 @@ def _of_group(scene: Scene, errors: Errors, members: Integers) -> Cause:
     names = [errors.names[index] for index in members]
     factor = float(np.exp(np.median(errors.scales[members])))
     what = describe(names, list(errors.names))
-    queries = {name for name in names if _QUERIES.search(name)}
-    keys = {name for name in names if _KEYS.search(name)}
-    if queries and keys and queries | keys == set(names):
-        sentence = (
-            "the forward pass of attention differs: gradients of queries and keys alone are "
-            f"scaled by {digits(factor)} at the initial weights ({what}), as attention scores on "
-            "another scale do, and the loss does not show it"
-        )
-        return Cause(sentence, CauseClass.OBJECTIVE, _SCORES_AT)
+    if of_scores(names):
+        return scores_scaled(factor, f"at the initial weights ({what})")
     return _by_factor(scene, factor, what, CauseClass.GROUP_SCALE)
 
 
