@@ -15,7 +15,8 @@
     grad_norm.py      float64 gradient norm over the unique shards
     clipping.py       sees gradients before they are clipped, by whatever function
     whole_gradients.py  gradients that are partial sums, whole for as long as one looks
-    tensors.py        the rows of every parameter at a sampled step
+    rows.py           what has a row in samples: parameters, and the matrices in fused ones
+    tensors.py        those rows at a sampled step
     placement.py      which entries of a whole tensor a rank holds
     flat_shard.py     a shard that is a run of the flattened tensor (FSDP 1, ZeRO)
     world.py          what ranks do together, and one process without a process group alone
