@@ -20,21 +20,8 @@ from harness.judge.curves import (
     second_half,
     signed_difference,
 )
-from harness.judge.floors import FIRST_STEPS, JUDGED_SIGNALS, SPREAD_CEILING
-from harness.judge.in_force import unlike_a_repeat
-from harness.judge.requeues import badly_requeued
-from harness.judge.sketches import gradient_difference, shared_samples, update_difference
-from harness.judge.soundness import (
-    disordered,
-    missing_values,
-    non_finite,
-    other_data,
-    other_steps,
-    ranks_disagree,
-    replicas_differ,
-    resumed,
-    unfinished,
-)
+from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
+from harness.judge.repeats import flaw_of, leaps, outlier_among, tensor_differences
 from harness.model import (
     Calibration,
     Evidence,
@@ -42,14 +29,11 @@ from harness.model import (
     Integers,
     RepeatKind,
     SignalScale,
-    TensorSample,
     TensorScale,
 )
 
 QUIET = 0.1
 """The least scale of a tensor, in medians of all: a handful of repeats may leave it alone."""
-FEWEST_THAT_LEAP = 2
-"""Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
 NEARBY = 0.25
 """Steps within a quarter of t before and after t are near t."""
 
@@ -69,10 +53,14 @@ def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
 
 
 def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
-    flaws = [_unusable(repeat, control) for repeat in repeats]
+    flaws = [flaw_of(repeat, control) for repeat in repeats]
     problems = [flaw for flaw in flaws if flaw]
     usable = [repeat for repeat, flaw in zip(repeats, flaws, strict=True) if not flaw]
     teaching = [repeat for repeat in usable if _differs(repeat, control)]
+    outlier = outlier_among(control, teaching)
+    if outlier is not None:
+        whose = "the control" if outlier.name == control.name else "the repeat"
+        problems.append(f"{whose} {outlier.name} is out of line: {outlier.what}")
     signals = {}
     for signal in JUDGED_SIGNALS:
         learnt = _signal_scale(signal, control, teaching)
@@ -80,7 +68,7 @@ def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
             continue
         signals[signal] = learnt
         too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
-        if too_wide.size and not _leaps(signal, control, teaching, int(too_wide[0])):
+        if too_wide.size and not leaps(signal, control, teaching):
             problems.append(
                 f"the control {control.name} does not reproduce itself: {signal} of its repeats "
                 f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
@@ -97,20 +85,6 @@ def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
         sources=tuple(repeat.source for repeat in repeats),
         problems=tuple(problems),
     )
-
-
-def _unusable(repeat: Evidence, control: Evidence) -> str:
-    if repeat.identity is not None and repeat.repeat is None:
-        return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
-    if repeat.in_force is not None and control.in_force is not None:
-        keys = unlike_a_repeat(repeat.in_force, control.in_force)
-        if keys:
-            return f"{repeat.name} is no repeat of {control.name}: {', '.join(keys[:3])} differ"
-    flaw = resumed(repeat) or unfinished(repeat) or badly_requeued(repeat)
-    flaw = flaw or disordered(repeat) or non_finite(repeat)
-    flaw = flaw or missing_values(repeat, ()) or ranks_disagree(repeat) or replicas_differ(repeat)
-    flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
-    return f"the repeat {repeat.name} {flaw.what}" if flaw else ""
 
 
 def _differs(repeat: Evidence, control: Evidence) -> bool:
@@ -139,22 +113,6 @@ def _signal_scale(
     scale = _smooth(np.mean(squares, axis=0), steps)
     growth, doubling = growth_law(steps, scale)
     return SignalScale(steps, scale, growth, doubling, _lasting(curves))
-
-
-def _leaps(signal: str, control: Evidence, teaching: Sequence[Evidence], first: int) -> bool:
-    """Whether a norm, after the first steps, leaps by chance: several repeats are far off.
-
-    Where training is that sensitive, right runs have spikes of the norm at other steps. It is not
-    judged from there on; the loss still is, and a single repeat that is off is a flaw of its own.
-    """
-    if not signal.startswith("grad_norm") or first <= FIRST_STEPS:
-        return False
-    curves = [pair(repeat, control, signal) for repeat in teaching]
-    far = [
-        bool(np.any(relative_difference(each.test, each.control) > SPREAD_CEILING[signal]))
-        for each in curves
-    ]
-    return sum(far) >= FEWEST_THAT_LEAP
 
 
 def _lasting(curves: Sequence[Pair]) -> float | None:
@@ -195,22 +153,9 @@ def _line(x: Floats, y: Floats) -> tuple[Floats, float]:
 
 def _tensor_scales(control: Evidence, teaching: Sequence[Evidence]) -> dict[int, TensorScale]:
     """Per sampled step, the RMS over repeats of every parameter's relative differences."""
-    gradients: dict[int, list[Floats]] = {}
-    updates: dict[int, list[Floats]] = {}
-    names: dict[int, tuple[str, ...]] = {}
-    for repeat in teaching:
-        before: tuple[TensorSample, TensorSample] | None = None
-        for ours, theirs in shared_samples(repeat, control):
-            names[theirs.step] = theirs.names
-            if ours.gradients is not None and theirs.gradients is not None:
-                gradients.setdefault(theirs.step, []).append(
-                    gradient_difference(ours.gradients, theirs.gradients)
-                )
-            if before is not None:
-                updates.setdefault(theirs.step, []).append(
-                    update_difference((before[0], ours), (before[1], theirs))
-                )
-            before = ours, theirs
+    found = tensor_differences(control, teaching)
+    gradients = {step: list(each.values()) for step, each in found.gradients.items()}
+    updates = {step: list(each.values()) for step, each in found.updates.items()}
     return {
         step: TensorScale(
             known,
@@ -219,7 +164,7 @@ def _tensor_scales(control: Evidence, teaching: Sequence[Evidence]) -> dict[int,
             _spread(gradients.get(step)),
             _spread(updates.get(step)),
         )
-        for step, known in names.items()
+        for step, known in found.names.items()
     }
 
 

@@ -125,6 +125,28 @@ def limits(
     return drawn
 
 
+def furthest_learnt(
+    test: Evidence, control: Evidence, calibration: Calibration | None
+) -> tuple[str, int, float, float] | None:
+    """Where a learnt limit is the most times the floor that holds without repeats.
+
+    Signal, step, limit and floor; None where no limit was learnt that judges.
+    """
+    found = []
+    for signal in JUDGED_SIGNALS:
+        envelope = compare(signal, test, control, calibration)
+        if envelope is None:
+            continue
+        decides = np.flatnonzero(envelope.learnt & envelope.judged)
+        if decides.size:
+            floor = FLOORS[control.precision][signal].at(envelope.steps)
+            at = int(decides[np.argmax((envelope.limit / floor)[decides])])
+            times = float(envelope.limit[at] / floor[at])
+            here = int(envelope.steps[at]), float(envelope.limit[at]), float(floor[at])
+            found.append((times, (signal, *here)))
+    return max(found)[1] if found else None
+
+
 def tolerance_for(signal: str, tolerances: Mapping[str, float]) -> float | None:
     """The file's tolerance for a signal, checked; see :func:`compare`."""
     value = tolerances.get(signal, tolerances.get(signal.removesuffix("_recomputed")))

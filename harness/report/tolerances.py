@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.judge import JUDGED_SIGNALS
+from harness.judge.envelope import furthest_learnt
 from harness.judge.passes import tokens_off
 from harness.judge.reference_checks import MEASURED_FROM
 from harness.model import Calibration, Evidence, Precision, SignalScale, Verdict
 from harness.report.curves import Curve, difference, largest, signal_curve
 from harness.report.text import ABSENT, count, number, plain
+
+WIDE = 1000
+"""A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ def notes(
         if check.name == "reference-sound" and MEASURED_FROM in check.detail
     ]
     unlearnt: dict[str, str] = {}
+    wide: dict[str, tuple[float, str]] = {}
     for verdict in verdicts:
         test, control = evidences.get(verdict.name), evidences.get(verdict.control)
         if test is None or control is None:
@@ -135,11 +140,18 @@ def notes(
             unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
         elif not calibration.taught_by:
             unlearnt[verdict.control] = "its repeats teach no scale"
+        else:
+            learnt = furthest_learnt(test, control, calibration)
+            if learnt is not None and learnt[2] > WIDE * learnt[3]:
+                times = learnt[2] / learnt[3]
+                words = _wide(verdict.control, *learnt)
+                wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, words))
     sentences = [
         f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
         f"models: {reason}."
         for name, reason in unlearnt.items()
     ]
+    sentences.extend(words for _, words in wide.values())
     if coarse:
         pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
         sentences.append(
@@ -152,6 +164,14 @@ def notes(
         for words in dict.fromkeys(measured)
     )
     return (*sentences, *_miscounted(verdicts, evidences))
+
+
+def _wide(control: str, signal: str, step: int, limit: float, floor: float) -> str:
+    return (
+        f"The repeats of the control {plain(control)} lie so far apart that they allow {signal} to "
+        f"differ by {number(limit)} at step {step}, {limit / floor:,.0f} times the floor of its "
+        "arithmetic: is its training that unstable, or are its repeats wrong?"
+    )
 
 
 def _miscounted(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) -> Iterator[str]:

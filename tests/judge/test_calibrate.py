@@ -155,7 +155,8 @@ def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_
         (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is none"),
         (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is no repeat of fsdp2: "),
         (lambda: replace(run("r"), batch_digests=("0" * 16,) * STEPS), "other samples"),
-        (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "does not reproduce itself"),
+        (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "fails reported-loss"),
+        (lambda: replace(repeat("r", lambda _: 0.1), rounding={}), "fails reported-loss"),
     ],
 )
 def test_a_repeat_that_teaches_nothing_sound_is_a_problem(broken, words):

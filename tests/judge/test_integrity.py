@@ -205,6 +205,9 @@ def test_repeats_that_are_sound_pass():
     )
 
 
+BOTH_LOSSES, BOTH_NORMS = ("loss", "loss_recomputed"), ("grad_norm", "grad_norm_recomputed")
+
+
 @pytest.mark.parametrize(
     ("repeat", "words"),
     [
@@ -212,8 +215,19 @@ def test_repeats_that_are_sound_pass():
         (with_signals(run("r"), loss=lambda step, x: NAN if step == 3 else x), "loss is nan"),
         (replace(run("r"), batch_digests=("0" * 15 + "f",) * STEPS), "other samples"),
         (without_first_step(run("r")), "lacks step 1"),
-        (with_signals(run("r"), loss=lambda step, x: x * 1.5), "does not reproduce itself"),
-        (with_signals(run("r"), grad_norm=lambda step, x: x * 3), "grad_norm of its repeats"),
+        (with_signals(run("r"), loss=lambda step, x: x * 1.5), "fails reported-loss-is-recomputed"),
+        (with_signals(run("r"), grad_norm=lambda step, x: x * 3), "reported-grad-norm-is-recomp"),
+        (
+            with_signals(run("r"), **dict.fromkeys(BOTH_LOSSES, lambda _, x: x * 1.5)),
+            "not reproduce",
+        ),
+        (
+            with_signals(run("r"), **dict.fromkeys(BOTH_NORMS, lambda _, x: x * 3)),
+            "norm of its repeats",
+        ),
+        (with_signals(run("r"), lr=lambda step, x: x * 3), "fails same-lr"),
+        (with_signals(run("r"), tokens=lambda step, x: 1), "fails same-tokens"),
+        (with_signals(run("r"), grads_missing=lambda step, x: 5), "fails gradients-present"),
     ],
 )
 def test_a_broken_repeat_never_widens_an_envelope(repeat, words):

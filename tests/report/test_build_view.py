@@ -19,6 +19,7 @@ from report_samples import (
 )
 from tensor_samples import NAMES, tensor_samples
 
+from harness.judge import calibrate
 from harness.model import (
     Calibration,
     Check,
@@ -363,3 +364,25 @@ def test_a_loss_that_is_not_finite_fails_the_loss_only_gate():
         ],
     )
     assert rows(view)[0].loss_only == "would fail (not finite)"
+
+
+@pytest.mark.parametrize(("apart", "said"), [(1e-7, False), (2e-3, True)])
+def test_repeats_that_allow_far_more_than_arithmetic_does_are_worth_a_sentence(apart, said):
+    control, test = evidence("control", 8), evidence("t", 8)
+
+    def off(name, factor):
+        values = [value * factor for value in control.signals["loss"].values]
+        both = dict.fromkeys(("loss", "loss_recomputed"), values)
+        return replace(control, name=name, signals={**control.signals, **both})
+
+    calibration = calibrate(control, [off("up", 1 + apart), off("down", 1 - apart)])
+    assert calibration.problems == ()
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("t", "control", Judgement.PASS)],
+        evidences=[control, test],
+        calibrations={"control": calibration},
+    )
+    found = [note for note in view.notes if "lie so far apart that they allow loss" in note]
+    assert bool(found) is said
+    assert all("times the floor of its arithmetic" in note for note in found)

@@ -1,0 +1,300 @@
+"""Whether A/A repeats of a control can teach a scale: each by itself, then among the others.
+
+A repeat is the control's own set-up, so it has to pass all that a test set has to, and more: it has
+the control's samples, tokens and learning rates, and starts from its weights. What right repeats
+then still differ by is rounding, of which each has about as much as the others. One that has far
+more is an outlier, whatever the reason: learnt from, it would excuse a test set that has the same
+fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.case import make_case
+from harness.judge.check import Question
+from harness.judge.comparability import probed_alike, same_lr, same_tokens
+from harness.judge.curves import pair, relative_difference
+from harness.judge.first_step import (
+    gradients_present,
+    reported_grad_norm_is_recomputed,
+    reported_loss_is_recomputed,
+)
+from harness.judge.floors import (
+    FIRST_STEPS,
+    JUDGED_SIGNALS,
+    ROUNDING,
+    SAME_WEIGHTS,
+    SIGN_STEPS,
+    SPACING_FLOAT32,
+    SPREAD_CEILING,
+    TENSOR_ROUNDING,
+)
+from harness.judge.in_force import unlike_a_repeat
+from harness.judge.requeues import badly_requeued
+from harness.judge.sketches import gradient_difference, shared_samples, update_difference
+from harness.judge.soundness import (
+    disordered,
+    missing_values,
+    non_finite,
+    other_data,
+    other_steps,
+    ranks_disagree,
+    replicas_differ,
+    resumed,
+    unfinished,
+    unsampled,
+)
+from harness.judge.tensor_integrity import same_parameters
+from harness.judge.tensors import spacing
+from harness.model import Evidence, Floats, Outcome, RepeatKind, TensorSample
+
+SIGNAL_OUTLIER = 10.0
+"""How many times as far from the control as the others a repeat may be in a signal, as the root
+mean square over all steps. Measured between right repeats of one kind: at most 2.5, and 4.2 where
+training is chaotic (tied weights at a rate of 4e-3 in bf16 mixed)."""
+SIGNAL_OUTLIER_OF_ANOTHER_KIND = 30.0
+"""The same against the furthest repeat of other kinds: two permuted repeats cannot hide behind each
+other. Measured: 9, again with tied weights in bf16 mixed, and 2.7 elsewhere."""
+TENSOR_OUTLIER = 100.0
+"""The same of a gradient, or of an update after the first, at one step. Measured: at most 13."""
+FEWEST_THAT_LEAP = 2
+"""Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
+_QUIET = 0.1
+"""The least that a tensor of the others counts as, in medians of all."""
+
+_AS_OF_A_TEST_SET: tuple[Question, ...] = (
+    same_tokens,
+    same_lr,
+    probed_alike,
+    same_parameters,
+    gradients_present,
+    reported_loss_is_recomputed,
+    reported_grad_norm_is_recomputed,
+)
+"""Checks of test sets whose every answer but a pass, or nothing to compare, is a repeat's flaw."""
+
+
+def flaw_of(repeat: Evidence, control: Evidence) -> str:
+    """Why a run cannot be learnt from as a repeat of a control, by itself; empty when it can."""
+    if repeat.identity is not None and repeat.repeat is None:
+        return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
+    if repeat.in_force is not None and control.in_force is not None:
+        keys = unlike_a_repeat(repeat.in_force, control.in_force)
+        if keys:
+            return f"{repeat.name} is no repeat of {control.name}: {', '.join(keys[:3])} differ"
+    flaw = resumed(repeat) or unfinished(repeat) or badly_requeued(repeat)
+    flaw = flaw or disordered(repeat) or non_finite(repeat)
+    flaw = flaw or missing_values(repeat, _left_by(control))
+    flaw = flaw or ranks_disagree(repeat) or replicas_differ(repeat)
+    flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
+    flaw = flaw or (unsampled(repeat) if control.samples else None)
+    if flaw:
+        return f"the repeat {repeat.name} {flaw.what}"
+    return _fails(repeat, control) or _other_start(repeat, control)
+
+
+class Outlier(NamedTuple):
+    """A repeat, or the control itself, that is far from where all others are."""
+
+    name: str
+    what: str
+    """A clause that says by how much, and in what."""
+
+
+def outlier_among(control: Evidence, repeats: Sequence[Evidence]) -> Outlier | None:
+    """The run that is furthest out of line; None when all are in line.
+
+    ``repeats`` are those that ``flaw_of`` finds nothing wrong with, and that differ from the
+    control. Each is compared with the lower median of the others of its kind, so that one of three
+    cannot hide behind another, and, less sharply, with the furthest of the other kinds. The control
+    is out of line when its repeats agree with each other far better than with it.
+    """
+    if len(repeats) < 2:  # noqa: PLR2004 (one has no others)
+        return None
+    found = [*_by_signal(control, repeats), *_by_tensor(control, repeats)]
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> bool:
+    """Whether a norm, after the first steps, leaps by chance: several repeats are far off.
+
+    Where training is that sensitive, right runs have spikes of the norm at other steps. It is not
+    judged from there on; the loss still is, and a single repeat that is off is a flaw of its own.
+    """
+    if not signal.startswith("grad_norm"):
+        return False
+    first = []
+    for repeat in repeats:
+        curve = pair(repeat, control, signal)
+        far = ~(relative_difference(curve.test, curve.control) <= SPREAD_CEILING[signal])
+        first += curve.steps[far][:1].tolist()
+    return len(first) >= FEWEST_THAT_LEAP and min(first) > FIRST_STEPS
+
+
+def _left_by(control: Evidence) -> tuple[str, ...]:
+    return tuple(signal for signal in JUDGED_SIGNALS if signal in control.signals)
+
+
+def _fails(repeat: Evidence, control: Evidence) -> str:
+    case = make_case(repeat, control)
+    for question in _AS_OF_A_TEST_SET:
+        check = question(case)
+        if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
+            return f"the repeat {repeat.name} fails {check.name}: {check.detail}"
+    return ""
+
+
+def _other_start(repeat: Evidence, control: Evidence) -> str:
+    """Other initial weights, by more than the ulp that a repeat of that kind moves them by."""
+    first = next(iter(shared_samples(repeat, control)), None)
+    if first is None or first[0].step:
+        return ""
+    ours, theirs = first
+    moved = spacing(control, SPACING_FLOAT32) if repeat.repeat in (None, RepeatKind.ULP) else 0.0
+    difference = gradient_difference(ours.parameters, theirs.parameters)
+    worst = int(np.argmax(difference))
+    if difference[worst] <= SAME_WEIGHTS + moved:
+        return ""
+    return (
+        f"the repeat {repeat.name} starts from other weights than the control: "
+        f"{theirs.names[worst]} is off by {difference[worst]:.2g} of its norm"
+    )
+
+
+class _Found(NamedTuple):
+    """How far each repeat is from the control in one thing; arrays have shape (entries,)."""
+
+    difference: dict[int, Floats]
+    """By number of the repeat."""
+    least: float
+    """What rounding alone may make of it."""
+    outlier: float
+    """How many times as far as the others of its kind is out of line."""
+    of_another_kind: float
+    """The same against the furthest of other kinds."""
+    words: Callable[[int, float], str]
+    """An entry of it and its difference, in a clause."""
+
+
+def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
+    """Repeats that are further off than allowed, and how many times as far as that."""
+    for number, size in found.difference.items():
+        kind = repeats[number].repeat
+        rest = [(repeats[at].repeat, each) for at, each in found.difference.items() if at != number]
+        own = [each for of_kind, each in rest if of_kind == kind]
+        others = [each for of_kind, each in rest if of_kind != kind]
+        excess = np.zeros(size.shape)
+        if own:
+            lower_median = np.sort(own, axis=0)[(len(own) - 1) // 2]
+            excess = size / _usual(lower_median, found.least) / found.outlier
+        if others:
+            furthest = _usual(np.max(others, axis=0), found.least)
+            excess = np.maximum(excess, size / furthest / found.of_another_kind)
+        worst = int(np.argmax(excess))
+        if excess[worst] > 1:
+            what = (
+                f"{found.words(worst, float(size[worst]))} from the control's, over "
+                f"{found.outlier:g} times as far as rounding takes the other repeats"
+            )
+            yield float(excess[worst]), Outlier(repeats[number].name, what)
+
+
+def _usual(difference: Floats, least: float) -> Floats:
+    return np.maximum(np.maximum(difference, _QUIET * np.median(difference)), least)
+
+
+def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
+    for signal in JUDGED_SIGNALS:
+        if leaps(signal, control, repeats):
+            continue
+        sizes = [_apart(each, control, signal) for each in repeats]
+        known = {number: size for number, size in enumerate(sizes) if size is not None}
+        least = ROUNDING[control.precision][signal].first
+        yield from _out_of_line(
+            _Found(
+                {number: np.array([size]) for number, size in known.items()},
+                least,
+                SIGNAL_OUTLIER,
+                SIGNAL_OUTLIER_OF_ANOTHER_KIND,
+                lambda _, size, signal=signal: f"its {signal} is {size:.2g}",  # type: ignore[misc]
+            ),
+            repeats,
+        )
+        between = [_apart(first, second, signal) for first, second in combinations(repeats, 2)]
+        furthest = max((size for size in between if size is not None), default=0.0)
+        nearest = min(known.values(), default=0.0)
+        if nearest > SIGNAL_OUTLIER * max(furthest, least):
+            what = (
+                f"its {signal} is at least {nearest:.2g} from that of its repeats, which agree "
+                f"with each other to {furthest:.2g}"
+            )
+            # Before any of the repeats, which all are that far from it.
+            yield math.inf, Outlier(control.name, what)
+
+
+def _apart(first: Evidence, second: Evidence, signal: str) -> float | None:
+    """Root mean square over the steps, as if rounding were at every step what it is at the first.
+
+    None when they have no step in common.
+    """
+    curve = pair(first, second, signal)
+    if not curve.steps.size:
+        return None
+    floor = ROUNDING[second.precision][signal]
+    difference = relative_difference(curve.test, curve.control)
+    return float(np.sqrt(np.mean(np.square(difference * floor.first / floor.at(curve.steps)))))
+
+
+def _by_tensor(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
+    gradients, updates, names = tensor_differences(control, repeats)
+    for kind, by_step in (("gradient", gradients), ("update", updates)):
+        for step, difference in by_step.items():
+            if kind == "update" and step <= SIGN_STEPS:
+                continue  # nearly signs: one that rounding turns is off by a thousand times its due
+            yield from _out_of_line(
+                _Found(
+                    difference,
+                    TENSOR_ROUNDING[control.precision],
+                    TENSOR_OUTLIER,
+                    math.inf,  # in low precision kinds differ by more than a fault does
+                    lambda at, size, kind=kind, step=step: (  # type: ignore[misc]
+                        f"its {kind} of {names[step][at]} at step {step} is {size:.2g} of its norm"
+                    ),
+                ),
+                repeats,
+            )
+
+
+class TensorDistances(NamedTuple):
+    """Relative differences to the control, by step and number of the repeat."""
+
+    gradients: dict[int, dict[int, Floats]]
+    """Arrays have shape (parameters,)."""
+    updates: dict[int, dict[int, Floats]]
+    names: dict[int, tuple[str, ...]]
+    """Of the parameters."""
+
+
+def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> TensorDistances:
+    """How far repeats are from the control in every tensor, at the steps that both sampled."""
+    found = TensorDistances({}, {}, {})
+    for number, repeat in enumerate(repeats):
+        before: tuple[TensorSample, TensorSample] | None = None
+        for ours, theirs in shared_samples(repeat, control):
+            found.names[theirs.step] = theirs.names
+            if ours.gradients is not None and theirs.gradients is not None:
+                found.gradients.setdefault(theirs.step, {})[number] = gradient_difference(
+                    ours.gradients, theirs.gradients
+                )
+            if before is not None:
+                found.updates.setdefault(theirs.step, {})[number] = update_difference(
+                    (before[0], ours), (before[1], theirs)
+                )
+            before = ours, theirs
+    return found

@@ -1,0 +1,140 @@
+"""Repeats that are out of line: one that is far off would excuse a test set with its fault."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from judge_examples import run, samples, spec, with_signals
+
+from harness.judge import calibrate, judge
+from harness.judge.repeats import SIGNAL_OUTLIER, TENSOR_OUTLIER, outlier_among
+from harness.model import Judgement
+
+CONTROL = run()
+SPEC = spec()
+LOSSES, NORMS = ("loss", "loss_recomputed"), ("grad_norm", "grad_norm_recomputed")
+KINDS = ("ulp", "ulp", "ulp", "permute", "permute")
+
+
+def judged(test, control=CONTROL, *, repeats):
+    learnt = calibrate(control, repeats)
+    return judge(test, control, learnt, spec=SPEC, control_spec=SPEC)
+
+
+def answer(verdict, name):
+    return next(check for check in verdict.checks if check.name == name)
+
+
+def drawn(size=1e-8, names=KINDS):
+    """Right repeats: each differs by rounding of its own."""
+    draw = np.random.default_rng(len(names))
+    made = []
+    for number, kind in enumerate(names):
+        noise = dict(enumerate(size * draw.standard_normal(len(CONTROL.steps)), 1))
+
+        def change(step, value, noise=noise):
+            return value * (1 + noise[step])
+
+        repeat = with_signals(run(f"{kind}.{number}"), **dict.fromkeys(LOSSES + NORMS, change))
+        jitter = np.random.default_rng(number)
+
+        def turn(step, name, values, jitter=jitter, size=size):
+            return values * (1 + size * jitter.standard_normal(values.shape))
+
+        made.append(replace(repeat, repeat=kind, samples=samples(gradient=turn)))
+    return made
+
+
+def times(repeat, factor, *signals, start=1):
+    """The same with signals off by a factor, from a step on."""
+    return with_signals(
+        repeat, **dict.fromkeys(signals, lambda step, x: x * factor if step >= start else x)
+    )
+
+
+def with_one(repeats, number, change):
+    return [change(each) if at == number else each for at, each in enumerate(repeats)]
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-6, 1e-4])
+@pytest.mark.parametrize("names", [KINDS, KINDS[:2], KINDS[:1], ("rounding",) * 3, (None,) * 4])
+def test_right_repeats_are_in_line_however_large_their_rounding_is(size, names):
+    assert outlier_among(CONTROL, drawn(size, names)) is None
+
+
+ATTACKS = {
+    "the issue's": (1, lambda each: times(each, 1.005, *LOSSES)),
+    "a permuted one": (3, lambda each: times(each, 1.005, *LOSSES)),
+    "from half-way on": (2, lambda each: times(each, 1.005, *LOSSES, start=11)),
+    "at the last step": (0, lambda each: times(each, 1.005, *LOSSES, start=20)),
+    "norms": (0, lambda each: times(each, 1.05, *NORMS)),
+}
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-5])
+@pytest.mark.parametrize("case", ATTACKS)
+def test_one_bad_repeat_does_not_open_the_gate(case, size):
+    number, change = ATTACKS[case]
+    repeats = with_one(drawn(size), number, change)
+    (problem,) = calibrate(CONTROL, repeats).problems
+    assert problem.startswith(f"the repeat {repeats[number].name} is out of line: its ")
+    assert judged(change(run("t")), repeats=repeats).judgement is not Judgement.PASS
+    # A test set that deals samples as the control does is not judged by permuted repeats.
+    of_right = Judgement.PASS if repeats[number].repeat == "permute" else Judgement.INVALID
+    assert judged(run("t"), repeats=repeats).judgement is of_right
+
+
+@pytest.mark.parametrize("bad", [(0, 1), (3, 4), (0, 3)])
+def test_two_bad_repeats_of_five_do_not_hide_each_other(bad):
+    repeats = drawn()
+    for number in bad:
+        repeats = with_one(repeats, number, lambda each: times(each, 1.008, *LOSSES))
+    found = outlier_among(CONTROL, repeats)
+    assert found is not None
+    assert found.name in {repeats[number].name for number in bad}
+    test = times(run("t"), 1.008, *LOSSES)
+    assert judged(test, repeats=repeats).judgement is not Judgement.PASS
+
+
+def test_a_control_that_is_far_from_all_of_its_repeats_is_named_itself():
+    off = times(CONTROL, 1.005, *LOSSES)
+    problems = calibrate(off, drawn()).problems
+    assert problems[0].startswith("the control fsdp2 is out of line: its loss")
+    verdict = judged(times(run("t"), 1.005, *LOSSES), off, repeats=drawn())
+    assert verdict.judgement is Judgement.INVALID
+
+
+def test_a_gradient_that_is_off_in_one_repeat_is_named():
+    def turned(each):
+        def change(step, name, values):
+            return values[::-1] if (step, name) == (4, "norm.weight") else values
+
+        return replace(each, samples=samples(gradient=change))
+
+    found = outlier_among(CONTROL, with_one(drawn(), 2, turned))
+    assert found is not None
+    assert found.name == "ulp.2"
+    assert "its gradient of norm.weight at step 4 is" in found.what
+
+
+def test_limits_are_above_what_right_repeats_were_measured_at_and_below_what_opens_a_gate():
+    for factor, named in ((SIGNAL_OUTLIER / 3, False), (SIGNAL_OUTLIER * 3, True)):
+        loud = drawn(1e-6 * factor)[2]
+        found = outlier_among(CONTROL, [*drawn(1e-6)[:2], loud])
+        assert (found is not None) is named
+    assert TENSOR_OUTLIER < 1 / 6e-3  # what is not there at all, against bfloat16's rounding
+
+
+def test_a_repeat_that_starts_elsewhere_is_none():
+    def moved(size):
+        return samples(initial=lambda name, values: values * (1 + size))
+
+    for kind, size, named in (
+        ("ulp", 5e-8, False),
+        ("ulp", 1e-5, True),
+        ("permute", 5e-8, True),
+        ("rerun", 0.0, False),
+    ):
+        repeat = replace(run(kind), repeat=kind, samples=moved(size))
+        problems = calibrate(CONTROL, [repeat]).problems
+        assert any("starts from other weights" in each for each in problems) is named, kind
