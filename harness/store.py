@@ -17,7 +17,7 @@ import tempfile
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from harness.errors import StoreError
 from harness.model import RankError, RunRecord, RunStatus
+from harness.seal import evidence_of, sources_of
 
 SCHEMA = 1
 """Of every file written here; a reader refuses newer ones."""
@@ -102,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises StoreError when the file is missing, is no JSON object, or has a newer schema.
     """
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_pairs_hook=_without_duplicates)
     except OSError as error:
         raise StoreError(_explain("read", path, error)) from error
     except (ValueError, RecursionError) as error:
@@ -110,6 +111,16 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreError(f"{path}: holds a {type(value).__name__}, not a JSON object")
     check_schema(path, value.get("schema"))
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError when a key is in it twice: which one counts is open."""
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
     return value
 
 
@@ -208,8 +219,8 @@ class Store:
         record = read_record(folder)
         return record if record.identity == identity else None
 
-    def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> None:
-        """Remove what nobody needs again, and write ``record.json`` last.
+    def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> RunRecord:
+        """Remove what nobody needs again, and write ``record.json`` last; return it as written.
 
         That is compiled kernels and, of a run in several passes that has finished, the checkpoints
         that joined them.
@@ -222,8 +233,12 @@ class Store:
             done_with += ["checkpoint", "torn"]
         for name in done_with:
             shutil.rmtree(record.folder / name, ignore_errors=True)
-        value = {**asdict(record), "folder": record.folder.name, "reused": False, **facts}
+        sealed = replace(
+            record, evidence=evidence_of(record.folder), sources=sources_of(record.folder)
+        )
+        value = {**asdict(sealed), "folder": record.folder.name, "reused": False, **facts}
         write_json(record.folder / "record.json", value)
+        return sealed
 
     def start_run(self, folder: Path, job: Mapping[str, Any]) -> None:
         """Make a run folder that holds ``job.json`` and nothing of an earlier attempt.
@@ -308,6 +323,8 @@ def read_record(folder: Path) -> RunRecord:
             argv=tuple(value["argv"]),
             error=RankError(**error) if error else None,
             requeues=int(value.get("requeues", 0)),
+            evidence=value.get("evidence"),
+            sources=value.get("sources") or {},
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(

@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ def read_surroundings(
     cluster = experiment.cluster
     return Surroundings(
         hardware=cluster_hardware(cluster) if cluster else hardware_class(on_gpu=on_gpu),
-        software=cluster_software(cluster) if cluster else {},
+        software=cluster_software(cluster) if cluster else local_software(os.environ),
         rank_code=rank_code_digest(),
         data={data: data_digest(data) for data in corpora if data is not None},
         injected={each: _injected_digest(experiment, each) for each in injected if each},
@@ -102,6 +102,30 @@ def cluster_software(cluster: Cluster) -> dict[str, Any]:
         "srun": list(cluster.srun),
     }
     return {key: value for key, value in given.items() if value}
+
+
+def local_software(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Variables that choose other algorithms of torch and its libraries; empty without any.
+
+    Ranks inherit the environment. What only says where files lie and what is logged is left out.
+    """
+    chosen = {
+        name: value
+        for name, value in sorted(environment.items())
+        if _OF_LIBRARIES.match(name) and not _NO_NUMBERS.search(name)
+    }
+    return {"environment": chosen} if chosen else {}
+
+
+_OF_LIBRARIES = re.compile(
+    "(TORCH|PYTORCH|TORCHINDUCTOR|ATEN|NCCL|GLOO|CUBLAS|CUDNN|CUDA|NVIDIA|NVTE|MKL|KMP|OMP|DNNL"
+    "|ONEDNN|OPENBLAS|TRITON)_"
+)
+_NO_NUMBERS = re.compile(
+    "DEBUG|LOG|HOME|PATH|DIR|ROOT|CACHE|VERSION|VISIBLE|CAPABILITIES|REQUIRE|OMP_NUM_THREADS"
+    "|SOCKET|TIMEOUT|TRACE|DUMP"
+)
+"""Where files lie, what is logged, what hardware there is; ranks have one thread each anyway."""
 
 
 def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:

@@ -33,9 +33,7 @@ def record_in(folder, **changes):
 def finish(store, **changes):
     folder = store.run_folder("fsdp2", IDENTITY)
     store.start_run(folder, {"name": "fsdp2"})
-    record = record_in(folder, **changes)
-    store.finish_run(record, {"host": "here"})
-    return record
+    return store.finish_run(record_in(folder, **changes), {"host": "here"})
 
 
 @given(st.text())
@@ -53,6 +51,16 @@ def test_names_alike_get_folders_apart(tmp_path):
     second = store.run_folder("a b", IDENTITY[::-1])
     assert first.name.startswith("a-b-")
     assert first != second
+
+
+def test_a_key_that_is_there_twice_makes_a_file_of_ours_unreadable(tmp_path):
+    path = tmp_path / "job.json"
+    path.write_text('{"schema": 1, "steps": 3, "command": {"a": 1}, "steps": 4}')
+    with pytest.raises(StoreError, match="the key 'steps' is there twice"):
+        read_json(path)
+    path.write_text('{"schema": 1, "command": {"a": 1, "a": 1}}')
+    with pytest.raises(StoreError, match="the key 'a' is there twice"):
+        read_json(path)
 
 
 def test_root_comes_from_the_environment():

@@ -24,6 +24,7 @@ from harness.surroundings import (
     driver_version,
     gpu_models,
     hardware_class,
+    local_software,
     rank_code_digest,
     read_surroundings,
 )
@@ -231,3 +232,19 @@ def test_the_probe_as_a_library_is_rank_code():
     package = Path(harness.__file__).parent
     assert rank_code_digest() == rank_code_digest(package / "rank", package / "probe")
     assert rank_code_digest() != rank_code_digest(package / "rank")
+
+
+def test_variables_that_choose_algorithms_are_software_and_others_are_not():
+    assert local_software({"HOME": "/root", "NCCL_DEBUG": "INFO", "CUDA_HOME": "/usr"}) == {}
+    assert local_software(
+        {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0"}
+    ) == {"environment": {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}}
+
+
+def test_such_a_variable_makes_another_run(monkeypatch):
+    found = []
+    for algorithm in ("Ring", "Tree"):
+        monkeypatch.setenv("NCCL_ALGO", algorithm)
+        surroundings = read_surroundings(experiment(None, None), lambda _: "", on_gpu=False)
+        found.append(surroundings.software)
+    assert found[0] != found[1]

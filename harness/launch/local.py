@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, StoreError
 from harness.launch.check import check_jobs, count_of, unchecked
-from harness.launch.events import Observer, Preparing, Queued, Reused
+from harness.launch.events import Notice, Observer, Preparing, Queued, Reused
 from harness.launch.interruption import Interruption, interruptible
 from harness.launch.options import RunOptions
 from harness.launch.slots import Slots, cpu_slots
@@ -18,6 +18,7 @@ from harness.launch.start import Place
 from harness.launch.supervisor import Supervisor
 from harness.launch.warm import WarmServers
 from harness.model import Job, Plan, RunRecord, RunStatus
+from harness.seal import stale
 from harness.store import Store
 from harness.trainers import Resources, environment, is_complete
 
@@ -36,7 +37,10 @@ def run_plan(
         StoreError: the store cannot be read or written.
         Interrupted: Ctrl-C or a signal; no process is left, and finished runs are kept.
     """
-    records = {} if options.fresh else finished_runs(plan.jobs, store)
+    records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
+    for identity, why in others.items():
+        name = next(job.name for job in plan.jobs if job.identity == identity)
+        observer(Notice(time.time(), f"{name} runs again: {why}"))
     for job in plan.jobs:
         if job.identity in records:
             observer(Reused(time.time(), job, replace(records[job.identity], name=job.name)))
@@ -50,21 +54,23 @@ def run_plan(
     return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
 
 
-def finished_runs(jobs: Sequence[Job], store: Store) -> dict[str, RunRecord]:
+def finished_runs(jobs: Sequence[Job], store: Store) -> tuple[dict[str, RunRecord], dict[str, str]]:
     """Records of earlier runs that can be taken as they are, by identity.
 
-    Raises StoreError for a damaged record or one of a newer schema.
+    Then, by identity, why others that have finished cannot: their evidence or something that they
+    were made of has changed since. Raises StoreError for a damaged record or one of a newer schema.
     """
-    found = {}
-    for job in jobs:
+    found: dict[str, RunRecord] = {}
+    others: dict[str, str] = {}
+    for job in {job.identity: job for job in jobs}.values():
         record = store.record(job.identity)
-        if (
-            record is not None
-            and record.status is RunStatus.FINISHED
-            and is_complete(job, record.folder)
-        ):
+        if record is None or record.status is not RunStatus.FINISHED:
+            continue
+        if why := stale(record):
+            others[job.identity] = why
+        elif is_complete(job, record.folder):
             found[job.identity] = replace(record, reused=True)
-    return found
+    return found, others
 
 
 def _run(

@@ -28,6 +28,7 @@ from harness.launch.slots import Slots, launch_order
 from harness.launch.start import Place, go_on, start_run
 from harness.launch.strike import settle, strike
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
+from harness.seal import stale
 from harness.store import RunLock
 from harness.trainers import comes_in_passes, seed_checkpoint_of
 
@@ -135,7 +136,7 @@ class Supervisor:
         if self._place.options.fresh and job.identity not in self._elsewhere:
             return None
         record = self._place.store.record(job.identity)
-        if record is None or record.status is not RunStatus.FINISHED:
+        if record is None or record.status is not RunStatus.FINISHED or stale(record):
             return None
         return replace(record, name=job.name, reused=True)
 
@@ -208,8 +209,7 @@ class Supervisor:
         return True
 
     def _finish(self, run: Run, status: RunStatus, error: RankError | None) -> None:
-        record = run.record(status, error)
-        self._place.store.finish_run(record, run.facts())
+        record = self._place.store.finish_run(run.record(status, error), run.facts())
         self._walls.append((run.job, record.wall_s))
         self._release(run)
         self._conclude(run.job, record)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -52,5 +53,10 @@ class RunRecord:
     error: RankError | None = None
     requeues: int = 0
     """How often a scheduler began it again; ``wall_s`` is then that of its last life."""
+    evidence: Mapping[str, str] | None = None
+    """SHA-256 of every evidence file, by its path from the folder; None where an older harness
+    recorded none."""
+    sources: Mapping[str, str | None] = field(default_factory=dict)
+    """Digest of every file, besides what the identity covers, that the run was made of."""
     reused: bool = False
     """True when an earlier run with this identity was taken instead of launching."""

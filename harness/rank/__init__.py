@@ -27,6 +27,7 @@
     digest.py         order-independent fingerprint of a global batch
     audit.py          what is really in force, as far as all releases are alike
     writer.py         metrics.jsonl and in_force.json
+    imported.py       files that a rank's code came from, besides toolchain and ours
     passes.py         one life of a run's ranks; torn.py: checkpoints that a dead one left
     fusion.py         fused async-TP operators, counted in Inductor's graphs
     rotation.py       rotations of keys and values that context parallelism really uses

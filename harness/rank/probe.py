@@ -46,6 +46,7 @@ from harness.rank.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
 from harness.rank.digest import BatchDigest
 from harness.rank.frozen_samples import FrozenSamples
 from harness.rank.grad_norm import assign_shards, trainable
+from harness.rank.imported import leave_imported
 from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
 from harness.rank.passes import begin_pass
@@ -93,6 +94,7 @@ class Probe:
         self._missing: tuple[str, ...] = ()
         self.writer_rank = _lowest_rank_with(view.has_last_stage)
         self._last_step = job.last_step
+        self._run_folder = job.run_folder
         self.this_pass = (
             begin_pass(job.run_folder, requeued=job.is_requeued) if job.resumes else None
         )
@@ -324,6 +326,7 @@ class Probe:
 
     def close(self) -> None:
         """Training is complete, or as far as this pass was to go: give the evidence its name."""
+        leave_imported(self._run_folder, world.rank())
         if self._writer is not None:
             self._writer.finish(self._last_step if self.this_pass else self._step)
 

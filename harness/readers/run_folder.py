@@ -21,6 +21,7 @@ from harness.model import (
     RankLauncher,
     Recovery,
     RestartOwner,
+    RunRecord,
     RunStatus,
     Segment,
     SetSpec,
@@ -36,6 +37,7 @@ from harness.readers.metrics import Metrics, read_metrics
 from harness.readers.passes import read_passes, read_struck
 from harness.readers.program import data_types, is_probed, of_curve, unread
 from harness.readers.tensors import read_samples
+from harness.seal import broken_seal
 from harness.store import read_record
 
 
@@ -56,8 +58,12 @@ def read_run(folder: Path) -> Evidence:
     without their job, or for files of different jobs in one folder; StoreError for a damaged or
     newer file of ours.
     """
-    job = read_job(folder) or {}
     record = read_record(folder) if (folder / "record.json").is_file() else None
+    if record is not None and record.evidence is not None:
+        broken = broken_seal(folder, record.evidence)
+        if broken:
+            return _unsealed(folder, record, broken)
+    job = read_job(folder) or {}
     lives = read_passes(folder)
     for metrics in (life.metrics for life in lives):
         _require_same_job(folder, job, metrics)
@@ -81,6 +87,19 @@ def read_run(folder: Path) -> Evidence:
     if job.get("command") is not None:
         return _of_program(folder, job, known)
     return _uninterrupted(folder, job, known)
+
+
+def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
+    """A run whose files are not those that it left: nothing that they say is evidence."""
+    return unread(
+        f"{broken}, so it shows nothing; converge run makes the run again",
+        name=record.name,
+        source=str(folder),
+        identity=record.identity,
+        status=record.status,
+        error=record.error,
+        wall_s=record.wall_s,
+    )
 
 
 def _of_program(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:

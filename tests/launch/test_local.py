@@ -67,6 +67,43 @@ def test_finished_job_is_reused_without_a_process(tiny, store, cold, monkeypatch
     assert records == (replace(record, reused=True),) * 15
 
 
+def warnings_of(events):
+    return [event.message for event in events if isinstance(event, launch.Notice)]
+
+
+def test_a_run_whose_evidence_was_changed_runs_again(tiny, store, cold):
+    job = tiny("tampered", steps=2)
+    (record,), _ = run(plan_of(job), store, cold)
+    metrics = record.folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace("2.0", "2.5"))
+    (again,), events = run(plan_of(job), store, cold)
+    (warning,) = warnings_of(events)
+    assert warning.startswith("tampered runs again: metrics.jsonl was changed")
+    assert not again.reused
+    assert '"loss": 1.0' in metrics.read_text()
+    assert run(plan_of(job), store, cold)[0][0].reused
+
+
+def test_a_run_whose_code_changed_runs_again(tiny, store, cold, tmp_path, monkeypatch):
+    module = tmp_path / "my_override.py"
+    module.write_text("SCALE = 1.0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    job = tiny("override", steps=1, imports="my_override")
+    (record,), _ = run(plan_of(job), store, cold)
+    assert str(module) in record.sources
+    assert run(plan_of(job), store, cold)[0][0].reused
+    module.write_text("SCALE = 1.001\n")
+    (again,), events = run(plan_of(job), store, cold)
+    assert warnings_of(events) == [
+        f"override runs again: {module}, which it used, has changed",
+    ]
+    assert not again.reused
+    module.unlink()
+    records, events = run(plan_of(tiny("other", steps=1), job), store, cold)
+    assert f"override runs again: {module}, which it used, is not there" in warnings_of(events)[0]
+    assert records[1].status is RunStatus.CRASHED
+
+
 def test_fresh_runs_again(tiny, store, cold):
     job = tiny("again", steps=1)
     run(plan_of(job), store, cold)

@@ -4,6 +4,7 @@
 """
 
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ def check(paths):
         problems += [
             {"job": path, "key": key, "message": "no such key", "valid": ["tiny.mode", "tiny.at"]}
             for key in job["overrides"]
-            if key not in ("tiny.mode", "tiny.at", "tiny.seconds")
+            if key not in ("tiny.mode", "tiny.at", "tiny.seconds", "tiny.imports")
         ]
     json.dump({"problems": problems}, sys.stdout)
 
@@ -42,6 +43,7 @@ def go_wrong(mode):
 
 
 def run(path):
+    from harness.rank.imported import leave_imported
     from harness.rank.parent import die_with_parent
 
     die_with_parent()
@@ -53,6 +55,8 @@ def run(path):
     folder = Path(job["run_folder"])
     overrides = job["overrides"]
     mode, at = overrides.get("tiny.mode"), overrides.get("tiny.at", 1)
+    if name := overrides.get("tiny.imports"):
+        importlib.import_module(name)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     part = folder / "metrics.jsonl.part"
@@ -73,6 +77,7 @@ def run(path):
     if job["role"] == "seed checkpoint":
         (folder / "checkpoint" / "step-0").mkdir(parents=True)
         (folder / "checkpoint" / "step-0" / ".metadata").touch()
+    leave_imported(folder, rank)
     if rank == 0:
         facts = {
             "env": dict(os.environ),

@@ -197,7 +197,7 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
             site.backend.cancel([known.submission.job_id])
         record = settle(known)
         if record is not None:
-            site.store.finish_run(record, facts(known))
+            record = site.store.finish_run(record, facts(known))
         return record
     finally:
         lock.release()

@@ -177,5 +177,4 @@ class Submitter:
             argv=known.argv,
             error=RankError(None, with_keys(words, self._site.cluster)),
         )
-        self._site.store.finish_run(record, facts(known))
-        return record
+        return self._site.store.finish_run(record, facts(known))

@@ -1,0 +1,159 @@
+"""What a finished run leaves and what it was made of, as digests in its record.
+
+A run is taken again by its identity, which is known before it starts. Its record holds what is only
+known afterwards: the digest of every evidence file, so that evidence which somebody changed is not
+judged; and of the files outside of the toolchain that its ranks imported or that its config names,
+so that a run is not taken again once one of them is another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.model import RunRecord
+
+IMPORTED = "imported"
+"""Folder in which each rank leaves what it imported (``harness.rank.imported``)."""
+_NO_EVIDENCE = frozenset(
+    {"checkpoint", "datasets", "inductor", "logs", "output", "streaming", "torn", IMPORTED}
+)
+"""Folders of a run folder that nothing is judged by."""
+_EVIDENCE = frozenset({".json", ".jsonl", ".npz", ".part"})
+_WRITTEN_LATER = frozenset({"record.json", "submission.json"})
+_LARGEST = 1 << 30
+"""Bytes of a folder of data beyond which it is not read through."""
+_MOST = 10_000
+"""The same of files."""
+
+
+def evidence_of(folder: Path) -> dict[str, str]:
+    """SHA-256 of every evidence file of a run folder, by its path from there.
+
+    That is all that ranks left but logs and checkpoints, and the curve of a program that is not
+    probed, wherever that writes it.
+    """
+    return {name: _digest(path) for name, path in _evidence_files(folder)}
+
+
+def broken_seal(folder: Path, evidence: Mapping[str, str]) -> str:
+    """Which evidence of a run folder is not what the run left, in a clause; empty if all is."""
+    there = dict(_evidence_files(folder))
+    for name, digest in evidence.items():
+        if name not in there:
+            return f"{name} was removed after the run had finished"
+        try:
+            if _digest(there[name]) != digest:
+                return f"{name} was changed after the run had finished"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+    added = sorted(there.keys() - evidence.keys())
+    return f"{added[0]} was added after the run had finished" if added else ""
+
+
+def stale(record: RunRecord) -> str:
+    """Why a finished run cannot be taken again, in a clause; empty when it can."""
+    broken = "" if record.evidence is None else broken_seal(record.folder, record.evidence)
+    return broken or changed_source(record.sources)
+
+
+def sources_of(folder: Path) -> dict[str, str | None]:
+    """Digest of what a run was made of besides its identity's facts, by path.
+
+    Those are modules that its ranks imported from outside of the toolchain's packages, and files
+    and folders that its config names. None where there is no digest: nothing then shows that it
+    stays the same.
+    """
+    found: dict[str, str | None] = {}
+    for path in sorted((folder / IMPORTED).glob("*.json")):
+        found |= json.loads(path.read_bytes())["files"]
+    for path in _named_by_config(folder):
+        found[str(path)] = _digest_of_data(path)
+    return found
+
+
+def changed_source(sources: Mapping[str, str | None]) -> str:
+    """Which of a run's sources is not what it was, in a clause; empty if all are."""
+    for name, digest in sources.items():
+        path = Path(name)
+        if digest is None:
+            return f"{name}, which it used, cannot be digested"
+        if not path.exists():
+            return f"{name}, which it used, is not there any more"
+        if _digest_of_data(path) != digest:
+            return f"{name}, which it used, has changed"
+    return ""
+
+
+def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        if inside.parts[0] in _NO_EVIDENCE or inside.name in _WRITTEN_LATER:
+            continue
+        if path.suffix in _EVIDENCE and not inside.name.startswith(".") and path.is_file():
+            yield inside.as_posix(), path
+    curves = _job(folder).get("command") or {}
+    if curves.get("curves"):
+        where = Path(curves["curves"])
+        for path in sorted(where.rglob("*")) if where.is_dir() else [where]:
+            if path.is_file():
+                named = path.relative_to(folder) if path.is_relative_to(folder) else path
+                yield named.as_posix(), path
+
+
+def _job(folder: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads((folder / "job.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _named_by_config(folder: Path) -> Iterator[Path]:
+    """Files and folders that the config in force names; relative paths are the run folder's."""
+    try:
+        config = json.loads((folder / "in_force.json").read_bytes())["config"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
+    job = _job(folder)
+    # The identity holds the digests of our corpus and of the seed checkpoint.
+    given = ((job.get("data") or {}).get("folder"), job.get("seed_checkpoint"))
+    covered = [folder.resolve(), *(Path(each).resolve() for each in given if each)]
+    seen = set()
+    for value in config.values() if isinstance(config, dict) else ():
+        if not isinstance(value, str) or "/" not in value:
+            continue
+        path = (folder / value).resolve()
+        known = any(path.is_relative_to(each) or each.is_relative_to(path) for each in covered)
+        if path not in seen and not known and path.exists():
+            seen.add(path)
+            yield path
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _digest_of_data(path: Path) -> str | None:
+    """Of a file, or of all files of a folder by name; None for what is too large or unreadable."""
+    try:
+        if path.is_file():
+            return _digest(path)
+        files = []
+        size = 0
+        for each in path.rglob("*"):
+            if each.is_file():
+                files.append(each)
+                size += each.stat().st_size
+            if len(files) > _MOST or size > _LARGEST:
+                return None
+        whole = hashlib.sha256()
+        for each in sorted(files):
+            whole.update(f"{each.relative_to(path).as_posix()}\0{_digest(each)}\0".encode())
+        return whole.hexdigest()
+    except OSError:
+        return None

@@ -1,0 +1,145 @@
+"""Digests of what a run left and was made of: whatever changes afterwards is noticed and named."""
+
+import json
+
+import pytest
+
+from harness import seal
+from harness.readers import read_run
+from harness.seal import broken_seal, changed_source, evidence_of, sources_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder with evidence, and with files that are none."""
+    made = tmp_path / "store" / "runs" / "ddp2-0123456789ab"
+    files = {
+        "job.json": {"schema": 1, "name": "ddp2", "sample_steps": [0, 1]},
+        "in_force.json": {"schema": 1, "config": {}},
+        "metrics.jsonl": {},
+        "tensors/step-00000001.npz": {},
+        "passes/01/metrics.jsonl.part": {},
+        "logs/failures.json": {},
+        "checkpoint/step-0/.metadata": {},
+        "submission.json": {},
+        "imported/rank-00000.json": {"schema": 1, "files": {}},
+    }
+    for name, content in files.items():
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text(json.dumps(content))
+    return made
+
+
+EVIDENCE = [
+    "in_force.json",
+    "job.json",
+    "metrics.jsonl",
+    "passes/01/metrics.jsonl.part",
+    "tensors/step-00000001.npz",
+]
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_evidence_that_was_changed_or_removed_is_named(folder, name):
+    sealed = evidence_of(folder)
+    assert list(sealed) == EVIDENCE
+    assert broken_seal(folder, sealed) == ""
+    (folder / name).write_text("{}\n ")
+    assert broken_seal(folder, sealed) == f"{name} was changed after the run had finished"
+    (folder / name).unlink()
+    assert broken_seal(folder, sealed) == f"{name} was removed after the run had finished"
+
+
+def test_evidence_that_was_added_is_named_and_logs_are_none(folder):
+    sealed = evidence_of(folder)
+    (folder / "logs" / "failures.json").write_text("other")
+    (folder / "submission.json").unlink()
+    assert broken_seal(folder, sealed) == ""
+    (folder / "frozen.npz").write_text("")
+    assert broken_seal(folder, sealed) == "frozen.npz was added after the run had finished"
+
+
+@pytest.mark.parametrize("place", ["output/loss.csv", "output/events", "../elsewhere/loss.csv"])
+def test_the_curve_of_a_program_is_evidence_wherever_it_is(folder, place):
+    curves = folder / place
+    file = curves / "events.1" if curves.name == "events" else curves
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("step,loss\n1,2.5\n")
+    job = {"schema": 1, "name": "program", "command": {"curves": str(curves)}}
+    (folder / "job.json").write_text(json.dumps(job))
+    sealed = evidence_of(folder)
+    assert broken_seal(folder, sealed) == ""
+    file.write_text("step,loss\n1,2.4\n")
+    assert broken_seal(folder, sealed).endswith("was changed after the run had finished")
+
+
+def test_a_run_whose_seal_is_broken_is_no_evidence(folder):
+    record = {
+        "schema": 1,
+        "name": "ddp2",
+        "identity": "0" * 64,
+        "status": "finished",
+        "wall_s": 1.0,
+        "argv": [],
+        "error": None,
+        "evidence": evidence_of(folder),
+    }
+    (folder / "record.json").write_text(json.dumps(record))
+    # The attack: no samples, and a job that asks for none.
+    (folder / "tensors" / "step-00000001.npz").unlink()
+    (folder / "job.json").write_text(json.dumps({"schema": 1, "name": "ddp2", "sample_steps": []}))
+    evidence = read_run(folder)
+    assert not evidence.complete
+    assert evidence.steps.size == 0
+    assert evidence.problems[0].startswith("job.json was changed after the run had finished")
+
+
+def config_with(folder, **values):
+    (folder / "in_force.json").write_text(json.dumps({"schema": 1, "config": values}))
+
+
+def test_data_that_the_config_names_is_a_source(folder, tmp_path):
+    data = tmp_path / "c4"
+    data.mkdir()
+    (data / "part-0.jsonl").write_text("one")
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text("{}")
+    config_with(
+        folder,
+        **{
+            "dataloader.dataset_path": str(data),
+            "hf_assets_path": "../../../tokenizer.json",
+            "job.dump_folder": str(folder),
+            "model.name": "llama3/debug",
+            "training.steps": 10,
+        },
+    )
+    sources = sources_of(folder)
+    assert list(sources) == [str(data), str(tokenizer)]
+    assert changed_source(sources) == ""
+    (data / "part-1.jsonl").write_text("two")
+    assert changed_source(sources) == f"{data}, which it used, has changed"
+    (data / "part-1.jsonl").unlink()
+    tokenizer.write_text("{ }")
+    assert changed_source(sources) == f"{tokenizer}, which it used, has changed"
+
+
+def test_our_own_corpus_and_the_seed_checkpoint_are_in_the_identity_already(folder, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "step-0").mkdir()
+    job = {"data": {"folder": str(tmp_path / "data")}, "seed_checkpoint": str(tmp_path / "step-0")}
+    (folder / "job.json").write_text(json.dumps({"schema": 1, **job}))
+    config_with(folder, a=str(tmp_path / "data" / "tokens.npy"), b=str(tmp_path / "step-0"), c="/")
+    (tmp_path / "data" / "tokens.npy").touch()
+    assert sources_of(folder) == {}
+
+
+def test_what_cannot_be_digested_is_never_the_same(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(seal, "_MOST", 2)
+    for number in range(3):
+        (tmp_path / "many" / str(number)).mkdir(parents=True)
+        (tmp_path / "many" / str(number) / "file").touch()
+    config_with(folder, data=str(tmp_path / "many"))
+    sources = sources_of(folder)
+    assert sources == {str(tmp_path / "many"): None}
+    assert changed_source(sources) == f"{tmp_path / 'many'}, which it used, cannot be digested"
