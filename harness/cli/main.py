@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from rich.console import Console
-
+from harness.cli.console import PlainConsole
+from harness.cli.leaving import leaving_when_interrupted
 from harness.cli.parser import build_parser
 from harness.errors import ConfigError, ConvergeError, Interrupted
 from harness.gate import ExitCode
@@ -19,8 +19,15 @@ from harness.gate import ExitCode
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code (:class:`harness.gate.ExitCode`)."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # before the command began, or once more while it ended
+        return ExitCode.INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(_dispatch(arguments))
@@ -77,7 +84,8 @@ _UNDONE = {
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:
     # Imported on use: `converge --help` and `plan` should not pay for pandas and plotly.
-    module = importlib.import_module(f"harness.cli.{_MODULES[arguments.command]}")
+    with leaving_when_interrupted():
+        module = importlib.import_module(f"harness.cli.{_MODULES[arguments.command]}")
     command: Callable[[argparse.Namespace], ExitCode] = getattr(module, arguments.command)
     return command(arguments)
 

@@ -10,6 +10,7 @@ from itertools import chain
 from rich.console import Console
 from rich.text import Text
 
+from harness.cli.console import PlainConsole
 from harness.store import Store, default_root
 
 WIDE = 120
@@ -18,8 +19,8 @@ WIDE = 120
 
 def make_console() -> Console:
     """A console as wide as its terminal, or wide enough for a log."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    console = PlainConsole(highlight=False)
+    return console if console.is_terminal else PlainConsole(highlight=False, width=WIDE)
 
 
 def say(console: Console, text: str | Text, style: str = "") -> None:
