@@ -21,7 +21,7 @@ from harness.cli.display import Display, requeued
 from harness.cli.goldens import golden_record
 from harness.cli.learnt import read_given
 from harness.cli.nights import history_of
-from harness.cli.running import Ran, gpu_ids, options_of, site_of
+from harness.cli.running import Ran, gpu_ids, noticing_launches, options_of, site_of
 from harness.cli.shared import make_console, names, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
@@ -50,7 +50,8 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
         display(Preparing(time.time(), f"{plan.experiment.name}: {to_submit} jobs"))
         data = matrix.prepare_data(plan, store)
         site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh), display)
-        handed = detached.submit_plan(plan.without_golden, site, display)
+        observer = noticing_launches(display, arguments)
+        handed = detached.submit_plan(plan.without_golden, site, observer)
     told = [f"{handed.submitted} submitted"]
     told += [f"{handed.queued} in the queue before"] if handed.queued else []
     told += [f"{handed.reused} finished before"] if handed.reused else []
