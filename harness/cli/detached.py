@@ -9,7 +9,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,7 +21,7 @@ from harness.cli.goldens import golden_record
 from harness.cli.learnt import read_given
 from harness.cli.nights import history_of
 from harness.cli.running import Ran, gpu_ids, noticing_launches, options_of, site_of
-from harness.cli.shared import make_console, names, say, store_of
+from harness.cli.shared import make_console, names, report_folder, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
 from harness.launch.cluster import detached
@@ -33,7 +32,7 @@ from harness.launch.cluster.status import BROKEN_OFF, NOT_SUBMITTED, Row
 from harness.launch.events import Preparing
 from harness.model import Job, Launcher, Plan, RankError, Role, RunRecord, RunStatus
 from harness.plan import select
-from harness.store import require_writable, slug
+from harness.store import require_writable
 
 _LISTED = 12
 """Of jobs that are left, so many are named."""
@@ -117,7 +116,7 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
     given = read_given(plan, surroundings)
     store = store_of(arguments)
     store.require_writable()
-    folder = arguments.out or Path("reports") / slug(plan.experiment.name)
+    folder = report_folder(arguments, plan.experiment)
     require_writable(folder)
     with Display(console) as display:
         collected = detached.collect(plan.without_golden, _site(plan, arguments, display), display)

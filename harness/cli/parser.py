@@ -61,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help="where the reports go (default: reports/NAME of the experiment)",
+        help="where the reports go (default: reports/NAME of the experiment, and of a part of it "
+        "reports/NAME/only/SETS: a part does not overwrite the whole)",
     )
     run.add_argument(
         "--explain",
