@@ -11,6 +11,9 @@
     ├── ClusterError       a scheduler cannot be reached or understood: exit code 2
     └── Interrupted        the user or a signal stopped the harness: exit code 130
 
+Exit code 2 says that nothing was launched: of an error that comes once jobs run (a full disk, say)
+it is 3.
+
 A user's mistake ends in one of these, never in a traceback. The message names the value, the
 place, what is allowed and the next command to run.
 """

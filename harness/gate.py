@@ -18,7 +18,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     """Usage or configuration error; nothing was launched."""
     UNDECIDED = 3
-    """No FAIL, but something INVALID, INCONCLUSIVE or ERROR."""
+    """No FAIL, but something INVALID, INCONCLUSIVE or ERROR, or no verdict at all: the disk filled
+    up while jobs ran, say."""
     INTERRUPTED = 130
 
 

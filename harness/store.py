@@ -8,6 +8,7 @@ there before.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -33,6 +34,7 @@ DEFAULT_ROOT = Path(".converge")
 ROOT_VARIABLE = "CONVERGE_STORE"
 _IDENTITY_DIGITS = 12
 _SLUG_LENGTH = 40
+_FOLDER_DIGITS = 8
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -50,6 +52,18 @@ def slug(name: str) -> str:
     """A short ASCII folder name for a person's eyes; what keeps folders apart is the identity."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9_.]+", "-", plain).strip("-.")[:_SLUG_LENGTH] or "run"
+
+
+def folder_name(*names: str) -> str:
+    """A folder name that other names do not share, where nothing else keeps folders apart.
+
+    Of one short ASCII name that is its ``slug``, of others the slug and eight digits of their hash.
+    """
+    text = slug("-".join(names))
+    if len(names) == 1 and names[0].isascii() and len(names[0]) <= _SLUG_LENGTH:
+        return text
+    digest = hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{text}-{digest[:_FOLDER_DIGITS]}"
 
 
 # --------------------------------------------------------------------- files

@@ -13,7 +13,16 @@ from small_disks import small_disk_at
 from harness import store as store_module
 from harness.errors import StoreError
 from harness.model import RankError, RunRecord, RunStatus
-from harness.store import Store, atomic_write, default_root, number, read_json, slug, write_json
+from harness.store import (
+    Store,
+    atomic_write,
+    default_root,
+    folder_name,
+    number,
+    read_json,
+    slug,
+    write_json,
+)
 
 IDENTITY = "0123456789abcdef" * 4
 
@@ -43,6 +52,15 @@ def test_slug_is_a_short_safe_folder_name(name):
     assert made.isascii()
     assert not set(made) & set("/\\ '\"<>\0")
     assert not made.startswith((".", "-"))
+
+
+def test_folders_of_one_name_each_are_apart():
+    names = ["smoke", "\u5b9f\u9a13", "\u8a66\u9a13", "\u00fcnd", "und", "x" * 41, "x" * 42]
+    parts = [("a", "b"), ("a-b",), ("b", "a")]
+    made = [folder_name(*each) for each in [*([name] for name in names), *parts]]
+    assert len(set(made)) == len(made)
+    assert all(len(each) < 60 and each.isascii() for each in made)
+    assert made[0] == "smoke"
 
 
 def test_names_alike_get_folders_apart(tmp_path):

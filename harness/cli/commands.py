@@ -17,13 +17,13 @@ from harness.cli.learnt import keep, learn, read_given, read_judged_by
 from harness.cli.nights import history_of, remember
 from harness.cli.running import Ran, gpu_ids, run_jobs
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
-from harness.cli.shared import make_console, names, store_of
+from harness.cli.shared import make_console, names, report_folder, store_of
 from harness.cli.showing import show_verdicts
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
 from harness.history import History
 from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData, Verdict
-from harness.store import Store, require_writable, slug
+from harness.store import Store, require_writable
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     given = read_given(plan, surroundings)
     store = store_of(arguments)
     store.require_writable()
-    folder = arguments.out or Path("reports") / slug(plan.experiment.name)
+    folder = report_folder(arguments, plan.experiment)
     require_writable(folder)  # now, not after an hour of training
     ran = run_jobs(plan, store, arguments, console)
 

@@ -9,7 +9,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,8 +20,8 @@ from harness.cli.display import Display, requeued
 from harness.cli.goldens import golden_record
 from harness.cli.learnt import read_given
 from harness.cli.nights import history_of
-from harness.cli.running import Ran, gpu_ids, options_of, site_of
-from harness.cli.shared import make_console, names, say, store_of
+from harness.cli.running import Ran, gpu_ids, noticing_launches, options_of, site_of
+from harness.cli.shared import make_console, names, report_folder, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
 from harness.launch.cluster import detached
@@ -33,7 +32,7 @@ from harness.launch.cluster.status import BROKEN_OFF, NOT_SUBMITTED, Row
 from harness.launch.events import Preparing
 from harness.model import Job, Launcher, Plan, RankError, Role, RunRecord, RunStatus
 from harness.plan import select
-from harness.store import require_writable, slug
+from harness.store import require_writable
 
 _LISTED = 12
 """Of jobs that are left, so many are named."""
@@ -50,7 +49,8 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
         display(Preparing(time.time(), f"{plan.experiment.name}: {to_submit} jobs"))
         data = matrix.prepare_data(plan, store)
         site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh), display)
-        handed = detached.submit_plan(plan.without_golden, site, display)
+        observer = noticing_launches(display, arguments)
+        handed = detached.submit_plan(plan.without_golden, site, observer)
     told = [f"{handed.submitted} submitted"]
     told += [f"{handed.queued} in the queue before"] if handed.queued else []
     told += [f"{handed.reused} finished before"] if handed.reused else []
@@ -116,7 +116,7 @@ def collect(arguments: argparse.Namespace) -> ExitCode:
     given = read_given(plan, surroundings)
     store = store_of(arguments)
     store.require_writable()
-    folder = arguments.out or Path("reports") / slug(plan.experiment.name)
+    folder = report_folder(arguments, plan.experiment)
     require_writable(folder)
     with Display(console) as display:
         collected = detached.collect(plan.without_golden, _site(plan, arguments, display), display)

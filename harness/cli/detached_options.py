@@ -63,7 +63,8 @@ def add_detached(
         "--out",
         type=Path,
         metavar="DIR",
-        help="where the reports go (default: reports/NAME of the experiment)",
+        help="where the reports go (default: reports/NAME of the experiment, and of a part of it "
+        "reports/NAME/only/SETS: a part does not overwrite the whole)",
     )
     add_history_file(collect)
     collect.add_argument(

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from harness.cli import matrix
+from harness.cli.console import PlainConsole
 from harness.cli.shared import make_console, names, say
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
@@ -64,7 +65,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
     ).without_golden
     _require_torchtitan(plan)
     device = arguments.device or device_of(plan)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     total, done = len(parts_of(plan.jobs)), 0
     begun = time.monotonic()
 

@@ -12,6 +12,8 @@ from types import FrameType
 
 from rich.console import Console
 
+from harness.cli.console import PlainConsole
+from harness.cli.leaving import leaving_when_interrupted
 from harness.cli.parser import build_parser
 from harness.errors import ConfigError, ConvergeError, Interrupted
 from harness.gate import ExitCode
@@ -19,18 +21,26 @@ from harness.gate import ExitCode
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code (:class:`harness.gate.ExitCode`)."""
+    try:
+        return _run(argv)
+    except KeyboardInterrupt:  # before the command began, or once more while it ended
+        return ExitCode.INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         return int(_dispatch(arguments))
     except ConfigError as error:
+        launched = _launched(arguments)
         count = len(error.problems)
-        done = _UNDONE.get(arguments.command, "")
+        done = "" if launched else _UNDONE.get(arguments.command, "")
         errors.print(f"{count} problem{'s' * (count > 1)}{done}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)
-        return ExitCode.USAGE
+        return _cut_off(errors) if launched else ExitCode.USAGE
     except (KeyboardInterrupt, Interrupted):
         errors.print("interrupted; finished runs are kept: the same command goes on from here")
         return ExitCode.INTERRUPTED
@@ -42,11 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # What the file system says is no bug of ours: a name too long, a folder that is a file.
         errors.print("error: ", style="bold red", end="")
         errors.print(str(error), markup=False)
-        return ExitCode.USAGE
+        return _cut_off(errors) if _launched(arguments) else ExitCode.USAGE
     except Exception:  # noqa: BLE001 - a gate must not read our bug as a FAIL of the training
         errors.print_exception()
         errors.print("this is a bug in converge, no verdict; please report it", style="bold red")
         return ExitCode.UNDECIDED
+
+
+def _launched(arguments: argparse.Namespace) -> bool:
+    """Whether the command has started or submitted a job (``running.noticing_launches``)."""
+    return getattr(arguments, "launched", False)
+
+
+def _cut_off(errors: Console) -> ExitCode:
+    """Of an error, such as a full disk, that came when jobs had been launched."""
+    errors.print("no verdict; finished runs are kept: the same command goes on from here")
+    return ExitCode.UNDECIDED
 
 
 _MODULES = {
@@ -77,7 +98,8 @@ _UNDONE = {
 
 def _dispatch(arguments: argparse.Namespace) -> ExitCode:
     # Imported on use: `converge --help` and `plan` should not pay for pandas and plotly.
-    module = importlib.import_module(f"harness.cli.{_MODULES[arguments.command]}")
+    with leaving_when_interrupted():
+        module = importlib.import_module(f"harness.cli.{_MODULES[arguments.command]}")
     command: Callable[[argparse.Namespace], ExitCode] = getattr(module, arguments.command)
     return command(arguments)
 

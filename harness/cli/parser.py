@@ -34,7 +34,8 @@ sets' names up to an underscore, means all of them"""
 
 EXIT_CODES = """\
 exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was
-launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR; 130 interrupted."""
+launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR, or cut off once jobs ran (a full
+disk); 130 interrupted."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -60,7 +61,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help="where the reports go (default: reports/NAME of the experiment)",
+        help="where the reports go (default: reports/NAME of the experiment, and of a part of it "
+        "reports/NAME/only/SETS: a part does not overwrite the whole)",
     )
     run.add_argument(
         "--explain",

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.cli import matrix
+from harness.cli.console import PlainConsole
 from harness.cli.dry_run import show_dry_run
 from harness.cli.guide_options import require_cover
 from harness.cli.planned import print_plan
@@ -159,7 +160,7 @@ def _script(made: Plan, store: Store, name: str) -> str:
         raise ConfigError(Problem(f"--script {name}", "there is no such job", suggest(name, known)))
     job = made.job(name)
     folder = store.run_folder(job.name, job.identity).absolute()
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     errors.print(f"`converge submit` writes it as {folder / JOB_SCRIPT}", markup=False)
     return batch_script(job, folder, cluster, experiment=made.experiment.name)
 

@@ -19,7 +19,7 @@ from harness.launch import RunOptions, run_plan
 from harness.launch.cluster.follow import follow_plan
 from harness.launch.cluster.slurm import Slurm
 from harness.launch.cluster.standing import Site
-from harness.launch.events import Preparing
+from harness.launch.events import Event, Observer, Preparing, Queued, Started
 from harness.model import Launcher, Plan, RunRecord, SyntheticData
 from harness.store import Store
 from harness.surroundings import gpu_models
@@ -42,7 +42,8 @@ def gpu_ids() -> tuple[int, ...]:
 def run_jobs(plan: Plan, store: Store, arguments: argparse.Namespace, console: Console) -> Ran:
     """Bring every job of the plan to a record, here or on a cluster; finished ones are reused.
 
-    ``arguments`` are those of a command that runs: ``fresh`` and ``cold``.
+    ``arguments`` are those of a command that runs: ``fresh`` and ``cold``. Once a job is launched
+    they say so (``noticing_launches``).
     """
     with Display(console) as display:
         display(
@@ -52,11 +53,23 @@ def run_jobs(plan: Plan, store: Store, arguments: argparse.Namespace, console: C
         options = options_of(plan, data, fresh=arguments.fresh, warm=not arguments.cold)
         to_run = plan.without_golden
         if plan.experiment.launcher is Launcher.SLURM:
-            records = follow_plan(to_run, site_of(plan, store, options, display), display)
+            observer = noticing_launches(display, arguments)
+            records = follow_plan(to_run, site_of(plan, store, options, display), observer)
         else:
-            records = run_plan(to_run, store, options, display)
+            records = run_plan(to_run, store, options, noticing_launches(display, arguments))
         made = dict(zip((job.name for job in to_run.jobs), records, strict=True))
         return Ran(tuple(made.get(job.name) or golden_record(job) for job in plan.jobs), data)
+
+
+def noticing_launches(observer: Observer, arguments: argparse.Namespace) -> Observer:
+    """An observer that sets ``arguments.launched`` once something was: an error is another then."""
+
+    def notice(event: Event) -> None:
+        if isinstance(event, Started) or (isinstance(event, Queued) and event.job_id):
+            arguments.launched = True
+        observer(event)
+
+    return notice
 
 
 def options_of(

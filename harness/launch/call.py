@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.trainers import Call
+from harness.trainers import Call, Rendezvous
 
 _LINGER_S = 10.0
 """A node may go on so long after another has ended, or training is complete: a surviving agent
@@ -39,8 +39,8 @@ class RunningCall:
     call: Call
     argv: tuple[str, ...]
     """The torchrun call of the first node as a user would type it."""
-    endpoint: str
-    """Where agents meet."""
+    meeting: Rendezvous
+    """Where its agents meet."""
     agents: list[Agent]
     """By node."""
     faults_before: frozenset[int] = frozenset()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from harness.launch import processes
 from harness.launch.failure import log_tail
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
+from harness.launch.private import private_folder
 from harness.launch.warm import WarmServers
 from harness.model import Job, Toolchain
 from harness.store import Store, write_json
@@ -56,14 +56,14 @@ def check_jobs(
     """
     wanted = environment(base_environment, Resources(device=options.device, devices=options.gpus))
     checks: list[_Check] = []
-    with tempfile.TemporaryDirectory(prefix="converge-check-") as name:
+    with private_folder() as private:
         try:
             for toolchain in dict.fromkeys(job.toolchain.name for job in jobs):
                 mine = [job for job in jobs if job.toolchain.name == toolchain]
                 while servers.starting(toolchain):
                     _pause(stop)
                 python = servers.python(toolchain) or mine[0].toolchain.python
-                folder = Path(name) / toolchain
+                folder = private / toolchain
                 checks.append(_start(mine, folder, python, wanted, store, options))
             answers = [(check, check.answer(stop)) for check in checks]
         finally:

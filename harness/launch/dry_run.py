@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from harness.launch import processes
 from harness.launch.failure import log_tail
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
+from harness.launch.private import private_folder
 from harness.model import Job, Role
 from harness.store import write_json
 from harness.trainers import Resources, comes_in_passes, environment, job_payload
@@ -113,12 +113,12 @@ def dry_run(
     answers: dict[int, Answer] = {}
     running: dict[int, _Process] = {}
     whole = {job.name: job for job in jobs}
-    with tempfile.TemporaryDirectory(prefix="converge-dry-run-") as name:
+    with private_folder() as private:
         try:
             while waiting or running:
                 while waiting and len(running) < _at_once():
                     index, part = waiting.pop(0)
-                    folder = Path(name) / str(index)
+                    folder = private / str(index)
                     running[index] = _start(
                         part, whole[part.job.name], device, folder, options, wanted, timeout_s
                     )

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 from harness.errors import ConfigError, Problem, StoreError
@@ -13,6 +14,7 @@ from harness.launch.check import check_jobs, count_of, unchecked
 from harness.launch.events import Notice, Observer, Preparing, Queued, Reused
 from harness.launch.interruption import Interruption, interruptible
 from harness.launch.options import RunOptions
+from harness.launch.private import private_folder, remove_left_behind
 from harness.launch.slots import Slots, cpu_slots
 from harness.launch.start import Place
 from harness.launch.supervisor import Supervisor
@@ -84,10 +86,10 @@ def _run(
 ) -> dict[str, RunRecord]:
     inherited = dict(os.environ)
     loopback = _loopback()
+    remove_left_behind()
     common = environment(inherited, Resources(device=options.device, loopback=loopback))
     slots = _slots(plan, jobs, options)
-    servers = WarmServers(common, options.device)
-    try:
+    with private_folder() as private, closing(WarmServers(common, options.device)) as servers:
         ours = tuple(job for job in jobs if job.spec.command is None)
         toolchains = {job.toolchain.name: job.toolchain for job in ours}
         if options.warm and not options.gpus:
@@ -100,10 +102,8 @@ def _run(
             check_jobs(to_check, store, options, inherited, servers, stop)
         for job in jobs:
             observer(Queued(time.time(), job))
-        place = Place(store, options, servers, inherited, loopback)
+        place = Place(store, options, servers, inherited, loopback, private)
         return Supervisor(plan.experiment, place, slots, observer).run(jobs, records, stop)
-    finally:
-        servers.close()
 
 
 def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -55,6 +56,8 @@ class Place:
     """Of the harness: what jobs inherit."""
     loopback: str | None
     """Name of the loopback interface."""
+    private: Path
+    """A folder that only this user can enter, as long as the matrix runs."""
 
 
 def start_run(
@@ -92,7 +95,7 @@ def start_run(
             _resources(place, slots),
             folder,
             job,
-            meeting=_meeting(job, call.endpoint, 0),
+            meeting=call.meeting,
             data=data,
         ),
         payload=payload,
@@ -136,25 +139,23 @@ def start_node(place: Place, run: Run) -> None:
     running = run.call
     node = len(running.agents)
     running.agents.append(
-        _start_agent(place, run.job, run.folder, running.call, run.slots, running.endpoint, node)
+        _start_agent(place, run.job, run.folder, running.call, run.slots, running.meeting, node)
     )
 
 
 def _start_call(
     place: Place, job: Job, folder: Path, call: Call, slots: tuple[int, ...]
 ) -> RunningCall:
-    meets = most_nodes(job) > 1 or needs_port(job)
-    endpoint = f"127.0.0.1:{_free_port()}" if meets else ""
+    meeting = _meeting(place, job)
     agents: list[Agent] = []
     try:
         agents.extend(
-            _start_agent(place, job, folder, call, slots, endpoint, node, together=True)
+            _start_agent(place, job, folder, call, slots, meeting, node, together=True)
             for node in range(call.nodes)
         )
     except BaseException:
         processes.end_all([(agent.process, agent.folder) for agent in agents], grace_s=None)
         raise
-    meeting = _meeting(job, endpoint, 0)
     return RunningCall(
         call=call,
         argv=argv(
@@ -162,11 +163,11 @@ def _start_call(
             folder,
             place.options.rank_module,
             call,
-            meeting,
+            _as_typed(meeting),
             devices=_devices(place, slots),
             data=place.options.data_of(job),
         ),
-        endpoint=endpoint,
+        meeting=meeting,
         agents=agents,
     )
 
@@ -177,7 +178,7 @@ def _start_agent(
     folder: Path,
     call: Call,
     slots: tuple[int, ...],
-    endpoint: str,
+    meeting: Rendezvous,
     node: int,
     *,
     together: bool = False,
@@ -185,7 +186,7 @@ def _start_agent(
     """``together``: with the other first nodes of its call, for which it waits."""
     logs = _logs(job, folder, call, node)
     work = folder if node == 0 else logs
-    meeting, data = _meeting(job, endpoint, node), place.options.data_of(job)
+    data = place.options.data_of(job)
     variables = environment(
         place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
     )
@@ -237,18 +238,22 @@ def _devices(place: Place, slots: tuple[int, ...]) -> tuple[int, ...]:
     return slots if place.options.gpus else ()
 
 
-def _meeting(job: Job, endpoint: str, node: int) -> Rendezvous:
+def _meeting(place: Place, job: Job) -> Rendezvous:
+    """A rendezvous of one call's own, which no other user of the machine can come to."""
     recovery = job.spec.recovery
-    if not endpoint:
-        return Rendezvous()
-    if recovery is None:
-        return Rendezvous(endpoint=endpoint)
-    fewest, most = recovery.nodes
-    return Rendezvous(fewest, most, endpoint, is_host=node == 0)
+    fewest, most = recovery.nodes if recovery and most_nodes(job) > 1 else (1, 1)
+    name = secrets.token_hex(16)
+    port = _free_port() if needs_port(job) else None
+    return Rendezvous(fewest, most, str(place.private / name), name, port=port)
+
+
+def _as_typed(meeting: Rendezvous) -> Rendezvous:
+    """Where a user's own agents would meet: the file of one agent is gone with the harness."""
+    return meeting if meeting.most > 1 else Rendezvous(port=meeting.port)
 
 
 def _free_port() -> int:
-    """A port that is free now: agents of several nodes have to know it before any of them runs."""
+    """A port that is free now, for ranks whose launcher chooses none."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -7,18 +7,18 @@ program run as a fork of the server. torchrun starts its ranks with it as well (
 from __future__ import annotations
 
 import shlex
-import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from harness.launch import processes
 from harness.launch.failure import log_tail
+from harness.launch.private import private_folder
 
 STUB = Path(__file__).parent.parent / "rank" / "stub.py"
 SERVER_MODULE = "harness.rank.warm"
@@ -41,6 +41,9 @@ class WarmServer:
     """The stand-in for the toolchain's Python; usable once the server is ready."""
     _process: subprocess.Popen[bytes]
     _folder: Path
+    """Private: who can reach the socket in it has programs run as this user."""
+    _owned: ExitStack
+    """Removes the folder."""
     _deadline: float
     _ready: bool = False
 
@@ -64,7 +67,7 @@ class WarmServer:
         """End the server, and by it every process that it forked."""
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._owned.close()
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -86,20 +89,17 @@ def start_server(
     ``arguments`` are those of ``harness.rank.warm`` but for the socket.
     Raises OSError when the toolchain's Python cannot be started.
     """
-    # Not in the store: a socket's path may have 107 bytes at most.
-    folder = Path(tempfile.mkdtemp(prefix="converge-"))
-    address = folder / "socket"
-    stand_in = folder / "python"
-    command = shlex.join([str(python), "-I", "-S", str(STUB), str(address)])
-    stand_in.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    stand_in.chmod(0o700)
-    argv = [str(python), "-m", module, *arguments, "--socket", str(address)]
-    try:
+    with ExitStack() as owned:
+        folder = owned.enter_context(private_folder())
+        address = folder / "socket"
+        stand_in = folder / "python"
+        command = shlex.join([str(python), "-I", "-S", str(STUB), str(address)])
+        stand_in.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        stand_in.chmod(0o700)
+        argv = [str(python), "-m", module, *arguments, "--socket", str(address)]
         process = processes.start(argv, environment, folder, folder / "server.log")
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return WarmServer(stand_in, process, folder, time.monotonic() + START_TIMEOUT_S)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        return WarmServer(stand_in, process, folder, owned.pop_all(), deadline)
 
 
 class WarmServers:

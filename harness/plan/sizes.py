@@ -97,7 +97,7 @@ def _dtype_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
     """Data types in a command trainer's config that tell no precision."""
     for key in DTYPE_KEYS if spec.command is not None else ():
         value = spec.setting(key, "float32")
-        if value not in DATA_TYPES:
+        if not isinstance(value, str) or value not in DATA_TYPES:
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: {key}",
                 f"{value!r} is no known data type",

@@ -1,9 +1,10 @@
 """``python -m harness.rank.agent TORCHRUN-ARGUMENTS``: torchrun that dies with its starter.
 
-Some things that ``python -m torch.distributed.run`` does not do: end when the harness that
-started it is killed, leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
-torchrun only prints it, wait with the rendezvous for the agents of the nodes that are to start
-together (``$CONVERGE_TOGETHER``), and rendezvous without delay in a process with many modules.
+Some things that ``python -m torch.distributed.run`` does not do: keep the store of ranks on this
+machine to loopback, end when the harness that started it is killed, leave in
+``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where torchrun only prints it, wait with
+the rendezvous for the agents of the nodes that are to start together (``$CONVERGE_TOGETHER``), and
+rendezvous without delay in a process with many modules.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+from harness.rank.loopback import listen_on_loopback
 from harness.rank.parent import PARENT_VARIABLE, die_with_parent
 
 FAILURES_VARIABLE = "CONVERGE_FAILURES"
@@ -32,6 +34,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    listen_on_loopback()
     _quicken_rendezvous()
     _wait_for_others()
     try:

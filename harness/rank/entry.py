@@ -18,6 +18,7 @@ from types import ModuleType
 
 from harness.rank.inject import inject_problems
 from harness.rank.job import Job, JobError, read_job
+from harness.rank.loopback import listen_on_loopback
 from harness.rank.parent import die_with_parent
 from harness.rank.settings import KeyProblem
 
@@ -82,7 +83,9 @@ def _run(job_path: str, segment: int | None) -> None:
             f"{job_path}: has {len(job.segments)} segments: say which one to run (--segment INDEX)"
         )
     job = job.on_world(int(os.environ["WORLD_SIZE"]))
-    _load(job).run(job)
+    module = _load(job)
+    listen_on_loopback()
+    module.run(job)
 
 
 def _load(job: Job) -> ModuleType:

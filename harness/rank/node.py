@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -43,7 +44,11 @@ def main(arguments: list[str]) -> int:
     for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
         del os.environ[name]
     os.environ[agent.FAILURES_VARIABLE] = str(logs / "failures.json")
-    return agent.main([*node_arguments(os.environ, logs, call), *asked.torchrun])
+    arguments = [*node_arguments(os.environ, logs, call), *asked.torchrun]
+    if _number("SLURM_STEP_NUM_NODES") > 1:
+        return agent.main(arguments)
+    with tempfile.TemporaryDirectory(prefix="converge-") as private:  # of mode 0700
+        return agent.main([f"--rdzv-endpoint={private}/rendezvous", *arguments])
 
 
 def log_folder(logs: Path, call: int, node: int) -> Path:

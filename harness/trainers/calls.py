@@ -29,32 +29,42 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the agents of a call meet. By default: one agent, on a port of its own."""
+    """Where the agents of a call meet. By default: one agent, by a temporary file of torchrun's.
+
+    On one machine agents meet in a file: torch unpickles what it finds there, and a port could be
+    reached by every user of the machine, and from the network.
+    """
 
     fewest: int = 1
     most: int = 1
     """Nodes; the job's world size is that of the most."""
-    endpoint: str = "localhost:0"
-    is_host: bool | None = None
-    """Whether this agent has the store of several on this machine; None: torchrun finds out."""
+    endpoint: str = ""
+    """On this machine the path of the file, in a folder that nobody else can enter; empty: one
+    that torchrun makes for itself. On several machines ``HOST:PORT``."""
+    name: str = ""
+    """torchrun's id of the rendezvous; empty: from the job's identity."""
     here: bool = True
     """Whether all nodes are this machine."""
+    port: int | None = None
+    """A free one, for ranks whose launcher chooses none."""
 
     def arguments(self) -> tuple[str, ...]:
-        """What torchrun is told of it."""
+        """What torchrun is given for it."""
         nodes = str(self.most) if self.fewest == self.most else f"{self.fewest}:{self.most}"
         return (
             f"--nnodes={nodes}",
             "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self.endpoint}",
-            *(() if self.is_host is None else (f"--rdzv-conf={self._settings()}",)),
+            *((f"--rdzv-endpoint={self.endpoint}",) if self.endpoint else ()),
+            *((f"--rdzv-conf={self._settings()}",) if self.here else ()),
             # The host's own name may resolve to nothing inside a container.
             *(("--local-addr=127.0.0.1",) if self.here else ()),
         )
 
     def _settings(self) -> str:
+        if self.most == 1:
+            return "store_type=file"
         return (
-            f"is_host={int(bool(self.is_host))},last_call_timeout={_LAST_CALL_S},"
+            f"store_type=file,last_call_timeout={_LAST_CALL_S},"
             f"keep_alive_interval={_KEEP_ALIVE_S},keep_alive_max_attempt={_KEEP_ALIVES}"
         )
 

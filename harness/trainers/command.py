@@ -21,7 +21,7 @@ OUTPUT = "output"
 """In the run folder: ``{output}``, made before the start."""
 JOB_VARIABLE = "CONVERGE_JOB"
 """The path of ``job.json``, by which the probe finds its job; set for probed programs only."""
-TORCHRUN_MODULE = "torch.distributed.run"
+TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
 """Where ranks meet by a printed command."""
 UNKNOWN_DATA = "DATA"
@@ -53,7 +53,7 @@ def curves_of(job: Job, folder: Path) -> Path | None:
 
 
 def needs_port(job: Job) -> bool:
-    """Whether somebody has to choose a free port for the job's ranks: the call's endpoint."""
+    """Whether somebody has to choose a free port for the job's ranks."""
     return job.spec.command is not None and job.spec.command.launcher in _WITH_PORT
 
 
@@ -127,7 +127,7 @@ def command_argv(
     job: Job,
     folder: Path,
     *,
-    torchrun: str = TORCHRUN_MODULE,
+    torchrun: tuple[str, ...] = TORCHRUN,
     meeting: Rendezvous | None = None,
     logs: Path | None = None,
     devices: tuple[int, ...] | None = (),
@@ -138,8 +138,8 @@ def command_argv(
     Args:
         job: a job with a command.
         folder: its run folder.
-        torchrun: the module that is torchrun; only that launcher's.
-        meeting: with a port in its endpoint where ``needs_port`` says so.
+        torchrun: what Python is given to be torchrun; only that launcher's.
+        meeting: with a port where ``needs_port`` says so.
         logs: the folder for what ranks print, where torchrun keeps it; None: ``folder/logs``.
         devices: ids of the job's GPUs; DeepSpeed is told them, for it overlooks the variable.
         data: the folder of its corpus.
@@ -148,10 +148,11 @@ def command_argv(
     python, ranks = str(job.toolchain.python), job.world_size
     match command_of(job).launcher:
         case RankLauncher.TORCHRUN:
-            nodes, *where = Rendezvous().arguments()
+            meeting = meeting or Rendezvous()
+            nodes, *where = meeting.arguments()
             return (
-                *(python, "-m", torchrun, nodes, f"--nproc-per-node={ranks}", *where),
-                f"--rdzv-id={job.identity[:12]}",
+                *(python, *torchrun, nodes, f"--nproc-per-node={ranks}", *where),
+                f"--rdzv-id={meeting.name or job.identity[:12]}",
                 "--max-restarts=0",
                 f"--log-dir={logs or folder.absolute() / 'logs'}",
                 "--redirects=3",
@@ -174,9 +175,8 @@ def command_argv(
 
 
 def port_of(meeting: Rendezvous | None) -> int:
-    """The port of an endpoint that has one, else that of printed commands."""
-    found = int(meeting.endpoint.rpartition(":")[2]) if meeting else 0
-    return found or ANY_PORT
+    """The port that was chosen, else that of printed commands."""
+    return (meeting and meeting.port) or ANY_PORT
 
 
 def with_variables(

@@ -13,6 +13,8 @@ from harness.trainers.titan import RANK_MODULE, Resources
 
 AGENT_MODULE = "harness.rank.agent"
 """torchrun's agent, tied to the life of the harness."""
+LOOPBACK_TORCHRUN = Path(__file__).parent.parent / "rank" / "loopback.py"
+"""torchrun whose ports only this machine can reach; needs nothing of this package."""
 
 
 def job_payload(
@@ -63,7 +65,8 @@ def agent_argv(
     """What the harness itself starts for one agent of a call.
 
     Under torchrun that is an agent of ours, where the environment has this package: it leaves how
-    each rank failed. ``python`` stands in for the toolchain's (warm start, torchtitan only).
+    each rank failed. Elsewhere it is torchrun by a file of ours, which keeps to loopback too.
+    ``python`` stands in for the toolchain's (warm start, torchtitan only).
     """
     spec = job.spec
     if spec.command is None:
@@ -75,7 +78,7 @@ def agent_argv(
     return command.command_argv(
         job,
         folder,
-        torchrun=AGENT_MODULE if ours else command.TORCHRUN_MODULE,
+        torchrun=("-m", AGENT_MODULE) if ours else (str(LOOPBACK_TORCHRUN),),
         meeting=meeting,
         logs=logs,
         devices=devices,

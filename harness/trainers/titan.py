@@ -119,7 +119,7 @@ def torchrun_arguments(
     meeting = meeting or Rendezvous()
     return (
         *_agent_arguments(job, call, meeting),
-        f"--rdzv-id={job.identity[:12]}",
+        f"--rdzv-id={meeting.name or job.identity[:12]}",
         f"--max-restarts={call.max_restarts}",
         f"--log-dir={logs or folder / 'logs'}",
         "--redirects=3",
@@ -132,7 +132,8 @@ def node_arguments(
 ) -> tuple[str, ...]:
     """The same for ``harness.rank.node``, which adds what nodes and lives of a job differ in.
 
-    Those are the rendezvous id, the folder of logs, and whether the node has the rendezvous store.
+    Those are the rendezvous id, the folder of logs, and whether the node has the rendezvous store
+    (of one node: the file that it is in).
     """
     return (
         *_agent_arguments(job, call, meeting),

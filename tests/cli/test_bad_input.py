@@ -291,3 +291,48 @@ def test_more_ranks_than_slots(tmp_path):
     )
     assert_refused(result, "fsdp2_tp2_pp2", "--slots")
     assert_refused(converge("plan", "experiments/smoke.toml", "--slots", "0", cwd=ROOT), "slots")
+
+
+STEERING = """schema = 1
+name = "turned"
+{top}
+[trainer]
+kind = "command"
+command = ["train.py", "{{config.word}}"]
+toolchain = "mine"
+[trainer.config]
+word = "\\u001b]0;title\\u0007"
+training = {{ steps = 2, local_batch_size = 2 }}
+[control]
+parallelism.dp_shard = 2
+note = "\\u001b[2J\\u009b31m\\u202e gone"
+[[test]]
+name = "{name}"
+parallelism.dp_replicate = 2
+set = {{ word = "\\u001b[31m other" }}
+"""
+
+
+def is_harmless(text):
+    return all(character.isprintable() or character in "\n\t" for character in text)
+
+
+def test_what_a_file_says_does_not_steer_the_terminal(tmp_path):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "e.toml").write_text(STEERING.format(top="", name="t"))
+    result = converge("plan", "e.toml", cwd=tmp_path)
+    assert is_harmless(result.stdout + result.stderr)
+    assert r"\x1b[2J\x9b31m\u202e gone" in result.stdout
+    assert r"\x1b[31m other" in result.stdout
+    (tmp_path / "e.toml").write_text(STEERING.format(top='"\\u001b[31mkey" = 1', name="t"))
+    result = converge("plan", "e.toml", cwd=tmp_path)
+    assert_refused(result, r"\x1b[31mkey: unknown key")
+    assert is_harmless(result.stderr)
+
+
+@pytest.mark.parametrize("mark", ["202e", "2066", "200f"])
+def test_a_name_that_reads_as_another_is_refused(tmp_path, mark):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "e.toml").write_text(STEERING.format(top="", name=f"tp\\u{mark}2"))
+    result = converge("plan", "e.toml", cwd=tmp_path)
+    assert_refused(result, f"holds U+{mark.upper()}, which turns the direction of text")

@@ -169,7 +169,7 @@ def test_a_job_that_slurm_never_takes(queued):
     code, said = queued("collect", "--only", "ddp2")
     assert code == 3
     assert "report: " in said
-    report = Path("reports/tiny/report.json").read_text()
+    report = Path("reports/tiny/only/ddp2/report.json").read_text()
     assert "was skipped before its first step: not started: seed, whose weights" in report
     assert "Invalid feature specification ([cluster] constraint)" in report
 

@@ -142,9 +142,11 @@ class Tiny:
 
 
 def run(path, segment):
+    from harness.rank.loopback import listen_on_loopback
     from harness.rank.parent import die_with_parent
 
     die_with_parent()
+    listen_on_loopback()
     faulthandler.register(signal.SIGUSR1)
     import torch.distributed as dist
 

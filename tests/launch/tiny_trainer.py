@@ -28,6 +28,8 @@ def main(output, steps, mode, at):
 def go_wrong(mode, output, rank):
     if mode == "raise" and rank == 1:
         raise ValueError("a tiny trainer was told to raise")
+    if mode == "slow":
+        time.sleep(2)
     if mode == "exit":
         sys.exit(3)
     if mode == "no curve":

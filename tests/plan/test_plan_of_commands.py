@@ -124,6 +124,10 @@ def test_arithmetic_is_float32_unless_the_config_says_otherwise(planned, written
             "training = { steps = 2, local_batch_size = 2, dtype = 'fp32' }",
             "training.dtype: 'fp32' is no known data type",
         ),
+        (
+            "training = { steps = 2, local_batch_size = 2, dtype = ['float32'] }",
+            "training.dtype: ['float32'] is no known data type (did you mean 'float32'?",
+        ),
     ],
 )
 def test_sizes_that_a_plan_needs(refused, config, expected):

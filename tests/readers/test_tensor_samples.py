@@ -2,6 +2,10 @@
 
 import json
 import pickle
+import struct
+import tracemalloc
+import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -193,3 +197,77 @@ def test_a_cut_or_damaged_sample_is_named(tmp_path):
     path.write_bytes(content[:at] + bytes(200) + content[at + 200 :])
     with pytest.raises(EvidenceError, match=r"step-00000001\.npz: \w+: cannot be read: "):
         read_sample(path)
+
+
+def peak_of(action):
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_file_takes_no_more_memory_than_its_length(tmp_path):
+    path = tmp_path / "step-00000001.npz"
+    np.savez_compressed(path, **arrays(gradients_norm=np.zeros(30_000_000)))
+    assert path.stat().st_size < 1_000_000
+
+    def read():
+        with pytest.raises(EvidenceError, match=r"npz: \w+\.npy: is compressed, which converge's"):
+            read_sample(path)
+
+    assert peak_of(read) < 10_000_000
+
+
+def test_arrays_that_nobody_asks_for_are_not_loaded(tmp_path):
+    path = save(tmp_path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("unknown.npy", bytes(30_000_000))
+        archive.writestr("no array.txt", b"none")
+    assert peak_of(lambda: read_sample(path)) < 10_000_000
+
+
+def with_header(folder, header):
+    """A sample whose ``sizes`` is a header alone."""
+    path = folder / "step-00000001.npz"
+    whole = arrays()
+    del whole["sizes"]
+    np.savez(path, **whole)
+    text = header.ljust(117) + b"\n"
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("sizes.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (999999999999,), }",
+        b"{'descr': '<U0', 'fortran_order': False, 'shape': (999999999999,), }",
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': (-1,), }",
+        b"{'descr': '<i8', 'fortran_order': False, 'shape': 'many', }",
+        b"{'descr': 'what', 'fortran_order': False, 'shape': (1,), }",
+        b"{'descr': [('a', ",
+        b"(" * 100,
+        b'"""',
+        b"\xff\x00",
+        b"",
+    ],
+)
+def test_a_header_that_is_damaged_or_lies_is_named(tmp_path, header):
+    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: sizes: cannot be read: "):
+        read_sample(with_header(tmp_path, header))
+
+
+def test_whatever_byte_is_damaged_ends_in_a_sample_or_in_our_error(tmp_path):
+    path = save(tmp_path)
+    whole = path.read_bytes()
+    generator = np.random.default_rng(1)
+    ends = [*range(len(whole) - 400, len(whole)), *range(400)]  # the directory, and headers
+    for at in [*ends, *generator.integers(len(whole), size=300)]:
+        damaged = bytearray(whole)
+        damaged[at] ^= int(generator.integers(1, 256))
+        path.write_bytes(damaged)
+        with suppress(EvidenceError, StoreError):
+            read_sample(path)

@@ -19,6 +19,7 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
+from harness.rank import loopback
 from harness.trainers import (
     AGENT_MODULE,
     Rendezvous,
@@ -54,7 +55,7 @@ COMMAND = Command(
 CURVES = replace(
     COMMAND, probed=False, curves="{output}/{seed}/loss.csv", columns={"loss": "train/loss"}
 )
-MEETING = Rendezvous(endpoint="127.0.0.1:41234")
+MEETING = Rendezvous(port=41234)
 
 
 def job(command=COMMAND, **changes):
@@ -114,9 +115,20 @@ def test_only_a_probed_program_is_started_by_an_agent_of_ours():
     probed = agent_argv(job(), FOLDER, logs=FOLDER / "logs", data=DATA)
     curves = agent_argv(job(CURVES), FOLDER, logs=FOLDER / "logs", data=DATA)
     assert probed[2] == AGENT_MODULE
-    assert curves[2] == "torch.distributed.run"
-    assert probed[3:] == curves[3:]
-    assert curves == argv(job(CURVES), FOLDER, data=DATA)
+    # torchrun, by a file: the environment need not have this package.
+    assert curves[1] == str(Path(loopback.__file__))
+    assert probed[3:] == curves[2:]
+    typed = argv(job(CURVES), FOLDER, data=DATA)
+    assert typed[1:3] == ("-m", "torch.distributed.run")
+    assert curves[2:] == typed[3:]
+
+
+def test_agents_of_a_call_meet_in_its_own_file_under_its_own_name():
+    meeting = Rendezvous(endpoint="/private/abc", name="abc")
+    made = agent_argv(job(), FOLDER, logs=FOLDER / "logs", meeting=meeting, data=DATA)
+    assert "--rdzv-endpoint=/private/abc" in made
+    assert "--rdzv-conf=store_type=file" in made
+    assert "--rdzv-id=abc" in made
 
 
 def test_deepspeed_is_told_the_gpus_of_the_job_by_their_ids():

@@ -20,7 +20,7 @@ from harness.launch.cluster.standing import (
 from harness.launch.cluster.submission import read_submission
 from harness.launch.progress import last_line
 from harness.model import Plan, Role, RunRecord
-from harness.store import Store, slug
+from harness.store import Store, read_json
 from harness.trainers import comes_in_passes
 
 NOT_SUBMITTED = "not submitted"
@@ -67,7 +67,7 @@ def status(plan: Plan, site: Site) -> tuple[Row, ...]:
 
 
 def _orphans(store: Store) -> dict[str, str]:
-    """Ids of submitted jobs that have no record, by the names of their folders but the identity.
+    """Ids of submitted jobs that have no record, by their names.
 
     A job of a plan whose folder has another identity is one of those as they were meant before.
     """
@@ -77,7 +77,8 @@ def _orphans(store: Store) -> dict[str, str]:
             continue
         with suppress(StoreError):  # of another plan, perhaps: whose turn it is, will say so
             if submission := read_submission(folder):
-                found[folder.name.rpartition("-")[0]] = submission.job_id or submission.name
+                name = str(read_json(folder / "job.json").get("name"))
+                found[name] = submission.job_id or submission.name
     return found
 
 
@@ -91,7 +92,7 @@ def _row(standing: Standing, over: RunRecord | None, orphans: Mapping[str, str])
         reason = record.error.message if record.error else ""
     elif state is None:
         word = NOT_SUBMITTED if submission is None else BROKEN_OFF
-        before = orphans.get(slug(job.name)) if submission is None else None
+        before = orphans.get(job.name) if submission is None else None
         if before is not None:
             reason = (
                 f"job {before} of this name is another: of another experiment, or what it means "

@@ -1,0 +1,57 @@
+"""A real matrix of real torchtitan: no port of its processes can be reached from elsewhere."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from listening import sampling
+
+ROOT = Path(__file__).parents[2]
+TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+MATRIX = """
+schema = 1
+name = "listening"
+repeats = []
+[trainer]
+train_config = "train_configs/llama3_debug.toml"
+[trainer.set]
+"training.steps" = 4
+"training.local_batch_size" = 4
+[control]
+name = "fsdp2"
+waive = ["control-is-repeated"]
+parallelism = { dp_shard = 2 }
+[[test]]
+kind = "fault"
+name = "killed"
+parallelism = { dp_shard = 2 }
+checkpoint_every = 2
+restarts = "torchrun"
+faults = [{ kind = "kill", step = 3, rank = 1 }]
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_every_port_of_a_real_matrix_is_on_loopback(tmp_path):
+    if not (TOOLCHAINS / "torchtitan-0.3.0").is_dir():
+        pytest.skip("no toolchain torchtitan-0.3.0: nox -s tests builds it")
+    (tmp_path / "train_configs").symlink_to(ROOT / "train_configs")
+    (tmp_path / "listening.toml").write_text(MATRIX)
+    harness = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", "listening.toml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    with sampling(psutil.Process(harness.pid)) as sampled:
+        output, _ = harness.communicate()
+    assert "killed: finished" in output, output
+    assert sampled.addresses == {"127.0.0.1"}
+    assert set(sampled.folders.values()) == {0o700}
+    assert not any(folder.exists() for folder in sampled.folders)

@@ -1,0 +1,58 @@
+"""What other users of the machine, and of its network, can reach of a run: nothing but loopback."""
+
+from dataclasses import replace
+
+import psutil
+from launch_jobs import plan_of
+from listening import sampling
+from test_command_jobs import command_job
+
+from harness.launch import run_plan
+from harness.model import RankLauncher, Recovery, RunStatus
+
+
+def run(plan, store, options):
+    with sampling(psutil.Process()) as sampled:
+        records = run_plan(plan, store, options, lambda _: None)
+    assert {record.status for record in records} == {RunStatus.FINISHED}, records
+    return sampled
+
+
+def require_private(sampled):
+    """That they listened at all, on loopback, and met in folders that are gone by now."""
+    assert sampled.addresses == {"127.0.0.1"}
+    assert set(sampled.folders.values()) == {0o700}
+    assert not any(folder.exists() for folder in sampled.folders)
+
+
+def test_ranks_and_their_agent_listen_on_loopback(tiny, store, cold):
+    require_private(run(plan_of(tiny("cold", seconds=0.2)), store, cold))
+
+
+def test_agents_of_several_nodes_meet_in_a_private_file(tiny, store, cold):
+    job = tiny("nodes", steps=4, seconds=0.2)
+    recovery = Recovery(faults=(), checkpoint_every=2, nodes=(2, 2))
+    job = replace(job, spec=replace(job.spec, recovery=recovery))
+    require_private(run(plan_of(job), store, replace(cold, rank_module="tiny_passes")))
+
+
+def test_torchrun_of_an_environment_without_this_package_listens_on_loopback(
+    toolchain, store, cold, monkeypatch
+):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    job = command_job(
+        "torchrun",
+        mode="slow",
+        at=3,
+        ranks=2,
+        launcher=RankLauncher.TORCHRUN,
+        python=toolchain.python,
+    )
+    require_private(run(plan_of(job), store, cold))
+
+
+def test_a_warm_start_is_as_private(tiny, store, cold):
+    job = tiny("warm", seconds=0.2)
+    sampled = run(plan_of(job), store, replace(cold, warm=True))
+    require_private(sampled)
+    assert len(sampled.folders) == 2  # of the server's socket, and of the matrix

@@ -1,0 +1,60 @@
+"""What a process and all that it started listen on, and where they meet, by sampling."""
+
+import threading
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+ENDPOINT = "--rdzv-endpoint="
+SOCKET = "--socket"
+
+
+class Sampled:
+    """What was seen so far."""
+
+    def __init__(self):
+        self.addresses = set()
+        self.folders = {}
+        """Of rendezvous files and of the warm server's socket, with their modes."""
+
+    def look(self, process):
+        self.addresses |= {
+            each.laddr.ip
+            for each in process.net_connections(kind="inet")
+            if each.status == psutil.CONN_LISTEN
+        }
+        words = process.cmdline()
+        files = [word.removeprefix(ENDPOINT) for word in words if word.startswith(ENDPOINT)]
+        files += [after for word, after in pairwise(words) if word == SOCKET]
+        for folder in (Path(file).parent for file in files):
+            self.folders[folder] = folder.stat().st_mode & 0o777
+
+
+@contextmanager
+def sampling(root):
+    """Look at a process and its descendants again and again, as long as the block lasts."""
+    sampled, over = Sampled(), threading.Event()
+
+    def sample():
+        while not over.wait(0.02):
+            for process in family():
+                try:
+                    sampled.look(process)
+                except (psutil.Error, FileNotFoundError):
+                    continue  # it has ended meanwhile
+
+    def family():
+        try:
+            return [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield sampled
+    finally:
+        over.set()
+        thread.join()

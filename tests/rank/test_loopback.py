@@ -1,0 +1,58 @@
+"""Stores of ranks that meet on loopback listen there only; others as torch has it."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, sys
+import torch.distributed as dist
+from harness.rank.loopback import listen_on_loopback
+
+def listening():
+    own = {os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")}
+    sockets = {path.rpartition("/")[2] for path in own}
+    for table in ("tcp", "tcp6"):
+        for line in open(f"/proc/self/net/{table}").readlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in sockets:
+                yield local.partition(":")[0]
+
+if sys.argv[2] == "ours":
+    listen_on_loopback()
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": sys.argv[1], "MASTER_PORT": "0"}
+from torch.distributed.elastic.utils.distributed import get_free_port
+os.environ["MASTER_PORT"] = str(get_free_port())
+for _ in range(2):  # the second time its own server has the port
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print(*sorted(set(listening())))
+    store = dist.distributed_c10d._get_default_store()  # keeps the server
+    dist.destroy_process_group()
+"""
+LOOPBACK = "0100007F"
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def listening(host, how):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, host, how],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={"GLOO_SOCKET_IFNAME": "lo", "PATH": ""},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_rank_that_makes_the_store_listens_on_loopback(host):
+    assert listening(host, "ours") == [LOOPBACK] * 2
+
+
+def test_torch_itself_listens_everywhere():
+    assert all(set(seen.split()) - {LOOPBACK} for seen in listening("127.0.0.1", "torch"))
