@@ -19,7 +19,7 @@ from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
 from harness.model import Calibration, Evidence
-from harness.readers import read_curves, read_spec
+from harness.readers import read_curves, read_spec, same_path
 from harness.report import build_view
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         raise ConfigError(
             Problem(f"--margin {margin}", "is no relative difference", "as in 0.005 for 0.5%")
         )
+    _require_own_repeats(arguments)
     control = read_curves(arguments.control, columns=columns)
     control_spec = read_spec(arguments.control)
     calibration = _calibration(arguments, control, columns, console)
@@ -56,6 +57,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
                 control_spec=control_spec,
                 tolerances=allowed,
                 margin=margin,
+                one_path=same_path(path, arguments.control),
             )
         )
         envelopes[test.name] = limits(test, control, calibration, allowed)
@@ -69,6 +71,26 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
     )
     show_verdicts(console, view, arguments.out)
     return exit_code(verdicts)
+
+
+def _require_own_repeats(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a repeat that is also what it is to judge.
+
+    A test set that teaches the limits it is judged by is inside of them, whatever it did.
+    """
+    judged = {"CONTROL": arguments.control, **{f"TEST {path}": path for path in arguments.tests}}
+    problems = [
+        Problem(
+            f"--repeat {repeat}",
+            f"is {what} itself",
+            "give another run of the control, made for this",
+        )
+        for repeat in arguments.repeat
+        for what, path in judged.items()
+        if same_path(repeat, path)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _calibration(

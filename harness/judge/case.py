@@ -44,6 +44,8 @@ class Case:
     """By which errors of low precision are judged; None: there is no reference."""
     errors: Errors | None = None
     """These errors; None where they could not be measured."""
+    one_path: bool = False
+    """Whether both were read from one file or folder."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -59,6 +61,7 @@ def make_case(
     margin: float | None = None,
     own_start: bool = False,
     measure: Measure | None = None,
+    one_path: bool = False,
 ) -> Case:
     """Gather the inputs and compare the runs.
 
@@ -86,6 +89,7 @@ def make_case(
         own_start=own_start,
         renamed=aligned.renamed,
         measure=measure,
+        one_path=one_path,
         errors=measure_errors(test, measure) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),

@@ -17,6 +17,7 @@ from harness.judge import (
     stepwise,
     tensor_checks,
     tensor_integrity,
+    trained,
 )
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
@@ -37,6 +38,7 @@ from harness.model import (
 
 CHECKS: tuple[Question, ...] = (
     *integrity.CHECKS,
+    trained.something_trained,
     *comparability.CHECKS,
     *first_step.CHECKS,
     *tensor_integrity.CHECKS,
@@ -54,11 +56,12 @@ runs that were made in several passes, or should have been."""
 
 FIRST = (
     integrity.control_sound,
+    trained.something_trained,
     comparability.control_in_force,
     tensor_integrity.starts_as_the_control,
 )
-"""Asked first: when the control is broken, or another start was made, no other answer means
-anything."""
+"""Asked first: when the control is broken or learns nothing, or another start was made, no other
+answer means anything."""
 
 _TOLD_BY = {
     RunStatus.REFUSED: "job.sh",
@@ -82,6 +85,7 @@ def judge(
     margin: float | None = None,
     own_start: bool = False,
     measure: Measure | None = None,
+    one_path: bool = False,
 ) -> Verdict:
     """Judge one test set against its control.
 
@@ -92,7 +96,8 @@ def judge(
     ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
     the spec's. ``own_start`` says that each run was given a seed checkpoint of its own: other
     initial weights are then no fault of the run, and nothing can be told of it. ``measure`` are the
-    runs by which errors of low precision are judged.
+    runs by which errors of low precision are judged. ``one_path`` says that test and control were
+    read from one file or folder.
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
@@ -112,6 +117,7 @@ def judge(
         margin=margin,
         own_start=own_start,
         measure=measure,
+        one_path=one_path,
     )
     first = tuple(question(case) for question in FIRST)
     broken = [check for check in first if check.outcome is Outcome.INVALID]

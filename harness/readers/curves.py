@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.errors import EvidenceError
 from harness.model import Evidence
-from harness.readers.foreign import path_exists, read_foreign
+from harness.readers.foreign import file_of_foreign, path_exists, read_foreign
 from harness.readers.names import check_columns
 from harness.readers.run_folder import read_run, run_folder_of
 
@@ -30,6 +30,21 @@ def read_curves(path: Path, columns: Mapping[str, str] | None = None) -> Evidenc
         raise EvidenceError(f"{path}: does not exist{_nearest(path)}")
     folder = run_folder_of(path)
     return read_run(folder) if folder is not None else read_foreign(path, columns)
+
+
+def same_path(first: Path, second: Path) -> bool:
+    """Whether ``read_curves`` reads one and the same file or folder for two paths.
+
+    A folder and the one file in it that is read count as the same, and so do links.
+    """
+    try:
+        return _read_at(first).samefile(_read_at(second))
+    except OSError:
+        return False  # one of them is not there, which reading it says better
+
+
+def _read_at(path: Path) -> Path:
+    return run_folder_of(path) or file_of_foreign(path)
 
 
 def _nearest(path: Path) -> str:

@@ -55,6 +55,36 @@ def test_a_run_cut_short_is_undecided(control, tmp_path):
     assert judged(control, cut) == 3
 
 
+@pytest.mark.parametrize("link", ["", "symlink_to", "hardlink_to"])
+def test_a_curve_compared_with_itself_is_no_comparison(control, tmp_path, capsys, link):
+    test = control
+    if link:
+        test = tmp_path / "link.jsonl"
+        getattr(test, link)(control)
+    assert judged(control, test) == 3
+    assert "are one and the same path" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_and_the_file_in_it_are_one_path(tmp_path, capsys):
+    history = [{"step": step, "loss": loss(step)} for step in range(1, STEPS + 1)]
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": history}))
+    assert judged(tmp_path, state) == 3
+    assert "are one and the same path" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_stands_still_is_no_comparison(tmp_path):
+    tests = [write(tmp_path / f"{name}.jsonl", dict.fromkeys(range(1, 51), 0.0)) for name in "ab"]
+    assert judged(*tests) == 3
+
+
+def test_a_repeat_that_is_what_it_judges_is_refused(control, tmp_path, capsys):
+    test = write(tmp_path / "t.jsonl", {step: 1.004 * loss(step) for step in range(1, STEPS + 1)})
+    for repeat, what in ((test, "TEST"), (control, "CONTROL")):
+        assert main(["compare", str(control), str(test), "--repeat", str(repeat)]) == 2
+        assert f"is {what}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_reports_are_written_where_asked(control, tmp_path, capsys):
     test = write(tmp_path / "bad.jsonl", {step: 1.2 * loss(step) for step in range(1, STEPS + 1)})
     folder = tmp_path / "rëports with spaces"
