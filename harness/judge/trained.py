@@ -31,10 +31,11 @@ def something_trained(
             f"({control.source}): nothing is compared; give the curve of another run"
         )
     loss = pair(test, control, "loss")
-    if spec is None and 0 < loss.steps.size < FEWEST_POINTS:
+    longest = max(series(each, "loss").steps.size for each in (test, control))
+    if spec is None and 0 < longest < FEWEST_POINTS:
         return invalid(
-            f"{test.name} and its control have the loss of one step in common, step "
-            f"{loss.steps[0]}: at least {FEWEST_POINTS} make a curve"
+            f"{test.name} and its control {control.name} have the loss of a single step: at least "
+            f"{FEWEST_POINTS} make a curve"
         )
     still = _still(control, loss)
     return invalid(f"nothing was trained: {still}") if still else passed()

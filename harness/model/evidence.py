@@ -300,6 +300,8 @@ class Evidence:
     """How many frozen steps the run was told to make."""
     problems: tuple[str, ...] = ()
     """What the probe could not measure, in sentences, the step in each."""
+    contradictions: tuple[str, ...] = ()
+    """What the source says of its own steps that its values do not hold, in clauses."""
     replayed: tuple[int, ...] = ()
     """Steps that the source has more than once (a restart replays): the last values are kept."""
     replay_conflicts: tuple[str, ...] = ()

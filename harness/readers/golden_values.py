@@ -10,20 +10,23 @@ is iteration 1: with ``start_step`` 0, value i is that of iteration ``1 + i * st
 (Megatron-LM, ``tests/functional_tests/python_test_utils``, 2024). With another start, value i is
 that of iteration ``start_step + i * step_interval``.
 
+Where ``start_step``, ``end_step`` and ``step_interval`` are not those of the values, some were cut
+out, or put in by hand.
+
 The string ``"nan"`` stands where their reader found no value, and their comparison makes it equal
 to any other such string. Here it is NaN, so that a curve with one never passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.model import Evidence
+from harness.model import Evidence, Integers
 from harness.readers.lines import fail, numbers, step_number
 from harness.readers.names import Columns, find_signals
 from harness.readers.points import Points, settle
@@ -55,7 +58,12 @@ def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns
     rounding: dict[str, float] = {}
     for signal in points:
         rounding |= rounding_of(evidence.signals, signal, PLACES)
-    return replace(evidence, rounding=rounding)
+    told = [
+        clause
+        for signal, name in found.items()
+        for clause in _contradictions(name, document[name], points[signal].steps)
+    ]
+    return replace(evidence, rounding=rounding, contradictions=tuple(told))
 
 
 def _points(where: str, entry: Mapping[str, Any]) -> Points:
@@ -74,6 +82,24 @@ def _points(where: str, entry: Mapping[str, Any]) -> Points:
         fail(where, f"{VALUES} is a {type(values).__name__}, must be a JSON object or a list")
     column = numbers(lambda step: f"{where}, step {step}", steps, "the value", listed)
     return Points(np.array(steps, dtype=np.int64), column)
+
+
+def _contradictions(name: str, entry: Mapping[str, Any], steps: Integers) -> Iterator[str]:
+    """What the entry says of its steps and does not hold; ``steps`` as its values have them."""
+    start, end, interval = (entry.get(key) for key in ("start_step", "end_step", "step_interval"))
+    if not steps.size or not isinstance(interval, int) or interval < 1:
+        return
+    ordered = np.unique(steps)
+    first, last = int(ordered[0]), int(ordered[-1])
+    if isinstance(start, int) and first >= max(start, FIRST_ITERATION) + interval:
+        yield f"start_step of {name!r} is {start}, but its first value is of step {first}"
+    if isinstance(end, int) and not last <= end < last + interval:
+        yield f"end_step of {name!r} is {end}, but its last value is of step {last}"
+    gaps = np.diff(ordered)
+    # The first distance is shorter: 1, 5, 10.
+    apart = int(np.median(gaps[1:])) if gaps.size > 1 else interval
+    if apart != interval:
+        yield f"step_interval of {name!r} is {interval}, but its values are {apart} steps apart"
 
 
 def _count(where: str, entry: Mapping[str, Any], key: str) -> int:

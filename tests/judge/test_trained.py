@@ -29,7 +29,7 @@ NOTHING = {
     "losses of 0": ({"loss": (0.0,) * STEPS}, "loss of the control a is 0 at all 20 steps"),
     "one loss": ({"loss": (8.3,) * STEPS, "grad_norm": NORMS}, "is 8.3 at all 20 steps"),
     "gradients of 0": ({"loss": LOSSES, "grad_norm": (0.0,) * STEPS}, "grad norm of the control"),
-    "one point": ({"loss": LOSSES[:1]}, "the loss of one step in common"),
+    "one point": ({"loss": LOSSES[:1]}, "the loss of a single step"),
 }
 
 
