@@ -21,7 +21,6 @@ import numpy as np
 from harness.judge.chance import mean_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
 from harness.judge.curves import Pair, pair, second_half, signed_difference
-from harness.judge.envelope import tolerance_for
 from harness.judge.floors import WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
 from harness.model import Calibration, Evidence, Limit, Outcome, Tier
@@ -42,22 +41,17 @@ def loss_equivalent(
     control: Evidence,
     calibration: Calibration | None,
     margin: float | None,
-    tolerances: Mapping[str, float],
 ) -> Finding:
     """The loss is equivalent to the control's over the second half of the run.
 
     The mean difference, or the level that it drifts to, is larger than the margin: the model does
     not learn the same thing, however small the difference of a single step.
     """
-    limit = _margin(test, control, margin, tolerances)
+    limit = _margin(test, control, margin)
     signal, curves = _loss(test, control)
     count = int(curves.steps.size)
-    if not count:
-        return skipped("no loss on one side")
     if count < 2 * FEWEST:
-        return skipped(
-            f"too short for a test of equivalence: {count} steps in common, at least {2 * FEWEST}"
-        )
+        return _too_short(count, margin)
     window = second_half(curves)
     difference = signed_difference(window)
     finite = np.isfinite(difference)
@@ -97,17 +91,28 @@ _OUTCOMES: Mapping[Answer, Outcome] = {
 }
 
 
-def _margin(
-    test: Evidence, control: Evidence, margin: float | None, tolerances: Mapping[str, float]
-) -> Limit:
-    """What is set, else the default; a difference tolerated at every step is one on average."""
+def _too_short(count: int, margin: float | None) -> Finding:
+    """Skipped, unless somebody set a margin: what was asked is answered, or said to be open."""
+    words = f"{count} steps in common, at least {2 * FEWEST} are needed"
+    if margin is None:
+        return skipped(f"too short for a test of equivalence: {words}")
+    return Finding(
+        Outcome.INCONCLUSIVE,
+        f"nothing tells whether the mean loss is within the margin of {margin:g}: {words}",
+        limit=Limit(margin, "margin set in the file"),
+        unit="relative",
+    )
+
+
+def _margin(test: Evidence, control: Evidence, margin: float | None) -> Limit:
+    """What is set, else the default.
+
+    No tolerance widens it: what may happen at a single step may not last.
+    """
     if margin is not None:
         return Limit(margin, "margin set in the file")
     alike = test.precision is control.precision
     default = SAME_REGIME if alike else COARSER_REGIME
-    tolerated = tolerance_for("loss", tolerances)
-    if tolerated is not None and tolerated > default:
-        return Limit(tolerated, "tolerance set in the file")
     return Limit(default, f"margin for {test.precision.value} against {control.precision.value}")
 
 

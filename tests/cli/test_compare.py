@@ -159,6 +159,21 @@ def test_a_margin_that_is_none_is_refused(control, capsys, margin):
     assert "is no relative difference" in capsys.readouterr().err
 
 
+def test_a_margin_that_a_short_curve_cannot_answer_leaves_it_open(tmp_path, capsys):
+    paths = [
+        write(tmp_path / f"{factor}.jsonl", {s: factor * loss(s) for s in range(1, 11)})
+        for factor in (1, 1.02)
+    ]
+    command = ["compare", *map(str, paths), "--tolerance", "loss=0.2", "--margin", "0.001"]
+    assert main(command) == 3
+    assert "10 steps in common, at least 16" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_tolerance_alone_excuses_no_lasting_difference(control, tmp_path):
+    test = write(tmp_path / "t.jsonl", {s: 1.02 * loss(s) for s in range(1, STEPS + 1)})
+    assert main(["compare", str(control), str(test), "--tolerance", "loss=0.2"]) != 0
+
+
 def test_curves_of_one_name_are_told_apart(control, tmp_path):
     (tmp_path / "other").mkdir()
     same = {step: loss(step) for step in range(1, STEPS + 1)}
