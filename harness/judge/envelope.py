@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.chance import SIGNAL_ALARMS, multiples
-from harness.judge.curves import Pair, common_steps, pair, relative_difference
+from harness.judge.curves import Pair, common_steps, pair, relative_difference, rounding_share
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
     FLOORS,
@@ -96,8 +96,10 @@ def compare(
     tolerance = tolerance_for(signal, tolerances or {})
     if tolerance is not None:
         nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
-        limit = np.full(curves.steps.size, tolerance)
-        return Envelope(signal, *curves, difference, limit, nowhere, floor_origin="set in the file")
+        printed = _printed(test, control, signal, curves)
+        origin = "set in the file" + (_ROUNDED if np.any(printed) else "")
+        limit = tolerance + printed
+        return Envelope(signal, *curves, difference, limit, nowhere, floor_origin=origin)
     return _learnt(signal, test, control, calibration, curves, difference)
 
 
@@ -167,14 +169,21 @@ def _learnt(
         learnt_origin = (
             f"{times}spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"
         )
-    rounding = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
-    if rounding:
-        magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))
-        printed = magnitude > rounding  # below that nothing of the value was printed
-        limit = limit + rounding / np.where(printed, magnitude, np.inf)
-        floor_origin += ", and the rounding of the log"
-        learnt_origin += ", and the rounding of the log" if learnt_origin else ""
+    printed = _printed(test, control, signal, curves)
+    if np.any(printed):
+        limit = limit + printed
+        floor_origin += _ROUNDED
+        learnt_origin += _ROUNDED if learnt_origin else ""
     return Envelope(signal, *curves, difference, limit, learnt, floor_origin, learnt_origin)
+
+
+_ROUNDED = ", and the rounding of the log"
+
+
+def _printed(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+    """What the printing of both sources adds to a limit: nothing where nothing was printed."""
+    share = rounding_share(test, control, signal, curves)
+    return np.where(np.isfinite(share), share, 0.0)
 
 
 def _multiples(steps: Integers, calibration: Calibration) -> Floats:

@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.judge.chance import mean_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
-from harness.judge.curves import Pair, pair, second_half, signed_difference
+from harness.judge.curves import Pair, pair, rounding_share, second_half, signed_difference
 from harness.judge.floors import WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
 from harness.model import Calibration, Evidence, Limit, Outcome, Tier
@@ -50,16 +50,18 @@ def loss_equivalent(
     limit = _margin(test, control, margin)
     signal, curves = _loss(test, control)
     count = int(curves.steps.size)
+    window = second_half(curves)
+    printed = float(np.mean(rounding_share(test, control, signal, window))) if count else 0.0
+    if not printed < limit.value:
+        return _printed_too_coarsely(printed, limit, window)
     if count < 2 * FEWEST:
         return _too_short(count, margin)
-    window = second_half(curves)
     difference = signed_difference(window)
     finite = np.isfinite(difference)
     if not finite.all():
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
-    printed = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
-    found = equivalence(difference, limit.value, rounding=_rounded(printed, window))
+    found = equivalence(difference, limit.value, rounding=printed)
     ordinary = _ordinary(found, signal, test, control, calibration)
     first, last = int(window.steps[0]), int(window.steps[-1])
     outcome = Outcome.INCONCLUSIVE if ordinary else _OUTCOMES[found.outcome]
@@ -104,6 +106,19 @@ def _too_short(count: int, margin: float | None) -> Finding:
     )
 
 
+def _printed_too_coarsely(printed: float, limit: Limit, window: Pair) -> Finding:
+    """Open, however short the run: equal digits would be no evidence of equal values."""
+    share = f"{printed:.2g} of" if np.isfinite(printed) else "all there is of"
+    return Finding(
+        Outcome.INCONCLUSIVE,
+        f"the loss is printed too coarsely: what is rounded off is {share} it on average, and the "
+        f"margin is {limit.value:g}; log it with more digits",
+        limit=limit,
+        unit="relative",
+        steps=(int(window.steps[0]), int(window.steps[-1])),
+    )
+
+
 def _margin(test: Evidence, control: Evidence, margin: float | None) -> Limit:
     """What is set, else the default.
 
@@ -143,15 +158,6 @@ def _ordinary(
         f": different, but means of the control's own repeats are off by {known.lasting:.1g}, so "
         f"up to {most:.1g} may be chance"
     )
-
-
-def _rounded(printed: float, window: Pair) -> float:
-    """Rounding of a log as a relative difference, on average over the window."""
-    if not printed:
-        return 0.0
-    magnitude = np.minimum(np.abs(window.test), np.abs(window.control))
-    with np.errstate(divide="ignore"):
-        return float(np.mean(printed / magnitude))
 
 
 def _outlook(found: Equivalence, window: Pair) -> str:

@@ -30,10 +30,9 @@ from harness.model import Evidence, Integers
 from harness.readers.lines import fail, numbers, step_number
 from harness.readers.names import Columns, find_signals
 from harness.readers.points import Points, settle
-from harness.readers.rounding import rounding_of
+from harness.readers.rounding import digits_of, printed_with
 
 VALUES = "values"
-PLACES = 5
 FIRST_ITERATION = 1
 
 
@@ -55,33 +54,35 @@ def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns
     found = find_signals(str(path), metrics, columns)
     points = {signal: _points(f"{path}: {name}", document[name]) for signal, name in found.items()}
     evidence = settle(points, grid=("loss",)).evidence(path.stem, source=str(path))
-    rounding: dict[str, float] = {}
-    for signal in points:
-        rounding |= rounding_of(evidence.signals, signal, PLACES)
     told = [
         clause
         for signal, name in found.items()
         for clause in _contradictions(name, document[name], points[signal].steps)
     ]
-    return replace(evidence, rounding=rounding, contradictions=tuple(told))
+    digits = {signal: digits_of(_listed(document[name])) for signal, name in found.items()}
+    return replace(printed_with(evidence, digits), contradictions=tuple(told))
 
 
 def _points(where: str, entry: Mapping[str, Any]) -> Points:
     """One metric's values, in either layout."""
     values = entry[VALUES]
     if isinstance(values, dict):
-        listed = list(values.values())
         steps = [step_number(lambda _: where, 0, key) for key in values]
     elif isinstance(values, list):
-        listed = values
         start, interval = _count(where, entry, "start_step"), _count(where, entry, "step_interval")
         if interval < 1:
             fail(where, "step_interval is 0, which no list of steps can have")
         steps = [(start or FIRST_ITERATION) + at * interval for at in range(len(values))]
     else:
         fail(where, f"{VALUES} is a {type(values).__name__}, must be a JSON object or a list")
-    column = numbers(lambda step: f"{where}, step {step}", steps, "the value", listed)
+    column = numbers(lambda step: f"{where}, step {step}", steps, "the value", _listed(entry))
     return Points(np.array(steps, dtype=np.int64), column)
+
+
+def _listed(entry: Mapping[str, Any]) -> list[Any]:
+    """The values of an entry, in the order of the file."""
+    values = entry[VALUES]
+    return list(values.values()) if isinstance(values, dict) else list(values)
 
 
 def _contradictions(name: str, entry: Mapping[str, Any], steps: Integers) -> Iterator[str]:
