@@ -36,14 +36,14 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
             Problem(f"--margin {margin}", "is no relative difference", "as in 0.005 for 0.5%")
         )
     _require_own_repeats(arguments)
-    control = read_curves(arguments.control, columns=columns)
+    control = read_curves(arguments.control, columns, since=arguments.since)
     control_spec = read_spec(arguments.control)
     calibration = _calibration(arguments, control, columns, console)
     verdicts = []
     envelopes = {}
     evidences = {control.name: control}
     for path in arguments.tests:
-        test = read_curves(path, columns=columns)
+        test = read_curves(path, columns, since=arguments.since)
         test = replace(test, name=_free_name(test, path, evidences))
         evidences[test.name] = test
         spec = read_spec(path)
@@ -114,7 +114,7 @@ def _calibration(
         return read
     if not arguments.repeat:
         return None
-    repeats = [read_curves(path, columns=columns) for path in arguments.repeat]
+    repeats = [read_curves(path, columns, since=arguments.since) for path in arguments.repeat]
     learnt = calibrate(control, repeats)
     if arguments.out is not None:
         known = {repeat.name: repeat.identity for repeat in repeats}

@@ -231,7 +231,8 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
             coarser.steps
         ):
             return invalid(
-                f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}",
+                f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
+                f"{_cut(evidence, first, last)}",
                 last,
             )
     return Finding(
@@ -242,6 +243,12 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
         unit="of the steps",
         steps=(first, last),
     )
+
+
+def _cut(evidence: Evidence, first: int, last: int) -> str:
+    """How to compare what both have, where the other run was resumed and goes on to the end."""
+    resumed = first > int(evidence.steps[0]) and last == int(evidence.steps[-1])
+    return f"; converge compare --from {first} compares these alone" if resumed else ""
 
 
 def _next_gap(steps: Integers) -> int:

@@ -14,7 +14,9 @@ Where ``start_step``, ``end_step`` and ``step_interval`` are not those of the va
 out, or put in by hand.
 
 The string ``"nan"`` stands where their reader found no value, and their comparison makes it equal
-to any other such string. Here it is NaN, so that a curve with one never passes.
+to any other such string. Here it is NaN, so that a curve with one never passes; but not before the
+first finite loss: a second pass, which resumed from a checkpoint (``*_2nd.json``), did not run these
+iterations, and has no values of them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.model import Evidence, Integers
+from harness.model import Column, Evidence, Integers
 from harness.readers.lines import fail, numbers, step_number
 from harness.readers.names import Columns, find_signals
 from harness.readers.points import Points, settle
@@ -53,7 +55,9 @@ def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns
     ]
     found = find_signals(str(path), metrics, columns)
     points = {signal: _points(f"{path}: {name}", document[name]) for signal, name in found.items()}
-    evidence = settle(points, grid=("loss",)).evidence(path.stem, source=str(path))
+    began = _first_run(points["loss"])
+    ran = {signal: _since(each, began) for signal, each in points.items()}
+    evidence = settle(ran, grid=("loss",)).evidence(path.stem, source=str(path))
     told = [
         clause
         for signal, name in found.items()
@@ -77,6 +81,17 @@ def _points(where: str, entry: Mapping[str, Any]) -> Points:
         fail(where, f"{VALUES} is a {type(values).__name__}, must be a JSON object or a list")
     column = numbers(lambda step: f"{where}, step {step}", steps, "the value", _listed(entry))
     return Points(np.array(steps, dtype=np.int64), column)
+
+
+def _first_run(loss: Points) -> int:
+    """The first iteration that the pass ran: that of its first finite loss; 0 where none is."""
+    finite = loss.steps[np.isfinite(loss.column.values)]
+    return int(finite.min(initial=2**62)) if finite.size else 0
+
+
+def _since(points: Points, step: int) -> Points:
+    ran = points.steps >= step
+    return Points(points.steps[ran], Column(points.column.values[ran], points.column.present[ran]))
 
 
 def _listed(entry: Mapping[str, Any]) -> list[Any]:

@@ -76,6 +76,43 @@ def test_a_curve_with_a_hole_is_undecided_and_the_steps_are_named(tmp_path, caps
     assert words in " ".join(capsys.readouterr().out.split())
 
 
+def second_pass(folder, *, off=0.0):
+    """A run of 60 steps, and one that was resumed after its 30th."""
+    paths = [folder / name for name in ("whole.json", "resumed_2nd.json")]
+    for path, began in zip(paths, (1, 31), strict=True):
+        document = json.loads(golden(EVERY))
+        values = document["lm loss"]["values"]
+        values |= {step: "nan" for step in values if int(step) < began}
+        if began > 1:
+            values |= {step: value + off for step, value in values.items() if value != "nan"}
+        path.write_text(json.dumps(document))
+    return paths
+
+
+def test_a_resumed_run_is_compared_from_its_resume_on(tmp_path, capsys):
+    whole, resumed = map(str, second_pass(tmp_path))
+    for order in ((whole, resumed), (resumed, whole)):
+        assert main(["compare", *order]) == 3
+        out = " ".join(capsys.readouterr().out.split())
+        assert "--from 31 compares these alone" in out
+        assert "blew up" not in out
+        assert main(["compare", *order, "--from", "31"]) == 0
+    (tmp_path / "off").mkdir()
+    off = map(str, second_pass(tmp_path / "off", off=1.0))
+    assert main(["compare", *off, "--from", "31"]) == 1
+
+
+@pytest.mark.parametrize(("since", "words"), [("61", "its last step is 60"), ("soon", "no step")])
+def test_a_step_that_leaves_nothing_is_refused(tmp_path, capsys, since, words):
+    paths = map(str, second_pass(tmp_path))
+    try:
+        code = main(["compare", *paths, "--from", since])
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_golden_file_that_ends_before_its_header_is_undecided(tmp_path, capsys):
     assert compared(tmp_path, "golden_values.json", range(1, 51)) == 3
     assert "end_step of 'lm loss' is 60" in " ".join(capsys.readouterr().out.split())

@@ -162,6 +162,20 @@ def test_golden_values_that_are_those_of_their_header(tmp_path, document):
     assert evidence.contradictions == ()
 
 
+def test_iterations_before_a_resume_are_missing_and_later_nans_are_not(tmp_path):
+    """Megatron-LM's ``_2nd`` files: the pass resumed after iteration 50 and ran none before."""
+    values = {
+        str(step): "nan" if step <= 25 or step == 40 else 10.0 - step / 100 for step in range(1, 51)
+    }
+    header = {"start_step": 1, "end_step": 50, "step_interval": 1}
+    document = {"lm loss": {**header, "values": values}, "grad-norm": {**header, "values": values}}
+    evidence = read_curves(file(tmp_path, "golden_values_2nd.json", json.dumps(document)))
+    assert evidence.steps.tolist() == list(range(26, 51))
+    assert [math.isnan(value) for value in evidence.signals["loss"]].count(True) == 1
+    assert len(evidence.signals["grad_norm"]) == 25
+    assert evidence.contradictions == ()
+
+
 @pytest.mark.parametrize("bad", ["nan", math.nan])
 def test_a_golden_value_that_is_nan_stays_nan(tmp_path, bad):
     text = golden(lm_loss=metric({"1": 10.8, "5": bad}))
