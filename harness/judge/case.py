@@ -77,7 +77,9 @@ def make_case(
     calibration = fitting(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
-    compared = [compare(signal, test, control, calibration, tolerances) for signal in signals]
+    compared = [
+        compare(signal, test, control, calibration, tolerances, margin) for signal in signals
+    ]
     return Case(
         test=test,
         control=control,

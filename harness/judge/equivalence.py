@@ -21,6 +21,7 @@ import numpy as np
 from harness.judge.chance import mean_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
 from harness.judge.curves import Pair, pair, rounding_share, second_half, signed_difference
+from harness.judge.envelope import Envelope
 from harness.judge.floors import WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
 from harness.model import Calibration, Evidence, Limit, Outcome, Tier
@@ -41,6 +42,7 @@ def loss_equivalent(
     control: Evidence,
     calibration: Calibration | None,
     margin: float | None,
+    envelopes: Mapping[str, Envelope],
 ) -> Finding:
     """The loss is equivalent to the control's over the second half of the run.
 
@@ -64,6 +66,7 @@ def loss_equivalent(
     found = equivalence(difference, limit.value, rounding=printed)
     ordinary = _ordinary(found, signal, test, control, calibration)
     first, last = int(window.steps[0]), int(window.steps[-1])
+    ordinary = ordinary or _unasked(found, margin, limit, envelopes.get(signal))
     outcome = Outcome.INCONCLUSIVE if ordinary else _OUTCOMES[found.outcome]
     detail = (
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
@@ -157,6 +160,20 @@ def _ordinary(
     return (
         f": different, but means of the control's own repeats are off by {known.lasting:.1g}, so "
         f"up to {most:.1g} may be chance"
+    )
+
+
+def _unasked(
+    found: Equivalence, margin: float | None, limit: Limit, envelope: Envelope | None
+) -> str:
+    """Why curves that are different may be right, where nobody set a margin; empty if not."""
+    if envelope is None or not envelope.unlearnt or margin is not None:
+        return ""
+    if found.outcome is not Answer.DIFFERENT:
+        return ""
+    return (
+        f": more than {limit.value:g}, but nobody set a margin, and nothing says how far right "
+        f"runs lie apart; --margin {1.05 * found.bound:.2g} would accept it"
     )
 
 

@@ -19,11 +19,14 @@ from harness.judge import (
     tensor_integrity,
     trained,
 )
+from harness.judge.alone import curves_alone
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
+from harness.judge.open_curves import what_settles
 from harness.judge.passes import at_resume
 from harness.judge.rounding import Measure
+from harness.judge.soundness import non_finite
 from harness.model import (
     Calibration,
     Check,
@@ -71,7 +74,8 @@ _TOLD_BY = {
 """The file of a run folder that says most of how a scheduler ended the run."""
 
 NEEDED = ("loss-first-step", "loss-envelope")
-"""Without these two answered PASS there is no PASS, whatever the others say."""
+"""Without these two answered PASS there is no PASS, whatever the others say; skipped, nothing was
+compared."""
 
 
 def judge(
@@ -119,7 +123,8 @@ def judge(
         measure=measure,
         one_path=one_path,
     )
-    first = tuple(question(case) for question in FIRST)
+    asked = (*FIRST, integrity.repeats_sound) if _by_limits_alone(case) else FIRST
+    first = tuple(question(case) for question in asked)
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
@@ -128,11 +133,19 @@ def judge(
     rest = tuple(
         question(case)
         for question in CHECKS
-        if question not in FIRST and (resumes or question.tier is not Tier.RESUME)
+        if question not in asked and (resumes or question.tier is not Tier.RESUME)
     )
     checks = first + rest
     judgement = _judgement(test.status, checks)
     return _verdict(case, judgement, checks, _cause(case, judgement, checks))
+
+
+def _by_limits_alone(case: Case) -> bool:
+    """Whether nothing but limits could tell right from wrong, which unsound repeats do not give.
+
+    Curves alone hold nothing that is exact, but for a number that is none.
+    """
+    return curves_alone(case.test, case.control) and non_finite(case.test) is None
 
 
 def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
@@ -141,7 +154,8 @@ def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
         return Judgement.FAIL
     if status is not RunStatus.FINISHED:
         return Judgement.ERROR
-    answered = {check.name for check in checks if check.outcome is Outcome.PASS}
+    settled = (Outcome.PASS, Outcome.INCONCLUSIVE)
+    answered = {check.name for check in checks if check.outcome in settled}
     if Outcome.INVALID in outcomes or not answered.issuperset(NEEDED):
         return Judgement.INVALID
     return Judgement.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else Judgement.PASS
@@ -161,6 +175,10 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return Cause(found[0] + more if found else "nothing was compared")
     if judgement is Judgement.INCONCLUSIVE:
+        equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
+        mean = equivalent.measured if equivalent else None
+        if settles := what_settles(case.envelopes, mean):
+            return Cause(settles)
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 

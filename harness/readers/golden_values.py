@@ -15,8 +15,8 @@ out, or put in by hand.
 
 The string ``"nan"`` stands where their reader found no value, and their comparison makes it equal
 to any other such string. Here it is NaN, so that a curve with one never passes; but not before the
-first finite loss: a second pass (``*_2nd.json``), which resumed from a checkpoint, did not run these
-iterations, and has no values of them.
+first finite loss: a second pass (``*_2nd.json``), which resumed from a checkpoint, ran no iteration
+before it.
 """
 
 from __future__ import annotations

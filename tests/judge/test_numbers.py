@@ -252,12 +252,14 @@ def test_a_rounded_log_is_judged_as_far_as_it_prints():
     printed = with_signals(
         control, loss=lambda step, x: round(x, 5), grad_norm=lambda step, x: round(x, 4)
     )
-    assert judge(printed, control).judgement is Judgement.FAIL
+    assert judge(printed, control).judgement is Judgement.INCONCLUSIVE
     printed = replace(printed, rounding={"loss": 5e-6, "grad_norm": 5e-5})
     verdict = judge(printed, control)
     assert verdict.judgement is Judgement.PASS
     assert "rounding of the log" in answer(verdict, "grad-norm-envelope").limit.origin
-    wrong = with_signals(printed, grad_norm=lambda step, x: x * 1.05)
+    off = with_signals(printed, grad_norm=lambda step, x: x * 1.05)
+    assert judge(off, control).judgement is Judgement.INCONCLUSIVE
+    wrong = with_signals(printed, grad_norm=lambda step, x: x * 2)
     assert judge(wrong, control).judgement is Judgement.FAIL
 
 
