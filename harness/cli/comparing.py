@@ -18,7 +18,7 @@ from harness.cli.showing import show_verdicts
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
-from harness.model import Calibration, Evidence
+from harness.model import Calibration, Evidence, Verdict
 from harness.readers import read_curves, read_spec, same_path
 from harness.report import build_view
 
@@ -48,18 +48,17 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         evidences[test.name] = test
         spec = read_spec(path)
         allowed = {**(spec.tolerances if spec else {}), **tolerances}
-        verdicts.append(
-            judge(
-                test,
-                control,
-                calibration,
-                spec=spec,
-                control_spec=control_spec,
-                tolerances=allowed,
-                margin=margin,
-                one_path=same_path(path, arguments.control),
-            )
+        verdict = judge(
+            test,
+            control,
+            calibration,
+            spec=spec,
+            control_spec=control_spec,
+            tolerances=allowed,
+            margin=margin,
+            one_path=same_path(path, arguments.control),
         )
+        verdicts.append(verdict if spec is None else _with_what_helps(verdict, arguments.out))
         envelopes[test.name] = limits(test, control, calibration, allowed)
     view = build_view(
         title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
@@ -91,6 +90,14 @@ def _require_own_repeats(arguments: argparse.Namespace) -> None:
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _with_what_helps(verdict: Verdict, out: Path | None) -> Verdict:
+    """For run folders: not this command again, but for the report, which has every parameter."""
+    if not verdict.next_command.startswith("converge compare "):
+        return verdict
+    more = "" if out is not None else f"{verdict.next_command} --out report"
+    return replace(verdict, next_command=more)
 
 
 def _calibration(

@@ -71,7 +71,7 @@ def loss_equivalent(
     detail = (
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
-        f"{found.end_half_width:.1g} at their end" + (ordinary or _outlook(found, window))
+        f"{found.end_half_width:.1g} at their end" + (ordinary or _outlook(found, window, limit))
     )
     inside = max(abs(found.mean), abs(found.end)) <= limit.value
     if outcome is Outcome.INCONCLUSIVE and count < LONG and inside and margin is None:
@@ -177,12 +177,13 @@ def _unasked(
     )
 
 
-def _outlook(found: Equivalence, window: Pair) -> str:
+def _outlook(found: Equivalence, window: Pair, limit: Limit) -> str:
     """What would settle it, in steps of the run, of which the window is the second half."""
     if found.outcome is not Answer.INCONCLUSIVE:
         return ""
     if found.further_steps is None:
-        return ": too near the margin to say how many further steps would settle it"
+        margin = f"the margin of {limit.value:g}"
+        return f": too near {margin} to say how many further steps would settle it"
     spacing = float(np.median(np.diff(window.steps)))
     further = math.ceil(2 * found.further_steps * spacing)
     return f": about {further:,} further steps would settle it"

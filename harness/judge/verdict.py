@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from harness.judge import (
@@ -19,7 +20,7 @@ from harness.judge import (
     tensor_integrity,
     trained,
 )
-from harness.judge.alone import curves_alone
+from harness.judge.alone import REPEATS, curves_alone
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
@@ -65,6 +66,10 @@ FIRST = (
 )
 """Asked first: when the control is broken or learns nothing, or another start was made, no other
 answer means anything."""
+
+PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
+CUT = re.compile(r"--from \d+")
+"""How a check says from which step on two curves have the same steps."""
 
 _TOLD_BY = {
     RunStatus.REFUSED: "job.sh",
@@ -209,7 +214,7 @@ def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: C
         look_at=cause.look_at,
         onset_step=_onset(checks),
         checks=tuple(checks),
-        next_command=_next_command(case, judgement),
+        next_command=_next_command(case, judgement, checks),
     )
 
 
@@ -223,7 +228,18 @@ def _onset(checks: Sequence[Check]) -> int | None:
     return None
 
 
-def _next_command(case: Case, judgement: Judgement) -> str:
+def _next_of_curves(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
+    """What would tell more than these curves do; empty where it is other curves."""
+    pair = f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}"
+    if judgement is Judgement.FAIL:
+        return f"converge run EXPERIMENT.toml  # {PROBED}"
+    if judgement is Judgement.INCONCLUSIVE and what_settles(case.envelopes, None):
+        return pair + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
+    cut = next((found for check in checks if (found := CUT.search(check.detail))), None)
+    return f"{pair} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
+
+
+def _next_command(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
     """What to type next; nothing after a PASS. With the repeats, or the limits would be others."""
     if judgement is Judgement.PASS:
         return ""
@@ -231,6 +247,8 @@ def _next_command(case: Case, judgement: Judgement) -> str:
         folder = _quoted(case.test.source)
         told = _TOLD_BY.get(case.test.status)
         return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
+    if curves_alone(case.test, case.control):
+        return _next_of_curves(case, judgement, checks)
     sources = case.calibration.sources if case.calibration else ()
     repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
     return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"

@@ -174,6 +174,35 @@ def test_a_tolerance_alone_excuses_no_lasting_difference(control, tmp_path):
     assert main(["compare", str(control), str(test), "--tolerance", "loss=0.2"]) != 0
 
 
+def told(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_what_helps_next_is_not_the_same_command_again(control, tmp_path, capsys):
+    steps = range(1, STEPS + 1)
+    near = write(tmp_path / "near.jsonl", {step: 1.01 * loss(step) for step in steps})
+    far = write(tmp_path / "far.jsonl", {step: 2 * loss(step) for step in steps})
+    assert main(["compare", str(control), str(near)]) == 3
+    again = "--repeat RUN_1 --repeat RUN_2 --repeat RUN_3"
+    assert f"next: converge compare {control} {near} {again}" in told(capsys)
+    assert main(["compare", str(control), str(far)]) == 1
+    assert "next: converge run EXPERIMENT.toml # both runs with the probe" in told(capsys)
+    assert main(["compare", str(control), str(control)]) == 3
+    assert "next:" not in told(capsys)
+
+
+def test_what_had_no_evidence_is_said_in_one_sentence(control, tmp_path, capsys):
+    same = write(tmp_path / "t.jsonl", {step: loss(step) for step in range(1, STEPS + 1)})
+    assert judged(control, same) == 0
+    out = told(capsys)
+    assert (
+        "No evidence of: repeats of the control, samples, token counts, learning rates, "
+        "configuration, recomputed losses and norms, grad norm, gradients, initial weights, "
+        "updates, clipping, optimizer state, buffers, replicas." in out
+    )
+    assert "-envelope" not in out
+
+
 def test_curves_of_one_name_are_told_apart(control, tmp_path):
     (tmp_path / "other").mkdir()
     same = {step: loss(step) for step in range(1, STEPS + 1)}

@@ -191,6 +191,12 @@ def test_too_little_evidence_says_how_many_further_steps_would_do():
     assert "further steps would settle it" in check.detail
 
 
+def test_a_mean_next_to_the_margin_says_which_margin():
+    check = asked(curve(1e-2 * (1 + 0.01 * np.sin(np.arange(STEPS)))), margin=1e-2)
+    assert check.outcome is Outcome.INCONCLUSIVE
+    assert "too near the margin of 0.01 to say" in check.detail
+
+
 def test_further_steps_are_steps_of_the_run_not_points_of_its_log():
     def further(spacing):
         test = curve(noise(STEPS, 5e-3), spacing=spacing)
