@@ -10,7 +10,8 @@ Judge finished run folders, or curves from anywhere, against a control, without 
 our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
 Hugging Face trainer_state.json, Weights & Biases offline runs, Megatron-LM golden values. Curves
 are judged on what they hold, and what had no evidence is said. Limits come from repeats of the
-control (--repeat, --calibration), else from floors of the arithmetic."""
+control (--repeat, --calibration). Curves without any PASS within rounding, or within a --margin or
+--tolerance that you set, FAIL where they differ grossly, and are else INCONCLUSIVE."""
 
 EXAMPLES = """\
 examples:

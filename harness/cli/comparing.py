@@ -73,9 +73,10 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _require_own_repeats(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a repeat that is also what it is to judge.
+    """Raise ConfigError for a repeat that is also what it is to judge, or that is given twice.
 
-    A test set that teaches the limits it is judged by is inside of them, whatever it did.
+    A test set that teaches the limits it is judged by is inside of them, whatever it did; and one
+    repeat counted as two makes limits too sharp.
     """
     judged = {"CONTROL": arguments.control, **{f"TEST {path}": path for path in arguments.tests}}
     problems = [
@@ -87,6 +88,11 @@ def _require_own_repeats(arguments: argparse.Namespace) -> None:
         for repeat in arguments.repeat
         for what, path in judged.items()
         if same_path(repeat, path)
+    ]
+    problems += [
+        Problem(f"--repeat {repeat}", "is given twice", "each repeat counts once")
+        for index, repeat in enumerate(arguments.repeat)
+        if any(same_path(repeat, before) for before in arguments.repeat[:index])
     ]
     if problems:
         raise ConfigError(problems)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.judge import JUDGED_SIGNALS
+from harness.judge.alone import curves_alone
 from harness.judge.passes import tokens_off
 from harness.judge.reference_checks import MEASURED_FROM
 from harness.model import Calibration, Evidence, Precision, SignalScale, Verdict
@@ -123,6 +124,7 @@ def notes(
         if check.name == "reference-sound" and MEASURED_FROM in check.detail
     ]
     unlearnt: dict[str, str] = {}
+    alone: dict[str, None] = {}
     for verdict in verdicts:
         test, control = evidences.get(verdict.name), evidences.get(verdict.control)
         if test is None or control is None:
@@ -132,6 +134,9 @@ def notes(
             continue
         calibration = calibration_of.get(verdict.name)
         if calibration is None or not calibration.repeats:
+            if curves_alone(test, control):
+                alone[verdict.control] = None
+                continue
             unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
         elif not calibration.taught_by:
             unlearnt[verdict.control] = "its repeats teach no scale"
@@ -139,6 +144,11 @@ def notes(
         f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
         f"models: {reason}."
         for name, reason in unlearnt.items()
+    ]
+    sentences += [
+        f"No repeat of {plain(name)} shows how far right runs lie apart: without a margin or a "
+        "tolerance only rounding passes, and only a gross difference fails."
+        for name in alone
     ]
     if coarse:
         pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)

@@ -83,6 +83,9 @@ def test_a_repeat_that_is_what_it_judges_is_refused(control, tmp_path, capsys):
     for repeat, what in ((test, "TEST"), (control, "CONTROL")):
         assert main(["compare", str(control), str(test), "--repeat", str(repeat)]) == 2
         assert f"is {what}" in " ".join(capsys.readouterr().err.split())
+    repeat = str(write(tmp_path / "r.jsonl", {step: loss(step) for step in range(1, STEPS + 1)}))
+    assert main(["compare", str(control), str(test), "--repeat", repeat, "--repeat", repeat]) == 2
+    assert "is given twice" in " ".join(capsys.readouterr().err.split())
 
 
 def test_reports_are_written_where_asked(control, tmp_path, capsys):

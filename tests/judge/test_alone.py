@@ -85,7 +85,7 @@ GROSS = {
     "a fifth more": (curve(loss=1.2), None),
     "drifts off": (curve(loss=1 + 0.3 * AT / STEPS), None),
     "one step x100": (curve(loss=np.where(AT == 30, 100.0, 1.0)), 30),
-    "learns nothing": (curve(loss=LOSS[0] / LOSS), 18),
+    "learns nothing": (curve(loss=LOSS[0] / LOSS), 16),
     "norm doubled": (curve(norm=2.0), None),
     "norm halved": (curve(norm=0.5), None),
     "one norm x20": (curve(norm=np.where(AT == 7, 20.0, 1.0)), 7),
