@@ -10,7 +10,8 @@ Judge finished run folders, or curves from anywhere, against a control, without 
 our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
 Hugging Face trainer_state.json, Weights & Biases offline runs, Megatron-LM golden values. Curves
 are judged on what they hold, and what had no evidence is said. Limits come from repeats of the
-control (--repeat, --calibration), else from floors of the arithmetic."""
+control (--repeat, --calibration). Curves without any PASS within rounding, or within a --margin or
+--tolerance that you set, FAIL where they differ grossly, and are else INCONCLUSIVE."""
 
 EXAMPLES = """\
 examples:
@@ -21,6 +22,8 @@ examples:
     converge compare main.csv branch.csv nightly.jsonl --tolerance loss=1e-3
   names that are not the usual ones:
     converge compare a.csv b.csv --columns step=iteration loss="lm loss"
+  a resumed run, from the step at which it was resumed:
+    converge compare whole.csv resumed.csv --from 51
   long noisy curves: is the mean loss the same within 0.5%?
     converge compare a.jsonl b.jsonl --margin 0.005 --out report"""
 
@@ -78,7 +81,21 @@ def add_compare(
         help="largest relative difference of the mean loss that still counts as equivalent, as "
         "0.005 for 0.5%% (default: by the precision of the runs)",
     )
+    compare.add_argument(
+        "--from",
+        dest="since",
+        type=_step,
+        metavar="STEP",
+        help="compare the curves from this step on, as where one of them is of a run that was "
+        "resumed there (default: all steps)",
+    )
     compare.add_argument("--out", type=Path, metavar="DIR", help="write reports here as well")
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no step: write a whole number, as 51")
+    return int(text)
 
 
 def _fraction(text: str) -> float:

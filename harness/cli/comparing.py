@@ -18,8 +18,8 @@ from harness.cli.showing import show_verdicts
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
-from harness.model import Calibration, Evidence
-from harness.readers import read_curves, read_spec
+from harness.model import Calibration, Evidence, Verdict
+from harness.readers import read_curves, read_spec, same_path
 from harness.report import build_view
 
 T = TypeVar("T")
@@ -35,29 +35,30 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
         raise ConfigError(
             Problem(f"--margin {margin}", "is no relative difference", "as in 0.005 for 0.5%")
         )
-    control = read_curves(arguments.control, columns=columns)
+    _require_own_repeats(arguments)
+    control = read_curves(arguments.control, columns, since=arguments.since)
     control_spec = read_spec(arguments.control)
     calibration = _calibration(arguments, control, columns, console)
     verdicts = []
     envelopes = {}
     evidences = {control.name: control}
     for path in arguments.tests:
-        test = read_curves(path, columns=columns)
+        test = read_curves(path, columns, since=arguments.since)
         test = replace(test, name=_free_name(test, path, evidences))
         evidences[test.name] = test
         spec = read_spec(path)
         allowed = {**(spec.tolerances if spec else {}), **tolerances}
-        verdicts.append(
-            judge(
-                test,
-                control,
-                calibration,
-                spec=spec,
-                control_spec=control_spec,
-                tolerances=allowed,
-                margin=margin,
-            )
+        verdict = judge(
+            test,
+            control,
+            calibration,
+            spec=spec,
+            control_spec=control_spec,
+            tolerances=allowed,
+            margin=margin,
+            one_path=same_path(path, arguments.control),
         )
+        verdicts.append(verdict if spec is None else _with_what_helps(verdict, arguments.out))
         envelopes[test.name] = limits(test, control, calibration, allowed)
     view = build_view(
         title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
@@ -69,6 +70,40 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
     )
     show_verdicts(console, view, arguments.out)
     return exit_code(verdicts)
+
+
+def _require_own_repeats(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for a repeat that is also what it is to judge, or that is given twice.
+
+    A test set that teaches the limits it is judged by is inside of them, whatever it did; and one
+    repeat counted as two makes limits too sharp.
+    """
+    judged = {"CONTROL": arguments.control, **{f"TEST {path}": path for path in arguments.tests}}
+    problems = [
+        Problem(
+            f"--repeat {repeat}",
+            f"is {what} itself",
+            "give another run of the control, made for this",
+        )
+        for repeat in arguments.repeat
+        for what, path in judged.items()
+        if same_path(repeat, path)
+    ]
+    problems += [
+        Problem(f"--repeat {repeat}", "is given twice", "each repeat counts once")
+        for index, repeat in enumerate(arguments.repeat)
+        if any(same_path(repeat, before) for before in arguments.repeat[:index])
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _with_what_helps(verdict: Verdict, out: Path | None) -> Verdict:
+    """For run folders: not this command again, but for the report, which has every parameter."""
+    if not verdict.next_command.startswith("converge compare "):
+        return verdict
+    more = "" if out is not None else f"{verdict.next_command} --out report"
+    return replace(verdict, next_command=more)
 
 
 def _calibration(
@@ -92,7 +127,7 @@ def _calibration(
         return read
     if not arguments.repeat:
         return None
-    repeats = [read_curves(path, columns=columns) for path in arguments.repeat]
+    repeats = [read_curves(path, columns, since=arguments.since) for path in arguments.repeat]
     learnt = calibrate(control, repeats)
     if arguments.out is not None:
         known = {repeat.name: repeat.identity for repeat in repeats}

@@ -14,6 +14,7 @@ from harness.errors import StoreError
 from harness.model import Judgement
 from harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
 from harness.report.report_markdown import SUMMARY_BYTES
+from harness.report.unseen import subjects
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub Actions shows as Markdown on the page of a job."""
@@ -48,10 +49,11 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
             say(console, row.cause)
         if test.verdict.look_at:
             say(console, f"look at: {test.verdict.look_at}")
+        if test.verdict.next_command:
+            say(console, f"next: {test.verdict.next_command}")
     console.print(f"\n{escape(view.headline)}", style="bold")
     if view.without_evidence:
-        names = ", ".join(view.without_evidence)
-        say(console, f"no evidence for: {names}", "dim")
+        say(console, f"No evidence of: {', '.join(subjects(view.without_evidence))}.", "dim")
     for note in view.notes:
         say(console, note, "dim")
     if paths:

@@ -44,6 +44,8 @@ class Case:
     """By which errors of low precision are judged; None: there is no reference."""
     errors: Errors | None = None
     """These errors; None where they could not be measured."""
+    one_path: bool = False
+    """Whether both were read from one file or folder."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -59,6 +61,7 @@ def make_case(
     margin: float | None = None,
     own_start: bool = False,
     measure: Measure | None = None,
+    one_path: bool = False,
 ) -> Case:
     """Gather the inputs and compare the runs.
 
@@ -74,7 +77,9 @@ def make_case(
     calibration = fitting(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     signals = JUDGED_SIGNALS if ordered else ()
-    compared = [compare(signal, test, control, calibration, tolerances) for signal in signals]
+    compared = [
+        compare(signal, test, control, calibration, tolerances, margin) for signal in signals
+    ]
     return Case(
         test=test,
         control=control,
@@ -86,6 +91,7 @@ def make_case(
         own_start=own_start,
         renamed=aligned.renamed,
         measure=measure,
+        one_path=one_path,
         errors=measure_errors(test, measure) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),

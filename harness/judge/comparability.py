@@ -15,9 +15,10 @@ from harness.judge.check import Finding, Question, check, invalid, passed, skipp
 from harness.judge.curves import common_steps, has, pair, relative_difference
 from harness.judge.degrees import spec_of
 from harness.judge.floors import SAME_LR
+from harness.judge.grid import first_hole
 from harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
 from harness.judge.programs import differently_probed
-from harness.judge.soundness import other_data, other_steps, ranks_disagree
+from harness.judge.soundness import disordered, other_data, other_steps, ranks_disagree
 from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
 LEAST_COVERAGE = 0.5
@@ -45,13 +46,17 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> Finding
 def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
     """The run has the control's steps, or covers the same range on another grid.
 
-    The number of steps also shapes the lr schedule, and what one side lacks nobody compared.
+    The number of steps also shapes the lr schedule, and what one side lacks nobody compared. So a
+    curve has every step, or regularly one in n of them.
     """
     flaw = other_steps(test, control)
-    if flaw is None:
-        return passed(f"{test.steps.size} steps")
     # Of a program that is not probed nothing is audited, but its job says how many steps it has.
     ours = spec is not None or test.expected_steps is not None
+    torn = "" if ours else _torn(test) or _torn(control)
+    if torn:
+        return invalid(torn)
+    if flaw is None:
+        return passed(f"{test.steps.size} steps")
     if ours or not test.steps.size:
         return invalid(f"{test.name} {flaw.what}", flaw.step)
     return _covered(test, control)
@@ -186,6 +191,15 @@ def _ran(test: Evidence) -> Iterator[tuple[str, InForce]]:
             yield f" (pass {each.number})", each.in_force
 
 
+def _torn(evidence: Evidence) -> str:
+    """Why a curve from elsewhere is not whole by its own account; empty if it is."""
+    if evidence.contradictions:
+        return f"{evidence.name} contradicts itself: {evidence.contradictions[0]}"
+    # Steps out of order are another check's finding.
+    hole = first_hole(evidence.steps) if disordered(evidence) is None else None
+    return f"{evidence.name} {hole.words}" if hole else ""
+
+
 def _covered(test: Evidence, control: Evidence) -> Finding:
     """Curves logged on other grids are judged at their common steps, if those cover both."""
     common = common_steps(test.steps, control.steps).steps
@@ -217,7 +231,8 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
             coarser.steps
         ):
             return invalid(
-                f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}",
+                f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
+                f"{_cut(evidence, first, last)}",
                 last,
             )
     return Finding(
@@ -228,6 +243,12 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
         unit="of the steps",
         steps=(first, last),
     )
+
+
+def _cut(evidence: Evidence, first: int, last: int) -> str:
+    """How to compare what both have, where the other run was resumed and goes on to the end."""
+    resumed = first > int(evidence.steps[0]) and last == int(evidence.steps[-1])
+    return f"; converge compare --from {first} compares these alone" if resumed else ""
 
 
 def _next_gap(steps: Integers) -> int:

@@ -79,6 +79,36 @@ def pair(test: Evidence, control: Evidence, signal: str) -> Pair:
     return Pair(steps, ours.values[mine], theirs.values[other])
 
 
+def rounding_of(evidence: Evidence, signal: str, values: Floats) -> Floats:
+    """How far each printed value may be from what it was printed of; 0 where nothing is rounded.
+
+    ``values`` has shape (steps,), and so has the result: half a unit of the last place, or of the
+    last significant digit where that is coarser.
+    """
+    places = evidence.rounding.get(signal, 0.0)
+    digits = evidence.significant.get(signal)
+    half = np.full(values.shape, places)
+    if digits is None:
+        return half
+    sizes = np.abs(values)
+    known = np.isfinite(sizes) & (sizes > 0)
+    leading = np.floor(np.log10(sizes, where=known, out=np.zeros(values.shape)))
+    return np.where(known, np.maximum(half, 0.5 * 10.0 ** (leading - digits + 1)), half)
+
+
+def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+    """The rounding of both sources, relative as differences are.
+
+    Shape (steps,). Infinite where a value is smaller than what was rounded off: nothing of it was
+    printed.
+    """
+    rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
+    magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(magnitude > rounding, rounding / magnitude, np.inf)
+    return np.where(rounding > 0, share, 0.0)
+
+
 def second_half(curves: Pair) -> Pair:
     """What a mean over a run is taken of: past the warm-up, where every run starts alike."""
     half = slice(curves.steps.size // 2, None)

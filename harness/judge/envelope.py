@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.judge.alone import curves_alone
 from harness.judge.chance import SIGNAL_ALARMS, multiples
-from harness.judge.curves import Pair, common_steps, pair, relative_difference
+from harness.judge.curves import Pair, common_steps, pair, relative_difference, rounding_share
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
     FLOORS,
@@ -42,6 +43,22 @@ class Envelope:
     """Where the repeats decide the limit, and not the floor."""
     floor_origin: str
     learnt_origin: str = ""
+    unlearnt: bool = False
+    """Whether there are two curves alone and nothing says how far right runs lie apart: outside of
+    the limit is then open, unless it is gross (:mod:`harness.judge.alone`)."""
+    tolerated: bool = False
+    """Whether the limit is a tolerance that somebody set."""
+    by_margin: bool = False
+    """Whether somebody set a margin of the mean loss, which then decides what is open."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it is outside of its limit, and nothing but a gross difference says wrong."""
+        return self.unlearnt and not self.tolerated and bool(self.outside.size)
+
+    @property
+    def curves(self) -> Pair:
+        return Pair(self.steps, self.test, self.control)
 
     @property
     def outside(self) -> Integers:
@@ -80,12 +97,14 @@ def compare(
     control: Evidence,
     calibration: Calibration | None = None,
     tolerances: Mapping[str, float] | None = None,
+    margin: float | None = None,
 ) -> Envelope | None:
     """Compare one signal of a test set with the control's.
 
     Returns None when the two have no step in common at which both left a value. Tolerances map
     signals to the largest relative difference allowed; a recomputed signal without one of its own
-    takes that of the reported signal. Raises ValueError for a tolerance that is negative or not
+    takes that of the reported signal. ``margin`` is that of the mean loss, if somebody set one.
+    Raises ValueError for a tolerance that is negative or not
     finite: it would pass everything or nothing.
     """
     calibration = fitting(calibration, test, control)
@@ -94,11 +113,19 @@ def compare(
         return None
     difference = relative_difference(curves.test, curves.control)
     tolerance = tolerance_for(signal, tolerances or {})
+    repeated = calibration is not None and calibration.repeats
+    unlearnt = not repeated and curves_alone(test, control)
     if tolerance is not None:
         nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
-        limit = np.full(curves.steps.size, tolerance)
-        return Envelope(signal, *curves, difference, limit, nowhere, floor_origin="set in the file")
-    return _learnt(signal, test, control, calibration, curves, difference)
+        printed = _printed(test, control, signal, curves)
+        origin = "set in the file" + (_ROUNDED if np.any(printed) else "")
+        limit = tolerance + printed
+        made = Envelope(signal, *curves, difference, limit, nowhere, floor_origin=origin)
+    else:
+        made = _learnt(signal, test, control, calibration, curves, difference)
+    return replace(
+        made, unlearnt=unlearnt, tolerated=tolerance is not None, by_margin=margin is not None
+    )
 
 
 def limits(
@@ -189,14 +216,21 @@ def _learnt(
         learnt_origin = (
             f"{times}spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"
         )
-    rounding = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
-    if rounding:
-        magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))
-        printed = magnitude > rounding  # below that nothing of the value was printed
-        limit = limit + rounding / np.where(printed, magnitude, np.inf)
-        floor_origin += ", and the rounding of the log"
-        learnt_origin += ", and the rounding of the log" if learnt_origin else ""
+    printed = _printed(test, control, signal, curves)
+    if np.any(printed):
+        limit = limit + printed
+        floor_origin += _ROUNDED
+        learnt_origin += _ROUNDED if learnt_origin else ""
     return Envelope(signal, *curves, difference, limit, learnt, floor_origin, learnt_origin)
+
+
+_ROUNDED = ", and the rounding of the log"
+
+
+def _printed(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+    """What the printing of both sources adds to a limit: nothing where nothing was printed."""
+    share = rounding_share(test, control, signal, curves)
+    return np.where(np.isfinite(share), share, 0.0)
 
 
 def _multiples(steps: Integers, calibration: Calibration) -> Floats:

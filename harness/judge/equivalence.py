@@ -20,8 +20,8 @@ import numpy as np
 
 from harness.judge.chance import mean_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
-from harness.judge.curves import Pair, pair, second_half, signed_difference
-from harness.judge.envelope import tolerance_for
+from harness.judge.curves import Pair, pair, rounding_share, second_half, signed_difference
+from harness.judge.envelope import Envelope
 from harness.judge.floors import WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
 from harness.model import Calibration, Evidence, Limit, Outcome, Tier
@@ -42,37 +42,36 @@ def loss_equivalent(
     control: Evidence,
     calibration: Calibration | None,
     margin: float | None,
-    tolerances: Mapping[str, float],
+    envelopes: Mapping[str, Envelope],
 ) -> Finding:
     """The loss is equivalent to the control's over the second half of the run.
 
     The mean difference, or the level that it drifts to, is larger than the margin: the model does
     not learn the same thing, however small the difference of a single step.
     """
-    limit = _margin(test, control, margin, tolerances)
+    limit = _margin(test, control, margin)
     signal, curves = _loss(test, control)
     count = int(curves.steps.size)
-    if not count:
-        return skipped("no loss on one side")
-    if count < 2 * FEWEST:
-        return skipped(
-            f"too short for a test of equivalence: {count} steps in common, at least {2 * FEWEST}"
-        )
     window = second_half(curves)
+    printed = float(np.mean(rounding_share(test, control, signal, window))) if count else 0.0
+    if not printed < limit.value:
+        return _printed_too_coarsely(printed, limit, window)
+    if count < 2 * FEWEST:
+        return _too_short(count, margin)
     difference = signed_difference(window)
     finite = np.isfinite(difference)
     if not finite.all():
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
-    printed = test.rounding.get(signal, 0.0) + control.rounding.get(signal, 0.0)
-    found = equivalence(difference, limit.value, rounding=_rounded(printed, window))
+    found = equivalence(difference, limit.value, rounding=printed)
     ordinary = _ordinary(found, signal, test, control, calibration)
     first, last = int(window.steps[0]), int(window.steps[-1])
+    ordinary = ordinary or _unasked(found, margin, limit, envelopes.get(signal))
     outcome = Outcome.INCONCLUSIVE if ordinary else _OUTCOMES[found.outcome]
     detail = (
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
-        f"{found.end_half_width:.1g} at their end" + (ordinary or _outlook(found, window))
+        f"{found.end_half_width:.1g} at their end" + (ordinary or _outlook(found, window, limit))
     )
     inside = max(abs(found.mean), abs(found.end)) <= limit.value
     if outcome is Outcome.INCONCLUSIVE and count < LONG and inside and margin is None:
@@ -97,17 +96,41 @@ _OUTCOMES: Mapping[Answer, Outcome] = {
 }
 
 
-def _margin(
-    test: Evidence, control: Evidence, margin: float | None, tolerances: Mapping[str, float]
-) -> Limit:
-    """What is set, else the default; a difference tolerated at every step is one on average."""
+def _too_short(count: int, margin: float | None) -> Finding:
+    """Skipped, unless somebody set a margin: what was asked is answered, or said to be open."""
+    words = f"{count} steps in common, at least {2 * FEWEST} are needed"
+    if margin is None:
+        return skipped(f"too short for a test of equivalence: {words}")
+    return Finding(
+        Outcome.INCONCLUSIVE,
+        f"nothing tells whether the mean loss is within the margin of {margin:g}: {words}",
+        limit=Limit(margin, "margin set in the file"),
+        unit="relative",
+    )
+
+
+def _printed_too_coarsely(printed: float, limit: Limit, window: Pair) -> Finding:
+    """Open, however short the run: equal digits would be no evidence of equal values."""
+    share = f"{printed:.2g} of" if np.isfinite(printed) else "all there is of"
+    return Finding(
+        Outcome.INCONCLUSIVE,
+        f"the loss is printed too coarsely: what is rounded off is {share} it on average, and the "
+        f"margin is {limit.value:g}; log it with more digits",
+        limit=limit,
+        unit="relative",
+        steps=(int(window.steps[0]), int(window.steps[-1])),
+    )
+
+
+def _margin(test: Evidence, control: Evidence, margin: float | None) -> Limit:
+    """What is set, else the default.
+
+    No tolerance widens it: what may happen at a single step may not last.
+    """
     if margin is not None:
         return Limit(margin, "margin set in the file")
     alike = test.precision is control.precision
     default = SAME_REGIME if alike else COARSER_REGIME
-    tolerated = tolerance_for("loss", tolerances)
-    if tolerated is not None and tolerated > default:
-        return Limit(tolerated, "tolerance set in the file")
     return Limit(default, f"margin for {test.precision.value} against {control.precision.value}")
 
 
@@ -140,21 +163,27 @@ def _ordinary(
     )
 
 
-def _rounded(printed: float, window: Pair) -> float:
-    """Rounding of a log as a relative difference, on average over the window."""
-    if not printed:
-        return 0.0
-    magnitude = np.minimum(np.abs(window.test), np.abs(window.control))
-    with np.errstate(divide="ignore"):
-        return float(np.mean(printed / magnitude))
+def _unasked(
+    found: Equivalence, margin: float | None, limit: Limit, envelope: Envelope | None
+) -> str:
+    """Why curves that are different may be right, where nobody set a margin; empty if not."""
+    if envelope is None or not envelope.unlearnt or margin is not None:
+        return ""
+    if found.outcome is not Answer.DIFFERENT:
+        return ""
+    return (
+        f": more than {limit.value:g}, but nobody set a margin, and nothing says how far right "
+        f"runs lie apart; --margin {1.05 * found.bound:.2g} would accept it"
+    )
 
 
-def _outlook(found: Equivalence, window: Pair) -> str:
+def _outlook(found: Equivalence, window: Pair, limit: Limit) -> str:
     """What would settle it, in steps of the run, of which the window is the second half."""
     if found.outcome is not Answer.INCONCLUSIVE:
         return ""
     if found.further_steps is None:
-        return ": too near the margin to say how many further steps would settle it"
+        margin = f"the margin of {limit.value:g}"
+        return f": too near {margin} to say how many further steps would settle it"
     spacing = float(np.median(np.diff(window.steps)))
     further = math.ceil(2 * found.further_steps * spacing)
     return f": about {further:,} further steps would settle it"

@@ -14,6 +14,7 @@ from harness.judge.agreement import agreement, other_objective
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
 from harness.judge.curves import common_steps, series
 from harness.judge.envelope import Envelope
+from harness.judge.open_curves import open_first_step
 from harness.judge.programs import BEFORE_CLIPPING, probing
 from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
@@ -145,6 +146,8 @@ def _first_step(signal: str, test: Evidence, control: Evidence, envelopes: Envel
         return invalid(f"no {signal} at the first common step, {first}", step)
     difference, limit = float(envelope.difference[0]), envelope.limit_at(0)
     outside = not difference <= limit.value
+    if outside and envelope.open:
+        return open_first_step(envelope)
     return Finding(
         Outcome.FAIL if outside else Outcome.PASS,
         f"{envelope.test[0]:.8g} for {envelope.control[0]:.8g}",

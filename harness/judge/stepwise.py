@@ -13,6 +13,7 @@ import numpy as np
 
 from harness.judge.check import Finding, Question, check, skipped
 from harness.judge.envelope import Envelope
+from harness.judge.open_curves import open_curve
 from harness.model import Outcome, Tier
 
 Envelopes = Mapping[str, Envelope]
@@ -66,6 +67,8 @@ def _envelope(signal: str, envelopes: Envelopes) -> Finding:
     envelope = envelopes.get(signal)
     if envelope is None:
         return skipped(f"no {signal} on one side")
+    if envelope.open:
+        return open_curve(envelope)
     worst, outside = envelope.worst, envelope.outside
     step, count = int(envelope.steps[worst]), envelope.steps.size
     return Finding(

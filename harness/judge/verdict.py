@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from harness.judge import (
@@ -17,12 +18,16 @@ from harness.judge import (
     stepwise,
     tensor_checks,
     tensor_integrity,
+    trained,
 )
+from harness.judge.alone import REPEATS, curves_alone
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.check import Question
+from harness.judge.open_curves import what_settles
 from harness.judge.passes import at_resume
 from harness.judge.rounding import Measure
+from harness.judge.soundness import non_finite
 from harness.model import (
     Calibration,
     Check,
@@ -37,6 +42,7 @@ from harness.model import (
 
 CHECKS: tuple[Question, ...] = (
     *integrity.CHECKS,
+    trained.something_trained,
     *comparability.CHECKS,
     *first_step.CHECKS,
     *tensor_integrity.CHECKS,
@@ -54,11 +60,16 @@ runs that were made in several passes, or should have been."""
 
 FIRST = (
     integrity.control_sound,
+    trained.something_trained,
     comparability.control_in_force,
     tensor_integrity.starts_as_the_control,
 )
-"""Asked first: when the control is broken, or another start was made, no other answer means
-anything."""
+"""Asked first: when the control is broken or learns nothing, or another start was made, no other
+answer means anything."""
+
+PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
+CUT = re.compile(r"--from \d+")
+"""How a check says from which step on two curves have the same steps."""
 
 _TOLD_BY = {
     RunStatus.REFUSED: "job.sh",
@@ -68,7 +79,8 @@ _TOLD_BY = {
 """The file of a run folder that says most of how a scheduler ended the run."""
 
 NEEDED = ("loss-first-step", "loss-envelope")
-"""Without these two answered PASS there is no PASS, whatever the others say."""
+"""Without these two answered PASS there is no PASS, whatever the others say; skipped, nothing was
+compared."""
 
 
 def judge(
@@ -82,6 +94,7 @@ def judge(
     margin: float | None = None,
     own_start: bool = False,
     measure: Measure | None = None,
+    one_path: bool = False,
 ) -> Verdict:
     """Judge one test set against its control.
 
@@ -92,7 +105,8 @@ def judge(
     ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
     the spec's. ``own_start`` says that each run was given a seed checkpoint of its own: other
     initial weights are then no fault of the run, and nothing can be told of it. ``measure`` are the
-    runs by which errors of low precision are judged.
+    runs by which errors of low precision are judged. ``one_path`` says that test and control were
+    read from one file or folder.
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
@@ -112,8 +126,10 @@ def judge(
         margin=margin,
         own_start=own_start,
         measure=measure,
+        one_path=one_path,
     )
-    first = tuple(question(case) for question in FIRST)
+    asked = (*FIRST, integrity.repeats_sound) if _by_limits_alone(case) else FIRST
+    first = tuple(question(case) for question in asked)
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
@@ -122,11 +138,19 @@ def judge(
     rest = tuple(
         question(case)
         for question in CHECKS
-        if question not in FIRST and (resumes or question.tier is not Tier.RESUME)
+        if question not in asked and (resumes or question.tier is not Tier.RESUME)
     )
     checks = first + rest
     judgement = _judgement(test.status, checks)
     return _verdict(case, judgement, checks, _cause(case, judgement, checks))
+
+
+def _by_limits_alone(case: Case) -> bool:
+    """Whether nothing but limits could tell right from wrong, which unsound repeats do not give.
+
+    Curves alone hold nothing that is exact, but for a number that is none.
+    """
+    return curves_alone(case.test, case.control) and non_finite(case.test) is None
 
 
 def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
@@ -135,7 +159,8 @@ def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
         return Judgement.FAIL
     if status is not RunStatus.FINISHED:
         return Judgement.ERROR
-    answered = {check.name for check in checks if check.outcome is Outcome.PASS}
+    settled = (Outcome.PASS, Outcome.INCONCLUSIVE)
+    answered = {check.name for check in checks if check.outcome in settled}
     if Outcome.INVALID in outcomes or not answered.issuperset(NEEDED):
         return Judgement.INVALID
     return Judgement.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else Judgement.PASS
@@ -155,6 +180,10 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return Cause(found[0] + more if found else "nothing was compared")
     if judgement is Judgement.INCONCLUSIVE:
+        equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
+        mean = equivalent.measured if equivalent else None
+        if settles := what_settles(case.envelopes, mean):
+            return Cause(settles)
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 
@@ -185,7 +214,7 @@ def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: C
         look_at=cause.look_at,
         onset_step=_onset(checks),
         checks=tuple(checks),
-        next_command=_next_command(case, judgement),
+        next_command=_next_command(case, judgement, checks),
     )
 
 
@@ -199,7 +228,18 @@ def _onset(checks: Sequence[Check]) -> int | None:
     return None
 
 
-def _next_command(case: Case, judgement: Judgement) -> str:
+def _next_of_curves(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
+    """What would tell more than these curves do; empty where it is other curves."""
+    pair = f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}"
+    if judgement is Judgement.FAIL:
+        return f"converge run EXPERIMENT.toml  # {PROBED}"
+    if judgement is Judgement.INCONCLUSIVE and what_settles(case.envelopes, None):
+        return pair + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
+    cut = next((found for check in checks if (found := CUT.search(check.detail))), None)
+    return f"{pair} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
+
+
+def _next_command(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
     """What to type next; nothing after a PASS. With the repeats, or the limits would be others."""
     if judgement is Judgement.PASS:
         return ""
@@ -207,6 +247,8 @@ def _next_command(case: Case, judgement: Judgement) -> str:
         folder = _quoted(case.test.source)
         told = _TOLD_BY.get(case.test.status)
         return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
+    if curves_alone(case.test, case.control):
+        return _next_of_curves(case, judgement, checks)
     sources = case.calibration.sources if case.calibration else ()
     repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
     return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"

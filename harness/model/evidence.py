@@ -286,8 +286,11 @@ class Evidence:
     grads_missing: tuple[str, ...] = ()
     """Parameters that got no gradient at some step (``signals["grads_missing"]`` counts them)."""
     rounding: Mapping[str, float] = field(default_factory=dict)
-    """Signal name to half a unit of its last printed place: console logs round, and that is no
-    difference between runs."""
+    """Signal name to half a unit of its last printed place: logs round, and that is no difference
+    between runs."""
+    significant: Mapping[str, int] = field(default_factory=dict)
+    """Signal name to the significant digits that it is printed with, where nothing says that the
+    places are fixed: then large values are printed more coarsely than ``rounding``."""
     samples: tuple[TensorSample, ...] = ()
     """Per-tensor evidence, in the order of the steps; empty when the source has none."""
     sample_steps: tuple[int, ...] | None = None
@@ -300,6 +303,8 @@ class Evidence:
     """How many frozen steps the run was told to make."""
     problems: tuple[str, ...] = ()
     """What the probe could not measure, in sentences, the step in each."""
+    contradictions: tuple[str, ...] = ()
+    """What the source says of its own steps that its values do not hold, in clauses."""
     replayed: tuple[int, ...] = ()
     """Steps that the source has more than once (a restart replays): the last values are kept."""
     replay_conflicts: tuple[str, ...] = ()

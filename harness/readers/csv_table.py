@@ -29,6 +29,7 @@ from harness.readers.lines import (
 )
 from harness.readers.names import STEP, Columns, candidates, find_signals, find_step
 from harness.readers.points import Points, settle
+from harness.readers.rounding import NO_DIGITS, Digits, digits_of, printed_with
 
 SEPARATORS = ",;\t"
 FAST_FROM = 1 << 20
@@ -57,6 +58,8 @@ class _Table:
 
     steps: Integers
     signals: dict[str, Column]
+    digits: dict[str, Digits]
+    """How far the signals are printed."""
 
 
 def is_csv(text: str, columns: Columns) -> bool:
@@ -84,7 +87,7 @@ def read_csv(path: Path, columns: Columns) -> Evidence:
     if not table.steps.size:
         raise EvidenceError(f"{path}: holds no row of values")
     points = {name: Points(table.steps, column) for name, column in table.signals.items()}
-    return settle(points).evidence(path.stem, source=str(path))
+    return printed_with(settle(points).evidence(path.stem, source=str(path)), table.digits)
 
 
 def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
@@ -115,6 +118,7 @@ def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
 def _read_precisely(path: Path, stream: TextIO, header: _Header) -> _Table:
     steps: list[Integers] = []
     signals: dict[str, list[Column]] = {signal: [] for signal in header.places if signal != STEP}
+    digits = dict.fromkeys(signals, NO_DIGITS)
     rows = _rows(path, stream, header)
     while block := list(itertools.islice(rows, ROWS)):
         lines = [line for line, _ in block]
@@ -124,7 +128,8 @@ def _read_precisely(path: Path, stream: TextIO, header: _Header) -> _Table:
                 steps.append(step_numbers(line_of(path), lines, cells))
             else:
                 signals[signal].append(numbers(line_of(path), lines, header.names[at], cells))
-    return _joined(steps, signals)
+                digits[signal] = digits[signal].most(digits_of(cells))
+    return _joined(steps, signals, digits)
 
 
 def _rows(path: Path, stream: TextIO, header: _Header) -> Iterator[tuple[int, list[str]]]:
@@ -154,19 +159,22 @@ def _read_fast(path: Path, header: _Header) -> _Table | None:
         return None
     steps: list[Integers] = []
     signals: dict[str, list[Column]] = {signal: [] for signal in header.places if signal != STEP}
+    digits = dict.fromkeys(signals, NO_DIGITS)
     with path.open("rb") as stream:
         stream.readline()
         for block in _blocks(stream):
-            values = _parse(block, header)
-            if values is None:
+            parsed = _parse(block, header)
+            if parsed is None:
                 return None
+            values, shown = parsed
             step = values[STEP]
             if not ((step >= 0) & (step <= EXACT_STEPS) & (step == np.floor(step))).all():
                 return None
             steps.append(step.astype(np.int64))
             for signal, columns in signals.items():
                 columns.append(Column.of(values[signal]))
-    return _joined(steps, signals)
+                digits[signal] = digits[signal].most(shown[signal])
+    return _joined(steps, signals, digits)
 
 
 def _blocks(stream: BinaryIO) -> Iterator[bytes]:
@@ -183,8 +191,8 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _parse(block: bytes, header: _Header) -> dict[str, Floats] | None:
-    """Wanted columns of whole, plain rows; None when a row is not."""
+def _parse(block: bytes, header: _Header) -> tuple[dict[str, Floats], dict[str, Digits]] | None:
+    """Wanted columns of whole, plain rows, and their digits; None when a row is not."""
     block = block.replace(b"\r\n", b"\n")
     if not block.isascii() or b"\r" in block or b'"' in block:
         return None
@@ -197,6 +205,7 @@ def _parse(block: bytes, header: _Header) -> dict[str, Floats] | None:
         return None
     cells = block.replace(b"\n", header.separator.encode()).split(header.separator.encode())
     values: dict[str, Floats] = {}
+    digits: dict[str, Digits] = {}
     for signal, at in header.places.items():
         column = cells[at:-1:width]
         if b"_" in b"".join(column):
@@ -205,13 +214,17 @@ def _parse(block: bytes, header: _Header) -> dict[str, Floats] | None:
             values[signal] = np.fromiter(map(float, column), np.float64, ends.size)
         except ValueError:
             return None
-    return values
+        if signal != STEP:
+            digits[signal] = digits_of(b" ".join(column).decode().split(" "))
+    return values, digits
 
 
-def _joined(steps: list[Integers], signals: Mapping[str, list[Column]]) -> _Table:
+def _joined(
+    steps: list[Integers], signals: Mapping[str, list[Column]], digits: dict[str, Digits]
+) -> _Table:
     """Blocks one after the other."""
     if not steps:
-        return _Table(np.zeros(0, dtype=np.int64), {})
+        return _Table(np.zeros(0, dtype=np.int64), {}, {})
     return _Table(
         np.concatenate(steps),
         {
@@ -221,4 +234,5 @@ def _joined(steps: list[Integers], signals: Mapping[str, list[Column]]) -> _Tabl
             )
             for signal, columns in signals.items()
         },
+        digits,
     )

@@ -14,9 +14,9 @@ from harness.readers.jsonl import read_jsonl
 from harness.readers.lines import READABLE, decode_json, json_objects, read_text
 from harness.readers.loss_text import is_loss_text, read_loss_text
 from harness.readers.names import Columns, check_columns
-from harness.readers.tensorboard import is_tensorboard, read_tensorboard
+from harness.readers.tensorboard import EVENT_FILES, is_tensorboard, read_tensorboard
 from harness.readers.trainer_state import is_trainer_state, read_trainer_state, trainer_state_of
-from harness.readers.wandb_run import is_wandb, read_wandb
+from harness.readers.wandb_run import RUN_FILES, is_wandb, read_wandb
 
 
 def read_foreign(path: Path, columns: Columns) -> Evidence:
@@ -39,6 +39,20 @@ def read_foreign(path: Path, columns: Columns) -> Evidence:
     if path.is_dir():
         raise EvidenceError(f"{path}: holds no run; {READABLE}")
     return _read_text(path, columns)
+
+
+def file_of_foreign(path: Path) -> Path:
+    """The file that ``read_foreign`` reads for a path; the path itself where it reads several."""
+    if not path.is_dir():
+        return path
+    state = trainer_state_of(path)
+    if state is not None and (state.parent == path or not is_tensorboard(path)):
+        return state
+    for pattern in (EVENT_FILES, RUN_FILES):
+        files = list(path.rglob(pattern))
+        if files:
+            return files[0] if len(files) == 1 else path
+    return path
 
 
 def path_exists(path: Path) -> bool:

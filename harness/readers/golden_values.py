@@ -10,27 +10,31 @@ is iteration 1: with ``start_step`` 0, value i is that of iteration ``1 + i * st
 (Megatron-LM, ``tests/functional_tests/python_test_utils``, 2024). With another start, value i is
 that of iteration ``start_step + i * step_interval``.
 
+Where ``start_step``, ``end_step`` and ``step_interval`` are not those of the values, some were cut
+out, or put in by hand.
+
 The string ``"nan"`` stands where their reader found no value, and their comparison makes it equal
-to any other such string. Here it is NaN, so that a curve with one never passes.
+to any other such string. Here it is NaN, so that a curve with one never passes; but not before the
+first finite loss: a second pass (``*_2nd.json``), which resumed from a checkpoint, ran no iteration
+before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.model import Evidence
+from harness.model import Column, Evidence, Integers
 from harness.readers.lines import fail, numbers, step_number
 from harness.readers.names import Columns, find_signals
 from harness.readers.points import Points, settle
-from harness.readers.rounding import rounding_of
+from harness.readers.rounding import digits_of, printed_with
 
 VALUES = "values"
-PLACES = 5
 FIRST_ITERATION = 1
 
 
@@ -51,29 +55,67 @@ def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns
     ]
     found = find_signals(str(path), metrics, columns)
     points = {signal: _points(f"{path}: {name}", document[name]) for signal, name in found.items()}
-    evidence = settle(points, grid=("loss",)).evidence(path.stem, source=str(path))
-    rounding: dict[str, float] = {}
-    for signal in points:
-        rounding |= rounding_of(evidence.signals, signal, PLACES)
-    return replace(evidence, rounding=rounding)
+    began = _first_run(points["loss"])
+    ran = {signal: _since(each, began) for signal, each in points.items()}
+    evidence = settle(ran, grid=("loss",)).evidence(path.stem, source=str(path))
+    told = [
+        clause
+        for signal, name in found.items()
+        for clause in _contradictions(name, document[name], points[signal].steps)
+    ]
+    digits = {signal: digits_of(_listed(document[name])) for signal, name in found.items()}
+    return replace(printed_with(evidence, digits), contradictions=tuple(told))
 
 
 def _points(where: str, entry: Mapping[str, Any]) -> Points:
     """One metric's values, in either layout."""
     values = entry[VALUES]
     if isinstance(values, dict):
-        listed = list(values.values())
         steps = [step_number(lambda _: where, 0, key) for key in values]
     elif isinstance(values, list):
-        listed = values
         start, interval = _count(where, entry, "start_step"), _count(where, entry, "step_interval")
         if interval < 1:
             fail(where, "step_interval is 0, which no list of steps can have")
         steps = [(start or FIRST_ITERATION) + at * interval for at in range(len(values))]
     else:
         fail(where, f"{VALUES} is a {type(values).__name__}, must be a JSON object or a list")
-    column = numbers(lambda step: f"{where}, step {step}", steps, "the value", listed)
+    column = numbers(lambda step: f"{where}, step {step}", steps, "the value", _listed(entry))
     return Points(np.array(steps, dtype=np.int64), column)
+
+
+def _first_run(loss: Points) -> int:
+    """The first iteration that the pass ran: that of its first finite loss; 0 where none is."""
+    finite = loss.steps[np.isfinite(loss.column.values)]
+    return int(finite.min(initial=2**62)) if finite.size else 0
+
+
+def _since(points: Points, step: int) -> Points:
+    ran = points.steps >= step
+    return Points(points.steps[ran], Column(points.column.values[ran], points.column.present[ran]))
+
+
+def _listed(entry: Mapping[str, Any]) -> list[Any]:
+    """The values of an entry, in the order of the file."""
+    values = entry[VALUES]
+    return list(values.values()) if isinstance(values, dict) else list(values)
+
+
+def _contradictions(name: str, entry: Mapping[str, Any], steps: Integers) -> Iterator[str]:
+    """What the entry says of its steps and does not hold; ``steps`` as its values have them."""
+    start, end, interval = (entry.get(key) for key in ("start_step", "end_step", "step_interval"))
+    if not steps.size or not isinstance(interval, int) or interval < 1:
+        return
+    ordered = np.unique(steps)
+    first, last = int(ordered[0]), int(ordered[-1])
+    if isinstance(start, int) and first >= max(start, FIRST_ITERATION) + interval:
+        yield f"start_step of {name!r} is {start}, but its first value is of step {first}"
+    if isinstance(end, int) and not last <= end < last + interval:
+        yield f"end_step of {name!r} is {end}, but its last value is of step {last}"
+    gaps = np.diff(ordered)
+    # The first distance is shorter: 1, 5, 10.
+    apart = int(np.median(gaps[1:])) if gaps.size > 1 else interval
+    if apart != interval:
+        yield f"step_interval of {name!r} is {interval}, but its values are {apart} steps apart"
 
 
 def _count(where: str, entry: Mapping[str, Any], key: str) -> int:

@@ -14,6 +14,7 @@ from harness.model import Evidence
 from harness.readers.lines import Place, numbers, step_numbers
 from harness.readers.names import Columns, candidates, find_signals, find_step
 from harness.readers.points import Points, settle
+from harness.readers.rounding import Digits, digits_of, printed_with
 
 CURVES = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 """A row with one of these is a row of training; one with only a learning rate says nothing."""
@@ -65,6 +66,7 @@ class Rows:
         for row, value in zip(steps.rows, steps.values, strict=True):
             step_of[row] = value
         points: dict[str, Points] = {}
+        digits: dict[str, Digits] = {}
         for signal, label in found.items():
             cells = self._cells[label]
             lines = np.asarray(self._numbers)[np.asarray(cells.rows)].tolist()
@@ -72,4 +74,6 @@ class Rows:
                 step_numbers(self._place, lines, [step_of[row] for row in cells.rows]),
                 numbers(self._place, lines, label, cells.values),
             )
-        return settle(points, grid=grid).evidence(name, **{"source": self._where, **more})
+            digits[signal] = digits_of(cells.values)
+        settled = settle(points, grid=grid)
+        return printed_with(settled.evidence(name, **{"source": self._where, **more}), digits)

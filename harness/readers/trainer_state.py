@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.model import Evidence
 from harness.readers.lines import fail
 from harness.readers.names import Columns
-from harness.readers.rounding import rounding_of
 from harness.readers.rows import Rows
 
 FILE = "trainer_state.json"
 HISTORY = "log_history"
-LOSS_PLACES = 4
-"""Decimals that the Trainer of most versions rounds the loss to."""
 
 
 def trainer_state_of(path: Path) -> Path | None:
@@ -51,8 +47,7 @@ def read_trainer_state(path: Path, document: Mapping[str, Any], columns: Columns
                 f"a {type(entry).__name__}, where a JSON object should be",
             )
         rows.add(number, entry)
-    evidence = rows.evidence(_name(path), grid=("loss",))
-    return replace(evidence, rounding=rounding_of(evidence.signals, "loss", LOSS_PLACES))
+    return rows.evidence(_name(path), grid=("loss",))
 
 
 def _name(path: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.judge import JUDGED_SIGNALS
+from harness.judge.alone import curves_alone
 from harness.judge.envelope import furthest_learnt
 from harness.judge.passes import tokens_off
 from harness.judge.reference_checks import MEASURED_FROM
@@ -128,6 +129,7 @@ def notes(
     ]
     unlearnt: dict[str, str] = {}
     wide: dict[str, tuple[float, str]] = {}
+    alone: dict[str, None] = {}
     for verdict in verdicts:
         test, control = evidences.get(verdict.name), evidences.get(verdict.control)
         if test is None or control is None:
@@ -137,6 +139,9 @@ def notes(
             continue
         calibration = calibration_of.get(verdict.name)
         if calibration is None or not calibration.repeats:
+            if curves_alone(test, control):
+                alone[verdict.control] = None
+                continue
             unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
         elif not calibration.taught_by:
             unlearnt[verdict.control] = "its repeats teach no scale"
@@ -152,6 +157,11 @@ def notes(
         for name, reason in unlearnt.items()
     ]
     sentences.extend(words for _, words in wide.values())
+    sentences += [
+        f"No repeat of {plain(name)} shows how far right runs lie apart: without a margin or a "
+        "tolerance only rounding passes, and only a gross difference fails."
+        for name in alone
+    ]
     if coarse:
         pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
         sentences.append(

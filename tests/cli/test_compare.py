@@ -55,6 +55,39 @@ def test_a_run_cut_short_is_undecided(control, tmp_path):
     assert judged(control, cut) == 3
 
 
+@pytest.mark.parametrize("link", ["", "symlink_to", "hardlink_to"])
+def test_a_curve_compared_with_itself_is_no_comparison(control, tmp_path, capsys, link):
+    test = control
+    if link:
+        test = tmp_path / "link.jsonl"
+        getattr(test, link)(control)
+    assert judged(control, test) == 3
+    assert "are one and the same path" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_folder_and_the_file_in_it_are_one_path(tmp_path, capsys):
+    history = [{"step": step, "loss": loss(step)} for step in range(1, STEPS + 1)]
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({"log_history": history}))
+    assert judged(tmp_path, state) == 3
+    assert "are one and the same path" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_stands_still_is_no_comparison(tmp_path):
+    tests = [write(tmp_path / f"{name}.jsonl", dict.fromkeys(range(1, 51), 0.0)) for name in "ab"]
+    assert judged(*tests) == 3
+
+
+def test_a_repeat_that_is_what_it_judges_is_refused(control, tmp_path, capsys):
+    test = write(tmp_path / "t.jsonl", {step: 1.004 * loss(step) for step in range(1, STEPS + 1)})
+    for repeat, what in ((test, "TEST"), (control, "CONTROL")):
+        assert main(["compare", str(control), str(test), "--repeat", str(repeat)]) == 2
+        assert f"is {what}" in " ".join(capsys.readouterr().err.split())
+    repeat = str(write(tmp_path / "r.jsonl", {step: loss(step) for step in range(1, STEPS + 1)}))
+    assert main(["compare", str(control), str(test), "--repeat", repeat, "--repeat", repeat]) == 2
+    assert "is given twice" in " ".join(capsys.readouterr().err.split())
+
+
 def test_reports_are_written_where_asked(control, tmp_path, capsys):
     test = write(tmp_path / "bad.jsonl", {step: 1.2 * loss(step) for step in range(1, STEPS + 1)})
     folder = tmp_path / "rëports with spaces"
@@ -127,6 +160,50 @@ def test_columns_are_found_by_the_names_that_the_user_gives(tmp_path, capsys):
 def test_a_margin_that_is_none_is_refused(control, capsys, margin):
     assert judged(control, control, "--margin", margin) == 2
     assert "is no relative difference" in capsys.readouterr().err
+
+
+def test_a_margin_that_a_short_curve_cannot_answer_leaves_it_open(tmp_path, capsys):
+    paths = [
+        write(tmp_path / f"{factor}.jsonl", {s: factor * loss(s) for s in range(1, 11)})
+        for factor in (1, 1.02)
+    ]
+    command = ["compare", *map(str, paths), "--tolerance", "loss=0.2", "--margin", "0.001"]
+    assert main(command) == 3
+    assert "10 steps in common, at least 16" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_tolerance_alone_excuses_no_lasting_difference(control, tmp_path):
+    test = write(tmp_path / "t.jsonl", {s: 1.02 * loss(s) for s in range(1, STEPS + 1)})
+    assert main(["compare", str(control), str(test), "--tolerance", "loss=0.2"]) != 0
+
+
+def told(capsys) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_what_helps_next_is_not_the_same_command_again(control, tmp_path, capsys):
+    steps = range(1, STEPS + 1)
+    near = write(tmp_path / "near.jsonl", {step: 1.01 * loss(step) for step in steps})
+    far = write(tmp_path / "far.jsonl", {step: 2 * loss(step) for step in steps})
+    assert main(["compare", str(control), str(near)]) == 3
+    again = "--repeat RUN_1 --repeat RUN_2 --repeat RUN_3"
+    assert f"next: converge compare {control} {near} {again}" in told(capsys)
+    assert main(["compare", str(control), str(far)]) == 1
+    assert "next: converge run EXPERIMENT.toml # both runs with the probe" in told(capsys)
+    assert main(["compare", str(control), str(control)]) == 3
+    assert "next:" not in told(capsys)
+
+
+def test_what_had_no_evidence_is_said_in_one_sentence(control, tmp_path, capsys):
+    same = write(tmp_path / "t.jsonl", {step: loss(step) for step in range(1, STEPS + 1)})
+    assert judged(control, same) == 0
+    out = told(capsys)
+    assert (
+        "No evidence of: repeats of the control, samples, token counts, learning rates, "
+        "configuration, recomputed losses and norms, grad norm, gradients, initial weights, "
+        "updates, clipping, optimizer state, buffers, replicas." in out
+    )
+    assert "-envelope" not in out
 
 
 def test_curves_of_one_name_are_told_apart(control, tmp_path):

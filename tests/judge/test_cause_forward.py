@@ -15,7 +15,7 @@ from cause_examples import (
     turned,
     verdict_of,
 )
-from judge_examples import LOSSES, foreign
+from judge_examples import LOSSES, foreign, in_force
 
 from harness.judge import judge
 from harness.judge.causes.places import branch_of
@@ -167,12 +167,14 @@ def test_advice_on_a_recomputed_loss_is_not_about_its_average():
 
 
 def test_advice_on_a_reported_loss_is():
-    verdict = judge(
-        foreign("a", loss=tuple(1.1 * x + 0.01 * n for n, x in enumerate(LOSSES))),
-        foreign("b", loss=LOSSES),
-    )
+    losses = tuple(1.1 * x + 0.01 * n for n, x in enumerate(LOSSES))
+    curves = foreign("a", loss=losses), foreign("b", loss=LOSSES)
+    verdict = judge(*(replace(curve, in_force=in_force()) for curve in curves))
     assert verdict.cause_class is CauseClass.OBJECTIVE
     assert "averaged over valid tokens" in verdict.look_at
+    alone = judge(*curves)  # of which nobody knows that they started alike
+    assert alone.cause_class is CauseClass.UNKNOWN
+    assert "whether both runs had the same initial weights" in alone.look_at
 
 
 BRANCHES = {

@@ -33,6 +33,47 @@ def test_a_coarser_grid_is_judged_at_its_steps_whichever_side_has_it(coarse):
 
 
 @pytest.mark.parametrize(
+    "grid",
+    [
+        EVERY,
+        range(7, 90),
+        [1, *range(5, 101, 5)],
+        [1, *range(50, 1000, 50), 997],
+        [5, 500],
+        [1, 5, 10],
+    ],
+    ids=["every", "from 7", "Megatron", "first, every 50th, last", "two", "three"],
+)
+def test_a_regular_grid_has_no_hole(grid):
+    verdict, check = coverage(grid, grid)
+    assert (verdict.judgement, check.outcome) == (Judgement.PASS, Outcome.PASS)
+
+
+HOLES = {
+    "middle third": ([*range(1, 21), *range(41, 61)], "lacks steps 21 to 40"),
+    "32 in a row": ([*range(1, 15), *range(47, 61)], "lacks steps 15 to 46"),
+    "one step": ([*range(1, 30), *range(31, 61)], "lacks step 30, where it has every step"),
+    "the second": ([1, *range(3, 61)], "lacks step 2"),
+    "the last but one": ([*range(1, 59), 60], "lacks step 59"),
+    "two in three": ([step for step in range(1, 61) if step % 3], "lacks step 3"),
+    "one in ten": (
+        [*range(10, 200, 10), *range(220, 600, 10)],
+        "lacks steps 200 to 210, where it has one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HOLES)
+def test_a_hole_is_invalid_and_named_whichever_side_has_it(case):
+    steps, words = HOLES[case]
+    whole = range(steps[0], steps[-1] + 1)
+    for test, control in ((steps, whole), (whole, steps), (steps, steps)):
+        verdict, check = coverage(test, control)
+        assert (verdict.judgement, check.outcome) == (Judgement.INVALID, Outcome.INVALID)
+        assert words in verdict.cause
+
+
+@pytest.mark.parametrize(
     "broken",
     [
         range(10, 951, 10),

@@ -164,10 +164,10 @@ def curve(difference=0.0, *, steps=STEPS, signal="loss", spacing=1, **more):
     return Evidence("run", "run.csv", at, {signal: losses}, **more)
 
 
-def asked(test, control=None, *, margin=None, repeats=()):
+def asked(test, control=None, *, repeats=(), **more):
     control = control or curve()
     calibration = calibrate(control, repeats) if repeats else None
-    return loss_equivalent(Case(test=test, control=control, calibration=calibration, margin=margin))
+    return loss_equivalent(Case(test=test, control=control, calibration=calibration, **more))
 
 
 def test_the_check_judges_the_second_half_against_its_margin():
@@ -191,6 +191,12 @@ def test_too_little_evidence_says_how_many_further_steps_would_do():
     assert "further steps would settle it" in check.detail
 
 
+def test_a_mean_next_to_the_margin_says_which_margin():
+    check = asked(curve(1e-2 * (1 + 0.01 * np.sin(np.arange(STEPS)))), margin=1e-2)
+    assert check.outcome is Outcome.INCONCLUSIVE
+    assert "too near the margin of 0.01 to say" in check.detail
+
+
 def test_further_steps_are_steps_of_the_run_not_points_of_its_log():
     def further(spacing):
         test = curve(noise(STEPS, 5e-3), spacing=spacing)
@@ -209,6 +215,11 @@ def test_a_margin_of_the_file_replaces_the_default():
     test = curve(3e-3)
     assert asked(test).outcome is Outcome.FAIL
     assert asked(test, margin=5e-3).outcome is Outcome.PASS
+
+
+def test_a_tolerance_of_single_steps_widens_no_margin():
+    check = asked(curve(2e-2), tolerances={"loss": 0.2})
+    assert (check.outcome, check.limit.value) == (Outcome.FAIL, 1e-3)
 
 
 def test_the_recomputed_loss_is_judged_where_both_runs_have_it():
@@ -254,5 +265,9 @@ def test_short_or_absent_curves_are_skipped_and_broken_ones_are_invalid():
     assert asked(curve(steps=15)).outcome is Outcome.SKIPPED
     assert asked(curve(steps=16)).outcome is Outcome.PASS
     assert asked(curve(signal="grad_norm")).outcome is Outcome.SKIPPED
+    for few in (0, 1, 10, 15):
+        check = asked(curve(2e-2, steps=few), curve(steps=few), margin=1e-3)
+        assert check.outcome is Outcome.INCONCLUSIVE
+        assert f"margin of 0.001: {few} steps in common, at least 16" in check.detail
     broken = asked(curve(np.where(np.arange(STEPS) == 70, math.nan, 0.0)))
     assert (broken.outcome, broken.onset) == (Outcome.INVALID, 71)

@@ -122,6 +122,60 @@ def test_golden_values_as_a_list_of_every_fifth_iteration(tmp_path, start, steps
     assert evidence.signals["loss"] == (10.83377, 10.86686, 10.89018)
 
 
+def by_iteration(steps, **header):
+    entry = metric({str(step): 10.0 - step / 100 for step in steps}, interval=1)
+    return {"lm loss": {**entry, **header}}
+
+
+CONTRADICTIONS = {
+    "cut off": (by_iteration(range(1, 31)), "end_step of 'lm loss' is 50, but its last value is"),
+    "begun late": (by_iteration(range(21, 51)), "start_step of 'lm loss' is 1, but its first"),
+    "goes on": (by_iteration(range(1, 61)), "end_step of 'lm loss' is 50, but its last value is"),
+    "thinned": (by_iteration(range(1, 51, 5), end_step=46), "step_interval of 'lm loss' is 1"),
+    "a list cut off": (
+        {"lm loss": metric([10.0 - step / 100 for step in range(6)], start=0)},
+        "end_step of 'lm loss' is 50, but its last value is of step 26",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_golden_values_that_are_not_those_of_their_header(tmp_path, case):
+    document, words = CONTRADICTIONS[case]
+    evidence = read_curves(file(tmp_path, "golden.json", json.dumps(document)))
+    assert words in evidence.contradictions[0]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        by_iteration(range(1, 51)),
+        by_iteration([1, *range(5, 51, 5)], step_interval=5),
+        by_iteration([1, *range(100, 1001, 100)], step_interval=100, end_step=1000),
+        {"lm loss": metric([10.0 - step / 100 for step in range(10)], start=0)},
+        {"lm loss": {"values": {"1": 10.0, "2": 9.0}}},
+    ],
+    ids=["every", "every fifth", "every hundredth", "list", "no header"],
+)
+def test_golden_values_that_are_those_of_their_header(tmp_path, document):
+    evidence = read_curves(file(tmp_path, "golden.json", json.dumps(document)))
+    assert evidence.contradictions == ()
+
+
+def test_iterations_before_a_resume_are_missing_and_later_nans_are_not(tmp_path):
+    """Megatron-LM's ``_2nd`` files: the pass resumed after iteration 50 and ran none before."""
+    values = {
+        str(step): "nan" if step <= 25 or step == 40 else 10.0 - step / 100 for step in range(1, 51)
+    }
+    header = {"start_step": 1, "end_step": 50, "step_interval": 1}
+    document = {"lm loss": {**header, "values": values}, "grad-norm": {**header, "values": values}}
+    evidence = read_curves(file(tmp_path, "golden_values_2nd.json", json.dumps(document)))
+    assert evidence.steps.tolist() == list(range(26, 51))
+    assert [math.isnan(value) for value in evidence.signals["loss"]].count(True) == 1
+    assert len(evidence.signals["grad_norm"]) == 25
+    assert evidence.contradictions == ()
+
+
 @pytest.mark.parametrize("bad", ["nan", math.nan])
 def test_a_golden_value_that_is_nan_stays_nan(tmp_path, bad):
     text = golden(lm_loss=metric({"1": 10.8, "5": bad}))

@@ -227,7 +227,11 @@ def learnt(taught_by, repeats=("c-rerun", "c-ulp"), precision=Precision.FP32):
         (Precision.FP32, learnt(1), None),
         (Precision.BF16, learnt(1), "Limits of bf16 against fp32 are coarse"),
         (Precision.FP32, learnt(0), "fixed floors, fitted on CPU debug models: its repeats teach"),
-        (Precision.FP32, None, "fixed floors, fitted on CPU debug models: no repeat shows"),
+        (
+            Precision.FP32,
+            None,
+            "No repeat of c shows how far right runs lie apart: without a margin",
+        ),
     ],
 )
 def test_a_note_says_which_limits_were_not_learnt(precision, calibration, words):
@@ -245,6 +249,16 @@ def test_a_note_says_which_limits_were_not_learnt(precision, calibration, words)
     assert f"- {escape(note)}" in to_markdown(view)
     assert f"<li>{note}</li>" in to_html(view)
     assert document(view)["notes"] == [note]
+
+
+def test_runs_that_left_more_than_curves_are_held_to_floors_without_repeats():
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS)],
+        evidences=[Evidence(name, name, (), {}, in_force={}) for name in "ca"],
+    )
+    (note,) = view.notes
+    assert "fixed floors, fitted on CPU debug models: no repeat shows" in note
 
 
 def test_pairs_of_one_coarse_precision_are_judged_by_their_calibration():

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from harness.judge.alone import curves_alone
 from harness.judge.case import Case
+from harness.judge.causes.bare import curves_part
 from harness.judge.causes.buffers import (
     other_buffers,
     other_tables,
@@ -138,11 +140,28 @@ SIGNATURES: tuple[Signature, ...] = (
 )
 """Most certain first: later ones only see what earlier ones did not recognise."""
 
+OF_CURVES: tuple[Signature, ...] = (
+    not_finite,
+    other_input,
+    no_gradient,
+    metric_only,
+    loss_scaled_alone,
+    gradients_scaled,
+    lost_at_resume,
+    one_step,
+    rounding_growth,
+    curves_part,
+)
+"""Those that need no more than curves. Of wrong gradients a grad norm shows one factor at every
+step; where they point, and whether the forward pass is right, it does not show."""
+
 
 def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
     """Why a test set failed. ``checks`` hold at least one FAIL."""
     scene = Scene(case, {check.name: check for check in checks})
-    found = next((cause for signature in SIGNATURES if (cause := signature(scene))), None)
+    bare = curves_alone(case.test, case.control)
+    signatures = OF_CURVES if bare else SIGNATURES
+    found = next((cause for signature in signatures if (cause := signature(scene))), None)
     cause = found or _unknown(scene)
     sentence = cause.sentence
     step = blown_up_at(scene)

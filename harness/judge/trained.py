@@ -1,0 +1,58 @@
+"""Whether there is anything to compare: two runs, each of which learns something.
+
+A file compared with itself, or curves of a model that stands still, agree whatever is wrong with
+the code that made them. What compares nothing is INVALID, however equal the numbers are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.judge.check import Finding, check, invalid, passed
+from harness.judge.curves import Pair, pair, series
+from harness.model import Evidence, SetSpec, Tier
+
+FEWEST_POINTS = 2
+"""Of a curve that is all the evidence: one point is the same for every learning rate."""
+
+
+@check(Tier.INTEGRITY)
+def something_trained(
+    test: Evidence, control: Evidence, spec: SetSpec | None, *, one_path: bool
+) -> Finding:
+    """The test set and its control are two runs, and the control learns something.
+
+    One file twice, a single step, a learning rate of zero, or a loss that is the same number at
+    every step: such curves agree whatever is wrong.
+    """
+    if one_path:
+        return invalid(
+            f"{test.name} and its control {control.name} are one and the same path "
+            f"({control.source}): nothing is compared; give the curve of another run"
+        )
+    loss = pair(test, control, "loss")
+    longest = max(series(each, "loss").steps.size for each in (test, control))
+    if spec is None and 0 < longest < FEWEST_POINTS:
+        return invalid(
+            f"{test.name} and its control {control.name} have the loss of a single step: at least "
+            f"{FEWEST_POINTS} make a curve"
+        )
+    still = _still(control, loss)
+    return invalid(f"nothing was trained: {still}") if still else passed()
+
+
+def _still(control: Evidence, loss: Pair) -> str:
+    """Why the control says nothing about training, in a clause; empty if it does."""
+    rates = series(control, "lr").values
+    if rates.size and not np.any(rates):
+        return f"the learning rate of the control {control.name} is 0 at every step"
+    norms = series(control, "grad_norm").values
+    if norms.size and not np.any(norms):
+        return f"the grad norm of the control {control.name} is 0 at every step"
+    count = int(loss.steps.size)
+    if count >= FEWEST_POINTS and bool(np.all(loss.control == loss.control[0])):
+        return (
+            f"the loss of the control {control.name} is {loss.control[0]:g} at all {count} steps "
+            "that are compared"
+        )
+    return ""

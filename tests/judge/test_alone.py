@@ -1,0 +1,152 @@
+"""Two curves and nothing that says what right runs do: benign pairs are not blamed, gross ones are.
+
+The noise is like that of torchtitan's published curves of Llama 3 on CUDA and ROCm: 1e-4 at step 1,
+and from step 25 on much more, from step to step: 1% there, here 0.4%, so that limits may be learnt.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.judge import calibrate, judge
+from harness.model import CauseClass, Evidence, Judgement
+
+STEPS = 100
+AT = np.arange(1, STEPS + 1)
+LOSS = 2.5 + 5.5 * np.exp(-AT / 12)
+NORM = 1.0 + 0.5 * np.exp(-AT / 30)
+GRADIENTS = ("backward", "gradient direction", "objective differs", "reduced", "optimizer")
+
+
+def noise(seed):
+    grown = np.where(AT < 25, 1e-4 * np.sqrt(AT), 4e-3)
+    return grown * np.random.default_rng(seed).standard_normal(STEPS)
+
+
+def curve(name="test", seed=None, loss=1.0, norm=1.0):
+    """A run: the noise of other hardware by its seed, and what is wrong as factors."""
+    off = 0.0 if seed is None else noise(seed)
+    signals = {"loss": LOSS * loss * (1 + off), "grad_norm": NORM * norm * (1 + 3 * off)}
+    return Evidence(name, f"{name}.csv", AT, signals)
+
+
+CONTROL = curve("control")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_right_runs_of_other_hardware_are_not_blamed(seed):
+    verdict = judge(curve(seed=seed), CONTROL)
+    assert verdict.judgement is Judgement.INCONCLUSIVE
+    assert "nothing says how far right runs lie apart here" in verdict.cause
+    assert all(word in verdict.cause for word in ("3 or more runs", "--margin", "--tolerance"))
+    assert not any(word in verdict.cause for word in GRADIENTS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_repeats_right_runs_pass_and_wrong_ones_fail(seed):
+    repeats = [curve(f"r{each}", seed=100 + each) for each in range(5)]
+    calibration = calibrate(CONTROL, repeats)
+    assert not calibration.problems
+    right = judge(curve(seed=seed), CONTROL, calibration, margin=5e-3)
+    assert right.judgement is Judgement.PASS, right.cause
+    wrong = judge(curve(seed=seed, loss=1.05), CONTROL, calibration, margin=5e-3)
+    assert wrong.judgement is Judgement.FAIL
+    assert not any(word in wrong.cause for word in GRADIENTS)
+
+
+def test_reruns_that_are_the_same_to_the_last_bit_say_what_noise_is():
+    """As those of a program of the user's without the probe: the floors hold as they are."""
+    calibration = calibrate(CONTROL, [curve("rerun")])
+    assert judge(curve(), CONTROL, calibration).judgement is Judgement.PASS
+    verdict = judge(curve(loss=1.01), CONTROL, calibration)
+    assert verdict.judgement is Judgement.FAIL
+    assert not any(word in verdict.cause for word in GRADIENTS)
+
+
+def another_seed(name, seed):
+    """A run of the same thing from other initial weights, on other samples: 5% apart."""
+    off = 5e-2 * np.random.default_rng(seed).standard_normal(STEPS)
+    return Evidence(name, f"{name}.csv", AT, {"loss": LOSS * (1 + off), "grad_norm": NORM})
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_repeats_that_are_far_apart_judge_nothing(seed):
+    calibration = calibrate(CONTROL, [another_seed(f"r{at}", 50 + seed + at) for at in range(3)])
+    for test in (another_seed("test", seed), curve(seed=seed), curve(loss=1.2)):
+        verdict = judge(test, CONTROL, calibration)
+        assert verdict.judgement is Judgement.INVALID
+        assert "the control control does not reproduce itself" in verdict.cause
+    nan = curve(loss=np.where(AT > 50, math.nan, 1.0))
+    assert judge(nan, CONTROL, calibration).judgement is Judgement.FAIL
+
+
+GROSS = {
+    "a fifth more": (curve(loss=1.2), None),
+    "drifts off": (curve(loss=1 + 0.3 * AT / STEPS), None),
+    "one step x100": (curve(loss=np.where(AT == 30, 100.0, 1.0)), 30),
+    "learns nothing": (curve(loss=LOSS[0] / LOSS), 16),
+    "norm doubled": (curve(norm=2.0), None),
+    "norm halved": (curve(norm=0.5), None),
+    "one norm x20": (curve(norm=np.where(AT == 7, 20.0, 1.0)), 7),
+}
+
+
+@pytest.mark.parametrize("margin", [None, 0.01])
+@pytest.mark.parametrize("case", GROSS)
+def test_a_gross_difference_fails_by_a_stated_rule(case, margin):
+    test, onset = GROSS[case]
+    verdict = judge(test, CONTROL, margin=margin)
+    assert verdict.judgement is Judgement.FAIL
+    assert onset is None or verdict.onset_step == onset
+    failed = [each for each in verdict.checks if each.outcome.value == "FAIL" and each.limit]
+    assert margin or any("gross" in each.limit.origin for each in failed)
+    assert not any(word in verdict.cause for word in GRADIENTS)
+    there, back = judge(test, CONTROL), judge(CONTROL, test)
+    assert there.judgement is back.judgement
+
+
+def test_a_loss_that_turns_nan_fails():
+    nan = curve(loss=np.where(AT > 50, math.nan, 1.0))
+    assert judge(nan, CONTROL).cause_class is CauseClass.NOT_FINITE
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_margin_that_was_asked_for_decides_what_is_not_gross(seed):
+    """The example of ``converge compare --help``: long noisy curves, the same mean within 0.5%."""
+    long = np.arange(1, 4001)
+    losses = 2.0 + 5.0 * long**-0.3
+    random = np.random.default_rng(seed)
+    control, right, biased = (
+        Evidence("run", f"{at}.csv", long, {"loss": losses * (1 + bias + noise)})
+        for at, bias in enumerate((0.0, 0.0, 0.02))
+        for noise in [2e-2 * random.standard_normal(long.size)]
+    )
+    assert judge(right, control).judgement is Judgement.INCONCLUSIVE
+    assert judge(right, control, margin=5e-3).judgement is Judgement.PASS
+    assert judge(biased, control, margin=5e-3).judgement is Judgement.FAIL
+    assert judge(biased, control).judgement is Judgement.INCONCLUSIVE
+
+
+def test_the_same_within_rounding_passes():
+    again = curve(loss=1 + 1e-7 * np.sin(AT), norm=1 + 1e-5 * np.cos(AT))
+    assert judge(again, CONTROL).judgement is Judgement.PASS
+
+
+def test_a_tolerance_decides_single_steps_and_no_mean():
+    wobbling = curve(loss=1 + 5e-3 * np.where(AT % 2, 1.0, -1.0))
+    assert judge(wobbling, CONTROL).judgement is Judgement.INCONCLUSIVE
+    assert judge(wobbling, CONTROL, tolerances={"loss": 1e-2}).judgement is Judgement.PASS
+    assert judge(wobbling, CONTROL, tolerances={"loss": 1e-3}).judgement is Judgement.FAIL
+    higher = judge(curve(loss=1.02), CONTROL, tolerances={"loss": 0.2})
+    assert higher.judgement is Judgement.INCONCLUSIVE
+    assert "nobody set a margin" in higher.cause
+
+
+def test_what_is_nearly_learnt_by_heart_may_be_off_by_any_factor():
+    small = 8.0 * np.exp(-AT / 5)
+    control, test = (
+        Evidence("run", f"{factor}.csv", AT, {"loss": np.where(AT > 40, factor * small, small)})
+        for factor in (1.0, 3.0)
+    )
+    assert judge(test, control).judgement is Judgement.INCONCLUSIVE
