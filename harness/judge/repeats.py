@@ -61,6 +61,10 @@ training is chaotic (tied weights at a rate of 4e-3 in bf16 mixed)."""
 SIGNAL_OUTLIER_OF_ANOTHER_KIND = 30.0
 """The same against the furthest repeat of other kinds: two permuted repeats cannot hide behind each
 other. Measured: 9, again with tied weights in bf16 mixed, and 2.7 elsewhere."""
+BEYOND_OTHER_KINDS = 3.0
+"""What is out of line among its own kind is also further off than the lower median of other kinds,
+by this factor: a permuted repeat that deals ranks the samples that they have anyway differs by
+nothing at first, and the next one by a million times that."""
 TENSOR_OUTLIER = 100.0
 """The same of a gradient, or of an update after the first, at one step. Measured: at most 13."""
 FEWEST_THAT_LEAP = 2
@@ -191,8 +195,11 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
         others = [each for of_kind, each in rest if of_kind != kind]
         excess = np.zeros(size.shape)
         if own:
-            lower_median = np.sort(own, axis=0)[(len(own) - 1) // 2]
-            excess = size / _usual(lower_median, found.least) / found.outlier
+            excess = size / _usual(_lower_median(own), found.least) / found.outlier
+        if own and others:
+            # A permuted repeat may deal every rank its own samples, and then hardly differs.
+            beyond = size / _usual(_lower_median(others), found.least) / BEYOND_OTHER_KINDS
+            excess = np.minimum(excess, beyond)
         if others:
             furthest = _usual(np.max(others, axis=0), found.least)
             excess = np.maximum(excess, size / furthest / found.of_another_kind)
@@ -203,6 +210,10 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
                 f"{found.outlier:g} times as far as rounding takes the other repeats"
             )
             yield float(excess[worst]), Outlier(repeats[number].name, what)
+
+
+def _lower_median(differences: Sequence[Floats]) -> Floats:
+    return np.asarray(np.sort(differences, axis=0)[(len(differences) - 1) // 2])
 
 
 def _usual(difference: Floats, least: float) -> Floats:

@@ -138,3 +138,11 @@ def test_a_repeat_that_starts_elsewhere_is_none():
         repeat = replace(run(kind), repeat=kind, samples=moved(size))
         problems = calibrate(CONTROL, [repeat]).problems
         assert any("starts from other weights" in each for each in problems) is named, kind
+
+
+def test_a_permuted_repeat_that_hardly_differs_makes_no_other_an_outlier():
+    repeats = drawn(1e-4)
+    repeats[3] = replace(drawn(1e-12)[3], samples=samples())
+    assert outlier_among(CONTROL, repeats) is None
+    # With no other kind to say what is usual, it would.
+    assert outlier_among(CONTROL, repeats[3:]) is not None
