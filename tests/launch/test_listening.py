@@ -1,14 +1,18 @@
 """What other users of the machine, and of its network, can reach of a run: nothing but loopback."""
 
+import os
+import subprocess
+import time
 from dataclasses import replace
 
 import psutil
-from launch_jobs import plan_of
+from launch_jobs import ROOT, plan_of
 from listening import sampling
 from test_command_jobs import command_job
 
 from harness.launch import run_plan
 from harness.model import RankLauncher, Recovery, RunStatus
+from harness.trainers import Rendezvous
 
 
 def run(plan, store, options):
@@ -56,3 +60,25 @@ def test_a_warm_start_is_as_private(tiny, store, cold):
     sampled = run(plan_of(job), store, replace(cold, warm=True))
     require_private(sampled)
     assert len(sampled.folders) == 2  # of the server's socket, and of the matrix
+
+
+def test_the_agent_of_a_cluster_job_of_one_node_is_as_private(toolchain, tmp_path):
+    (tmp_path / "program.py").write_text("import time; time.sleep(1)")
+    arguments = Rendezvous().arguments()
+    node = subprocess.Popen(
+        [
+            *(toolchain.python, "-m", "harness.rank.node", "--logs", "logs", "--call", "1", "--"),
+            *(*arguments, "--nproc-per-node=1", "--redirects=3", "program.py"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+    )
+    with sampling(psutil.Process(node.pid)) as sampled:
+        modes = set()
+        while node.poll() is None:
+            modes |= {each.stat().st_mode & 0o777 for each in tmp_path.glob("converge-*")}
+            time.sleep(0.05)
+    assert node.returncode == 0, (tmp_path / "logs" / "call-01" / "torchrun.log").read_text()
+    assert sampled.addresses == {"127.0.0.1"}
+    assert modes == {0o700}
+    assert not list(tmp_path.glob("converge-*"))

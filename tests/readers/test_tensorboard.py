@@ -1,5 +1,6 @@
 """TensorBoard folders, written by TensorBoard's own writer."""
 
+import struct
 import sys
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 from reader_files import file
 
 from harness.errors import EvidenceError
-from harness.readers import read_curves
+from harness.readers import read_curves, tensorboard
+from harness.readers.crc32c import masked_crc32c
 
 pytest.importorskip("tensorboard")
 
@@ -121,7 +123,82 @@ def test_a_file_without_events_is_refused(tmp_path, content):
 
 def test_without_tensorboard_the_message_says_what_to_install(tmp_path, monkeypatch):
     file(tmp_path, "events.out.tfevents.1", b"")
-    module = "tensorboard.backend.event_processing.event_file_loader"
+    module = "tensorboard.compat.proto.event_pb2"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(EvidenceError, match="-m pip install tensorboard"):
         read_curves(tmp_path)
+
+
+def by_tensorboard(event_file):
+    """Tag to points of step, value and time, by TensorBoard's own loader."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    points = {}
+    for event in LegacyEventFileLoader(str(event_file)).Load():
+        for value in event.summary.value:
+            kept = value.simple_value
+            if value.HasField("tensor"):
+                kept = float(make_ndarray(value.tensor))
+            points.setdefault(value.tag, []).append((event.step, kept, event.wall_time))
+    return points
+
+
+def by_us(event_file):
+    tags = {}
+    assert tensorboard._read(event_file, event_file, tags)
+    joined = {tag: tensorboard._joined(parts) for tag, parts in tags.items()}
+    return {
+        tag: list(zip(each.steps.tolist(), each.values, each.wall_times, strict=True))
+        for tag, each in joined.items()
+    }
+
+
+def test_every_point_is_the_one_that_tensorboard_reads(tmp_path):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    generator = np.random.default_rng(1)
+    tags = ["loss", "b", "grad_norm", "ünd", "", "x" * 90, "y" * 300, *(f"t{i}" for i in range(90))]
+    writer = EventFileWriter(str(tmp_path))
+    for step in (0, 1, 2, 127, 128, 2**14, 2**35, 2**55, 2**56 - 1, 2**56, 2**62, -1):
+        for tag in tags:
+            value = float(generator.normal())
+            plain = Summary.Value(tag=tag, simple_value=value)
+            tensor = Summary.Value(tag=tag, tensor=make_tensor_proto(np.float32(value)))
+            for content in ([plain], [tensor], [plain, tensor, plain], []):
+                summary = Summary(value=content)
+                writer.add_event(Event(wall_time=1e9 + value, step=step, summary=summary))
+    writer.close()
+    expected = by_tensorboard(only_file(tmp_path))
+    assert set(expected) == set(tags)
+    assert by_us(only_file(tmp_path)) == expected
+    assert list(by_us(only_file(tmp_path))) == list(expected)
+
+
+def test_checksums_are_tensorboards_own_at_any_length():
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c as expected
+
+    generator = np.random.default_rng(1)
+    data = generator.integers(0, 256, 100_000, np.uint8)
+    lengths = np.array([0, 1, 3, 4, 63, 64, 65, 255, 256, 257, 319, 320, 321, 1000, 40_000, 50])
+    starts = generator.integers(0, 50_000, len(lengths))
+    pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+    whole = data.tobytes()
+    assert masked_crc32c(data, starts, lengths).tolist() == [
+        expected(whole[start : start + length]) for start, length in pairs
+    ]
+
+
+def test_a_record_that_is_no_event_is_named(tmp_path):
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c as checksum
+
+    content = b"\xff" * 20
+    length = struct.pack("<Q", len(content))
+    record = length + struct.pack("<I", checksum(length)) + content
+    record += struct.pack("<I", checksum(content))
+    event_file = file(tmp_path, "events.out.tfevents.1", record)
+    with pytest.raises(EvidenceError, match="cannot be read: a record is no event"):
+        read_curves(event_file)
