@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.tensor import DTensor
 
 ReduceScatter = Callable[[Tensor, Tensor, Any, Callable[..., Any]], Any]
 """Output, input, process group, and the true ``reduce(output, input)``."""
@@ -90,9 +91,16 @@ def take_partial_as_whole(part: str) -> None:
     inner = FSDPParam._get_grad_inner_tensor
 
     def unreduced(parameter: Any, gradient: Any) -> Any:
-        partial = any(place.is_partial() for place in getattr(gradient, "placements", ()))
-        if partial and part in parameter._param_fqn:
-            return gradient.to_local()
+        # Of spmd_types gradients are plain tensors, and the parameter knows where they are partial.
+        known = getattr(parameter, "_spmd_grad_placements", None) or ()
+        placements = getattr(gradient, "placements", known)
+        over_tp = [
+            place
+            for number, place in enumerate(placements)
+            if number not in getattr(parameter, "_dp_dim_indices", ())
+        ]
+        if any(place.is_partial() for place in over_tp) and part in parameter._param_fqn:
+            return gradient.to_local() if isinstance(gradient, DTensor) else gradient
         return inner(parameter, gradient)
 
     FSDPParam._get_grad_inner_tensor = unreduced
