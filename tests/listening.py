@@ -1,5 +1,6 @@
 """What a process and all that it started listen on, and where they meet, by sampling."""
 
+import ipaddress
 import threading
 from contextlib import contextmanager
 from itertools import pairwise
@@ -11,6 +12,10 @@ ENDPOINT = "--rdzv-endpoint="
 SOCKET = "--socket"
 
 
+def is_loopback(address):
+    return ipaddress.ip_address(address).is_loopback
+
+
 class Sampled:
     """What was seen so far."""
 
@@ -18,6 +23,13 @@ class Sampled:
         self.addresses = set()
         self.folders = {}
         """Of rendezvous files and of the warm server's socket, with their modes."""
+
+    def on_loopback(self):
+        """Whether something was listened on, and nothing but loopback.
+
+        Where ranks share no store torch looks for a free port of ``localhost``, perhaps on ``::1``.
+        """
+        return bool(self.addresses) and all(map(is_loopback, self.addresses))
 
     def look(self, process):
         self.addresses |= {

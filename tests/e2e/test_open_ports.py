@@ -52,6 +52,6 @@ def test_every_port_of_a_real_matrix_is_on_loopback(tmp_path):
     with sampling(psutil.Process(harness.pid)) as sampled:
         output, _ = harness.communicate()
     assert "killed: finished" in output, output
-    assert sampled.addresses == {"127.0.0.1"}
+    assert sampled.on_loopback(), sampled.addresses
     assert set(sampled.folders.values()) == {0o700}
     assert not any(folder.exists() for folder in sampled.folders)
