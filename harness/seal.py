@@ -34,7 +34,7 @@ def evidence_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every evidence file of a run folder, by its path from there.
 
     That is all that ranks left but logs and checkpoints, and the curve of a program that is not
-    probed, wherever that writes it.
+    probed.
     """
     return {name: _digest(path) for name, path in _evidence_files(folder)}
 
@@ -95,13 +95,23 @@ def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
             continue
         if path.suffix in _EVIDENCE and not inside.name.startswith(".") and path.is_file():
             yield inside.as_posix(), path
-    curves = _job(folder).get("command") or {}
-    if curves.get("curves"):
-        where = Path(curves["curves"])
-        for path in sorted(where.rglob("*")) if where.is_dir() else [where]:
+    curves = _curves(folder)
+    if curves is not None:
+        for path in sorted(curves.rglob("*")) if curves.is_dir() else [curves]:
             if path.is_file():
-                named = path.relative_to(folder) if path.is_relative_to(folder) else path
-                yield named.as_posix(), path
+                yield path.relative_to(folder).as_posix(), path
+
+
+def _curves(folder: Path) -> Path | None:
+    """Where a program that is not probed left its curve; the folder may have been moved since.
+
+    None for other runs, and for what lies outside of the folder, which is never read.
+    """
+    job = _job(folder)
+    try:
+        return folder / Path(job["command"]["curves"]).relative_to(job["run_folder"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _job(folder: Path) -> Mapping[str, Any]:
