@@ -20,24 +20,23 @@ class Sampled:
     """What was seen so far."""
 
     def __init__(self):
-        self.addresses = set()
+        self.addresses = {}
+        """To the port and the command line of a process that listened there."""
         self.folders = {}
         """Of rendezvous files and of the warm server's socket, with their modes."""
 
     def on_loopback(self):
         """Whether something was listened on, and nothing but loopback.
 
-        Where ranks share no store torch looks for a free port of ``localhost``, perhaps on ``::1``.
+        Where ranks share no store torch 2.13 tries a free port on ``::1``, too.
         """
         return bool(self.addresses) and all(map(is_loopback, self.addresses))
 
     def look(self, process):
-        self.addresses |= {
-            each.laddr.ip
-            for each in process.net_connections(kind="inet")
-            if each.status == psutil.CONN_LISTEN
-        }
         words = process.cmdline()
+        for each in process.net_connections(kind="inet"):
+            if each.status == psutil.CONN_LISTEN:
+                self.addresses.setdefault(each.laddr.ip, (each.laddr.port, words))
         files = [word.removeprefix(ENDPOINT) for word in words if word.startswith(ENDPOINT)]
         files += [after for word, after in pairwise(words) if word == SOCKET]
         for folder in (Path(file).parent for file in files):
