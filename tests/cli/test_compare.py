@@ -181,9 +181,16 @@ def told(capsys) -> str:
     return " ".join(capsys.readouterr().out.split())
 
 
-def test_what_helps_next_is_not_the_same_command_again(control, tmp_path, capsys):
+def test_what_helps_next_is_not_the_same_command_again(control, tmp_path, capsys, monkeypatch):
+    # Paths below the working directory are shown from there.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
     steps = range(1, STEPS + 1)
-    near = write(tmp_path / "near.jsonl", {step: 1.01 * loss(step) for step in steps})
+    # Longer than a line of a terminal, in which it must not be broken.
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    near = write(folder / "near.jsonl", {step: 1.01 * loss(step) for step in steps})
     far = write(tmp_path / "far.jsonl", {step: 2 * loss(step) for step in steps})
     assert main(["compare", str(control), str(near)]) == 3
     again = "--repeat RUN_1 --repeat RUN_2 --repeat RUN_3"
