@@ -117,7 +117,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises StoreError when the file is missing, is no JSON object, or has a newer schema.
     """
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=_without_duplicates)
+        value = json.loads(path.read_bytes(), object_pairs_hook=unique_keys)
     except OSError as error:
         raise StoreError(_explain("read", path, error)) from error
     except (ValueError, RecursionError) as error:
@@ -128,13 +128,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON. Raises ValueError when a key is in it twice: which one counts is open."""
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, as ``object_pairs_hook``; json itself would silently keep the last of two.
+
+    Raises ValueError when a key is in it twice.
+    """
     value = dict(pairs)
     if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} occurs twice in one object")
     return value
 
 

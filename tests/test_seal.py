@@ -11,7 +11,7 @@ from harness.seal import broken_seal, changed_source, evidence_of, sources_of
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run folder with evidence, and with files that are none."""
+    """A run folder with evidence files and with files that are no evidence, such as logs."""
     made = tmp_path / "store" / "runs" / "ddp2-0123456789ab"
     files = {
         "job.json": {"schema": 1, "name": "ddp2", "sample_steps": [0, 1]},

@@ -74,10 +74,10 @@ def test_names_alike_get_folders_apart(tmp_path):
 def test_a_key_that_is_there_twice_makes_a_file_of_ours_unreadable(tmp_path):
     path = tmp_path / "job.json"
     path.write_text('{"schema": 1, "steps": 3, "command": {"a": 1}, "steps": 4}')
-    with pytest.raises(StoreError, match="the key 'steps' is there twice"):
+    with pytest.raises(StoreError, match="the key 'steps' occurs twice in one object"):
         read_json(path)
     path.write_text('{"schema": 1, "command": {"a": 1, "a": 1}}')
-    with pytest.raises(StoreError, match="the key 'a' is there twice"):
+    with pytest.raises(StoreError, match="the key 'a' occurs twice in one object"):
         read_json(path)
 
 

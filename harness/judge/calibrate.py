@@ -21,7 +21,14 @@ from harness.judge.curves import (
     signed_difference,
 )
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
-from harness.judge.repeats import flaw_of, leaps, outlier_among, tensor_differences
+from harness.judge.repeats import (
+    QUIET,
+    TensorDistances,
+    flaw_of,
+    leaps,
+    outlier_among,
+    tensor_differences,
+)
 from harness.model import (
     Calibration,
     Evidence,
@@ -32,8 +39,6 @@ from harness.model import (
     TensorScale,
 )
 
-QUIET = 0.1
-"""The least scale of a tensor, in medians of all: a handful of repeats may leave it alone."""
 NEARBY = 0.25
 """Steps within a quarter of t before and after t are near t."""
 
@@ -57,7 +62,8 @@ def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
     problems = [flaw for flaw in flaws if flaw]
     usable = [repeat for repeat, flaw in zip(repeats, flaws, strict=True) if not flaw]
     teaching = [repeat for repeat in usable if _differs(repeat, control)]
-    outlier = outlier_among(control, teaching)
+    distances = tensor_differences(control, teaching)
+    outlier = outlier_among(control, teaching, distances)
     if outlier is not None:
         whose = "the control" if outlier.name == control.name else "the repeat"
         problems.append(f"{whose} {outlier.name} is out of line: {outlier.what}")
@@ -81,7 +87,7 @@ def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
         repeats=tuple(repeat.name for repeat in repeats),
         taught_by=len(teaching),
         signals=signals,
-        tensors=_tensor_scales(control, teaching),
+        tensors=_tensor_scales(distances),
         sources=tuple(repeat.source for repeat in repeats),
         problems=tuple(problems),
     )
@@ -151,9 +157,8 @@ def _line(x: Floats, y: Floats) -> tuple[Floats, float]:
     return coefficients, float(np.sum((np.polyval(coefficients, x) - y) ** 2))
 
 
-def _tensor_scales(control: Evidence, teaching: Sequence[Evidence]) -> dict[int, TensorScale]:
+def _tensor_scales(found: TensorDistances) -> dict[int, TensorScale]:
     """Per sampled step, the RMS over repeats of every parameter's relative differences."""
-    found = tensor_differences(control, teaching)
     gradients = {step: list(each.values()) for step, each in found.gradients.items()}
     updates = {step: list(each.values()) for step, each in found.updates.items()}
     return {

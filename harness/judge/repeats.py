@@ -69,8 +69,8 @@ TENSOR_OUTLIER = 100.0
 """The same of a gradient, or of an update after the first, at one step. Measured: at most 13."""
 FEWEST_THAT_LEAP = 2
 """Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
-_QUIET = 0.1
-"""The least that a tensor of the others counts as, in medians of all."""
+QUIET = 0.1
+"""The least that a tensor counts as, in medians of all: a handful of repeats may leave it alone."""
 
 _AS_OF_A_TEST_SET: tuple[Question, ...] = (
     same_tokens,
@@ -111,17 +111,20 @@ class Outlier(NamedTuple):
     """A clause that says by how much, and in what."""
 
 
-def outlier_among(control: Evidence, repeats: Sequence[Evidence]) -> Outlier | None:
+def outlier_among(
+    control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances
+) -> Outlier | None:
     """The run that is furthest out of line; None when all are in line.
 
     ``repeats`` are those that ``flaw_of`` finds nothing wrong with, and that differ from the
-    control. Each is compared with the lower median of the others of its kind, so that one of three
-    cannot hide behind another, and, less sharply, with the furthest of the other kinds. The control
-    is out of line when its repeats agree with each other far better than with it.
+    control; ``distances`` are theirs. Each is compared with the lower median of the others of its
+    kind, so that one of three cannot hide behind another, and, less sharply, with the furthest of
+    the other kinds. The control is out of line when its repeats agree with each other far better
+    than with it.
     """
     if len(repeats) < 2:  # noqa: PLR2004 (one has no others)
         return None
-    found = [*_by_signal(control, repeats), *_by_tensor(control, repeats)]
+    found = [*_by_signal(control, repeats), *_by_tensor(control, repeats, distances)]
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
@@ -217,7 +220,7 @@ def _lower_median(differences: Sequence[Floats]) -> Floats:
 
 
 def _usual(difference: Floats, least: float) -> Floats:
-    return np.maximum(np.maximum(difference, _QUIET * np.median(difference)), least)
+    return np.maximum(np.maximum(difference, QUIET * np.median(difference)), least)
 
 
 def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
@@ -262,8 +265,10 @@ def _apart(first: Evidence, second: Evidence, signal: str) -> float | None:
     return float(np.sqrt(np.mean(np.square(difference * floor.first / floor.at(curve.steps)))))
 
 
-def _by_tensor(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
-    gradients, updates, names = tensor_differences(control, repeats)
+def _by_tensor(
+    control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances
+) -> Iterator[tuple[float, Outlier]]:
+    gradients, updates, names = distances
     for kind, by_step in (("gradient", gradients), ("update", updates)):
         for step, difference in by_step.items():
             if kind == "update" and step <= SIGN_STEPS:

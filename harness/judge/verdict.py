@@ -146,9 +146,9 @@ def judge(
 
 
 def _by_limits_alone(case: Case) -> bool:
-    """Whether nothing but limits could tell right from wrong, which unsound repeats do not give.
+    """Whether only learnt limits can show that the test set is wrong; unsound repeats teach none.
 
-    Curves alone hold nothing that is exact, but for a number that is none.
+    That is so for curves alone, unless the test set's has a NaN or an infinity.
     """
     return curves_alone(case.test, case.control) and non_finite(case.test) is None
 

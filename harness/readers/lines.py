@@ -12,6 +12,7 @@ import numpy as np
 
 from harness.errors import EvidenceError
 from harness.model import Column, Integers
+from harness.store import unique_keys
 
 LARGEST_STEP = 2**63 - 1
 """Steps are compared as int64."""
@@ -48,17 +49,7 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; the json module would silently keep the last of two equal keys."""
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} occurs twice in one object")
-    return value
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
 def decode_json(text: str) -> Any:

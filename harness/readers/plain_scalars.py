@@ -1,8 +1,8 @@
 """Scalars of TensorBoard's event files, decoded many records at once.
 
-Of millions of records almost all are one event with one scalar, as every writer of PyTorch's leaves
-them: time, step, and a summary of one tag and one float32. Those of one length are told by the
-bytes between, and their numbers are columns of one array. Others are left to protobuf.
+Almost every record is one event with one scalar, as PyTorch's SummaryWriter leaves it: time, step,
+and a summary of one tag and one float32. Records of one length have the same keys at the same
+bytes, so numpy finds them and reads their numbers as columns. protobuf decodes all others.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def test_with_repeats_right_runs_pass_and_wrong_ones_fail(seed):
 
 
 def test_reruns_that_are_the_same_to_the_last_bit_say_what_noise_is():
-    """As those of a program of the user's without the probe: the floors hold as they are."""
+    """A program without the probe leaves such reruns: then the fixed floors are its limits."""
     calibration = calibrate(CONTROL, [curve("rerun")])
     assert judge(curve(), CONTROL, calibration).judgement is Judgement.PASS
     verdict = judge(curve(loss=1.01), CONTROL, calibration)

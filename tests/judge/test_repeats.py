@@ -7,7 +7,8 @@ import pytest
 from judge_examples import run, samples, spec, with_signals
 
 from harness.judge import calibrate, judge
-from harness.judge.repeats import SIGNAL_OUTLIER, TENSOR_OUTLIER, outlier_among
+from harness.judge import repeats as vetting
+from harness.judge.repeats import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
 from harness.model import Judgement
 
 CONTROL = run()
@@ -19,6 +20,10 @@ KINDS = ("ulp", "ulp", "ulp", "permute", "permute")
 def judged(test, control=CONTROL, *, repeats):
     learnt = calibrate(control, repeats)
     return judge(test, control, learnt, spec=SPEC, control_spec=SPEC)
+
+
+def outlier_among(control, repeats):
+    return vetting.outlier_among(control, repeats, tensor_differences(control, repeats))
 
 
 def answer(verdict, name):
