@@ -331,3 +331,13 @@ class Evidence:
         object.__setattr__(self, "steps", np.asarray(self.steps, dtype=np.int64))
         columns = {name: Column.of(values) for name, values in self.signals.items()}
         object.__setattr__(self, "signals", columns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeedRuns:
+    """What control and test set left when each was trained with several seeds."""
+
+    control: tuple[Evidence, ...]
+    """One per seed; the first is the control that every other check looks at."""
+    test: tuple[Evidence, ...]
+    """As many or another number, of the same seeds or others: nothing pairs them."""

@@ -133,6 +133,16 @@ class Precision(StrEnum):
     FLOAT8 = "float8"
 
 
+class Ask(StrEnum):
+    """What a test set has to show."""
+
+    SAME = "same"
+    """That it learns the same thing as the control: every check."""
+    NO_WORSE = "no worse"
+    """Of a change that is meant to change numbers (another optimizer, schedule, precision, part of
+    the architecture): that its run is whole, and that its loss is no higher than the control's."""
+
+
 DATA_TYPES: Mapping[str, Precision] = MappingProxyType(
     {
         "float64": Precision.FP32,
@@ -221,6 +231,7 @@ class SetSpec:
     margin: float | None = None
     """Largest relative difference of the mean loss that still counts as equivalent; None: the
     default of the pair's precision."""
+    ask: Ask = Ask.SAME
     waive: tuple[str, ...] = ()
     """Names of rules of the converging guide that this set is excused from."""
     inject: str | None = None
