@@ -20,7 +20,7 @@ from harness.cli.shared import make_console, names, say
 from harness.errors import ConfigError, Problem
 from harness.gate import ExitCode
 from harness.launch import RunOptions
-from harness.launch.dry_run import Answer, dry_run, parts_of, problems_of
+from harness.launch.dry_run import BUILT_AS_ANOTHER, Answer, dry_run, parts_of, problems_of
 from harness.launch.interruption import interruptible
 from harness.model import Job, Plan, Role
 from harness.surroundings import gpu_models
@@ -166,7 +166,7 @@ def _print(
     for sentence in _stand_ins(rows):
         say(console, f"stands in: {sentence}")
     for job in plan.jobs:
-        if job.spec.inject and job.role not in (Role.SEED, Role.REPEAT):
+        if job.spec.inject and job.role not in BUILT_AS_ANOTHER:
             console.print(f"{job.name}: its inject function is not called", markup=False)
     for answer in answers:
         if answer.unsupported:
@@ -179,6 +179,8 @@ def _print(
     repeats = [job.name for job in plan.jobs if job.role is Role.REPEAT]
     if repeats:
         console.print(f"built as their controls: {', '.join(repeats)}", markup=False)
+    if others := [job.name for job in plan.jobs if job.role is Role.OTHER_SEED]:
+        console.print(f"built as with the first seed: {', '.join(others)}", markup=False)
     say(console, _cost(plan, throughput))
     console.print(f"device: {device}; the dry run took {wall_s:.0f} s", markup=False)
 

@@ -30,6 +30,7 @@ from harness.model import (
     Role,
     RunRecord,
     RunStatus,
+    SeedRuns,
     Surroundings,
     SyntheticData,
     Toolchain,
@@ -260,6 +261,20 @@ def pairs_of(plan: Plan) -> Iterator[Pair]:
                 raise ValueError(f"test set {job.name!r} names no control")
             control = plan.job(job.spec.control)
             yield Pair(job, control, control.name, job.matched, job.reference)
+
+
+def seed_runs(plan: Plan, pair: Pair, evidences: Mapping[str, Evidence]) -> SeedRuns | None:
+    """What control and test set of a comparison left, seed by seed; None where there is one."""
+    control, test = (
+        tuple(
+            evidences[each.name]
+            for each in plan.jobs
+            if each.name == job.name
+            or (each.role is Role.OTHER_SEED and each.spec.name == job.spec.name)
+        )
+        for job in (pair.control, pair.test)
+    )
+    return SeedRuns(control, test) if len(test) > 1 else None
 
 
 def judge_matrix(

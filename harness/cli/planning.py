@@ -87,6 +87,8 @@ def _print_besides(console: Console, made: Plan) -> None:
     """What the sets need that are not in the table; raises ConfigError for what is not there."""
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
     say(console, f"\nbesides, for initial weights and tolerances: {', '.join(besides)}")
+    if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:
+        say(console, f"by other seeds: {', '.join(others)}")
     for line in _low_precision(made):
         say(console, line)
     if made.experiment.launcher is Launcher.SLURM:

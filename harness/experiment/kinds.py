@@ -56,7 +56,7 @@ from harness.experiment.tables import (
     one_of,
     validate,
 )
-from harness.model import FaultKind, Kind, RestartOwner, Torn
+from harness.model import Ask, FaultKind, Kind, RestartOwner, Torn
 
 FEWEST_SEGMENTS = 2
 FEWEST_AND_MOST = 2
@@ -136,6 +136,7 @@ class FaultSetTable(TestTable):
     """``kind = "fault"``."""
 
     kind: KindWord = Kind.FAULT
+    ask: Annotated[str, one_of((Ask.SAME,))] = Ask.SAME
     checkpoint_every: Step
     faults: Annotated[list[FaultTable], AfterValidator(_some_fault)]
     restarts: Annotated[str, one_of(RESTARTS)] = RestartOwner.HARNESS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from harness.experiment.paths import expanded, find_file
 from harness.experiment.read import read_toml
 from harness.experiment.repeats import repeat_problems, repeats_of
 from harness.experiment.seed_checkpoint import find_seed_checkpoint
+from harness.experiment.seeds import other_seeds, seed_problems
 from harness.experiment.sets import SetBuilder, Where
 from harness.experiment.tables import (
     AnchorTable,
@@ -37,6 +38,7 @@ from harness.model import (
     Repeat,
     SetSpec,
 )
+from harness.model.plan import other_seed_name
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -80,9 +82,10 @@ def load_experiment(
     anchor = _anchor(path, data, problems)
     controls = list(_controls(path, data, problems))
     tests = list(_tests(path, data, problems))
-    _check_names(controls, anchor, tests, top.repeats if top else [], problems)
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
+    others = other_seeds(top, _place(path), problems) if top else ()
+    _check_names(controls, anchor, tests, top.repeats if top else [], others, problems)
     launcher = launcher or Launcher(top.launcher if top else Launcher.LOCAL)
     of_command = isinstance(trainer, CommandTable)  # which no cluster runs: said below
     placed = _cluster(path, data, Launcher.LOCAL if of_command else launcher, cluster, problems)
@@ -94,6 +97,10 @@ def load_experiment(
     if isinstance(trainer, CommandTable):
         problems += file_problems(trainer, launcher, data, _place(path))
     baseline_problems(data, _place(path), problems)
+    given = trainer.seed_checkpoint if isinstance(trainer, TitanTable) else None
+    problems += seed_problems(
+        data, _place(path), given_weights=given is not None, command=builder.command
+    )
     of_titan = trainer if isinstance(trainer, TitanTable) else TitanTable()
     seed_checkpoint = find_seed_checkpoint(
         of_titan.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
@@ -107,6 +114,7 @@ def load_experiment(
         controls=control_specs,
         tests=test_specs,
         seed=top.seed,
+        other_seeds=others,
         repeats=repeats_of(top, trainer),
         reference=top.reference,
         frozen=probe.frozen,
@@ -225,16 +233,22 @@ def _check_names(
     anchor: PlacedAnchor | None,
     tests: list[PlacedTest],
     repeats: list[Repeat],
+    other_seeds: Sequence[int],
     problems: list[Problem],
 ) -> None:
     """Names are unique in any case and encoding, generated names included."""
+    placed: list[PlacedControl | PlacedAnchor | PlacedTest] = [*controls, *tests]
     taken = {
+        _folded(other_seed_name(each.table.name, seed)): f"{each.table.name!r} by seed {seed}"
+        for each in placed
+        for seed in other_seeds
+    }
+    taken |= {
         _folded(f"{control.table.name}.{repeat}"): f"a repeat of {control.table.name!r}"
         for control in controls
         for asked in repeats
         for repeat in {asked, asked.in_low_precision}
     }
-    placed: list[PlacedControl | PlacedAnchor | PlacedTest] = [*controls, *tests]
     placed += [anchor] if anchor else []
     for table, where in placed:
         folded = _folded(table.name)

@@ -33,6 +33,7 @@ from pydantic import Field
 from harness.errors import Problem
 from harness.experiment.read import flatten
 from harness.experiment.tables import (
+    AskWord,
     Degree,
     FixedTable,
     Name,
@@ -44,6 +45,7 @@ from harness.experiment.tables import (
     TestTable,
     validate,
 )
+from harness.model import Ask
 
 MAX_SETS = 1000
 """More sets than this are a slip of the hand, not an experiment."""
@@ -65,6 +67,7 @@ class MatrixTable(FixedTable):
 
     name: str | None = None
     control: Name | None = None
+    ask: AskWord = Ask.SAME
     parallelism: ParallelismAxes
     techniques: Annotated[list[Techniques], Field(min_length=1)] = Field(default=[[]])
     pipeline_schedule: Annotated[list[Schedule], Field(min_length=1)] | None = None

@@ -19,10 +19,19 @@ from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
 from harness.experiment.requeue import requeued
 from harness.experiment.space_time import hold_global_batch
-from harness.experiment.tables import SetTable, show
+from harness.experiment.tables import SetTable, TestTable, show
 from harness.experiment.train_config import command_config, load_train_config
 from harness.experiment.trainer import CommandTable, TitanTable
-from harness.model import SPMD_BACKEND, Command, Kind, SetSpec, Setting, Technique, TrainConfig
+from harness.model import (
+    SPMD_BACKEND,
+    Ask,
+    Command,
+    Kind,
+    SetSpec,
+    Setting,
+    Technique,
+    TrainConfig,
+)
 
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
@@ -115,6 +124,7 @@ class SetBuilder:
             overrides=overrides,
             tolerances=dict(table.tolerance),
             margin=table.margin,
+            ask=Ask(table.ask) if isinstance(table, TestTable) else Ask.SAME,
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),

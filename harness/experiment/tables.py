@@ -30,6 +30,7 @@ from harness.model import (
     FROZEN_STEPS,
     POWERS_OF_TWO,
     Across,
+    Ask,
     Cadence,
     Kind,
     Launcher,
@@ -39,6 +40,7 @@ from harness.model import (
 
 SCHEMA = 1
 MAX_NAME = 80
+LARGEST_SEED = 2**32 - 1
 MOST_FROZEN = 1024
 PIPELINE_SCHEDULES = (
     "1F1B",
@@ -154,6 +156,7 @@ Rotation = Annotated[str, one_of(CP_ROTATIONS)]
 SpmdBackend = Annotated[str, one_of(SPMD_BACKENDS)]
 Techniques = Annotated[list[Annotated[str, one_of(Technique)]], AfterValidator(_no_repetition)]
 KindWord = Annotated[str, one_of(Kind)]
+AskWord = Annotated[str, one_of(Ask)]
 Words = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_NAME)]], AfterValidator(_no_repetition)
 ]
@@ -218,6 +221,7 @@ class TestTable(SetTable):
     name: Name
     kind: KindWord = Kind.PARALLEL
     control: Name | None = None
+    ask: AskWord = Ask.SAME
 
     __test__ = False  # pytest: this is no test class
 
@@ -236,7 +240,8 @@ class FileTable(Table):
 
     schema_version: SchemaVersion = Field(alias="schema")
     name: Name | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 42
+    seeds: dict[str, Any] | None = None
     repeats: Repeats = list(DEFAULT_REPEATS)
     calibration: FilePath | None = None
     reference: bool = True

@@ -2,7 +2,7 @@
 
 Each is a rank of its own of the job's whole world (``harness/rank/dry_run.py``). Ranks of one
 pipeline stage are alike, so the first of each stand for all; a repeat trains what its control
-trains, so the control stands for it.
+trains, and another seed what the first trains.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from harness.trainers import Resources, comes_in_passes, environment, job_payloa
 _NEEDS_BYTES = 3 * 2**30
 """Of a process, generously: 8B parameters in a world of 64 take 0.7 GB."""
 _POLL_S = 0.05
+BUILT_AS_ANOTHER = (Role.SEED, Role.REPEAT, Role.OTHER_SEED)
+"""Roles of jobs that are built as one of another role is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def parts_of(jobs: Sequence[Job]) -> tuple[Part, ...]:
 
 
 def _parts(job: Job) -> Iterator[Part]:
-    if job.role in (Role.SEED, Role.REPEAT):
+    if job.role in BUILT_AS_ANOTHER:
         return
     segments = job.spec.segments if comes_in_passes(job) else ()
     each: list[tuple[Job, int | None]] = [

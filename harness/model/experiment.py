@@ -43,6 +43,8 @@ class Role(StrEnum):
     """A control's own configuration in the precision of a test set that computes in a coarser one.
     """
     TEST = "test"
+    OTHER_SEED = "other seed"
+    """A control or a test set once more, by another seed."""
 
 
 class RepeatKind(StrEnum):
@@ -277,6 +279,9 @@ class Experiment:
     """The first is the ``[control]``; others are ``[controls.NAME]``."""
     tests: tuple[SetSpec, ...]
     seed: int = 42
+    """Of initial weights and data order."""
+    other_seeds: tuple[int, ...] = ()
+    """With which every control, and every test set that trains in one pass, is trained as well."""
     repeats: tuple[Repeat, ...] = DEFAULT_REPEATS
     """A/A repeats made of every control; where one computes in less than float32, ``rounding`` is
     made for ``ulp``."""

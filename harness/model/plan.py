@@ -112,6 +112,11 @@ class Job:
         return self.global_batch_size * self.seq_len
 
 
+def other_seed_name(name: str, seed: int) -> str:
+    """Name of the job that trains a set by another seed."""
+    return f"{name}.seed{seed}"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """All jobs of an experiment: seed checkpoints, anchor, controls, repeats, references, tests."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.model import (
+    Ask,
     Job,
     Kind,
     Parallelism,
@@ -111,6 +112,8 @@ def serves(job: Job, control: Job) -> str:
         return _serves_as_control(job)
     if job.role is Role.ANCHOR:
         return f"anchor: the control is itself judged against {_names(job.spec.parallelism)}"
+    if job.spec.ask is Ask.NO_WORSE:
+        return "an intended change: its loss may be no worse than the control's"
     return _serves_kind(job) or _serves_parallel(job, control)
 
 

@@ -10,6 +10,7 @@ from harness.model import (
     GLOBAL_BATCH,
     Experiment,
     Job,
+    Kind,
     Parallelism,
     Plan,
     Precision,
@@ -20,6 +21,7 @@ from harness.model import (
     Surroundings,
     Toolchain,
 )
+from harness.model.plan import other_seed_name
 from harness.plan.backends import default_backend, with_backend
 from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
@@ -29,6 +31,8 @@ from harness.rules import Case, apply_rules
 
 SHORT = (Role.REFERENCE, Role.MATCHED)
 """Roles of runs that follow from others of the plan, and are held to no rules of their own."""
+ONE_PASS = (Kind.PARALLEL, Kind.SPACE_TIME)
+"""Kinds of sets that other seeds say anything of: the others have to go on as if never stopped."""
 CPU_PREFIX = "cpu"
 """How the hardware class of a CPU starts."""
 
@@ -93,8 +97,15 @@ def make_plan(
     anchors = [job for job in jobs.values() if job.role is Role.ANCHOR]
     short = [jobs[spec.name] for spec, _ in references.extra]
     tests = [jobs[spec.name] for spec in experiment.tests]
-    seeds = _seed_jobs([*anchors, *controls, *tests])
-    return Plan(experiment, (*seeds, *anchors, *controls, *repeats, *short, *tests), ruling.waived)
+    others = [
+        _by_other_seed(job, seed, surroundings)
+        for job in (*controls, *tests)
+        if job.spec.kind in ONE_PASS
+        for seed in experiment.other_seeds
+    ]
+    seeds = _seed_jobs([*anchors, *controls, *tests, *others])
+    made = (*seeds, *anchors, *controls, *repeats, *short, *tests, *others)
+    return Plan(experiment, made, ruling.waived)
 
 
 def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
@@ -216,6 +227,29 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
         reference=None,
         repeat=repeat,
         identity=identity,
+    )
+
+
+def _by_other_seed(job: Job, seed: int, surroundings: Surroundings) -> Job:
+    """A control or test set once more; its frozen steps would say what the first seed's say."""
+    needs = seed_identity(job.spec, job.toolchain, seed, surroundings) if job.needs else None
+    return replace(
+        job,
+        name=other_seed_name(job.name, seed),
+        role=Role.OTHER_SEED,
+        seed=seed,
+        frozen=0,
+        matched=None,
+        reference=None,
+        needs=needs,
+        identity=job_identity(
+            job.spec,
+            job.toolchain,
+            seed,
+            surroundings,
+            starts_from=_start(job.spec, needs, surroundings),
+            sample_steps=job.sample_steps,
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.model import Experiment, Precision, Role, SetSpec, Technique
+from harness.model import Ask, Experiment, Precision, Role, SetSpec, Technique
 from harness.plan.sizes import DTYPE_KEYS, FLOAT8_RECIPES, Numerics, numerics_of, precision_of
 
 FLOAT32 = "float32"
@@ -56,6 +56,8 @@ def references_of(experiment: Experiment) -> References:
         control = controls[test.control or ""]
         if not (_measurable(control) and _measurable(test)) or _both_float32(test, control):
             continue
+        if test.ask is Ask.NO_WORSE:  # whose gradients nobody compares
+            continue
         like = control.name
         if precision_of(test) is not Precision.FP32 and _differ(test, control):
             made = _with_numerics_of(test, control)
@@ -83,7 +85,8 @@ def referenced(experiment: Experiment) -> frozenset[str]:
 def in_float32(experiment: Experiment) -> Experiment:
     """The experiment with every set in float32, and all else as it is.
 
-    What was learnt of another precision, a calibration or golden, is left out.
+    What was learnt of another precision, a calibration or golden, is left out, and so are other
+    seeds: what is asked for is where a difference comes from.
     """
 
     def plain(spec: SetSpec) -> SetSpec:
@@ -97,6 +100,7 @@ def in_float32(experiment: Experiment) -> Experiment:
         calibration=None,
         baseline=None,
         frozen_sets=None,
+        other_seeds=(),
     )
 
 

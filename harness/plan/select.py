@@ -78,6 +78,7 @@ def select_controls(
         anchor=None,
         calibration=None,
         baseline=None,
+        other_seeds=(),
         frozen_sets=references_of(experiment).frozen_sets,
         referenced=referenced(experiment) & {spec.name for spec in kept}
         if references

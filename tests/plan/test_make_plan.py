@@ -175,3 +175,44 @@ def test_every_job_that_trains_samples_by_the_cadence(planner):
 def test_a_listed_step_after_the_last_one_is_refused(planner):
     found = planner.refused("parallelism = { dp_shard = 2 }\n[probe]\ncadence = [0, 20, 21]")
     assert found[0].startswith("probe.cadence: step 21 comes after the last step of 'control'")
+
+
+SEEDS = "[seeds]\ncount = 3\n"
+RESUMED = """
+[[test]]
+name = "killed"
+kind = "fault"
+parallelism = { dp_shard = 2 }
+checkpoint_every = 4
+faults = [{ kind = "kill", step = 6 }]
+"""
+
+
+def test_every_set_that_trains_in_one_pass_is_trained_by_every_seed(planner):
+    plan = planner.text('repeats = ["rerun"]' + HEAD + SEEDS + CONTROL + TWO_CONTROLS + RESUMED)
+    others = [job for job in plan.jobs if job.role is Role.OTHER_SEED]
+    assert [(job.name, job.seed, job.spec.name) for job in others] == [
+        (f"{name}.seed{seed}", seed, name)
+        for name in ("control", "other", "tp", "old")
+        for seed in (43, 44)
+    ]
+    assert len({job.identity for job in others if job.spec.name in ("control", "tp")}) == 4
+    assert plan.job("tp.seed43").needs == plan.job("control.seed43").needs
+    assert plan.job("tp.seed43").needs != plan.job("tp").needs
+    seeds = {job.identity: job.seed for job in plan.jobs if job.role is Role.SEED}
+    assert all(seeds[job.needs] == job.seed for job in plan.jobs if job.role is not Role.SEED)
+
+
+def test_a_run_by_another_seed_is_that_of_an_experiment_with_this_seed(planner):
+    several = planner.text(HEAD + SEEDS + CONTROL + TWO_CONTROLS)
+    one = planner.text("seed = 43" + HEAD + CONTROL + TWO_CONTROLS)
+    for name in ("control", "tp", "old"):
+        assert several.job(f"{name}.seed43").identity == one.job(name).identity
+
+
+def test_an_intended_change_of_precision_needs_no_reference(planner):
+    text = HEAD + CONTROL + '[[test]]\nname = "low"\ntechniques = ["bf16"]\n'
+    text += "parallelism = { dp_shard = 2 }\n"
+    asked, no_worse = planner.text(text), planner.text(text + 'ask = "no worse"\n')
+    assert any(job.role is Role.MATCHED for job in asked.jobs)
+    assert not any(job.role in (Role.MATCHED, Role.REFERENCE) for job in no_worse.jobs)
