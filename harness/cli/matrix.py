@@ -17,6 +17,7 @@ from harness.cli.goldens import golden_of, stand_in
 from harness.errors import ConfigError, Problem
 from harness.experiment import load_experiment
 from harness.model import (
+    Ask,
     Calibration,
     Cluster,
     Command,
@@ -25,6 +26,7 @@ from harness.model import (
     Job,
     Judgement,
     Launcher,
+    Outcome,
     Plan,
     Precision,
     Role,
@@ -44,6 +46,15 @@ from harness.toolchain import find_toolchain
 
 if TYPE_CHECKING:
     from harness.report import ReportView
+
+
+MENDED_BY_TRAINING = frozenset(
+    {
+        *("control-sound", "repeats-sound", "complete"),
+        *("steps-increase", "values-present", "samples-whole"),
+    }
+)
+"""Checks that a run whose evidence is damaged, or one bad repeat, makes INVALID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +233,35 @@ def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
 
 def may_be_rounding(job: Job, verdict: Verdict) -> bool:
     """Whether a verdict is a failure that the same set in float32 would tell more of."""
-    low = job.precision is not Precision.FP32
+    low = job.precision is not Precision.FP32 and job.spec.ask is Ask.SAME
     return low and job.spec.command is None and verdict.judgement is Judgement.FAIL
 
 
-def explain_command(plan: Plan, name: str) -> str:
-    """What to type to have a failure of low precision explained."""
-    return shlex.join(("converge", "run", str(plan.experiment.path), "--only", name, "--explain"))
+def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
+    """What to type after a verdict on a set of a plan, with why as a comment of the shell.
+
+    Not a command that judges the same evidence again: it would say the same.
+    """
+    if verdict.judgement is Judgement.FAIL:
+        if may_be_rounding(job, verdict):
+            return _run_again(plan, job, "--explain")
+        return f"{_run_again(plan, job)}  # after a change: what it does not touch is reused"
+    if verdict.judgement is Judgement.INCONCLUSIVE:
+        more = "more steps" if plan.experiment.other_seeds else "more steps, or with [seeds]"
+        return f"{_run_again(plan, job)}  # with {more}"
+    if verdict.judgement is Judgement.INVALID:
+        invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
+        if MENDED_BY_TRAINING.issuperset(invalid[:1]):
+            return f"{_run_again(plan, job, '--fresh')}  # trains it and its control again"
+        return f"{_run_again(plan, job)}  # after a change of what is named above"
+    return verdict.next_command
+
+
+def _run_again(plan: Plan, job: Job, *options: str) -> str:
+    launcher = plan.experiment.launcher
+    where = () if launcher is Launcher.LOCAL else ("--launcher", launcher.value)
+    path = str(plan.experiment.path)
+    return shlex.join(("converge", "run", path, "--only", job.name, *where, *options))
 
 
 class Pair(NamedTuple):
@@ -311,9 +344,7 @@ def judge_matrix(
             if matched and reference
             else None,
         )
-        if may_be_rounding(job, verdict):
-            verdict = replace(verdict, next_command=explain_command(plan, job.name))
-        verdicts.append(verdict)
+        verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
         envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
     view = build_view(
         title=plan.experiment.name,

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from harness.cli.explaining import explain, explanation
-from harness.cli.matrix import explain_command, load_plan, may_be_rounding
+from harness.cli.matrix import load_plan, may_be_rounding
 from harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
 from harness.store import Store
 from harness.toolchain import assume_toolchain
@@ -66,7 +66,6 @@ def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
     assert may_be_rounding(plan.job("mixed_tp2"), LOW)
     assert not may_be_rounding(plan.job("mixed_tp2"), passed)
     assert not may_be_rounding(plan.job("ddp2"), LOW)  # it computes in float32 already
-    assert explain_command(plan, "mixed_tp2").endswith("smoke.toml --only mixed_tp2 --explain")
     nobody = argparse.Namespace(slots=None)
     explain(Console(), plan, [passed], tmp_path, store=Store(tmp_path), arguments=nobody)
     assert "nothing failed in low precision" in capsys.readouterr().out

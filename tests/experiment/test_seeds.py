@@ -114,8 +114,10 @@ def test_the_sets_of_a_matrix_ask_alike(load):
 @pytest.mark.parametrize(
     "kind",
     [
-        'kind = "fault"\nparallelism = { dp_shard = 2 }\ncheckpoint_every = 4\n'
-        'faults = [{ kind = "kill", step = 6 }]',
+        (
+            'kind = "fault"\nparallelism = { dp_shard = 2 }\ncheckpoint_every = 4\n'
+            'faults = [{ kind = "kill", step = 6 }]'
+        ),
         'kind = "elastic"\nsegments = [{ until = 4, dp_shard = 2 }, { until = 20, dp_shard = 4 }]',
     ],
 )

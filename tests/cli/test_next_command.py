@@ -1,0 +1,69 @@
+"""What a verdict on a set of an experiment offers to type next."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cli.matrix import load_plan, next_command
+from harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
+from harness.toolchain import assume_toolchain
+
+SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return load_plan(SMOKE, (), on_gpu=False, find=assume_toolchain)
+
+
+def verdict(judgement, *invalid):
+    checks = tuple(Check(name, "…", Tier.INTEGRITY, Outcome.INVALID) for name in invalid)
+    return Verdict("x", "fsdp2", judgement, checks=checks, next_command="grep -rn Error x/logs")
+
+
+def offered(plan, name, of, **changed):
+    job = plan.job(name)
+    return next_command(plan, replace(job, spec=replace(job.spec, **changed)), of)
+
+
+def test_nothing_is_offered_that_only_judges_again(plan):
+    for judgement in (Judgement.FAIL, Judgement.INCONCLUSIVE):
+        for name in ("ddp2", "mixed_tp2"):
+            command = offered(plan, name, verdict(judgement))
+            assert command.startswith(f"converge run {SMOKE} --only {name}")
+
+
+def test_a_failure_of_low_precision_is_explained_in_float32(plan):
+    fail = verdict(Judgement.FAIL)
+    assert offered(plan, "mixed_tp2", fail).endswith(" --only mixed_tp2 --explain")
+    assert "--explain" not in offered(plan, "ddp2", fail)
+    # A change of precision that only has to be no worse has no gradients to explain.
+    assert "--explain" not in offered(plan, "mixed_tp2", fail, ask=Ask.NO_WORSE)
+
+
+@pytest.mark.parametrize("broken", ["control-sound", "repeats-sound", "complete"])
+def test_damaged_evidence_is_trained_again(plan, broken):
+    assert " --fresh  # " in offered(plan, "ddp2", verdict(Judgement.INVALID, broken))
+
+
+def test_what_training_cannot_mend_is_changed_first(plan):
+    command = offered(plan, "ddp2", verdict(Judgement.INVALID, "same-tokens", "complete"))
+    assert "--fresh" not in command
+    assert command.endswith("# after a change of what is named above")
+
+
+def test_an_open_question_asks_for_more(plan):
+    command = offered(plan, "ddp2", verdict(Judgement.INCONCLUSIVE))
+    assert command.endswith("# with more steps, or with [seeds]")
+    seeds = replace(plan, experiment=replace(plan.experiment, other_seeds=(43,)))
+    assert offered(seeds, "ddp2", verdict(Judgement.INCONCLUSIVE)).endswith("# with more steps")
+
+
+def test_a_crash_shows_where_it_was_said(plan):
+    assert offered(plan, "ddp2", verdict(Judgement.ERROR)) == "grep -rn Error x/logs"
+
+
+def test_a_matrix_of_a_cluster_is_run_there(plan):
+    there = replace(plan, experiment=replace(plan.experiment, launcher=Launcher.SLURM))
+    assert " --only ddp2 --launcher slurm" in offered(there, "ddp2", verdict(Judgement.FAIL))
