@@ -24,6 +24,7 @@ from harness.launch.interruption import Interruption
 from harness.launch.local import require_seed_checkpoints
 from harness.launch.warm import WarmServers
 from harness.model import Job, Plan, RunRecord, RunStatus
+from harness.seal import stale
 from harness.trainers import Resources, environment
 
 _DYING_S = 120.0
@@ -59,7 +60,8 @@ class Opening:
 def open_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> Opening:
     """See what has finished and what is in the queue, settle what is over, and check the rest.
 
-    A job runs again if it has failed, as everywhere in converge.
+    A job runs again if it has failed, as everywhere in converge, and if its evidence or something
+    that it was made of has changed since.
 
     Raises:
         ConfigError: a toolchain refuses a job's config; nothing was submitted.
@@ -80,6 +82,10 @@ def open_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) ->
         if standing.in_queue:
             continue
         if standing.record is None or not standing.finished or fresh:
+            todo.append(standing.job)
+            continue
+        if why := stale(standing.record):
+            observer(Notice(time.time(), f"{standing.job.name} runs again: {why}"))
             todo.append(standing.job)
             continue
         record = replace(standing.record, reused=True)

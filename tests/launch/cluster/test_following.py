@@ -83,6 +83,24 @@ def test_a_plan_under_real_torchrun(tiny, site, slurm):
     assert not queue(slurm)
 
 
+def test_a_finished_job_that_is_not_what_it_was_runs_again(light, site, tmp_path):
+    sound, changed, damaged = light("sound"), light("changed"), light("damaged")
+    records, _ = follow(site(), sound, changed, damaged)
+    assert {record.status for record in records.values()} == {RunStatus.FINISHED}
+    module = tmp_path / "my_override.py"
+    module.write_text("SCALE = 1\n")
+    told = facts(records["changed"])
+    told["sources"] = {str(module): "0" * 64}  # as it was when the job ran
+    (records["changed"].folder / "record.json").write_text(json.dumps(told))
+    with (records["damaged"].folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write("{}\n")
+    again, events = follow(site(), sound, changed, damaged)
+    assert [again[name].reused for name in ("sound", "changed", "damaged")] == [True, False, False]
+    said = notices(events)
+    assert f"changed runs again: {module}, which it used, has changed" in said
+    assert "damaged runs again: metrics.jsonl was changed after the run had finished" in said
+
+
 def test_the_words_of_a_script_that_fails_before_any_rank(light, site):
     records, _ = follow(site(prologue=("echo no such module >&2; exit 3",)), light("job"))
     error = records["job"].error
