@@ -33,6 +33,7 @@ from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.turning import turning
 from harness.report.view import (
     SIGNAL_TITLES,
+    BesideView,
     Comparison,
     RepeatView,
     ReportView,
@@ -43,6 +44,10 @@ from harness.report.view import (
 Envelopes = Mapping[str, Mapping[str, Floats]]
 """Test set to signal to limit: the largest allowed relative difference, one per step that the set
 and its control share, in their order."""
+
+
+BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
+"""Roles of runs that have no verdict and teach no limit."""
 
 
 def build_view(
@@ -82,8 +87,15 @@ def build_view(
     controls = tuple(dict.fromkeys(v.name if v.control == anchor else v.control for v in verdicts))
     judged_against = (*controls, anchor) if anchor else controls
     repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
+    besides = [job for job in jobs.values() if job.role in BESIDES]
     fragments = iter(
-        anchors([*judged_against, *(v.name for v in verdicts), *(job.name for job in repeats)])
+        anchors(
+            [
+                *judged_against,
+                *(v.name for v in verdicts),
+                *(job.name for job in (*repeats, *besides)),
+            ]
+        )
     )
     control_views = {name: runs.view(name, next(fragments)) for name in judged_against}
     tests = tuple(
@@ -112,6 +124,9 @@ def build_view(
             runs.repeat(job, next(fragments), control_views[job.spec.name])
             for job in repeats
             if job.spec.name in control_views
+        ),
+        besides=tuple(
+            BesideView(runs.view(job.name, next(fragments)), job.role.value) for job in besides
         ),
         tests=tests,
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),

@@ -41,6 +41,7 @@ def document(view: ReportView) -> dict[str, Any]:
             {**_run(repeat.run), "control": repeat.control, "repeat": repeat.run.repeat}
             for repeat in view.repeats
         ],
+        "besides": [{**_run(each.run), "role": each.role} for each in view.besides],
         "tests": [_test(test) for test in view.tests],
         "waived": list(view.waived),
         "notes": list(view.notes),

@@ -103,6 +103,11 @@ def _facts(view: ReportView) -> Iterator[str]:
     for control in view.controls:
         requeued = f" {control.requeue_words}" if control.requeues else ""
         yield f"- control **{escape(control.name)}**: {escape(_set_up(control))}{requeued}"
+    for each in view.besides:
+        reused = " (reused)" if each.run.reused else ""
+        took = f", {duration(each.run.wall_s)}{reused}" if each.run.wall_s is not None else ""
+        failed = f": {escape(each.run.error.message)}" if each.run.error else ""
+        yield f"- {each.role} **{escape(each.run.name)}**: {each.run.degrees}{took}{failed}"
     if view.anchor:
         yield f"- anchor **{escape(view.anchor.name)}**: {escape(_set_up(view.anchor))}"
     for sentence in view.waived:

@@ -161,6 +161,15 @@ class RepeatView:
 
 
 @dataclass(frozen=True, slots=True)
+class BesideView:
+    """A run without a verdict of its own, that others are judged by or together with."""
+
+    run: RunView
+    role: str
+    """As a plan calls it: ``reference``, ``matched control``, ``other seed``."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportView:
     """A judged matrix, or a comparison of foreign curves."""
 
@@ -178,6 +187,7 @@ class ReportView:
     calibrations: tuple[CalibrationView, ...] = ()
     """One per control, in their order."""
     repeats: tuple[RepeatView, ...] = ()
+    besides: tuple[BesideView, ...] = ()
     tests: tuple[TestView, ...] = ()
     waived: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -29,7 +29,9 @@ from harness.model import (
     Outcome,
     Plan,
     Precision,
+    RankError,
     Role,
+    RunStatus,
     Tier,
     Verdict,
 )
@@ -400,3 +402,36 @@ def test_repeats_that_allow_far_more_than_arithmetic_does_are_worth_a_sentence(a
     found = [note for note in view.notes if "lie so far apart that they allow loss" in note]
     assert bool(found) is said
     assert all("times the floor of its arithmetic" in note for note in found)
+
+
+def test_runs_that_others_are_judged_by_are_listed_in_every_report():
+    control, low = spec("c", dp_shard=2), spec("c.float32", dp_shard=2)
+    made = [
+        job(control, Role.CONTROL, 8),
+        job(low, Role.REFERENCE, 1),
+        replace(job(control, Role.OTHER_SEED, 8), name="c.seed43", identity="43"),
+        job(spec("a", dp_shard=2), Role.TEST, 8),
+    ]
+    error = RankError(0, "OutOfMemoryError: 80 GB")
+    view = build_view(
+        title="t",
+        verdicts=[Verdict("a", "c", Judgement.PASS)],
+        evidences=[evidence(name, 8) for name in ("c", "a", "c.seed43")],
+        subject=Plan(Experiment("t", Path("t.toml"), (control,), ()), tuple(made)),
+        records=[
+            record(made[1], 4.0, status=RunStatus.CRASHED, error=error),
+            record(made[2], 12.0, reused=True),
+        ],
+    )
+    assert [(each.run.name, each.role) for each in view.besides] == [
+        ("c.float32", "reference"),
+        ("c.seed43", "other seed"),
+    ]
+    assert len({each.run.anchor for each in view.besides}) == 2
+    assert [each["role"] for each in document(view)["besides"]] == ["reference", "other seed"]
+    page = to_html(view)
+    assert "Runs beside them" in page
+    assert "reference: OutOfMemoryError: 80 GB" in page
+    plain = to_markdown(view)
+    assert "- other seed **c.seed43**: FSDP 2, 12 s (reused)" in plain
+    assert "- reference **c.float32**: FSDP 2, 4 s: OutOfMemoryError: 80 GB" in plain
