@@ -98,7 +98,9 @@ def _table(suffix, separator, names):
         for cells in reader:
             if None in cells or None in cells.values():
                 return None
-            row = {known[name.strip()]: cell for name, cell in cells.items() if name.strip() in known}
+            row = {
+                known[name.strip()]: cell for name, cell in cells.items() if name.strip() in known
+            }
             step = row.pop("step")
             found.append((step, {signal: _number(cell) for signal, cell in row.items()}))
         return _rows(found)
@@ -244,7 +246,9 @@ def _read_loss_text(content):
     rows = [cells for cells in lines if cells and cells[0][0] != "#"]
     if any(len(cells) != len(rows[0]) or len(cells) not in (2, 3) for cells in rows):
         return None
-    return _rows((step, dict(zip(CURVES, map(float, cells), strict=False))) for step, *cells in rows)
+    return _rows(
+        (step, dict(zip(CURVES, map(float, cells), strict=False))) for step, *cells in rows
+    )
 
 
 # --------------------------------------------------------------------- binary

@@ -172,6 +172,12 @@ def _with(rows, at, **values):
     return rows
 
 
+def _times(row, signal, factor):
+    """A value off by a factor; one that another change has taken away stays away."""
+    value = row[1][signal]
+    return None if value is None else value * factor
+
+
 def _change_of(dice):
     return dice.choice((-1, 1)) * 10 ** dice.uniform(-4, 0.5)
 
@@ -180,7 +186,7 @@ def _one_value(case, rows):
     at, signal = case.dice.randrange(len(rows)), case.dice.choice(CURVES)
     change = _change_of(case.dice)
     case.do(f"{signal} of row {at} off by {change:.2g}")
-    return _with(rows, at, **{signal: rows[at][1][signal] * (1 + change)})
+    return _with(rows, at, **{signal: _times(rows[at], signal, 1 + change)})
 
 
 def _all_values(case, rows):
@@ -188,7 +194,7 @@ def _all_values(case, rows):
     change = _change_of(case.dice)
     case.do(f"{signal} off by {change:.2g} from row {since} on")
     for at in range(since, len(rows)):
-        _with(rows, at, **{signal: rows[at][1][signal] * (1 + change)})
+        _with(rows, at, **{signal: _times(rows[at], signal, 1 + change)})
     return rows
 
 
@@ -280,7 +286,7 @@ def _rate(case, rows):
     if "lr" not in rows[at][1]:
         return None
     case.do(f"lr of row {at} times {value}")
-    return _with(rows, at, lr=rows[at][1]["lr"] * value)
+    return _with(rows, at, lr=_times(rows[at], "lr", value))
 
 
 def _odd_step(case, rows):
@@ -478,8 +484,8 @@ class RunFolder:
     def _by_step(self, lines):
         steps = [line for line in lines if line["kind"] == "step"]
         by_step = {line["step"]: line for line in steps}
-        if len(by_step) != len(steps):
-            raise ValueError("a step twice")
+        if any(line != by_step[line["step"]] for line in steps):
+            raise ValueError("a step twice, with two values")
         return by_step
 
     def _off(self, ours, theirs):

@@ -130,7 +130,9 @@ def _shuffled(value, dice):
     # The order of controls, of a config and of what a set changes is that of what is shown.
     dice.shuffle(keys)
     return {
-        key: copy.deepcopy(value[key]) if key in ("config", "set", "controls") else _shuffled(value[key], dice)
+        key: copy.deepcopy(value[key])
+        if key in ("config", "set", "controls")
+        else _shuffled(value[key], dice)
         for key in keys
     }
 

@@ -120,7 +120,9 @@ def _run_again(case, place, out, expected):
 def _follow(case, place, said):
     """Remove what an error names, as it says; whether it named anything."""
     joined = " ".join(said.split())
-    names = re.findall(r"(?:(?<=\s)|^)((?:store|out|history)[/\w.\-]*)", joined.replace(f"{place}/", ""))
+    names = re.findall(
+        r"(?:(?<=\s)|^)((?:store|out|history)[/\w.\-]*)", joined.replace(f"{place}/", "")
+    )
     for name in names:
         path = place / name.rstrip(".")
         parts = path.relative_to(place).parts
@@ -328,8 +330,11 @@ def _digests(folder):
 
 
 def _is_sealed(place, run):
+    path = place / "store" / "runs" / run / "record.json"
     try:
-        record = json.loads((place / "store" / "runs" / run / "record.json").read_text())
+        if not path.is_file():  # a pipe would be waited for
+            return False
+        record = json.loads(path.read_text())
         return isinstance(record["evidence"], dict)
     except (OSError, ValueError, KeyError, TypeError):
         return False

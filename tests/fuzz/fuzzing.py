@@ -10,7 +10,7 @@ Of every command that a case calls is asked:
 - with exit code 2 it says something on stderr;
 - what it prints has no control character but tab and line feed, and none that turns the direction
   of text;
-- it takes at most ``CPU_S`` of CPU, and the process grows by at most ``MEMORY`` bytes.
+- it takes at most ``CPU_S`` of CPU and ``WALL_S`` in all, and the process grows by at most ``MEMORY`` bytes.
 """
 
 import contextlib
@@ -28,6 +28,8 @@ from harness.cli import main
 
 ROOT = Path(__file__).parents[2]
 CPU_S = 20.0
+WALL_S = 120.0
+"""The same of time in which it waits for anything, on a busy machine too."""
 HARD_S = 300.0
 """Wall time after which a process that hangs in C code is ended, with its stack on stderr."""
 MEMORY = 1 << 30
@@ -74,8 +76,10 @@ def called(case, arguments, codes):
     """Call ``converge`` in this process; what is wrong whatever it was asked goes into the case."""
     out, err = io.StringIO(), io.StringIO()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGPROF, _too_long)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, _too_long)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_REAL, WALL_S)
     faulthandler.dump_traceback_later(HARD_S, exit=True)
     memory = _largest()
     try:
@@ -85,7 +89,7 @@ def called(case, arguments, codes):
     except SystemExit as ended:  # argparse
         code = ended.code
     except TookTooLong:
-        code = f"more than {CPU_S:g} s of CPU"
+        code = f"more than {CPU_S:g} s of CPU, or {WALL_S:g} s"
         err.write(traceback.format_exc().replace("Traceback", "Stack"))
     except KeyboardInterrupt:
         raise
@@ -93,7 +97,8 @@ def called(case, arguments, codes):
         code = type(error).__name__
         err.write(traceback.format_exc())
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL):
+            signal.setitimer(timer, 0)
         faulthandler.cancel_dump_traceback_later()
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -110,7 +115,7 @@ def told(case, arguments, ended, codes):
     case.do(f"$ converge {words}\nexit code {ended.code}\n{ended.out}\n{ended.err}")
     case.require(ended.code in codes, f"exit code {ended.code} of: converge {words}")
     said = ended.out + ended.err
-    for word in ("Traceback", "this is a bug in converge"):
+    for word in ("Traceback", "this is a bug in converge", "Warning: "):
         case.require(word not in said, f"{word!r} printed by: converge {words}")
     if ended.code == 2:
         case.require(ended.err.strip(), f"no word about exit code 2 of: converge {words}")
@@ -258,4 +263,3 @@ def odd_value(dice, depth=0):
         return [odd_value(dice, depth + 1) for _ in many]
     keys = ("a", "training.steps", "", "name", "\u202e")
     return {dice.choice(keys): odd_value(dice, depth + 1) for _ in many}
-

@@ -52,6 +52,8 @@ def main(argv=None):
     cases = _cases(arguments)
     print(f"seed {seed}: {len(cases)} cases; what goes wrong is kept in {arguments.keep}")
     session = _Session(seed, arguments.keep)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell's background job ignores it
+        signal.signal(number, signal.default_int_handler)
     try:
         session.run(cases, arguments.jobs)
     except KeyboardInterrupt:
@@ -100,7 +102,9 @@ def _cases(arguments):
         for each in KINDS:
             if each == kind or each.startswith(f"{kind}."):
                 counts[each] = count
-    return [(kind, number) for kind, count in counts.items() for number in range(count)]
+    # All kinds in turn, so that a session which is interrupted has seen some of each.
+    most = max(counts.values(), default=0)
+    return [(kind, number) for number in range(most) for kind in counts if number < counts[kind]]
 
 
 def _named(text):

@@ -3,7 +3,7 @@
 import json
 import venv
 
-PROGRAM = '''
+PROGRAM = """
 import subprocess, sys, time
 from pathlib import Path
 
@@ -22,7 +22,7 @@ with (Path(output) / "loss.csv").open("w") as curve:
 for child in children:
     child.kill()
     child.wait()
-'''
+"""
 EXPERIMENT = """
 schema = 1
 name = "tiny"
