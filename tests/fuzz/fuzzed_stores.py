@@ -11,8 +11,8 @@ and pipes; JSON gets other values and keys twice. The properties are those of ``
   what its run left: its own, its control's, or that of the control's repeats. What is evidence is
   listed here, not asked of the harness: ``job.json``, and every curve, metrics file and tensor. A
   link to a file with the same bytes is the same.
-- After ``converge run`` every verdict is the undamaged matrix's again. Or it exits with 2 and names
-  a path of the store: then that file's run folder (or the file, where it belongs to no run) is
+- After ``converge run`` every verdict is the undamaged matrix's again. Or it exits with 2 (3, where
+  a report cannot be written once jobs have run) and names a path: then that file's run folder (or the file, where it belongs to no run) is
   removed, as the error says, and asked again; after at most ``TRIES`` of these it is healed.
 
 A record without a seal is one of an older release, whose evidence is taken as it is
@@ -110,7 +110,8 @@ def _run_again(case, place, out, expected):
         (out / "report.json").unlink(missing_ok=True)
         with within(place), only_json():
             ended = called(case, RUN, JUDGING_CODES)
-        if ended.code != 2:
+        refused = ended.code == 2 or (ended.code == 3 and "no verdict" in ended.err)
+        if not refused:
             break
         if not _follow(case, place, ended.err):
             return
@@ -315,7 +316,10 @@ def _digests(folder):
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         known = path.suffix in (".json", ".jsonl", ".npz", ".csv", ".part")
-        if path.name in NO_EVIDENCE or path.name.startswith(".") or not known:
+        beside = path.parent.name == "logs" or (
+            path.parent.name == "output" and path.name != "loss.csv"
+        )
+        if path.name in NO_EVIDENCE or path.name.startswith(".") or beside or not known:
             continue
         try:
             mode = path.stat().st_mode

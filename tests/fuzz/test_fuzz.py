@@ -99,7 +99,7 @@ def test_what_escapes_a_command_and_what_takes_too_long_is_told(case, monkeypatc
 
     monkeypatch.setattr("fuzzing.CPU_S", 0.05)
     monkeypatch.setattr("fuzzing.main", loop)
-    assert called(case, ("plan",), {0}).code .startswith("more than 0.05 s of CPU")
+    assert called(case, ("plan",), {0}).code.startswith("more than 0.05 s of CPU")
     monkeypatch.setattr("fuzzing.main", lambda _arguments: 1 / 0)
     assert called(case, ("plan",), {0}).code == "ZeroDivisionError"
     assert len(case.wrong) == 3  # two exit codes, a traceback
