@@ -1,9 +1,9 @@
 """Curves written in every format that ``converge compare`` reads, and read back.
 
-A curve is a list of rows, a row a step and what was logged at it: ``(3, {"loss": 2.5, "lr": None})``.
-What is read back is read by a few lines of plain Python here, not by the readers under test: it says
-what a damaged file still means. None: it cannot be read, and so means nothing. The two binary
-formats have a checksum over every record: a damaged byte makes the file unreadable.
+A curve is a list of rows, a row a step and what was logged at it: ``(3, {"loss": 2.5})``. What is
+read back is read by a few lines of plain Python here, not by the readers under test: it says what a
+damaged file still means. None: it cannot be read, and so means nothing. The two binary formats have
+a checksum over every record: a damaged byte makes the file unreadable.
 """
 
 import csv
@@ -278,7 +278,7 @@ def _write_tensorboard(folder, rows):
 
 
 def _write_wandb(folder, rows):
-    """The log as LevelDB describes it: blocks of 32 KiB, of which a curve here fills less than one."""
+    """The log as LevelDB describes it, in blocks of 32 KiB; a curve here fills less than one."""
     from wandb.proto.wandb_internal_pb2 import (
         HistoryItem,
         HistoryRecord,

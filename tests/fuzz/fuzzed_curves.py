@@ -23,6 +23,7 @@ carries no seal, so that what is damaged is really read. There a change of anyth
 memory and names has to be seen: see ``RunFolder``.
 """
 
+import itertools
 import json
 import math
 import shutil
@@ -314,24 +315,23 @@ CHANGES = (
 
 def relate(control, test, limits):
     """``same``, ``differs`` or ``open``: what the rows of a file mean beside the control's."""
-    if test is None:
-        return "differs"
-    ours, theirs = _settled(control), _settled(test)
+    theirs = None if test is None else _settled(test)
     if theirs is None:
         return "differs"
+    ours = _settled(control)
     if ours == theirs:
         return "same"
     steps, others = ([s for s in sorted(each) if "loss" in each[s]] for each in (ours, theirs))
-    if not others or any(not _finite(theirs[step]) for step in theirs):
-        return "differs"
-    if 0 < sum("grad_norm" in theirs[step] for step in others) < len(others):
-        return "differs"
     regular = _spacing(others)
-    if regular is None or (regular == 1 and steps != others):
-        return "differs"
-    if any(_apart(ours[s], theirs[s], limits) for s in set(steps) & set(others)):
-        return "differs"
-    return "open"
+    wrong = (
+        not others
+        or not all(_finite(values) for values in theirs.values())
+        or 0 < sum("grad_norm" in theirs[step] for step in others) < len(others)
+        or regular is None
+        or (regular == 1 and steps != others)
+        or any(_apart(ours[step], theirs[step], limits) for step in set(steps) & set(others))
+    )
+    return "differs" if wrong else "open"
 
 
 def _settled(rows):
@@ -356,8 +356,9 @@ def _finite(values):
 
 def _spacing(steps):
     """Distance of a regular grid, where the first and the last may be shorter; None: holes."""
-    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
-    if gaps and steps[0] > 0 and all(a == 2 * b for b, a in zip(steps, steps[1:], strict=False)):
+    pairs = list(itertools.pairwise(steps))
+    gaps = [after - before for before, after in pairs]
+    if gaps and steps[0] > 0 and all(after == 2 * before for before, after in pairs):
         return 2
     inner = gaps[1:-1] or gaps[1:] or gaps
     if not inner or len(set(inner)) > 1 or max(gaps) > inner[0]:
@@ -380,11 +381,11 @@ def _apart(ours, theirs, limits):
 class RunFolder:
     """A run folder of real torchtitan, damaged, against its control by a calibration of the time.
 
-    Its evidence is read back by ``json`` and ``numpy``. **differs**: a file that cannot be read any
-    more or is gone; a loss, norm, rate, count, digest or agreement of a step line that is another by
-    more than ``LIMIT``; tensors off by more than that; a step or the end line gone. **open**: what
-    nothing is judged by (times, memory, the names and paths of ``job.json``), differences below the
-    limit, and what ``in_force.json`` and ``job.json`` say, of which much is free.
+    Its evidence is read back by ``json`` and ``numpy``. **differs**: a file that cannot be read
+    any more or is gone; a loss, norm, rate, count, digest or agreement of a step line that is off
+    by more than ``LIMIT``; an array, a step or the end line gone. **open**: what nothing is judged
+    by (times, memory), differences below the limit, other numbers in tensors, and what
+    ``in_force.json`` and ``job.json`` say, of which much is free.
     """
 
     LIMIT = 5e-2

@@ -190,57 +190,80 @@ def _fixed_tables(tree):
 
 def _break_for_certain(case, tree):
     """Make the tree wrong in a way that no other key can excuse; whether it could be done."""
-    dice = case.dice
-    tables = list(_fixed_tables(tree))
-    how = dice.choice(
-        ("misspelt", "misspelt", "unknown", "degree", "degree", "names", "margin", "no", "schema")
-    )
-    if how == "misspelt":
-        table, path = dice.choice(tables)
-        if not table:
-            return False
-        key = dice.choice(list(table))
-        at = dice.randrange(len(key) + 1)
-        table[f"{key[:at]}q{key[at:]}"] = table.pop(key)
-        case.do(f"key {key!r} of {path} misspelt")
-    elif how == "unknown":
-        table, path = dice.choice(tables)
-        name = f"x{dice.choice(ODD_TEXTS)}"
-        table[name] = odd_value(dice)
-        case.do(f"unknown key {name[:40]!r} in {path}")
-    elif how == "degree":
-        degrees = [table for table, path in tables if path[-1:] == ("parallelism",) and table]
-        if not degrees:
-            return False
-        table = dice.choice(degrees)
-        wrong = (0, -3, 2.5, float("nan"), float("inf"), True, "2", [2], {"a": 2}, 10**400)
-        table[dice.choice(list(table))] = value = dice.choice(wrong)
-        case.do(f"a degree is {str(value)[:40]}")
-    elif how == "names":
-        tests = tree.get("test")
-        if not isinstance(tests, list) or not tests or not isinstance(tests[0], dict):
-            return False
-        tests.append(copy.deepcopy(tests[0]))
-        case.do("a test set twice")
-    elif how == "margin":
-        tests = tree.get("test")
-        if not isinstance(tests, list) or not tests or not isinstance(tests[0], dict):
-            return False
-        wrong = (float("nan"), -1.0, float("inf"), "0.1", True, [0.1], {"x": 0.1})
-        key, value = dice.choice(("margin", "tolerance")), dice.choice(wrong)
-        if key == "tolerance" and not isinstance(value, dict):
-            value = {"loss": value}
-        dice.choice(tests)[key] = value
-        case.do(f"{key} is {value}")
-    elif how == "no":
-        key = dice.choice(("trainer", "control"))
-        if not isinstance(tree.get(key), dict) or "controls" in tree and key == "control":
-            return False
-        del tree[key]
-        case.do(f"no {key}")
-    else:
-        tree["schema"] = value = dice.choice((0, 2, -1, "1", 1.5, [1], True, float("nan"), 10**400))
-        case.do(f"schema is {str(value)[:40]}")
+    ways = (_misspelt, _misspelt, _unknown, _degree, _degree, _name_twice, _margin, _gone, _schema)
+    return case.dice.choice(ways)(case, tree)
+
+
+def _misspelt(case, tree):
+    table, path = case.dice.choice(list(_fixed_tables(tree)))
+    if not table:
+        return False
+    key = case.dice.choice(list(table))
+    at = case.dice.randrange(len(key) + 1)
+    table[f"{key[:at]}q{key[at:]}"] = table.pop(key)
+    case.do(f"key {key!r} of {path} misspelt")
+    return True
+
+
+def _unknown(case, tree):
+    table, path = case.dice.choice(list(_fixed_tables(tree)))
+    name = f"x{case.dice.choice(ODD_TEXTS)}"
+    table[name] = odd_value(case.dice)
+    case.do(f"unknown key {name[:40]!r} in {path}")
+    return True
+
+
+def _degree(case, tree):
+    tables = _fixed_tables(tree)
+    degrees = [table for table, path in tables if path[-1:] == ("parallelism",) and table]
+    if not degrees:
+        return False
+    table = case.dice.choice(degrees)
+    wrong = (0, -3, 2.5, float("nan"), float("inf"), True, "2", [2], {"a": 2}, 10**400)
+    table[case.dice.choice(list(table))] = value = case.dice.choice(wrong)
+    case.do(f"a degree is {str(value)[:40]}")
+    return True
+
+
+def _tests(tree):
+    tests = tree.get("test")
+    whole = isinstance(tests, list) and all(isinstance(each, dict) for each in tests)
+    return tests if whole else []
+
+
+def _name_twice(case, tree):
+    if not _tests(tree):
+        return False
+    tree["test"].append(copy.deepcopy(tree["test"][0]))
+    case.do("a test set twice")
+    return True
+
+
+def _margin(case, tree):
+    if not _tests(tree):
+        return False
+    wrong = (float("nan"), -1.0, float("inf"), "0.1", True, [0.1], {"x": 0.1})
+    key, value = case.dice.choice(("margin", "tolerance")), case.dice.choice(wrong)
+    if key == "tolerance" and not isinstance(value, dict):
+        value = {"loss": value}
+    case.dice.choice(tree["test"])[key] = value
+    case.do(f"{key} is {value}")
+    return True
+
+
+def _gone(case, tree):
+    key = case.dice.choice(("trainer", "control"))
+    if not isinstance(tree.get(key), dict) or (key == "control" and "controls" in tree):
+        return False
+    del tree[key]
+    case.do(f"no {key}")
+    return True
+
+
+def _schema(case, tree):
+    wrong = (0, 2, -1, "1", 1.5, [1], True, float("nan"), 10**400)
+    tree["schema"] = value = case.dice.choice(wrong)
+    case.do(f"schema is {str(value)[:40]}")
     return True
 
 
@@ -251,41 +274,42 @@ def _with_another_text(case, text):
     """Changes that no tree can show: comments, keys twice, bytes that are no text."""
     dice = case.dice
     lines = text.split("\n")
+    at = dice.randrange(len(lines))
+    # Between the lines of a text in three quotes nothing is a comment.
+    same = "open" if '"""' in text else "same"
     how = dice.choice(("comments", "twice", "empty", "binary", "deep", "marks", "line", "crlf"))
     case.do(how)
-    at = dice.randrange(len(lines))
     if how == "comments":
-        # Between the lines of a text in three quotes it would be no comment.
-        if '"""' not in text:
-            lines.insert(at, dice.choice(("", "  ", "# \u5b9f \u00fc", "#" * 1000)))
-        return "\n".join(lines).encode(), "same"
-    if how == "crlf":
-        return "\r\n".join(lines).encode(), "open" if '"""' in text else "same"
-    if how == "twice":
+        lines.insert(at, dice.choice(("", "  ", "# \u5b9f \u00fc", "#" * 1000)))
+        content, expected = "\n".join(lines).encode(), same
+    elif how == "crlf":
+        content, expected = "\r\n".join(lines).encode(), same
+    elif how == "twice":
         keys = [line for line in lines if re.match(r"[\w.]+ = [^\[{\n]+$", line)]
         line = dice.choice(keys)
         lines.insert(lines.index(line), line)
-        return "\n".join(lines).encode(), "refused"
-    if how == "empty":
-        return dice.choice((b"", b"\n", b"# nothing\n", b"\xef\xbb\xbf")), "refused"
-    if how == "binary":
-        return dice.randbytes(dice.choice((1, 100, 10_000))) + b"\xff", "refused"
-    if how == "deep":
+        content, expected = "\n".join(lines).encode(), "refused"
+    elif how == "empty":
+        content, expected = dice.choice((b"", b"\n", b"# nothing\n", b"\xef\xbb\xbf")), "refused"
+    elif how == "binary":
+        content, expected = dice.randbytes(dice.choice((1, 100, 10_000))) + b"\xff", "refused"
+    elif how == "deep":
         deep = dice.choice((100, 1000, 20_000))
         shape = dice.choice(("[" * deep + "]" * deep, "{a=" * deep + "1" + "}" * deep))
-        return f"x = {shape}\n{text}".encode(), "refused"
-    if how == "marks":
-        lines.insert(at, dice.choice(("\x00", "\x1b[2J", '\u202ex = "\u202e"', "= 1", "[[[")))
-        return "\n".join(lines).encode(), "refused" if not _is_toml(
-            "\n".join(lines).encode()
-        ) else "open"
-    del lines[at]
-    return "\n".join(lines).encode(), "open"
+        content, expected = f"x = {shape}\n{text}".encode(), "refused"
+    else:
+        if how == "marks":
+            lines.insert(at, dice.choice(("\x00", "\x1b[2J", '\u202ex = "\u202e"', "= 1", "[[[")))
+        else:
+            del lines[at]
+        content = "\n".join(lines).encode()
+        expected = "open" if _is_toml(content) else "refused"
+    return content, expected
 
 
 def _change_a_train_config(case, text):
     """The experiment stays, what it names changes."""
-    named = [name for name in re.findall(r"train_configs/[\w.]+\.toml", text)]
+    named = re.findall(r"train_configs/[\w.]+\.toml", text)
     if not named:
         case.do("names no train config")
         return

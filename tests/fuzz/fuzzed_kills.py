@@ -1,8 +1,10 @@
 """``converge run`` of a tiny matrix, ended by a signal at a random moment, then run again.
 
 Programs of the matrix start programs themselves and know nothing of the harness, so whatever of
-them is left is an orphan. Most harnesses are forks of the process of the cases, which saves a second
-of imports; one in ten is ``python -m harness`` from its first instruction on. The properties:
+them is left is an orphan. Most harnesses are forks of the process of the cases, which saves a
+second of imports; one in ten is ``python -m harness`` from its first instruction on.
+
+The properties:
 
 - a harness that SIGKILL ends takes every process with it, and so does one that SIGTERM or SIGINT
   ends, once or twice. It then exits with 130 (or as an undisturbed one, when the signal came after

@@ -11,9 +11,10 @@ and pipes; JSON gets other values and keys twice. The properties are those of ``
   what its run left: its own, its control's, or that of the control's repeats. What is evidence is
   listed here, not asked of the harness: ``job.json``, and every curve, metrics file and tensor. A
   link to a file with the same bytes is the same.
-- After ``converge run`` every verdict is the undamaged matrix's again. Or it exits with 2 (3, where
-  a report cannot be written once jobs have run) and names a path: then that file's run folder (or the file, where it belongs to no run) is
-  removed, as the error says, and asked again; after at most ``TRIES`` of these it is healed.
+- After ``converge run`` every verdict is the undamaged matrix's again. Or it exits with 2 (with 3,
+  where a report cannot be written once jobs have run) and names a path: then that file's run folder
+  (or the file, where it belongs to no run) is removed, as the error says, and asked again; after at
+  most ``TRIES`` of these it is healed.
 
 A record without a seal is one of an older release, whose evidence is taken as it is
 (docs/architecture.md): where the damage takes a seal away and also changes that run's evidence,
@@ -21,13 +22,15 @@ nothing can tell, and PASS is not held against it. One damage in one file never 
 """
 
 import hashlib
+import io
 import json
 import os
 import re
 import shutil
 import stat
+from contextlib import redirect_stdout
 
-from fuzzing import JUDGING_CODES, called, damaged_bytes, only_json, odd_value
+from fuzzing import JUDGING_CODES, called, damaged_bytes, odd_value, only_json
 from fuzzing import working_in as within
 from stored_samples import copied
 from tiny_matrix import RUN, VERDICTS, verdicts, write_matrix
@@ -45,11 +48,8 @@ def prepare(folder):
     tiny = folder / "tiny"
     tiny.mkdir()
     write_matrix(tiny)
-    with within(tiny), only_json(), open(os.devnull, "w") as nowhere:
-        from contextlib import redirect_stdout
-
-        with redirect_stdout(nowhere):
-            main(list(RUN))
+    with within(tiny), only_json(), redirect_stdout(io.StringIO()):
+        main(list(RUN))
     if verdicts(tiny / "out") != VERDICTS:
         raise RuntimeError(f"the undamaged matrix is judged {verdicts(tiny / 'out')}")
     (folder / "titan").mkdir()

@@ -6,11 +6,12 @@ three make the same case again, alone or among others (``run_fuzz.py --only KIND
 Of every command that a case calls is asked:
 
 - it ends with one of the exit codes that its help names, by returning: nothing is raised, and
-  neither a traceback nor "this is a bug in converge" is printed;
+  neither a traceback, a warning of numpy's nor "this is a bug in converge" is printed;
 - with exit code 2 it says something on stderr;
 - what it prints has no control character but tab and line feed, and none that turns the direction
   of text;
-- it takes at most ``CPU_S`` of CPU and ``WALL_S`` in all, and the process grows by at most ``MEMORY`` bytes.
+- it takes at most ``CPU_S`` of CPU and ``WALL_S`` in all, and the process grows by at most
+  ``MEMORY`` bytes.
 """
 
 import contextlib
