@@ -12,7 +12,7 @@ from fuzzing import Case, Ended, called, told
 from run_fuzz import KINDS, main, run_case
 
 SEED = 2026
-NUMBERS = {"experiments": 12, "stores": 6, "kills": 2}
+NUMBERS = {"experiments": 8, "stores": 6, "kills": 2}
 HERE = Path(__file__).parent
 
 
