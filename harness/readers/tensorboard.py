@@ -178,4 +178,4 @@ def _require_cut(file: Path, data: Bytes, at: int) -> None:
 def _agrees(data: Bytes, starts: Integers, ends: Integers) -> Flags:
     """Whether pieces of the file have the checksums that follow them."""
     there = data[ends[:, None] + np.arange(_CHECKSUM)].view("<u4").ravel()
-    return masked_crc32c(data, starts, ends - starts) == there
+    return np.asarray(masked_crc32c(data, starts, ends - starts) == there, np.bool_)

@@ -89,7 +89,7 @@ def _report(case, place, out, whole, expected):
     changed = _changed_runs(place, whole)
     case.do(f"runs whose evidence changed: {sorted(changed)}")
     unsealed = {each for each in changed if not _is_sealed(place, each)}
-    (out / "report.json").unlink(missing_ok=True)
+    _remove(out / "report.json")
     with within(place), only_json(unless=case.dice.random() < 0.02):
         ended = called(case, ("report", out.relative_to(place)), JUDGING_CODES)
     found = verdicts(out)
@@ -107,7 +107,7 @@ def _report(case, place, out, whole, expected):
 
 def _run_again(case, place, out, expected):
     for _ in range(TRIES):
-        (out / "report.json").unlink(missing_ok=True)
+        _remove(out / "report.json")
         with within(place), only_json():
             ended = called(case, RUN, JUDGING_CODES)
         refused = ended.code == 2 or (ended.code == 3 and "no verdict" in ended.err)
@@ -171,7 +171,7 @@ def _remove(path):
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)
 
 
 def _json_value(case, path, _files):
