@@ -448,6 +448,13 @@ def toolchains(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Damaged files, stores and killed runs: ``nox -s fuzz [-- --seed N --cases KIND=COUNT …]``."""
+    install_light(session, "test", "tensorboard", "wandb")
+    session.run("python", "tests/fuzz/run_fuzz.py", *session.posargs)
+
+
+@nox.session
 def e2e(session: nox.Session) -> None:
     """Real runs of other frameworks, each in its toolchain: ``nox -s e2e [-- PYTEST OPTIONS]``."""
     install_light(session, "test")

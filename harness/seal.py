@@ -116,7 +116,7 @@ def _curves(folder: Path) -> Path | None:
 
 def _job(folder: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads((folder / "job.json").read_bytes())
+        value = json.loads(_content(folder / "job.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -125,7 +125,7 @@ def _job(folder: Path) -> Mapping[str, Any]:
 def _named_by_config(folder: Path) -> Iterator[Path]:
     """Files and folders that the config in force names; relative paths are the run folder's."""
     try:
-        config = json.loads((folder / "in_force.json").read_bytes())["config"]
+        config = json.loads(_content(folder / "in_force.json"))["config"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     job = _job(folder)
@@ -141,6 +141,13 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
         if path not in seen and not known and path.exists():
             seen.add(path)
             yield path
+
+
+def _content(path: Path) -> bytes:
+    """Raises OSError, also for what is no file: a pipe would be waited for, for ever."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.read_bytes()
 
 
 def _digest(path: Path) -> str:

@@ -117,6 +117,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises StoreError when the file is missing, is no JSON object, or has a newer schema.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, for ever
+            raise StoreError(f"{path}: is no file; delete it to have it made again")
         value = json.loads(path.read_bytes(), object_pairs_hook=unique_keys)
     except OSError as error:
         raise StoreError(_explain("read", path, error)) from error

@@ -1,6 +1,7 @@
 """Digests of what a run left and was made of: whatever changes afterwards is noticed and named."""
 
 import json
+import os
 
 import pytest
 
@@ -48,6 +49,15 @@ def test_evidence_that_was_changed_or_removed_is_named(folder, name):
     assert broken_seal(folder, sealed) == f"{name} was changed after the run had finished"
     (folder / name).unlink()
     assert broken_seal(folder, sealed) == f"{name} was removed after the run had finished"
+
+
+@pytest.mark.parametrize("name", ["job.json", "in_force.json"])
+def test_a_pipe_in_the_place_of_evidence_is_not_waited_for(folder, name):
+    sealed = evidence_of(folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert broken_seal(folder, sealed) == f"{name} was removed after the run had finished"
+    assert sources_of(folder) == {}
 
 
 def test_evidence_that_was_added_is_named_and_logs_are_none(folder):

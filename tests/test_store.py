@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,13 @@ def test_damaged_file_is_refused(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(StoreError, match=r"value\.json"):
         read_json(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
+    make(tmp_path / "record.json")
+    with pytest.raises(StoreError, match=r"record\.json: is no file; delete it"):
+        read_json(tmp_path / "record.json")
 
 
 def test_incomplete_record_is_refused(tmp_path):

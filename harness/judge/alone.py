@@ -58,7 +58,8 @@ def curves_alone(test: Evidence, control: Evidence) -> bool:
 
 def gross_steps(signal: str, curves: Pair) -> Integers:
     """The steps at which two curves are grossly different; shape (any number of steps,)."""
-    off = np.abs(curves.test - curves.control) / _scale(curves)
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = np.abs(curves.test - curves.control) / _scale(curves)
     # Written so that NaN is gross.
     return curves.steps[~(off < GROSS[signal].step)]
 
@@ -69,7 +70,8 @@ def lasting_difference(curves: Pair) -> float:
     if not half.steps.size:
         return 0.0
     scale = _scale(curves)[curves.steps.size // 2 :]
-    return float(abs(np.mean((half.test - half.control) / scale)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(abs(np.mean((half.test - half.control) / scale)))
 
 
 def _scale(curves: Pair) -> Floats:

@@ -111,11 +111,12 @@ def _signal_scale(
         steps = common_steps(steps, curve.steps).steps
     if not steps.size:
         return None
-    squares = [
-        relative_difference(curve.test[there], curve.control[there]) ** 2
-        for curve in curves
-        for there in [np.isin(curve.steps, steps)]
-    ]
+    with np.errstate(over="ignore"):  # what is too far for a number is infinitely far
+        squares = [
+            relative_difference(curve.test[there], curve.control[there]) ** 2
+            for curve in curves
+            for there in [np.isin(curve.steps, steps)]
+        ]
     scale = _smooth(np.mean(squares, axis=0), steps)
     growth, doubling = growth_law(steps, scale)
     return SignalScale(steps, scale, growth, doubling, _lasting(curves))
@@ -124,7 +125,8 @@ def _signal_scale(
 def _lasting(curves: Sequence[Pair]) -> float | None:
     """Root mean square of the repeats' mean differences over the second half of the run."""
     means = [float(np.mean(signed_difference(second_half(curve)))) for curve in curves]
-    size = float(np.sqrt(np.mean(np.square(means))))
+    with np.errstate(over="ignore"):
+        size = float(np.sqrt(np.mean(np.square(means))))
     return size if np.isfinite(size) else None
 
 
@@ -133,7 +135,10 @@ def _smooth(mean_square: Floats, steps: Integers) -> Floats:
     total = np.concatenate([[0.0], np.cumsum(mean_square)])
     low = np.searchsorted(steps, np.ceil(steps * (1 - NEARBY)), side="left")
     high = np.searchsorted(steps, np.floor(steps * (1 + NEARBY)), side="right")
-    near = (total[high] - total[low]) / np.maximum(high - low, 1)
+    with np.errstate(invalid="ignore"):
+        near = (total[high] - total[low]) / np.maximum(high - low, 1)
+    # Behind a step with an infinite difference, as from a control of 0, all differences are.
+    near = np.where(np.isnan(near), np.inf, near)
     # Differences of a running sum can round to a little below zero.
     return np.asarray(np.maximum.accumulate(np.sqrt(np.maximum(near, 0.0))), dtype=np.float64)
 

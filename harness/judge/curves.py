@@ -104,7 +104,7 @@ def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Pair)
     """
     rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
     magnitude = np.minimum(np.abs(curves.test), np.abs(curves.control))
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = np.where(magnitude > rounding, rounding / magnitude, np.inf)
     return np.where(rounding > 0, share, 0.0)
 

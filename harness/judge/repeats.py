@@ -198,14 +198,15 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
         others = [each for of_kind, each in rest if of_kind != kind]
         excess = np.zeros(size.shape)
         if own:
-            excess = size / _usual(_lower_median(own), found.least) / found.outlier
+            excess = _times(size, _usual(_lower_median(own), found.least)) / found.outlier
         if own and others:
             # A permuted repeat may deal every rank its own samples, and then hardly differs.
-            beyond = size / _usual(_lower_median(others), found.least) / BEYOND_OTHER_KINDS
+            usual = _usual(_lower_median(others), found.least)
+            beyond = _times(size, usual) / BEYOND_OTHER_KINDS
             excess = np.minimum(excess, beyond)
         if others:
             furthest = _usual(np.max(others, axis=0), found.least)
-            excess = np.maximum(excess, size / furthest / found.of_another_kind)
+            excess = np.maximum(excess, _times(size, furthest) / found.of_another_kind)
         worst = int(np.argmax(excess))
         if excess[worst] > 1:
             what = (
@@ -213,6 +214,12 @@ def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[f
                 f"{found.outlier:g} times as far as rounding takes the other repeats"
             )
             yield float(excess[worst]), Outlier(repeats[number].name, what)
+
+
+def _times(size: Floats, usual: Floats) -> Floats:
+    """How many times as far; once where both are infinitely far, as from a control of 0."""
+    both = np.isinf(size) & np.isinf(usual)
+    return np.where(both, 1.0, np.divide(size, usual, where=~both, out=np.ones(size.shape)))
 
 
 def _lower_median(differences: Sequence[Floats]) -> Floats:
@@ -225,21 +232,9 @@ def _usual(difference: Floats, least: float) -> Floats:
 
 def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
     for signal in JUDGED_SIGNALS:
-        if leaps(signal, control, repeats):
-            continue
         sizes = [_apart(each, control, signal) for each in repeats]
         known = {number: size for number, size in enumerate(sizes) if size is not None}
         least = ROUNDING[control.precision][signal].first
-        yield from _out_of_line(
-            _Found(
-                {number: np.array([size]) for number, size in known.items()},
-                least,
-                SIGNAL_OUTLIER,
-                SIGNAL_OUTLIER_OF_ANOTHER_KIND,
-                lambda _, size, signal=signal: f"its {signal} is {size:.2g}",  # type: ignore[misc]
-            ),
-            repeats,
-        )
         between = [_apart(first, second, signal) for first, second in combinations(repeats, 2)]
         furthest = max((size for size in between if size is not None), default=0.0)
         nearest = min(known.values(), default=0.0)
@@ -250,6 +245,19 @@ def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple
             )
             # Before any of the repeats, which all are that far from it.
             yield math.inf, Outlier(control.name, what)
+        # Only now: what leaps by chance leaps at other steps in every repeat.
+        if leaps(signal, control, repeats):
+            continue
+        yield from _out_of_line(
+            _Found(
+                {number: np.array([size]) for number, size in known.items()},
+                least,
+                SIGNAL_OUTLIER,
+                SIGNAL_OUTLIER_OF_ANOTHER_KIND,
+                lambda _, size, signal=signal: f"its {signal} is {size:.2g}",  # type: ignore[misc]
+            ),
+            repeats,
+        )
 
 
 def _apart(first: Evidence, second: Evidence, signal: str) -> float | None:
@@ -262,7 +270,9 @@ def _apart(first: Evidence, second: Evidence, signal: str) -> float | None:
         return None
     floor = ROUNDING[second.precision][signal]
     difference = relative_difference(curve.test, curve.control)
-    return float(np.sqrt(np.mean(np.square(difference * floor.first / floor.at(curve.steps)))))
+    with np.errstate(over="ignore"):
+        squares = np.square(difference * floor.first / floor.at(curve.steps))
+        return float(np.sqrt(np.mean(squares)))
 
 
 def _by_tensor(

@@ -130,8 +130,8 @@ def begins(envelope: Envelope, index: int) -> bool:
 
 
 def ratio_words(envelope: Envelope, index: int) -> str:
-    control = envelope.control[index]
-    return digits(envelope.test[index] / control) if control else "infinitely many"
+    control = float(envelope.control[index])
+    return digits(float(envelope.test[index]) / control) if control else "infinitely many"
 
 
 def digits(ratio: float) -> str:

@@ -152,7 +152,8 @@ def _levels(difference: Floats) -> tuple[tuple[float, float], tuple[float, float
     if not np.any(difference != difference[0]):
         return (float(difference[0]), 0.0), (float(difference[0]), 0.0)
     coefficients = fft.dct(centred, norm="ortho")[1 : _cosines(steps) + 1]
-    error = math.sqrt(float(np.mean(coefficients**2)) / steps)
+    with np.errstate(over="ignore"):  # what is too wide for a number decides nothing
+        error = math.sqrt(float(np.mean(coefficients**2)) / steps)
     time = np.linspace(-1.0, 1.0, steps)
     spread = float(np.mean(time**2))
     slope = float(np.mean(centred * time)) / spread
@@ -188,8 +189,11 @@ def _enough(
 
     The standard error shrinks as ``1 / sqrt(T)``. What must shrink below is the level's distance
     from the margin, unless noise exceeds the margin: then the level says nothing yet, and the plan
-    is for no difference. None where the level lies within its noise of the margin.
+    is for no difference. None where the level lies within its noise of the margin, or the
+    noise is too large for a number.
     """
+    if not math.isfinite(error):
+        return None
     drowned = error >= margin
     room = (margin if drowned else abs(margin - abs(level))) - rounding
     if room <= 0 or (room < error and not drowned):

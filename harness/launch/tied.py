@@ -33,19 +33,27 @@ def main(call: list[str]) -> int:
         return _CANNOT_START
     # A rank that hangs is aborted to tell where it stands; nobody wants its memory on disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    program: subprocess.Popen[bytes] | None = None
+    asked = False
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if os.getppid() != starter:
+            _end_all()
+            os._exit(_CANNOT_START)
+        asked = True
+        if program is not None:
+            program.send_signal(signal.SIGTERM)
+
+    # Before the program starts: a signal that came just after would leave it behind.
+    signal.signal(signal.SIGTERM, end)
     try:
         program = subprocess.Popen(call, env={**os.environ, PARENT_VARIABLE: str(os.getpid())})
     except OSError as error:
         sys.stderr.write(f"cannot start {call[0]}: {error.strerror or error}\n")
         return _CANNOT_START
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        if os.getppid() != starter:
-            _end_all()
-            os._exit(_CANNOT_START)
+    if asked:
         program.send_signal(signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
     code = program.wait()
     _end_all()
     return code if code >= 0 else 128 - code

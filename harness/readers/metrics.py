@@ -138,7 +138,7 @@ def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Lin
             header = value
         elif lines["end"]:
             fail(place(line), "a line after the end line")
-        elif kind not in lines:
+        elif not isinstance(kind, str) or kind not in lines:
             words = ", ".join(map(repr, _KINDS[:-1]))
             fail(place(line), f"kind is {kind!r}, must be {words} or {_KINDS[-1]!r}")
         else:

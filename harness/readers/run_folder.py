@@ -122,13 +122,14 @@ def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) 
     in_force = read_in_force(folder)
     metrics = read_metrics(folder)
     _require_same_job(folder, job, metrics)
+    expected = job.get("steps", metrics.expected_steps)
     return metrics.settled.evidence(
         problems=metrics.sentences(),
         batch_digests=metrics.batch_digests,
         batch_agrees=metrics.batch_agrees,
         in_force=in_force,
-        complete=metrics.end is not None,
-        expected_steps=job.get("steps", metrics.expected_steps),
+        complete=metrics.end is not None and expected in (None, metrics.end),
+        expected_steps=expected,
         precision=_precision(job, in_force),
         grads_missing=metrics.names_missing(),
         samples=read_samples(folder),

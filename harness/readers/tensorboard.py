@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import EvidenceError, installing
-from harness.model import Column, Evidence
+from harness.model import Column, Evidence, Flags
 from harness.readers.crc32c import masked_crc32c
 from harness.readers.names import Columns, find_signals
 from harness.readers.plain_scalars import Bytes, Integers, Scalars, plain_scalars
@@ -84,6 +84,8 @@ def _add(
     starts, ends, whole = _records(content)
     data = np.frombuffer(content, np.uint8)
     _require_intact(file, data, starts, ends)
+    if not whole:
+        _require_cut(file, data, int(ends[-1]) + _CHECKSUM if ends.size else 0)
     made: dict[str, list[Scalars]] = {}
     others = np.ones(len(starts), np.bool_)
     for name, scalars in plain_scalars(data, starts, ends - starts):
@@ -158,8 +160,22 @@ def _records(content: bytes) -> tuple[Integers, Integers, bool]:
 
 
 def _require_intact(file: Path, data: Bytes, starts: Integers, ends: Integers) -> None:
-    """Raise EvidenceError for the first record that is not as its checksum says."""
+    """Raise EvidenceError for the first record that is not as its two checksums say."""
+    lengths = starts - _CHECKSUM - _LENGTH.size
+    wrong = ~_agrees(data, lengths, starts - _CHECKSUM) | ~_agrees(data, starts, ends)
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0]) + 1
+        raise EvidenceError(f"{file}: record {first} of {len(starts)} is damaged")
+
+
+def _require_cut(file: Path, data: Bytes, at: int) -> None:
+    """Raise EvidenceError where what reaches beyond the end is a damaged length, not a record."""
+    end = at + _LENGTH.size
+    if end + _CHECKSUM <= data.size and not _agrees(data, np.array([at]), np.array([end])).all():
+        raise EvidenceError(f"{file}: the record at byte {at} is damaged")
+
+
+def _agrees(data: Bytes, starts: Integers, ends: Integers) -> Flags:
+    """Whether pieces of the file have the checksums that follow them."""
     there = data[ends[:, None] + np.arange(_CHECKSUM)].view("<u4").ravel()
-    wrong = np.flatnonzero(masked_crc32c(data, starts, ends - starts) != there)
-    if len(wrong):
-        raise EvidenceError(f"{file}: record {wrong[0] + 1} of {len(starts)} is damaged")
+    return np.asarray(masked_crc32c(data, starts, ends - starts) == there, np.bool_)

@@ -113,6 +113,35 @@ def noisy(path: Path, seed: int) -> Path:
     )
 
 
+@pytest.mark.parametrize("value", [0.0, 1e-320, 1e300, -1e308, "inf"])
+@pytest.mark.parametrize("signal", ["loss", "grad_norm"])
+@pytest.mark.parametrize("places", [None, 5])
+def test_a_control_with_a_value_beyond_all_others_passes_nothing(
+    tmp_path, capsys, value, signal, places
+):
+    """Also where its repeats and the test set agree; and numpy has nothing to say of it."""
+
+    def curve(name, seed, **instead):
+        noise = random.Random(seed)
+        rows = []
+        for step in range(1, STEPS + 1):
+            row = {each: loss(step) * (1 + 1e-6 * noise.random()) for each in ("loss", "grad_norm")}
+            if places:
+                row = {each: round(number, places) for each, number in row.items()}
+            rows.append({"step": step, **row, **(instead if step == 30 else {})})
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        return str(path)
+
+    control = curve("control", 0, **{signal: value})
+    repeats = [word for seed in (1, 2, 3) for word in ("--repeat", curve(f"r{seed}", seed))]
+    test = curve("test", 4)
+    assert main(["compare", control, test]) in (1, 3)
+    assert main(["compare", test, control]) in (1, 3)
+    assert main(["compare", control, test, *repeats]) in (1, 3)
+    assert "bug in converge" not in capsys.readouterr().err  # what warnings are in the tests
+
+
 def test_repeats_teach_and_what_they_teach_is_kept_for_later(control, tmp_path, capsys):
     repeats = [noisy(tmp_path / f"r{seed}.jsonl", seed) for seed in range(4)]
     near = noisy(tmp_path / "near.jsonl", 9)

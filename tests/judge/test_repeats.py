@@ -109,6 +109,22 @@ def test_a_control_that_is_far_from_all_of_its_repeats_is_named_itself():
     assert verdict.judgement is Judgement.INVALID
 
 
+@pytest.mark.parametrize("factor", [0.0, 1.15, 1e300], ids=["zero", "off by 15%", "huge"])
+@pytest.mark.parametrize("signals", [LOSSES, NORMS], ids=["loss", "norm"])
+def test_a_control_that_is_off_at_one_late_step_is_named(signals, factor):
+    """Its norm was passed over there, as one that leaps by chance in right runs."""
+    at = int(CONTROL.steps[-2])
+
+    def change(step, value):
+        return value * factor if step == at else value
+
+    off = with_signals(CONTROL, **dict.fromkeys(signals, change))
+    problems = calibrate(off, drawn()).problems
+    assert problems[0].startswith(f"the control fsdp2 is out of line: its {signals[0]}")
+    for test in (run("t"), replace(off, name="t")):
+        assert judged(test, off, repeats=drawn()).judgement is not Judgement.PASS
+
+
 def test_a_gradient_that_is_off_in_one_repeat_is_named():
     def turned(each):
         def change(step, name, values):

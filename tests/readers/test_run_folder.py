@@ -138,6 +138,15 @@ def test_an_unfinished_run_without_its_last_half_line(tmp_path):
     assert read_curves(folder / "metrics.jsonl.part").steps.tolist() == [1]
 
 
+@pytest.mark.parametrize("end", [0, 2, 4])
+def test_a_run_that_says_it_ended_at_another_step_is_not_complete(run, end):
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"end", "steps": 3', f'"end", "steps": {end}'))
+    evidence = read_run(run)
+    assert not evidence.complete
+    assert judge(evidence, evidence).judgement is Judgement.INVALID
+
+
 def test_a_run_without_any_metrics(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(JOB))
     evidence = read_curves(tmp_path)
@@ -346,6 +355,8 @@ def test_a_damaged_line_on_replicas_is_named(tmp_path, change, words):
             [HEADER, {"kind": "stop"}],
             ":2: kind is 'stop', must be 'step', 'replicas', 'loaded' or 'end'",
         ),
+        ([HEADER, {"kind": ["step"]}], r"metrics.jsonl:2: kind is \['step'\], must be 'step'"),
+        ([HEADER, {"kind": {}}], "metrics.jsonl:2: kind is {}, must be 'step'"),
         ([HEADER, {"kind": "end"}, step(1)], "metrics.jsonl:3: a line after the end line"),
         ([HEADER, step("one")], "metrics.jsonl:2: step is 'one', which is no number"),
         ([HEADER, step(1.5)], "metrics.jsonl:2: step is 1.5, which is no step number"),

@@ -115,9 +115,30 @@ def test_a_damaged_record_does_not_end_the_curve_unnoticed(tmp_path):
         read_curves(event_file)
 
 
-@pytest.mark.parametrize("content", [b"", b"no events at all, but text of some length"])
-def test_a_file_without_events_is_refused(tmp_path, content):
-    with pytest.raises(EvidenceError, match="no loss among nothing"):
+@pytest.mark.parametrize("record", [1, 2, 4], ids=["first", "second", "last"])
+@pytest.mark.parametrize(("byte", "bit"), [(0, 1), (4, 1), (7, 128), (8, 1), (11, 128)])
+def test_a_damaged_length_is_damage_and_no_killed_run(tmp_path, record, byte, bit):
+    """Its own checksum tells, wherever the length points to."""
+    event_file = only_file(write_events(tmp_path, {"loss": [(1, 8.0), (2, 7.0), (3, 6.0)]}))
+    content = bytearray(event_file.read_bytes())
+    at = 0
+    for _ in range(record - 1):
+        at += 16 + struct.unpack_from("<Q", content, at)[0]
+    content[at + byte] ^= bit
+    event_file.write_bytes(bytes(content))
+    with pytest.raises(EvidenceError, match="is damaged"):
+        read_curves(event_file)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no loss among nothing"),
+        (b"no events at all, but text of some length", "the record at byte 0 is damaged"),
+    ],
+)
+def test_a_file_without_events_is_refused(tmp_path, content, said):
+    with pytest.raises(EvidenceError, match=said):
         read_curves(file(tmp_path, "events.out.tfevents.1", content))
 
 

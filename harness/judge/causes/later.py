@@ -189,7 +189,8 @@ def _smooth(curve: Envelope) -> bool:
     """From inside the limit at the first step, with no jump, by the law of rounding."""
     so_far = np.maximum.accumulate(curve.difference)
     quiet = np.maximum(so_far[:-1], curve.limit[0])
-    jumps = ~(curve.difference[1:] <= ABRUPT * quiet)
+    with np.errstate(over="ignore"):  # what is too large for a number is infinite
+        jumps = ~(curve.difference[1:] <= ABRUPT * quiet)
     starts_inside = bool(curve.difference[0] <= curve.limit[0])
     return starts_inside and not jumps.any() and _rate(curve) is not None
 
