@@ -191,7 +191,8 @@ def step_noise(values: Floats) -> float:
     if steps < FEWEST or seeds < FEWEST_SEEDS:
         return 0.0
     off = values - values.mean(axis=0)
-    return float(np.mean([mean_error(one) ** 2 for one in off])) * seeds / (seeds - 1)
+    variance = float(np.mean([mean_error(one) ** 2 for one in off]))
+    return variance * float(seeds / (seeds - 1))
 
 
 # --------------------------------------------------------------- trajectory
@@ -223,12 +224,14 @@ class Apart(NamedTuple):
     """What the difference is at least, beyond chance: above the margin, the block is different."""
 
 
-def trajectory(test: Floats, control: Floats, *, alarm: float = ALPHA) -> tuple[Apart, ...]:
+def trajectory(
+    test: Floats, control: Floats, *, alarm: float = ALPHA, rounding: float = 0.0
+) -> tuple[Apart, ...]:
     """Compare two groups block by block.
 
     ``test`` and ``control`` have shapes (seeds, steps) with the same steps. ``alarm`` is the
     probability of finding any block of two groups that are within the margin to be different: each
-    block, and each of its two sides, gets its share.
+    block gets its share. ``rounding`` is what the sources may have rounded off, relative.
     """
     parts = blocks(int(test.shape[1]))
     found = []
@@ -237,7 +240,7 @@ def trajectory(test: Floats, control: Floats, *, alarm: float = ALPHA) -> tuple[
         groups = [Group.of(values[:, window].mean(axis=1)) for values in (test, control)]
         compared = welch(*groups)
         # At the margin's edge only one side can exceed it, so a side takes the block's whole share.
-        width = _student(compared.degrees, 1 - alarm / len(parts)) * compared.error
+        width = _student(compared.degrees, 1 - alarm / len(parts)) * compared.error + rounding
         found.append(Apart(part, compared.difference, abs(compared.difference) - width))
     return tuple(found)
 

@@ -193,7 +193,8 @@ def _further(
 ) -> int | None:
     """Further steps of the window until the question is settled, if nothing changes.
 
-    ``levels`` are sizes (:func:`_size`) with their standard errors. A level within the margin must get there with both conditions; outside, one is enough.
+    ``levels`` are sizes (:func:`_size`) with their standard errors. A level within the margin
+    must get there with both conditions; outside, one is enough.
     """
     outside = [(level, error) for level, error in levels if level > margin]
     needed = [
