@@ -121,11 +121,17 @@ def asked(ask: Ask, *, seeds: bool, same_seed: bool, resumes: bool) -> Asked:
     names = {question.name for question in (*first, *rest)}
     stepwise_too = NEEDED if names.issuperset(NEEDED) else ()
     over = seed_checks.loss_no_worse if ask is Ask.NO_WORSE else seed_checks.loss_same_over_seeds
+    # The same question, asked over seeds instead of steps.
+    over_asks = ask is Ask.SAME and seeds
     return Asked(
         first,
         rest,
         (*stepwise_too, *([over.name] if over.name in names else ())),
-        tuple(question.name for question in ordinary if question.name not in names),
+        tuple(
+            question.name
+            for question in ordinary
+            if question.name not in names and not (question in equivalence.CHECKS and over_asks)
+        ),
     )
 
 

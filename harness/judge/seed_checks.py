@@ -288,7 +288,7 @@ def _of_level(
     )
     detail = (
         f"mean {read.signal.replace('_', ' ')} of {len(seeds.test)} seeds {found.difference:+.2g} "
-        f"± {found.half_width:.1g} of that of the control's {len(seeds.control)}, over steps "
+        f"± {found.half_width:.1g}, relative to that of the control's {len(seeds.control)}, over steps "
         f"{steps[0]} to {steps[1]}{_outlook(found, read, limit)}"
     )
     return Finding(

@@ -183,10 +183,11 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check], *, stepwis
 
 
 def _as_found(checks: Sequence[Check]) -> Cause:
-    """A FAIL in the words of its first check: what made it, losses over seeds do not tell."""
+    """A FAIL in the words of its first check: what made it, a loss alone does not tell."""
     failed = next(check for check in checks if check.outcome is Outcome.FAIL)
     kind = CauseClass.NOT_FINITE if failed.name == "finite" else CauseClass.UNKNOWN
-    return Cause(f"{failed.title.rstrip('.')}: not so, {failed.detail}", kind)
+    limit = f"; the margin is {failed.limit.value:g}" if failed.limit else ""
+    return Cause(f"{failed.detail}{limit}", kind)
 
 
 def _how_it_ended(case: Case) -> str:

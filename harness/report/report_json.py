@@ -42,6 +42,7 @@ def document(view: ReportView) -> dict[str, Any]:
             for repeat in view.repeats
         ],
         "tests": [_test(test) for test in view.tests],
+        "seeds": [{**_run(each.run), "of": each.of} for each in view.seeds],
         "waived": list(view.waived),
         "notes": list(view.notes),
         "entropy_floor": _value(view.entropy_floor),
@@ -75,6 +76,8 @@ def _test(test: TestView) -> dict[str, Any]:
         **_passes(test.resumed),
         "control": verdict.control,
         "verdict": verdict.judgement.value,
+        "ask": verdict.ask.value,
+        "not_asked": list(verdict.not_asked),
         "cause": verdict.cause,
         "cause_class": verdict.cause_class.value if verdict.cause_class else None,
         "look_at": verdict.look_at,

@@ -105,6 +105,8 @@ def _facts(view: ReportView) -> Iterator[str]:
         yield f"- control **{escape(control.name)}**: {escape(_set_up(control))}{requeued}"
     if view.anchor:
         yield f"- anchor **{escape(view.anchor.name)}**: {escape(_set_up(view.anchor))}"
+    for sentence in view.seed_lists:
+        yield f"- {escape(sentence)}"
     for sentence in view.waived:
         yield f"- waived rule: {escape(sentence)}"
     for sentence in view.notes:

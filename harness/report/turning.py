@@ -66,7 +66,8 @@ def _of_fail(checks: Sequence[Check], calibration: Calibration | None) -> Iterat
             f"{check.name}: {number(check.measured)}{unit}{beyond} of "
             f"{number(check.limit.value)} ({check.limit.origin})."
         )
-    if calibration is None or not calibration.taught_by:
+    by_floors = any(check.name == "loss-envelope" for check in checks)
+    if by_floors and (calibration is None or not calibration.taught_by):
         yield (
             "No repeat of the control taught these limits, they are fixed floors: repeats would "
             "show how far right runs lie apart here."

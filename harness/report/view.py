@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.model import Check, Judgement, Kind, Outcome, RankError, Tier, Verdict
+from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
 from harness.report.gradients import GradientMap
 from harness.report.passes import PassesView
@@ -161,6 +161,15 @@ class RepeatView:
 
 
 @dataclass(frozen=True, slots=True)
+class SeedView:
+    """A run of a further seed; the first seed of a set is the run that the set is named by."""
+
+    run: RunView
+    of: str
+    """Name of the control or test set."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportView:
     """A judged matrix, or a comparison of foreign curves."""
 
@@ -179,6 +188,8 @@ class ReportView:
     """One per control, in their order."""
     repeats: tuple[RepeatView, ...] = ()
     tests: tuple[TestView, ...] = ()
+    seeds: tuple[SeedView, ...] = ()
+    """Further seeds of controls and test sets, in their order; empty where each has one run."""
     waived: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """Sentences on how far the verdicts reach."""
@@ -191,6 +202,19 @@ class ReportView:
     def references(self) -> tuple[RunView, ...]:
         """What test sets are judged against: the controls, then the anchor if there is one."""
         return (*self.controls, self.anchor) if self.anchor else self.controls
+
+    def seeds_of(self, name: str) -> tuple[RunView, ...]:
+        """The runs of a control's or test set's further seeds."""
+        return tuple(each.run for each in self.seeds if each.of == name)
+
+    @property
+    def seed_lists(self) -> tuple[str, ...]:
+        """``seeds of base: base, base-2``, for each that has several."""
+        names = dict.fromkeys(each.of for each in self.seeds)
+        return tuple(
+            f"seeds of {name}: {', '.join([name, *(run.name for run in self.seeds_of(name))])}"
+            for name in names
+        )
 
     @property
     def by_severity(self) -> tuple[TestView, ...]:
@@ -223,6 +247,9 @@ class ReportView:
         challenged = sets < len(self.tests)
         if self.worst is Judgement.PASS:
             which = "agrees" if sets == 1 else "all agree"
+            if all(test.verdict.ask is Ask.NO_WORSE for test in self.tests):
+                which = "is no worse than" if sets == 1 else "none is worse than"
+                return f"{total}: {which} the control{self._unseen}."
             anchor = ", and the control with its anchor" if challenged else ""
             return f"{total}: {which} with the control{anchor}{self._unseen}."
         total += " and the control" if challenged else ""

@@ -73,7 +73,7 @@ def test_only_a_whole_interval_on_one_side_of_the_margin_is_an_answer(
 
 @pytest.mark.parametrize(("seeds", "margin"), [(1, 0.01), (3, 0.0), (3, math.nan)])
 def test_what_cannot_be_tested_is_refused(seeds, margin):
-    with pytest.raises(ValueError, match="seeds|margin"):
+    with pytest.raises(ValueError, match=r"seeds|margin"):
         over_seeds(Group(seeds, 2.0, 0.1), Group(3, 2.0, 0.1), margin)
 
 
