@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,8 @@ def check_form(arguments: argparse.Namespace) -> None:
 
 
 def _of_pairs(arguments: argparse.Namespace) -> Iterator[Problem]:
+    if arguments.target is not None:
+        yield Problem(f"--target {arguments.target}", "is asked of seeds", f"write {SEEDS}")
     for option, given in (("--control", arguments.control_seeds), ("--test", arguments.test_seeds)):
         if given:
             yield Problem(option, "names runs of several seeds", f"write {SEEDS}")
@@ -62,6 +65,29 @@ def _unused(arguments: argparse.Namespace, why: str) -> Iterator[Problem]:
     ):
         if value:
             yield Problem(option, f"changes nothing: {why}", "leave it out; --margin is the limit")
+
+
+def target_of(arguments: argparse.Namespace) -> float | None:
+    """``--target``; raises ConfigError for one that is no loss, or that has no margin."""
+    if arguments.target is None:
+        return None
+    place = f"--target {arguments.target}"
+    name, _, value = arguments.target.partition("=")
+    try:
+        target = float(value) if name == "loss" else math.nan
+    except ValueError:
+        target = math.nan
+    if not math.isfinite(target):
+        raise ConfigError(Problem(place, "is no target loss", "as in loss=2.5"))
+    if arguments.margin is None:
+        raise ConfigError(
+            Problem(place, "needs a margin", "--margin 0.05 allows 5% more steps than the control")
+        )
+    if arguments.ask == Ask.SAME.value:
+        raise ConfigError(
+            Problem(place, "asks for no more steps, not for the same", 'leave --ask "same" out')
+        )
+    return target
 
 
 def margin_of(arguments: argparse.Namespace) -> float | None:

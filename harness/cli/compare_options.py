@@ -35,7 +35,10 @@ examples:
       --margin 0.005
   another optimizer: is its loss no higher than the control's by more than 1%?
     converge compare --seeds --control adamw-*.csv --test muon-*.csv \\
-      --ask "no worse" --margin 0.01"""
+      --ask "no worse" --margin 0.01
+  does it reach a loss of 2.5 in no more than 5% more steps?
+    converge compare --seeds --control adamw-*.csv --test muon-*.csv --target loss=2.5 \\
+      --margin 0.05"""
 
 
 def add_compare(
@@ -87,6 +90,12 @@ def add_compare(
         metavar="QUESTION",
         help='what a test set has to show: "same" as the control (default), or "no worse": whole '
         "runs, and a loss that is no higher by more than the margin",
+    )
+    compare.add_argument(
+        "--target",
+        metavar="loss=VALUE",
+        help="with --seeds: ask whether a loss of VALUE is reached in no more steps than the "
+        "control needs, by more than --margin, which is then relative to those steps",
     )
     compare.add_argument(
         "--repeat",

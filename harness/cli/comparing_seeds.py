@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cli.compare_forms import columns_of, free_name, margin_of
+from harness.cli.compare_forms import columns_of, free_name, margin_of, target_of
 from harness.cli.shared import make_console
 from harness.cli.showing import show_verdicts
 from harness.gate import ExitCode, exit_code
@@ -25,6 +25,7 @@ def compare_seeds(arguments: argparse.Namespace) -> ExitCode:
     console = make_console()
     columns, margin = columns_of(arguments), margin_of(arguments)
     ask = Ask(arguments.ask) if arguments.ask else None
+    target = target_of(arguments)
     taken: dict[str, Evidence] = {}
     control = _read(arguments.control_seeds, columns, arguments.since, taken)
     control_spec = read_spec(arguments.control_seeds[0])
@@ -40,6 +41,7 @@ def compare_seeds(arguments: argparse.Namespace) -> ExitCode:
             ask=ask,
             seeds=runs,
             same_seed=False,
+            target=target,
         )
         verdicts.append(verdict)
         seeds[verdict.name] = runs

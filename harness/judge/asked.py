@@ -22,6 +22,7 @@ from harness.judge import (
     resume_checks,
     seed_checks,
     stepwise,
+    target_checks,
     tensor_checks,
     tensor_integrity,
     trained,
@@ -49,7 +50,11 @@ CHECKS: tuple[Question, ...] = (
 """Every check of a test set against its control. The tensors' belong to several tiers; those of the
 resume tier are asked only of runs that were made in several passes, or should have been."""
 
-SEED_CHECKS: tuple[Question, ...] = (trained.test_set_trained, *seed_checks.CHECKS)
+SEED_CHECKS: tuple[Question, ...] = (
+    trained.test_set_trained,
+    *seed_checks.CHECKS,
+    *target_checks.CHECKS,
+)
 """Every check of what the losses of several seeds say, and of a change that is meant."""
 
 FIRST = (
@@ -110,17 +115,25 @@ class Asked(NamedTuple):
     """Names of checks that an ordinary verdict has beside."""
 
 
-def asked(ask: Ask, *, seeds: bool, same_seed: bool, resumes: bool) -> Asked:
+def asked(ask: Ask, *, seeds: bool, same_seed: bool, resumes: bool, target: bool = False) -> Asked:
     """Which checks to ask.
 
     ``seeds`` says that there are several, ``same_seed`` that the first two runs have one, and
-    ``resumes`` that the test set was made in several passes.
+    ``resumes`` that the test set was made in several passes. With a ``target`` it is asked when the
+    seeds reach it, and not how low they end.
     """
     ordinary = [each for each in CHECKS if resumes or each.tier is not Tier.RESUME]
     first, rest = _questions(ask, ordinary, seeds=seeds, same_seed=same_seed)
+    if target:
+        rest = tuple(
+            target_checks.target_no_later if each is seed_checks.loss_no_worse else each
+            for each in rest
+            if each is not comparability.same_steps  # a run may end where it reached the target
+        )
     names = {question.name for question in (*first, *rest)}
     stepwise_too = NEEDED if names.issuperset(NEEDED) else ()
     over = seed_checks.loss_no_worse if ask is Ask.NO_WORSE else seed_checks.loss_same_over_seeds
+    over = target_checks.target_no_later if target else over
     # The same question, asked over seeds instead of steps.
     over_asks = ask is Ask.SAME and seeds
     return Asked(

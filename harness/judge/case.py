@@ -49,6 +49,8 @@ class Case:
     seeds: SeedRuns | None = None
     """All runs of control and test set, where there are several seeds; ``test`` and ``control`` are
     the first of each."""
+    target: float | None = None
+    """Loss that the seeds are to reach, where somebody asked when; None: their levels are asked."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -66,6 +68,7 @@ def make_case(
     measure: Measure | None = None,
     one_path: bool = False,
     seeds: SeedRuns | None = None,
+    target: float | None = None,
 ) -> Case:
     """Gather the inputs and compare the runs.
 
@@ -97,6 +100,7 @@ def make_case(
         measure=measure,
         one_path=one_path,
         seeds=seeds,
+        target=target,
         errors=measure_errors(test, measure) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),

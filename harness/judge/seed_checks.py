@@ -288,8 +288,8 @@ def _of_level(
     )
     detail = (
         f"mean {read.signal.replace('_', ' ')} of {len(seeds.test)} seeds {found.difference:+.2g} "
-        f"± {found.half_width:.1g}, relative to that of the control's {len(seeds.control)}, over steps "
-        f"{steps[0]} to {steps[1]}{_outlook(found, read, limit)}"
+        f"± {found.half_width:.1g}, relative to that of the control's {len(seeds.control)}, "
+        f"over steps {steps[0]} to {steps[1]}{_outlook(found, read, limit)}"
     )
     return Finding(
         OUTCOMES[found.outcome],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -55,6 +56,7 @@ def judge(
     ask: Ask | None = None,
     seeds: SeedRuns | None = None,
     same_seed: bool = True,
+    target: float | None = None,
 ) -> Verdict:
     """Judge one test set against its control.
 
@@ -72,7 +74,9 @@ def judge(
     ``seeds`` are the runs of control and test set with several seeds, ``control`` and ``test`` the
     first of each: then the checks over seeds are asked, too. ``same_seed`` says that these two
     first runs have one seed and saw the same samples; if not, they are not compared step by step,
-    and the checks over seeds alone answer. What was not asked, the verdict names.
+    and the checks over seeds alone answer. ``target`` is a loss: then it is asked whether the test
+    set's seeds reach it in no more steps than the control's by the margin, which makes the question
+    that of *no worse*. What was not asked, the verdict names.
 
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
@@ -80,6 +84,10 @@ def judge(
     other seeds without ``seeds``, and for ``seeds`` whose first runs are not these.
     """
     _refuse_unusable(test, control, seeds, same_seed=same_seed)
+    if target is not None:
+        if seeds is None or margin is None or not math.isfinite(target):
+            raise ValueError(f"a target of {target} needs seeds and a margin, and to be finite")
+        ask = Ask.NO_WORSE
     if ask is None:
         ask = spec.ask if spec else Ask.SAME
     if tolerances is None:
@@ -98,9 +106,16 @@ def judge(
         measure=measure,
         one_path=one_path,
         seeds=seeds,
+        target=target,
     )
     resumes = bool(test.passes) or (spec is not None and spec.resumes)
-    asks = asked(ask, seeds=seeds is not None, same_seed=same_seed, resumes=resumes)
+    asks = asked(
+        ask,
+        seeds=seeds is not None,
+        same_seed=same_seed,
+        resumes=resumes,
+        target=target is not None,
+    )
     by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(case)
     questions = (*asks.first, integrity.repeats_sound) if by_limits else asks.first
     first = tuple(answer(question, case) for question in questions)
@@ -261,6 +276,7 @@ def _next_of_seeds(case: Case, judgement: Judgement, ask: Ask) -> str:
         for option, side, name in sides
     )
     asking = f' --ask "{ask.value}"' if ask is Ask.NO_WORSE else ""
+    asking = asking if case.target is None else f" --target loss={case.target:g}"
     margin = f" --margin {case.margin:g}" if case.margin is not None else ""
     return f"converge compare --seeds {words}{asking}{margin}"
 

@@ -171,7 +171,7 @@ def _not_asked(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-_OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse")
+_OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse", "target-no-later")
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:

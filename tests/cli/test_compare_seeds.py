@@ -130,6 +130,24 @@ def test_a_mixture_of_forms_is_refused_with_the_command_that_would_do(
     assert "converge compare" in err or "counts once" in err or "leave it out" in err
 
 
+def test_a_target_is_asked_of_seeds_with_a_margin(sides, capsys):
+    more = ("--target", "loss=2.5", "--margin", "0.2")
+    assert compare(sides, "same", more=more) == 0
+    assert "loss 2.5 after" in told(capsys)
+    assert compare(sides, "higher", more=("--target", "loss=2.11", "--margin", "0.01")) == 1
+    capsys.readouterr()
+    for wrong, problem in (
+        (("--target", "2.5", "--margin", "0.1"), "is no target loss"),
+        (("--target", "loss=low", "--margin", "0.1"), "is no target loss"),
+        (("--target", "loss=2.5"), "needs a margin"),
+        (("--target", "loss=2.5", "--margin", "0.1", "--ask", "same"), "no more steps"),
+    ):
+        assert compare(sides, "same", more=wrong) == 2
+        assert problem in " ".join(capsys.readouterr().err.split())
+    assert main(["compare", sides["control"][0], sides["same"][0], *more]) == 2
+    assert "is asked of seeds" in " ".join(capsys.readouterr().err.split())
+
+
 def test_columns_and_a_first_step_hold_for_every_seed(sides, tmp_path, capsys):
     for name in ("control", "same"):
         for number, path in enumerate(sides[name]):

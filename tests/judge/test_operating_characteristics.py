@@ -119,7 +119,10 @@ def test_groups_of_seeds_are_counted_by_what_was_answered():
     assert found[0.0].same[0].hits == found[0.0].no_worse[0].hits == 0
     assert found[4.0].same[0].hits == found[4.0].no_worse[0].hits == 10
     assert found[4.0].same[1].hits == 0
-    rows = [replace(found[effect], effect=at) for at, effect in zip(several_seeds.EFFECTS, found)]
+    rows = [
+        replace(found[effect], effect=at)
+        for at, effect in zip(several_seeds.EFFECTS, found, strict=True)
+    ]
     table = several_seeds_table(rows)
     assert "| same | 0.0%, rho 0.5 | 5 and 5 |" in table
     assert "No rate of a wrong answer" in table

@@ -401,6 +401,52 @@ def test_runs_of_one_seed_are_asked_everything_and_the_seeds_beside():
     assert outcomes(verdict)["loss-envelope"] is Outcome.PASS
 
 
+def ended(evidence, last):
+    """As a run that stops once it has reached its target."""
+    kept = slice(0, last)
+    return replace(evidence, steps=AT[kept], signals={"loss": loss_of(evidence)[kept]})
+
+
+def loss_of(evidence):
+    return evidence.signals["loss"].values
+
+
+@pytest.mark.parametrize(
+    ("pace", "judgement"),
+    [(1.0, Judgement.PASS), (1.5, Judgement.PASS), (0.5, Judgement.FAIL)],
+    ids=["as soon", "sooner", "later"],
+)
+def test_a_target_is_reached_in_no_more_steps(pace, judgement):
+    def seed(name, number, pace):
+        random = np.random.default_rng(number)
+        reached = pace * (1 + 0.02 * random.standard_normal())
+        return Evidence(name, f"{name}.csv", AT, {"loss": 2.0 + 6.0 * (AT * reached) ** -0.4})
+
+    control = tuple(seed(f"c{number}", number, 1.0) for number in range(5))
+    test = tuple(seed(f"t{number}", 10 + number, pace) for number in range(5))
+    shorter = tuple(ended(each, 150) for each in test)
+    for runs in (SeedRuns(control, test), SeedRuns(control, shorter)):
+        verdict = judged(runs, margin=0.15, target=3.0, ask=None)
+        assert verdict.judgement is judgement, verdict.cause
+        assert verdict.ask is Ask.NO_WORSE
+        assert {"same-steps", "loss-no-worse"}.isdisjoint(outcomes(verdict))
+
+
+def test_a_target_that_is_not_reached_is_no_pass():
+    control = tuple(run(f"c{seed}", seed) for seed in range(4))
+    test = tuple(run(f"t{seed}", 100 + seed) for seed in range(4))
+    verdict = judged(SeedRuns(control, test), margin=0.15, target=0.5)
+    assert verdict.judgement is Judgement.INVALID
+    assert "the control c0 never reaches a loss of 0.5" in verdict.cause
+    stuck = (*test[:-1], with_loss(test[-1], loss_of(test[-1]) + 1.0))
+    verdict = judged(SeedRuns(control, stuck), margin=0.9, target=3.0)
+    assert verdict.judgement is Judgement.INCONCLUSIVE
+    assert "t3 never below 3" in verdict.cause
+    for margin, target in ((None, 3.0), (0.1, math.nan)):
+        with pytest.raises(ValueError, match="target"):
+            judged(SeedRuns(control, test), margin=margin, target=target)
+
+
 def test_seeds_that_are_not_those_of_the_runs_are_refused():
     seeds = runs()
     with pytest.raises(ValueError, match="first runs of seeds"):
