@@ -10,10 +10,11 @@ from harness.model import Ask
 COMPARE = """\
 Judge finished run folders, or curves from anywhere, against a control, without training. Readable:
 our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
-Hugging Face trainer_state.json, Weights & Biases offline runs, Megatron-LM golden values. Curves
-are judged on what they hold, and what had no evidence is said. Limits come from repeats of the
-control (--repeat, --calibration). Curves without any PASS within rounding, or within a --margin or
---tolerance that you set, FAIL where they differ grossly, and are else INCONCLUSIVE. Curves of
+Hugging Face trainer_state.json, logs of MLPerf Training, Weights & Biases offline runs, Megatron-LM
+golden values. Curves are judged on what they hold, and what had no evidence is said. Limits come
+from repeats of the control (--repeat, --calibration). Curves without any PASS within rounding, or
+within a --margin or --tolerance that you set, FAIL where they differ grossly, and are else
+INCONCLUSIVE. Curves of
 other seeds (--seeds) are compared as two groups, by the mean loss of their second halves; a change
 that is meant to change numbers (--ask "no worse") by its loss alone."""
 
