@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.judge import integrity
 from harness.judge.alone import REPEATS, curves_alone
-from harness.judge.asked import Asked, answer, asked
+from harness.judge.asked import SEED_CHECKS, Asked, answer, asked
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.open_curves import what_settles
@@ -179,7 +179,9 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check], *, stepwis
     """Of a FAIL, with its class; else only the sentence."""
     ended = _ended(case).status is RunStatus.FINISHED
     if judgement is Judgement.FAIL:
-        cause = likely_cause(case, checks) if stepwise else _as_found(checks)
+        failed = {check.name for check in checks if check.outcome is Outcome.FAIL}
+        by_groups = not stepwise or failed <= {question.name for question in SEED_CHECKS}
+        cause = _as_found(checks) if by_groups else likely_cause(case, checks)
         how = "" if ended else f"; the run then {_how_it_ended(case)}"
         return cause._replace(sentence=cause.sentence + how)
     if judgement is Judgement.ERROR:

@@ -290,7 +290,6 @@ class Figures:
                     owner=owner,
                     colour=colour,
                     width=_THIN,
-                    stroke="dot",
                 )
                 hover = label(f"{run.name}, a seed of {name}")
                 traces.append(trace and {**trace, "hover": hover, "unlisted": True})

@@ -54,15 +54,14 @@ def draw(view: ReportView) -> dict[str, bytes]:
 
 
 def _overview(view: ReportView) -> Picture | None:
-    lines = [
-        *(
-            Line(f"control {run.name}", downsample(run.signal("loss")), BAND, width=7.0)
-            for run in view.controls
-        ),
-        *_test_lines(view, lambda test: test.run.signal("loss")),
+    controls = [
+        Line(f"control {run.name}", downsample(run.signal("loss")), BAND, width=7.0)
+        for run in view.controls
     ]
+    tests = _test_lines(view, lambda test: test.run.signal("loss"))
+    lines = [*controls, *tests]
     figure, axes = frame(view.title, "loss", "loss (nats per token)")
-    if not plot(axes, [*_seed_lines(view), *lines]):
+    if not plot(axes, [*controls, *_seed_lines(view), *tests]):
         return None
     handles = handles_of(lines)
     if view.entropy_floor is not None:
@@ -141,7 +140,7 @@ def _seed_lines(view: ReportView) -> list[Line]:
     colours = {run.name: QUIET for run in view.controls}
     colours |= {test.run.name: style(index).colour for index, test in enumerate(view.tests)}
     return [
-        Line(each.run.name, downsample(curve), colours.get(each.of, QUIET), "dot", 0.9)
+        Line(each.run.name, downsample(curve), colours.get(each.of, QUIET), width=0.8)
         for each in view.seeds
         if (curve := each.run.signal("loss"))
     ]

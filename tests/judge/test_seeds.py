@@ -382,6 +382,7 @@ def test_runs_of_one_seed_are_asked_everything_and_the_seeds_beside():
     assert verdict.judgement is Judgement.PASS, verdict.cause
     assert verdict.not_asked == ()
     assert {"loss-envelope", "loss-same-over-seeds"} <= {*outcomes(verdict)}
+    # All but the twin are higher: the first pair shows nothing of it.
     higher = tuple(with_loss(each, each.signals["loss"].values * 1.05) for each in twins.test[1:])
     worse = SeedRuns(
         twins.control,
@@ -397,7 +398,8 @@ def test_runs_of_one_seed_are_asked_everything_and_the_seeds_beside():
         ),
     )
     verdict = judge(worse.test[0], worse.control[0], seeds=worse, margin=1e-3)
-    assert verdict.judgement is not Judgement.PASS
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause.startswith("mean loss of 8 seeds +0.0")
     assert outcomes(verdict)["loss-envelope"] is Outcome.PASS
 
 
