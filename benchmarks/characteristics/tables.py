@@ -108,7 +108,7 @@ def several_seeds_table(found: Sequence[SeveralSeeds]) -> str:
     verdict = (
         "No rate of a wrong answer is surely above 5%."
         if not broken
-        else f"**{len(broken)} cells have a rate of wrong answers that is surely above 5%.**"
+        else f"**A rate of wrong answers surely above 5%: {len(broken)} of {len(found)} settings.**"
     )
     trials = found[0].same[0].trials
     return (
