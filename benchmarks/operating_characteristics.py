@@ -23,6 +23,7 @@ from characteristics.figures import draw_false_alarms, draw_power
 from characteristics.long_runs import long_runs
 from characteristics.rates import LENGTHS, SITUATIONS, Situation, false_alarms, power
 from characteristics.real_runs import real_runs
+from characteristics.several_seeds import SETTINGS, several_seeds
 from characteristics.simulation import LAWS
 from characteristics.tables import (
     deviation_table,
@@ -30,6 +31,7 @@ from characteristics.tables import (
     long_run_table,
     power_table,
     real_run_table,
+    several_seeds_table,
 )
 
 from harness.readers import read_run
@@ -37,7 +39,7 @@ from harness.readers import read_run
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"
 IMAGES = ROOT / "docs" / "images"
-SIMULATED = ("equivalence", "power", "false alarms")
+SIMULATED = ("equivalence", "several seeds", "power", "false alarms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Size:
     quick: bool = False
     series: int = 2000
     """For each window and autocorrelation of tier 3."""
+    groups: int = 1000
+    """Pairs of groups for each setting and difference over several seeds."""
     biased: int = 60
     """Experiments for each law and length."""
     lengths: tuple[int, ...] = LENGTHS
@@ -60,7 +64,14 @@ def quick_size(workers: int) -> Size:
     """Enough to see that it works, in half a minute."""
     short = tuple(one for one in SITUATIONS if one.steps <= LENGTHS[2])
     return Size(
-        workers, quick=True, series=50, biased=10, lengths=LENGTHS[:3], right=25, situations=short
+        workers,
+        quick=True,
+        series=50,
+        groups=20,
+        biased=10,
+        lengths=LENGTHS[:3],
+        right=25,
+        situations=short,
     )
 
 
@@ -91,6 +102,11 @@ def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, s
     """Name and Markdown of every other table; draws the figures unless quick."""
     if "equivalence" in only:
         yield "equivalence", long_run_table(long_runs(size.series))
+    if "several seeds" in only:
+        yield (
+            "several seeds",
+            several_seeds_table(several_seeds(SETTINGS, size.groups, size.workers)),
+        )
     if "power" in only:
         powers = power(LAWS, size.lengths, size.biased, size.workers)
         yield "power", power_table(powers)

@@ -9,6 +9,7 @@ from characteristics.deviations import Deviation
 from characteristics.long_runs import CORRELATIONS, LongRuns
 from characteristics.rates import FalseAlarms, Power
 from characteristics.real_runs import RealRuns
+from characteristics.several_seeds import EFFECTS, SeveralSeeds, not_kept
 
 
 def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
@@ -78,6 +79,43 @@ def long_run_table(found: Sequence[LongRuns]) -> str:
         for window in sorted({one.window for one in found})
     ]
     return _table(("window", "what", *(f"rho {rho:g}" for rho in CORRELATIONS)), rows)
+
+
+def several_seeds_table(found: Sequence[SeveralSeeds]) -> str:
+    """Rows by question and setting; columns by true difference: FAIL, PASS."""
+    cells = {(one.setting, one.effect): one for one in found}
+    settings = list(dict.fromkeys(one.setting for one in found))
+    rows = []
+    for question, name in (("same", "same"), ("no worse", "no_worse")):
+        for setting in settings:
+            wider = f", test x{setting.wider:g}" if setting.wider != 1 else ""
+            pairs = [getattr(cells[setting, effect], name) for effect in EFFECTS]
+            settled = cells[setting, 0.0].settled
+            rows.append(
+                (
+                    question,
+                    f"{setting.noise:.1%}, rho {setting.correlation:g}",
+                    f"{setting.tests} and {setting.controls}{wider}",
+                    *(f"{fail.value:.1%}, {good.value:.1%}" for fail, good in pairs),
+                    f"{settled.value:.0%} of {settled.trials}"
+                    if settled.trials and name == "same"
+                    else "",
+                )
+            )
+    head = ("asked", "noise of a step", "seeds (test and control)")
+    effects = (f"difference {effect:g} margins" for effect in EFFECTS)
+    broken = list(not_kept(found))
+    verdict = (
+        "No rate of a wrong answer is surely above 5%."
+        if not broken
+        else f"**A rate of wrong answers surely above 5%: {len(broken)} of {len(found)} settings.**"
+    )
+    trials = found[0].same[0].trials
+    return (
+        _table((*head, *effects, "settled by the further seeds (80%)"), rows)
+        + f"\n\nCells: FAIL, PASS; the rest is INCONCLUSIVE. {trials} pairs of groups in each. "
+        + verdict
+    )
 
 
 def real_run_table(found: RealRuns) -> str:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from harness.model import Ask
+
 COMPARE = """\
 Judge finished run folders, or curves from anywhere, against a control, without training. Readable:
 our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
-Hugging Face trainer_state.json, Weights & Biases offline runs, Megatron-LM golden values. Curves
-are judged on what they hold, and what had no evidence is said. Limits come from repeats of the
-control (--repeat, --calibration). Curves without any PASS within rounding, or within a --margin or
---tolerance that you set, FAIL where they differ grossly, and are else INCONCLUSIVE."""
+Hugging Face trainer_state.json, logs of MLPerf Training, Weights & Biases offline runs, Megatron-LM
+golden values. Curves are judged on what they hold, and what had no evidence is said. Limits come
+from repeats of the control (--repeat, --calibration). Curves without any PASS within rounding, or
+within a --margin or --tolerance that you set, FAIL where they differ grossly, and are else
+INCONCLUSIVE. Curves of other seeds (--seeds) are compared as two groups, by the mean loss of their
+second halves; a change that is meant to change numbers (--ask "no worse") by its loss alone."""
 
 EXAMPLES = """\
 examples:
@@ -25,7 +29,16 @@ examples:
   a resumed run, from the step at which it was resumed:
     converge compare whole.csv resumed.csv --from 51
   long noisy curves: is the mean loss the same within 0.5%?
-    converge compare a.jsonl b.jsonl --margin 0.005 --out report"""
+    converge compare a.jsonl b.jsonl --margin 0.005 --out report
+  runs of other seeds: two groups, of which no run belongs to one of the other:
+    converge compare --seeds --control a1.csv a2.csv a3.csv --test b1.csv b2.csv b3.csv \\
+      --margin 0.005
+  another optimizer: is its loss no higher than the control's by more than 1%?
+    converge compare --seeds --control adamw-*.csv --test muon-*.csv \\
+      --ask "no worse" --margin 0.01
+  does it reach a loss of 2.5 in no more than 5% more steps?
+    converge compare --seeds --control adamw-*.csv --test muon-*.csv --target loss=2.5 \\
+      --margin 0.05"""
 
 
 def add_compare(
@@ -39,9 +52,50 @@ def add_compare(
         epilog=f"{EXAMPLES}\n\n{exit_codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    compare.add_argument("control", type=Path, metavar="CONTROL", help="run folder or curve file")
     compare.add_argument(
-        "tests", type=Path, nargs="+", metavar="TEST", help="run folders or curve files to judge"
+        "control", type=Path, nargs="?", metavar="CONTROL", help="run folder or curve file"
+    )
+    compare.add_argument(
+        "tests", type=Path, nargs="*", metavar="TEST", help="run folders or curve files to judge"
+    )
+    compare.add_argument(
+        "--seeds",
+        action="store_true",
+        help="compare groups of runs of several seeds, which --control and --test name instead of "
+        "CONTROL and TEST",
+    )
+    compare.add_argument(
+        "--control",
+        dest="control_seeds",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="with --seeds: the control's runs, one per seed, at least two",
+    )
+    compare.add_argument(
+        "--test",
+        dest="test_seeds",
+        type=Path,
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="with --seeds: the runs of one test set, one per seed, at least two (may be given "
+        "again for another set)",
+    )
+    compare.add_argument(
+        "--ask",
+        choices=[each.value for each in Ask],
+        metavar="QUESTION",
+        help='what a test set has to show: "same" as the control (default), or "no worse": whole '
+        "runs, and a loss that is no higher by more than the margin",
+    )
+    compare.add_argument(
+        "--target",
+        metavar="loss=VALUE",
+        help="with --seeds: ask whether a loss of VALUE is reached in no more steps than the "
+        "control needs, by more than --margin, which is then relative to those steps",
     )
     compare.add_argument(
         "--repeat",

@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from rich.console import Console
 
 from harness.calibrations import FILE, Learnt, write_calibrations
+from harness.cli.compare_forms import (
+    check_form,
+    columns_of,
+    free_name,
+    margin_of,
+    named_options,
+)
+from harness.cli.comparing_seeds import compare_seeds
 from harness.cli.learnt import read_for_curves, timestamp
-from harness.cli.shared import make_console, names, say
+from harness.cli.shared import make_console, say
 from harness.cli.showing import show_verdicts
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
-from harness.model import Calibration, Evidence, Verdict
+from harness.model import Ask, Calibration, Evidence, Verdict
 from harness.readers import read_curves, read_spec, same_path
 from harness.report import build_view
-
-T = TypeVar("T")
 
 
 def compare(arguments: argparse.Namespace) -> ExitCode:
     """``converge compare``: judge runs or curves from anywhere."""
+    check_form(arguments)
+    if arguments.seeds:
+        return compare_seeds(arguments)
     console = make_console()
-    tolerances = _options(arguments.tolerance, "--tolerance", _tolerance)
-    columns = _options(names(arguments.columns), "--columns", _column)
-    margin = arguments.margin
-    if margin is not None and not 0 < margin < 1:
-        raise ConfigError(
-            Problem(f"--margin {margin}", "is no relative difference", "as in 0.005 for 0.5%")
-        )
+    tolerances = named_options(arguments.tolerance, "--tolerance", _tolerance)
+    columns = columns_of(arguments)
+    margin = margin_of(arguments)
+    ask = Ask(arguments.ask) if arguments.ask else None
     _require_own_repeats(arguments)
     control = read_curves(arguments.control, columns, since=arguments.since)
     control_spec = read_spec(arguments.control)
@@ -44,7 +49,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
     evidences = {control.name: control}
     for path in arguments.tests:
         test = read_curves(path, columns, since=arguments.since)
-        test = replace(test, name=_free_name(test, path, evidences))
+        test = replace(test, name=free_name(test, path, evidences))
         evidences[test.name] = test
         spec = read_spec(path)
         allowed = {**(spec.tolerances if spec else {}), **tolerances}
@@ -56,10 +61,13 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
             control_spec=control_spec,
             tolerances=allowed,
             margin=margin,
+            ask=ask,
             one_path=same_path(path, arguments.control),
         )
-        verdicts.append(verdict if spec is None else _with_what_helps(verdict, arguments.out))
-        envelopes[test.name] = limits(test, control, calibration, allowed)
+        plain = spec is None or verdict.not_asked
+        verdicts.append(verdict if plain else _with_what_helps(verdict, arguments.out))
+        if not verdict.not_asked:
+            envelopes[test.name] = limits(test, control, calibration, allowed)
     view = build_view(
         title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
         verdicts=verdicts,
@@ -135,35 +143,6 @@ def _calibration(
     return learnt
 
 
-def _free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:
-    """A name that no other curve has: its own, else its path, else that with a number."""
-    tries = [test.name, str(path), *(f"{path} ({count})" for count in range(2, 1000))]
-    return next(name for name in tries if name not in taken)
-
-
-# ------------------------------------------------------------------- options
-
-
-def _options(
-    written: Sequence[str], option: str, parse: Callable[[str, str, str], T | Problem]
-) -> dict[str, T]:
-    """``NAME=VALUE`` arguments by name; what is wrong with any of them in one ConfigError."""
-    parsed: dict[str, T] = {}
-    problems = []
-    for text in written:
-        name, _, value = text.partition("=")
-        result = parse(f"{option} {text}", name, value)
-        if isinstance(result, Problem):
-            problems.append(result)
-        elif name in parsed:
-            problems.append(Problem(f"{option} {text}", f"{name} is given twice"))
-        else:
-            parsed[name] = result
-    if problems:
-        raise ConfigError(problems)
-    return parsed
-
-
 def _tolerance(place: str, signal: str, value: str) -> float | Problem:
     """``loss=1e-3`` to its number."""
     if signal not in JUDGED_SIGNALS:
@@ -175,10 +154,3 @@ def _tolerance(place: str, signal: str, value: str) -> float | Problem:
     if not (math.isfinite(limit) and limit >= 0):
         return Problem(place, f"{value!r} is no relative difference", "as in loss=1e-3")
     return limit
-
-
-def _column(place: str, signal: str, column: str) -> str | Problem:
-    """``loss=lm loss`` to the column's name; which signals there are, the readers say."""
-    if signal and column:
-        return column
-    return Problem(place, "is not written SIGNAL=COLUMN", 'as in step=iteration loss="lm loss"')

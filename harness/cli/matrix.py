@@ -307,7 +307,7 @@ def seed_runs(plan: Plan, pair: Pair, evidences: Mapping[str, Evidence]) -> Seed
         )
         for job in (pair.control, pair.test)
     )
-    return SeedRuns(control, test) if len(test) > 1 else None
+    return SeedRuns(control, test) if min(len(control), len(test)) > 1 else None
 
 
 def judge_matrix(
@@ -330,9 +330,13 @@ def judge_matrix(
 
     verdicts = []
     envelopes = {}
-    for job, against, calibrated, matched, reference in pairs_of(plan):
+    seeds = {}
+    for pair in pairs_of(plan):
+        job, against, calibrated, matched, reference = pair
         test, control = evidences[job.name], evidences[against.name]
         calibration = calibrations[calibrated]
+        if runs := seed_runs(plan, pair, evidences):
+            seeds[job.name] = runs
         verdict = judge(
             test,
             control,
@@ -343,6 +347,7 @@ def judge_matrix(
             measure=Measure(evidences[matched], evidences[reference])
             if matched and reference
             else None,
+            seeds=runs,
         )
         verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
         envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
@@ -359,6 +364,7 @@ def judge_matrix(
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         wall_s=wall_s,
         here=Path.cwd(),
+        seeds=seeds,
     )
     return Judged(tuple(verdicts), view)
 

@@ -13,7 +13,7 @@ from harness.judge.renamed import Renamed, align
 from harness.judge.rounding import Errors, Measure, measure_errors
 from harness.judge.soundness import disordered
 from harness.judge.tensors import Comparisons, compare_tensors
-from harness.model import Calibration, Evidence, SetSpec
+from harness.model import Calibration, Evidence, SeedRuns, SetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,11 @@ class Case:
     """These errors; None where they could not be measured."""
     one_path: bool = False
     """Whether both were read from one file or folder."""
+    seeds: SeedRuns | None = None
+    """All runs of control and test set, where there are several seeds; ``test`` and ``control`` are
+    the first of each."""
+    target: float | None = None
+    """Loss that the seeds are to reach, where somebody asked when; None: their levels are asked."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -62,6 +67,8 @@ def make_case(
     own_start: bool = False,
     measure: Measure | None = None,
     one_path: bool = False,
+    seeds: SeedRuns | None = None,
+    target: float | None = None,
 ) -> Case:
     """Gather the inputs and compare the runs.
 
@@ -92,6 +99,8 @@ def make_case(
         renamed=aligned.renamed,
         measure=measure,
         one_path=one_path,
+        seeds=seeds,
+        target=target,
         errors=measure_errors(test, measure) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),

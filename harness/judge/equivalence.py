@@ -24,7 +24,7 @@ from harness.judge.curves import Pair, pair, rounding_share, second_half, signed
 from harness.judge.envelope import Envelope
 from harness.judge.floors import WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
-from harness.model import Calibration, Evidence, Limit, Outcome, Tier
+from harness.model import Calibration, Evidence, Integers, Limit, Outcome, Tier
 
 SAME_REGIME, COARSER_REGIME = 1e-3, 1e-2
 """Margins where none is set: of two runs of the same precision, and where one is coarser (bf16 or
@@ -49,13 +49,13 @@ def loss_equivalent(
     The mean difference, or the level that it drifts to, is larger than the margin: the model does
     not learn the same thing, however small the difference of a single step.
     """
-    limit = _margin(test, control, margin)
-    signal, curves = _loss(test, control)
+    limit = margin_of(test, control, margin)
+    signal, curves = loss_of(test, control)
     count = int(curves.steps.size)
     window = second_half(curves)
     printed = float(np.mean(rounding_share(test, control, signal, window))) if count else 0.0
     if not printed < limit.value:
-        return _printed_too_coarsely(printed, limit, window)
+        return printed_too_coarsely(printed, limit, window.steps)
     if count < 2 * FEWEST:
         return _too_short(count, margin)
     difference = signed_difference(window)
@@ -67,11 +67,11 @@ def loss_equivalent(
     ordinary = _ordinary(found, signal, test, control, calibration)
     first, last = int(window.steps[0]), int(window.steps[-1])
     ordinary = ordinary or _unasked(found, margin, limit, envelopes.get(signal))
-    outcome = Outcome.INCONCLUSIVE if ordinary else _OUTCOMES[found.outcome]
+    outcome = Outcome.INCONCLUSIVE if ordinary else OUTCOMES[found.outcome]
     detail = (
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
-        f"{found.end_half_width:.1g} at their end" + (ordinary or _outlook(found, window, limit))
+        f"{found.end_half_width:.1g} at their end" + (ordinary or outlook(found, window, limit))
     )
     inside = max(abs(found.mean), abs(found.end)) <= limit.value
     if outcome is Outcome.INCONCLUSIVE and count < LONG and inside and margin is None:
@@ -89,11 +89,12 @@ def loss_equivalent(
 
 CHECKS: tuple[Question, ...] = (loss_equivalent,)
 
-_OUTCOMES: Mapping[Answer, Outcome] = {
+OUTCOMES: Mapping[Answer, Outcome] = {
     Answer.EQUIVALENT: Outcome.PASS,
     Answer.DIFFERENT: Outcome.FAIL,
     Answer.INCONCLUSIVE: Outcome.INCONCLUSIVE,
 }
+"""What an answer makes of a check."""
 
 
 def _too_short(count: int, margin: float | None) -> Finding:
@@ -109,7 +110,7 @@ def _too_short(count: int, margin: float | None) -> Finding:
     )
 
 
-def _printed_too_coarsely(printed: float, limit: Limit, window: Pair) -> Finding:
+def printed_too_coarsely(printed: float, limit: Limit, steps: Integers) -> Finding:
     """Open, however short the run: equal digits would be no evidence of equal values."""
     share = f"{printed:.2g} of" if np.isfinite(printed) else "all there is of"
     return Finding(
@@ -118,11 +119,11 @@ def _printed_too_coarsely(printed: float, limit: Limit, window: Pair) -> Finding
         f"margin is {limit.value:g}; log it with more digits",
         limit=limit,
         unit="relative",
-        steps=(int(window.steps[0]), int(window.steps[-1])),
+        steps=(int(steps[0]), int(steps[-1])),
     )
 
 
-def _margin(test: Evidence, control: Evidence, margin: float | None) -> Limit:
+def margin_of(test: Evidence, control: Evidence, margin: float | None) -> Limit:
     """What is set, else the default.
 
     No tolerance widens it: what may happen at a single step may not last.
@@ -134,7 +135,7 @@ def _margin(test: Evidence, control: Evidence, margin: float | None) -> Limit:
     return Limit(default, f"margin for {test.precision.value} against {control.precision.value}")
 
 
-def _loss(test: Evidence, control: Evidence) -> tuple[str, Pair]:
+def loss_of(test: Evidence, control: Evidence) -> tuple[str, Pair]:
     """The recomputed loss, which no wrong metric disturbs, where both runs have it."""
     recomputed = pair(test, control, "loss_recomputed")
     if recomputed.steps.size:
@@ -177,7 +178,7 @@ def _unasked(
     )
 
 
-def _outlook(found: Equivalence, window: Pair, limit: Limit) -> str:
+def outlook(found: Equivalence, window: Pair, limit: Limit) -> str:
     """What would settle it, in steps of the run, of which the window is the second half."""
     if found.outcome is not Answer.INCONCLUSIVE:
         return ""

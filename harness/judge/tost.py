@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,7 +48,7 @@ _FEWEST_COSINES = 2
 
 
 class Answer(StrEnum):
-    """What a test of equivalence can say."""
+    """What a test of equivalence can say; of a one-sided test, *different* is higher."""
 
     EQUIVALENT = "equivalent"
     DIFFERENT = "different"
@@ -71,15 +72,23 @@ class Equivalence:
     further_steps: int | None = None
     """How many more steps the window needs to settle the question with a probability of about
     :data:`CHANCE`, if the difference goes on as it is; None when settled or not foreseeable."""
+    one_sided: bool = False
+    """Whether only what is higher by more than the margin was asked for."""
 
     @property
     def bound(self) -> float:
         """What the difference may be at most, at the mean and at the end: equivalent within it."""
-        return max(abs(self.mean) + self.half_width, abs(self.end) + self.end_half_width)
+        mean, end = (_size(level, self.one_sided) for level in (self.mean, self.end))
+        return max(mean + self.half_width, end + self.end_half_width)
 
 
 def equivalence(
-    difference: Floats, margin: float, alpha: float = ALPHA, *, rounding: float = 0.0
+    difference: Floats,
+    margin: float,
+    alpha: float = ALPHA,
+    *,
+    rounding: float = 0.0,
+    one_sided: bool = False,
 ) -> Equivalence:
     """Test whether the mean of a series, and its level at the end, lie within ``± margin``.
 
@@ -87,6 +96,8 @@ def equivalence(
     the source may have rounded off each of them: it widens the intervals, since a rounding that is
     the same at every step does not average out. A series without any variance (two bit-identical
     runs, say) has an interval of no width. Fewer than :data:`FEWEST` steps are inconclusive.
+    ``one_sided`` asks for the upper limit alone (a test of non-inferiority: Wellek 2010, "Testing
+    statistical hypotheses of equivalence and noninferiority", chapter 2): anything lower will do.
 
     Raises ValueError for differences that are not finite, a margin or a level that is no use.
     """
@@ -95,15 +106,15 @@ def equivalence(
     if steps < FEWEST:
         mean = float(difference.mean()) if steps else 0.0
         return Equivalence(
-            Answer.INCONCLUSIVE, mean, math.inf, mean, math.inf, steps, FEWEST - steps
+            Answer.INCONCLUSIVE, mean, math.inf, mean, math.inf, steps, FEWEST - steps, one_sided
         )
     levels = _levels(difference)
     quantile, stricter = (_student(steps, 1 - level) for level in (alpha, alpha / 2))
     widths = [quantile * error + rounding for _, error in levels]
-    pairs = list(zip(levels, widths, strict=True))
-    if all(abs(level) + width <= margin for (level, _), width in pairs):
+    sized = [(_size(level, one_sided), error) for level, error in levels]
+    if all(size + width <= margin for (size, _), width in zip(sized, widths, strict=True)):
         outcome = Answer.EQUIVALENT
-    elif any(abs(level) - stricter * error - rounding > margin for level, error in levels):
+    elif any(size - stricter * error - rounding > margin for size, error in sized):
         outcome = Answer.DIFFERENT
     else:
         outcome = Answer.INCONCLUSIVE
@@ -115,8 +126,22 @@ def equivalence(
         end=levels[1][0],
         end_half_width=widths[1],
         steps=steps,
-        further_steps=_further(levels, steps, margin, alpha, rounding) if undecided else None,
+        further_steps=_further(sized, steps, margin, alpha, rounding) if undecided else None,
+        one_sided=one_sided,
     )
+
+
+def mean_error(series: Floats) -> float:
+    """Standard error of the mean of consecutive steps that resemble each other.
+
+    ``series`` has shape (steps,), of at least :data:`FEWEST`; the estimator is this module's.
+    """
+    return _levels(series)[0][1]
+
+
+def _size(level: float, one_sided: bool) -> float:  # noqa: FBT001 (passed on as it came)
+    """What is held against the margin: which side a level lies on matters to one question alone."""
+    return level if one_sided else abs(level)
 
 
 def _refuse_unusable(difference: Floats, margin: float, alpha: float) -> None:
@@ -161,7 +186,7 @@ def _levels(difference: Floats) -> tuple[tuple[float, float], tuple[float, float
 
 
 def _further(
-    levels: tuple[tuple[float, float], tuple[float, float]],
+    levels: Sequence[tuple[float, float]],
     steps: int,
     margin: float,
     alpha: float,
@@ -169,9 +194,10 @@ def _further(
 ) -> int | None:
     """Further steps of the window until the question is settled, if nothing changes.
 
-    A level within the margin must get there with both conditions; outside, one is enough.
+    ``levels`` are sizes (:func:`_size`) with their standard errors. A level within the margin
+    must get there with both conditions; outside, one is enough.
     """
-    outside = [(level, error) for level, error in levels if abs(level) > margin]
+    outside = [(level, error) for level, error in levels if level > margin]
     needed = [
         _enough(level, error, steps, margin, alpha / 2 if outside else alpha, rounding)
         for level, error in outside or levels
@@ -195,7 +221,7 @@ def _enough(
     if not math.isfinite(error):
         return None
     drowned = error >= margin
-    room = (margin if drowned else abs(margin - abs(level))) - rounding
+    room = (margin if drowned else abs(margin - level)) - rounding
     if room <= 0 or (room < error and not drowned):
         return None
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from harness.judge.check import Finding, check, invalid, passed
-from harness.judge.curves import Pair, pair, series
-from harness.model import Evidence, SetSpec, Tier
+from harness.judge.curves import pair, series
+from harness.model import Evidence, Floats, SetSpec, Tier
 
 FEWEST_POINTS = 2
 """Of a curve that is all the evidence: one point is the same for every learning rate."""
@@ -37,22 +37,29 @@ def something_trained(
             f"{test.name} and its control {control.name} have the loss of a single step: at least "
             f"{FEWEST_POINTS} make a curve"
         )
-    still = _still(control, loss)
+    still = _still(control, f"the control {control.name}", loss.control, "that are compared")
     return invalid(f"nothing was trained: {still}") if still else passed()
 
 
-def _still(control: Evidence, loss: Pair) -> str:
-    """Why the control says nothing about training, in a clause; empty if it does."""
-    rates = series(control, "lr").values
+@check(Tier.INTEGRITY)
+def test_set_trained(test: Evidence) -> Finding:
+    """The test set learns something itself.
+
+    Asked where nothing holds its curve against the control's step by step: a loss that stands at 0
+    would be no worse than any.
+    """
+    still = _still(test, test.name, series(test, "loss").values, "of it")
+    return invalid(f"nothing was trained: {still}") if still else passed()
+
+
+def _still(run: Evidence, name: str, loss: Floats, which: str) -> str:
+    """Why a run says nothing about training, in a clause; empty if it does."""
+    rates = series(run, "lr").values
     if rates.size and not np.any(rates):
-        return f"the learning rate of the control {control.name} is 0 at every step"
-    norms = series(control, "grad_norm").values
+        return f"the learning rate of {name} is 0 at every step"
+    norms = series(run, "grad_norm").values
     if norms.size and not np.any(norms):
-        return f"the grad norm of the control {control.name} is 0 at every step"
-    count = int(loss.steps.size)
-    if count >= FEWEST_POINTS and bool(np.all(loss.control == loss.control[0])):
-        return (
-            f"the loss of the control {control.name} is {loss.control[0]:g} at all {count} steps "
-            "that are compared"
-        )
+        return f"the grad norm of {name} is 0 at every step"
+    if loss.size >= FEWEST_POINTS and bool(np.all(loss == loss[0])):
+        return f"the loss of {name} is {loss[0]:g} at all {loss.size} steps {which}"
     return ""

@@ -2,70 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
-from harness.judge import (
-    comparability,
-    equivalence,
-    fault_checks,
-    first_step,
-    integrity,
-    leftover_checks,
-    reference_checks,
-    replay_checks,
-    resume_checks,
-    stepwise,
-    tensor_checks,
-    tensor_integrity,
-    trained,
-)
+from harness.judge import integrity
 from harness.judge.alone import REPEATS, curves_alone
+from harness.judge.asked import SEED_CHECKS, Asked, answer, asked
 from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
-from harness.judge.check import Question
 from harness.judge.open_curves import what_settles
 from harness.judge.passes import at_resume
 from harness.judge.rounding import Measure
 from harness.judge.soundness import non_finite
 from harness.model import (
+    Ask,
     Calibration,
+    CauseClass,
     Check,
     Evidence,
     Judgement,
     Outcome,
     RunStatus,
+    SeedRuns,
     SetSpec,
-    Tier,
     Verdict,
 )
-
-CHECKS: tuple[Question, ...] = (
-    *integrity.CHECKS,
-    trained.something_trained,
-    *comparability.CHECKS,
-    *first_step.CHECKS,
-    *tensor_integrity.CHECKS,
-    *reference_checks.CHECKS,
-    *tensor_checks.CHECKS,
-    *leftover_checks.CHECKS,
-    *stepwise.CHECKS,
-    *equivalence.CHECKS,
-    *resume_checks.CHECKS,
-    *replay_checks.CHECKS,
-    *fault_checks.CHECKS,
-)
-"""Every check. The tensors' belong to several tiers; those of the resume tier are asked only of
-runs that were made in several passes, or should have been."""
-
-FIRST = (
-    integrity.control_sound,
-    trained.something_trained,
-    comparability.control_in_force,
-    tensor_integrity.starts_as_the_control,
-)
-"""Asked first: when the control is broken or learns nothing, or another start was made, no other
-answer means anything."""
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
 CUT = re.compile(r"--from \d+")
@@ -77,10 +39,6 @@ _TOLD_BY = {
     RunStatus.CANCELLED: "slurm.log",
 }
 """The file of a run folder that says most of how a scheduler ended the run."""
-
-NEEDED = ("loss-first-step", "loss-envelope")
-"""Without these two answered PASS there is no PASS, whatever the others say; skipped, nothing was
-compared."""
 
 
 def judge(
@@ -95,6 +53,10 @@ def judge(
     own_start: bool = False,
     measure: Measure | None = None,
     one_path: bool = False,
+    ask: Ask | None = None,
+    seeds: SeedRuns | None = None,
+    same_seed: bool = True,
+    target: float | None = None,
 ) -> Verdict:
     """Judge one test set against its control.
 
@@ -108,10 +70,26 @@ def judge(
     runs by which errors of low precision are judged. ``one_path`` says that test and control were
     read from one file or folder.
 
+    ``ask`` is what the test set has to show, by default the spec's, else that it is the same.
+    ``seeds`` are the runs of control and test set with several seeds, ``control`` and ``test`` the
+    first of each: then the checks over seeds are asked, too. ``same_seed`` says that these two
+    first runs have one seed and saw the same samples; if not, they are not compared step by step,
+    and the checks over seeds alone answer. ``target`` is a loss: then it is asked whether the test
+    set's seeds reach it in no more steps than the control's by the margin, which makes the question
+    that of *no worse*. What was not asked, the verdict names.
+
     FAIL if any check fails; else ERROR if the run did not end by itself; else INVALID if any
     check is invalid; else INCONCLUSIVE if any is; PASS only if loss was compared from the first
-    step to the last. Raises ValueError for a tolerance that is negative or not finite.
+    step to the last. Raises ValueError for a tolerance that is negative or not finite, for runs of
+    other seeds without ``seeds``, and for ``seeds`` whose first runs are not these.
     """
+    _refuse_unusable(test, control, seeds, same_seed=same_seed)
+    if target is not None:
+        if seeds is None or margin is None or not math.isfinite(target):
+            raise ValueError(f"a target of {target} needs seeds and a margin, and to be finite")
+        ask = Ask.NO_WORSE
+    if ask is None:
+        ask = spec.ask if spec else Ask.SAME
     if tolerances is None:
         tolerances = spec.tolerances if spec else {}
     if margin is None and spec is not None:
@@ -127,22 +105,53 @@ def judge(
         own_start=own_start,
         measure=measure,
         one_path=one_path,
+        seeds=seeds,
+        target=target,
     )
-    asked = (*FIRST, integrity.repeats_sound) if _by_limits_alone(case) else FIRST
-    first = tuple(question(case) for question in asked)
+    resumes = bool(test.passes) or (spec is not None and spec.resumes)
+    asks = asked(
+        ask,
+        seeds=seeds is not None,
+        same_seed=same_seed,
+        resumes=resumes,
+        target=target is not None,
+    )
+    by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(case)
+    questions = (*asks.first, integrity.repeats_sound) if by_limits else asks.first
+    first = tuple(answer(question, case) for question in questions)
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
-        return _verdict(case, Judgement.INVALID, first, cause)
-    resumes = bool(test.passes) or (spec is not None and spec.resumes)
-    rest = tuple(
-        question(case)
-        for question in CHECKS
-        if question not in asked and (resumes or question.tier is not Tier.RESUME)
-    )
+        return _verdict(case, ask, asks, Judgement.INVALID, first, cause)
+    rest = tuple(answer(each, case) for each in asks.rest if each not in questions)
     checks = first + rest
-    judgement = _judgement(test.status, checks)
-    return _verdict(case, judgement, checks, _cause(case, judgement, checks))
+    judgement = _judgement(_ended(case).status, checks, asks.needed)
+    cause = _cause(case, judgement, checks, stepwise=_stepwise(asks))
+    return _verdict(case, ask, asks, judgement, checks, cause)
+
+
+def _refuse_unusable(
+    test: Evidence, control: Evidence, seeds: SeedRuns | None, *, same_seed: bool
+) -> None:
+    if seeds is None:
+        if not same_seed:
+            raise ValueError("runs of other seeds are compared over several: give seeds")
+        return
+    if not seeds.test or not seeds.control:
+        raise ValueError("seeds without a run on one side")
+    if seeds.test[0] is not test or seeds.control[0] is not control:
+        raise ValueError("test and control must be the first runs of seeds")
+
+
+def _stepwise(asks: Asked) -> bool:
+    """Whether the two runs are compared step by step."""
+    return "loss-envelope" in asks.needed
+
+
+def _ended(case: Case) -> Evidence:
+    """The first run of the test set that did not end by itself; else its first."""
+    runs = case.seeds.test if case.seeds else (case.test,)
+    return next((each for each in runs if each.status is not RunStatus.FINISHED), case.test)
 
 
 def _by_limits_alone(case: Case) -> bool:
@@ -153,7 +162,7 @@ def _by_limits_alone(case: Case) -> bool:
     return curves_alone(case.test, case.control) and non_finite(case.test) is None
 
 
-def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
+def _judgement(status: RunStatus, checks: Sequence[Check], needed: Sequence[str]) -> Judgement:
     outcomes = {check.outcome for check in checks}
     if Outcome.FAIL in outcomes:
         return Judgement.FAIL
@@ -161,16 +170,18 @@ def _judgement(status: RunStatus, checks: Sequence[Check]) -> Judgement:
         return Judgement.ERROR
     settled = (Outcome.PASS, Outcome.INCONCLUSIVE)
     answered = {check.name for check in checks if check.outcome in settled}
-    if Outcome.INVALID in outcomes or not answered.issuperset(NEEDED):
+    if Outcome.INVALID in outcomes or not answered.issuperset(needed):
         return Judgement.INVALID
     return Judgement.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else Judgement.PASS
 
 
-def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
+def _cause(case: Case, judgement: Judgement, checks: Sequence[Check], *, stepwise: bool) -> Cause:
     """Of a FAIL, with its class; else only the sentence."""
-    ended = case.test.status is RunStatus.FINISHED
+    ended = _ended(case).status is RunStatus.FINISHED
     if judgement is Judgement.FAIL:
-        cause = likely_cause(case, checks)
+        failed = {check.name for check in checks if check.outcome is Outcome.FAIL}
+        by_groups = not stepwise or failed <= {question.name for question in SEED_CHECKS}
+        cause = _as_found(checks) if by_groups else likely_cause(case, checks)
         how = "" if ended else f"; the run then {_how_it_ended(case)}"
         return cause._replace(sentence=cause.sentence + how)
     if judgement is Judgement.ERROR:
@@ -182,14 +193,22 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check]) -> Cause:
     if judgement is Judgement.INCONCLUSIVE:
         equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
         mean = equivalent.measured if equivalent else None
-        if settles := what_settles(case.envelopes, mean):
+        if stepwise and (settles := what_settles(case.envelopes, mean)):
             return Cause(settles)
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 
 
+def _as_found(checks: Sequence[Check]) -> Cause:
+    """A FAIL in the words of its first check: what made it, a loss alone does not tell."""
+    failed = next(check for check in checks if check.outcome is Outcome.FAIL)
+    kind = CauseClass.NOT_FINITE if failed.name == "finite" else CauseClass.UNKNOWN
+    limit = f"; the margin is {failed.limit.value:g}" if failed.limit else ""
+    return Cause(f"{failed.detail}{limit}", kind)
+
+
 def _how_it_ended(case: Case) -> str:
-    test = case.test
+    test = _ended(case)
     words = {
         RunStatus.CRASHED: "crashed",
         RunStatus.HUNG: "hung: no step finished within the timeout",
@@ -204,7 +223,14 @@ def _how_it_ended(case: Case) -> str:
     return f"{words}: {test.error.words}" if test.error else words
 
 
-def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: Cause) -> Verdict:
+def _verdict(
+    case: Case,
+    ask: Ask,
+    asks: Asked,
+    judgement: Judgement,
+    checks: Sequence[Check],
+    cause: Cause,
+) -> Verdict:
     return Verdict(
         name=case.test.name,
         control=case.control.name,
@@ -214,7 +240,9 @@ def _verdict(case: Case, judgement: Judgement, checks: Sequence[Check], cause: C
         look_at=cause.look_at,
         onset_step=_onset(checks),
         checks=tuple(checks),
-        next_command=_next_command(case, judgement, checks),
+        next_command=_next_command(case, judgement, checks, ask, stepwise=_stepwise(asks)),
+        ask=ask,
+        not_asked=asks.not_asked,
     )
 
 
@@ -239,14 +267,35 @@ def _next_of_curves(case: Case, judgement: Judgement, checks: Sequence[Check]) -
     return f"{pair} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
 
 
-def _next_command(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
+def _next_of_seeds(case: Case, judgement: Judgement, ask: Ask) -> str:
+    """The same comparison with a place for the runs that would settle it; else nothing helps."""
+    if judgement is not Judgement.INCONCLUSIVE:
+        return ""
+    runs = case.seeds or SeedRuns((case.control,), (case.test,))
+    sides = (("--control", runs.control, "CONTROL"), ("--test", runs.test, "TEST"))
+    words = " ".join(
+        f"{option} {' '.join(_quoted(each.source) for each in side)} {name}_{len(side) + 1} …"
+        for option, side, name in sides
+    )
+    asking = f' --ask "{ask.value}"' if ask is Ask.NO_WORSE else ""
+    asking = asking if case.target is None else f" --target loss={case.target:g}"
+    margin = f" --margin {case.margin:g}" if case.margin is not None else ""
+    return f"converge compare --seeds {words}{asking}{margin}"
+
+
+def _next_command(
+    case: Case, judgement: Judgement, checks: Sequence[Check], ask: Ask, *, stepwise: bool
+) -> str:
     """What to type next; nothing after a PASS. With the repeats, or the limits would be others."""
     if judgement is Judgement.PASS:
         return ""
     if judgement is Judgement.ERROR:
-        folder = _quoted(case.test.source)
-        told = _TOLD_BY.get(case.test.status)
+        ended = _ended(case)
+        folder = _quoted(ended.source)
+        told = _TOLD_BY.get(ended.status)
         return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
+    if not stepwise:
+        return _next_of_seeds(case, judgement, ask)
     if curves_alone(case.test, case.control):
         return _next_of_curves(case, judgement, checks)
     sources = case.calibration.sources if case.calibration else ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from harness.model.experiment import Ask
+
 
 class Outcome(StrEnum):
     """Result of one check."""
@@ -123,3 +125,7 @@ class Verdict:
     onset_step: int | None = None
     checks: tuple[Check, ...] = ()
     next_command: str = ""
+    ask: Ask = Ask.SAME
+    """What the test set had to show."""
+    not_asked: tuple[str, ...] = ()
+    """Names of the checks that an ordinary judgement asks and this one did not."""

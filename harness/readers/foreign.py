@@ -13,6 +13,7 @@ from harness.readers.golden_values import is_golden_values, read_golden_values
 from harness.readers.jsonl import read_jsonl
 from harness.readers.lines import READABLE, decode_json, json_objects, read_text
 from harness.readers.loss_text import is_loss_text, read_loss_text
+from harness.readers.mllog import is_mllog, read_mllog
 from harness.readers.names import Columns, check_columns
 from harness.readers.tensorboard import EVENT_FILES, is_tensorboard, read_tensorboard
 from harness.readers.trainer_state import is_trainer_state, read_trainer_state, trainer_state_of
@@ -77,6 +78,8 @@ def _read_text(path: Path, columns: Columns) -> Evidence:
         return _read_json(path, text, columns)
     if path.suffix == ".json":
         raise EvidenceError(f"{path}: is no JSON object; {READABLE}")
+    if is_mllog(text):
+        return read_mllog(path, text, columns)
     if is_console(text):
         return read_console(path, text)
     if is_loss_text(text):

@@ -19,8 +19,8 @@ LARGEST_STEP = 2**63 - 1
 
 READABLE = (
     "readable are run folders, TensorBoard folders, Weights & Biases offline runs, "
-    "trainer_state.json, golden values of Megatron-LM, JSONL, CSV, torchtitan's console logs and "
-    "texts of steps and losses"
+    "trainer_state.json, golden values of Megatron-LM, JSONL, CSV, torchtitan's console logs, "
+    "logs of MLPerf Training (:::MLLOG) and texts of steps and losses"
 )
 
 Place = Callable[[int], str]

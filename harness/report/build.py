@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from harness.model import (
     Experiment,
     Floats,
     Job,
+    Outcome,
     Plan,
     Role,
     RunRecord,
+    SeedRuns,
     SetSpec,
     Verdict,
 )
@@ -31,6 +33,7 @@ from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors, from_here, plain
 from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.turning import turning
+from harness.report.unseen import subjects
 from harness.report.view import (
     SIGNAL_TITLES,
     BesideView,
@@ -64,12 +67,14 @@ def build_view(
     generated: str = "",
     wall_s: float | None = None,
     here: Path | None = None,
+    seeds: Mapping[str, SeedRuns] | None = None,
 ) -> ReportView:
     """All that a report shows, from whatever there is of it.
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
     ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
     ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
+    ``seeds`` are by name of the test set: the runs of several seeds that it was judged over.
     ``here`` is the folder in which commands are given: paths below it are written as from there.
 
     Raises :class:`ValueError` when an envelope does not have one limit per common step.
@@ -78,6 +83,7 @@ def build_view(
     experiment = plan.experiment if plan else subject if isinstance(subject, Experiment) else None
     jobs = {job.name: job for job in plan.jobs} if plan else {}
     every_evidence = {evidence.name: evidence for evidence in evidences}
+    further = _further(verdicts, seeds or {})
     learnt = calibrations or {}
     source = experiment.path if experiment else None
     runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
@@ -87,16 +93,16 @@ def build_view(
     controls = tuple(dict.fromkeys(v.name if v.control == anchor else v.control for v in verdicts))
     judged_against = (*controls, anchor) if anchor else controls
     repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
-    besides = [job for job in jobs.values() if job.role in BESIDES]
-    fragments = iter(
-        anchors(
-            [
-                *judged_against,
-                *(v.name for v in verdicts),
-                *(job.name for job in (*repeats, *besides)),
-            ]
-        )
-    )
+    besides = [
+        *(
+            (job.name, job.role, job.spec.name if job.role is Role.OTHER_SEED else "")
+            for job in jobs.values()
+            if job.role in BESIDES
+        ),
+        *((name, Role.OTHER_SEED, of) for name, of in further.items() if name not in jobs),
+    ]
+    others = [*(job.name for job in repeats), *(name for name, *_ in besides)]
+    fragments = iter(anchors([*judged_against, *(v.name for v in verdicts), *others]))
     control_views = {name: runs.view(name, next(fragments)) for name in judged_against}
     tests = tuple(
         replace(
@@ -110,6 +116,7 @@ def build_view(
         )
         for verdict in verdicts
     )
+    by_steps = [verdict for verdict in verdicts if "loss-envelope" not in verdict.not_asked]
     return ReportView(
         title=plain(title),
         source=plain(str(experiment.path)) if experiment else "",
@@ -119,25 +126,71 @@ def build_view(
         versions={plain(name): plain(text) for name, text in (versions or {}).items()},
         controls=tuple(control_views[name] for name in controls),
         anchor=control_views[anchor] if anchor else None,
-        calibrations=tuple(runs.calibration(name) for name in controls),
+        calibrations=tuple(
+            runs.calibration(name)
+            for name in controls
+            if any(name in (v.control, v.name) for v in by_steps)
+        ),
         repeats=tuple(
-            runs.repeat(job, next(fragments), control_views[job.spec.name])
-            for job in repeats
+            runs.repeat(job, fragment, control_views[job.spec.name])
+            for job, fragment in zip(repeats, fragments, strict=False)
             if job.spec.name in control_views
         ),
         besides=tuple(
-            BesideView(runs.view(job.name, next(fragments)), job.role.value) for job in besides
+            BesideView(runs.view(name, fragment), role.value, plain(of))
+            for (name, role, of), fragment in zip(besides, fragments, strict=True)
         ),
         tests=tests,
         waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
         notes=(
             *_where(experiment),
-            *notes(verdicts, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
+            *_not_asked(verdicts),
+            *map(plain, _answers(verdicts)),
+            *notes(by_steps, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
             *map(plain, program_notes(verdicts, every_evidence, jobs)),
         ),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
     )
+
+
+def _further(verdicts: Sequence[Verdict], seeds: Mapping[str, SeedRuns]) -> dict[str, str]:
+    """The set of each run that is not the first of its set's seeds, by name of the run."""
+    found: dict[str, str] = {}
+    for verdict in verdicts:
+        runs = seeds.get(verdict.name)
+        for side, name in (
+            ((runs.control, verdict.control), (runs.test, verdict.name)) if runs else ()
+        ):
+            for evidence in side[1:]:
+                found.setdefault(evidence.name, name)
+    return found
+
+
+def _not_asked(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """What nobody asked, so that a PASS does not speak of it: a sentence for each such list."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for verdict in verdicts:
+        if verdict.not_asked:
+            names.setdefault(subjects(verdict.not_asked), []).append(plain(verdict.name))
+    sentences = []
+    for words, sets in names.items():
+        whose = "" if len(sets) == len(verdicts) else f" of {', '.join(sets)}"
+        sentences.append(f"Not asked{whose}: {', '.join(words)}.")
+    return tuple(sentences)
+
+
+_OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse", "target-no-later")
+
+
+def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """How far two groups are apart where that is a PASS; any other verdict says it as its cause."""
+    for verdict in verdicts:
+        for check in verdict.checks:
+            if check.name in _OF_GROUPS and check.outcome is Outcome.PASS and check.limit:
+                yield (
+                    f"{verdict.name}, within the margin of {check.limit.value:g}: {check.detail}."
+                )
 
 
 def _where(experiment: Experiment | None) -> tuple[str, ...]:
@@ -220,17 +273,19 @@ class _Runs:
         self, verdict: Verdict, anchor: str, control: RunView, limits: Mapping[str, Floats]
     ) -> TestView:
         run = self.view(verdict.name, anchor)
-        comparisons = _compare(run, control, limits)
+        # Curves of other seeds have nothing in common at a step.
+        paired = "same-data" not in verdict.not_asked
+        comparisons = _compare(run, control, limits) if paired else {}
         evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
         job, their_job = self.jobs.get(verdict.name), self.jobs.get(verdict.control)
         calibration = self.calibration_of(verdict)
-        compared = _tensors(evidence, theirs, job, their_job, calibration)
+        compared = _tensors(evidence, theirs, job, their_job, calibration) if paired else ()
         plainly = plain_verdict(verdict, self.here)
         return TestView(
             run=run,
             verdict=plainly,
             comparisons=comparisons,
-            loss_only=loss_only_gate(comparisons["loss"].difference),
+            loss_only=loss_only_gate(comparisons["loss"].difference) if paired else None,
             in_force=named_and_in_force(job.spec if job else None, evidence),
             config=config_changes(evidence, theirs, job, their_job, here=self.here),
             tensors=first_step_tensors(compared),

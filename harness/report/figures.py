@@ -66,6 +66,7 @@ class Figures:
     def _loss(self) -> Figure:
         traces = [
             *(self._control(control) for control in self.view.controls),
+            *self._seeds(self.view.tests),
             *(
                 self._line(test, f"{test.run.anchor}/loss", test.run.signal("loss"))
                 for test in _thin_first(self.view.tests)
@@ -96,6 +97,7 @@ class Figures:
         loss = figure(
             [
                 self._control(control),
+                *self._seeds((test,)),
                 self._line(test, f"{anchor}/loss", test.run.signal("loss"), alone=True),
                 *self._replays(test, "loss", _superseded(test, "loss")),
                 self._resumes(test),
@@ -272,6 +274,26 @@ class Figures:
             width=_BAND,
         )
         return trace and {**trace, "opacity": 0.25}
+
+    def _seeds(self, tests: Sequence[TestView]) -> list[dict[str, Any] | None]:
+        """Runs by other seeds: thin, in the colour of their set, and the controls' grey."""
+        sets = dict.fromkeys((test.verdict.control for test in tests), ("", _QUIET)) | {
+            test.run.name: (test.run.anchor, self.styles[test.run.anchor].colour) for test in tests
+        }
+        traces = []
+        for name, (owner, colour) in sets.items():
+            for run in self.view.seeds_of(name):
+                trace = self._trace(
+                    f"{run.anchor}/loss",
+                    run.signal("loss"),
+                    run.name,
+                    owner=owner,
+                    colour=colour,
+                    width=_THIN,
+                )
+                hover = label(f"{run.name}, a seed of {name}")
+                traces.append(trace and {**trace, "hover": hover, "unlisted": True})
+        return traces
 
     def _limit(self, key: str, limit: Curve) -> list[dict[str, Any]]:
         """Both sides of the envelope, shaded to zero."""

@@ -54,15 +54,14 @@ def draw(view: ReportView) -> dict[str, bytes]:
 
 
 def _overview(view: ReportView) -> Picture | None:
-    lines = [
-        *(
-            Line(f"control {run.name}", downsample(run.signal("loss")), BAND, width=7.0)
-            for run in view.controls
-        ),
-        *_test_lines(view, lambda test: test.run.signal("loss")),
+    controls = [
+        Line(f"control {run.name}", downsample(run.signal("loss")), BAND, width=7.0)
+        for run in view.controls
     ]
+    tests = _test_lines(view, lambda test: test.run.signal("loss"))
+    lines = [*controls, *tests]
     figure, axes = frame(view.title, "loss", "loss (nats per token)")
-    if not plot(axes, lines):
+    if not plot(axes, [*controls, *_seed_lines(view), *tests]):
         return None
     handles = handles_of(lines)
     if view.entropy_floor is not None:
@@ -134,6 +133,17 @@ def _grad_norm_ratio(view: ReportView) -> Picture | None:
             axes.set_ylim(*span)
     axes.axhline(1.0, color=INK, linewidth=1.0, zorder=1)
     return to_files(figure, axes, handles_of(lines))
+
+
+def _seed_lines(view: ReportView) -> list[Line]:
+    """Runs by other seeds: thin, in the colour of their set, and the controls' grey."""
+    colours = {run.name: QUIET for run in view.controls}
+    colours |= {test.run.name: style(index).colour for index, test in enumerate(view.tests)}
+    return [
+        Line(each.run.name, downsample(curve), colours.get(each.of, QUIET), width=0.8)
+        for each in view.other_seeds
+        if (curve := each.run.signal("loss"))
+    ]
 
 
 def _test_lines(view: ReportView, pick: Callable[[TestView], Curve]) -> list[Line]:

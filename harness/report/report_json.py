@@ -41,7 +41,7 @@ def document(view: ReportView) -> dict[str, Any]:
             {**_run(repeat.run), "control": repeat.control, "repeat": repeat.run.repeat}
             for repeat in view.repeats
         ],
-        "besides": [{**_run(each.run), "role": each.role} for each in view.besides],
+        "besides": [{**_run(each.run), "role": each.role, "of": each.of} for each in view.besides],
         "tests": [_test(test) for test in view.tests],
         "waived": list(view.waived),
         "notes": list(view.notes),
@@ -76,6 +76,8 @@ def _test(test: TestView) -> dict[str, Any]:
         **_passes(test.resumed),
         "control": verdict.control,
         "verdict": verdict.judgement.value,
+        "ask": verdict.ask.value,
+        "not_asked": list(verdict.not_asked),
         "cause": verdict.cause,
         "cause_class": verdict.cause_class.value if verdict.cause_class else None,
         "look_at": verdict.look_at,

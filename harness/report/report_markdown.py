@@ -107,7 +107,7 @@ def _facts(view: ReportView) -> Iterator[str]:
         reused = " (reused)" if each.run.reused else ""
         took = f", {duration(each.run.wall_s)}{reused}" if each.run.wall_s is not None else ""
         failed = f": {escape(each.run.error.message)}" if each.run.error else ""
-        yield f"- {each.role} **{escape(each.run.name)}**: {each.run.degrees}{took}{failed}"
+        yield f"- {escape(each.what)} **{escape(each.run.name)}**: {each.run.degrees}{took}{failed}"
     if view.anchor:
         yield f"- anchor **{escape(view.anchor.name)}**: {escape(_set_up(view.anchor))}"
     for sentence in view.waived:

@@ -17,7 +17,8 @@ def turning(verdict: Verdict, calibration: Calibration | None) -> tuple[str, ...
         case Judgement.PASS:
             sentences = _of_pass(verdict.checks)
         case Judgement.FAIL:
-            sentences = _of_fail(verdict.checks, calibration)
+            by_steps = "loss-envelope" not in verdict.not_asked
+            sentences = _of_fail(verdict.checks, calibration, by_steps=by_steps)
         case Judgement.ERROR:
             sentences = iter(("A run that reaches its last step would be judged.",))
         case Judgement.INVALID:
@@ -48,7 +49,9 @@ def _of_pass(checks: Sequence[Check]) -> Iterator[str]:
         yield f"Nothing came near a limit: {reached}."
 
 
-def _of_fail(checks: Sequence[Check], calibration: Calibration | None) -> Iterator[str]:
+def _of_fail(
+    checks: Sequence[Check], calibration: Calibration | None, *, by_steps: bool
+) -> Iterator[str]:
     failed = [check for check in checks if check.outcome is Outcome.FAIL]
     if not failed:
         return
@@ -66,7 +69,7 @@ def _of_fail(checks: Sequence[Check], calibration: Calibration | None) -> Iterat
             f"{check.name}: {number(check.measured)}{unit}{beyond} of "
             f"{number(check.limit.value)} ({check.limit.origin})."
         )
-    if calibration is None or not calibration.taught_by:
+    if by_steps and (calibration is None or not calibration.taught_by):
         yield (
             "No repeat of the control taught these limits, they are fixed floors: repeats would "
             "show how far right runs lie apart here."

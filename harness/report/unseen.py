@@ -1,13 +1,19 @@
-"""What nothing was known of, in the words of what it is about: checks are many, subjects few."""
+"""What nothing was known of, or nobody asked, by what it is about.
+
+Checks are many, subjects few.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("the loss of single steps", ("loss-first-step", "loss-envelope")),
+    ("the steps of the curves", ("same-steps",)),
+    ("a loss that is too low", ("loss-equivalent",)),
     ("repeats of the control", ("repeats-sound",)),
     ("samples", ("same-data", "ranks-see-same-batch")),
-    ("token counts", ("same-tokens",)),
+    ("token counts", ("same-tokens", "same-token-budget")),
     ("learning rates", ("same-lr",)),
     (
         "configuration",
@@ -29,6 +35,19 @@ _SUBJECTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("optimizer state", ("optimizer-",)),
     ("buffers", ("buffers-",)),
     ("replicas", ("replicas-",)),
+    (
+        "resumes",
+        (
+            "passes-",
+            "state-restored",
+            "data-resumed",
+            "replays-",
+            "segments-",
+            "faults-",
+            "recovers-",
+            "torn-",
+        ),
+    ),
 )
 """Subject, and how the names of its checks begin; the first that fits counts."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.model import Check, Judgement, Kind, Outcome, RankError, Tier, Verdict
+from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Role, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
 from harness.report.gradients import GradientMap
 from harness.report.passes import PassesView
@@ -167,6 +167,13 @@ class BesideView:
     run: RunView
     role: str
     """As a plan calls it: ``reference``, ``matched control``, ``other seed``."""
+    of: str = ""
+    """Name of the control or test set that is trained by another seed here; empty for the rest."""
+
+    @property
+    def what(self) -> str:
+        """``reference``, ``other seed of fsdp2``."""
+        return f"{self.role} of {self.of}" if self.of else self.role
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +209,15 @@ class ReportView:
         """What test sets are judged against: the controls, then the anchor if there is one."""
         return (*self.controls, self.anchor) if self.anchor else self.controls
 
+    def seeds_of(self, name: str) -> tuple[RunView, ...]:
+        """The runs of a control or test set by its other seeds."""
+        return tuple(each.run for each in self.other_seeds if each.of == name)
+
+    @property
+    def other_seeds(self) -> tuple[BesideView, ...]:
+        """Every run by another seed; that by the first seed has the name of its set."""
+        return tuple(each for each in self.besides if each.role == Role.OTHER_SEED)
+
     @property
     def by_severity(self) -> tuple[TestView, ...]:
         """Test sets, what needs a person first, else in the file's order."""
@@ -233,6 +249,9 @@ class ReportView:
         challenged = sets < len(self.tests)
         if self.worst is Judgement.PASS:
             which = "agrees" if sets == 1 else "all agree"
+            if all(test.verdict.ask is Ask.NO_WORSE for test in self.tests):
+                which = "is no worse than" if sets == 1 else "none is worse than"
+                return f"{total}: {which} the control{self._unseen}."
             anchor = ", and the control with its anchor" if challenged else ""
             return f"{total}: {which} with the control{anchor}{self._unseen}."
         total += " and the control" if challenged else ""

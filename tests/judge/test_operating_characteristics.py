@@ -13,11 +13,12 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from characteristics import simulation  # noqa: E402
+from characteristics import several_seeds, simulation  # noqa: E402
 from characteristics.deviations import deviations  # noqa: E402
 from characteristics.rates import Rate, Situation, judged  # noqa: E402
 from characteristics.rates import _right_runs as right_runs  # noqa: E402
 from characteristics.real_runs import real_runs  # noqa: E402
+from characteristics.tables import several_seeds_table  # noqa: E402
 from operating_characteristics import with_table  # noqa: E402
 
 from harness.judge import calibrate  # noqa: E402
@@ -107,3 +108,23 @@ def test_a_table_takes_its_place_in_the_page_and_nothing_else():
     )
     with pytest.raises(ValueError, match="0 places"):
         with_table(page, "speed", "new")
+
+
+def test_groups_of_seeds_are_counted_by_what_was_answered():
+    """Loud enough effects are found and none is passed; the table has a row for every setting."""
+    quiet = several_seeds.Setting(3e-4, 0.5, 5, 5)
+    found = {
+        effect: several_seeds._measure((quiet, effect, 10, [1])) for effect in (0.0, 0.5, 1.0, 4.0)
+    }
+    assert found[0.0].same[0].hits == found[0.0].no_worse[0].hits == 0
+    assert found[4.0].same[0].hits == found[4.0].no_worse[0].hits == 10
+    assert found[4.0].same[1].hits == 0
+    rows = [
+        replace(found[effect], effect=at)
+        for at, effect in zip(several_seeds.EFFECTS, found, strict=True)
+    ]
+    table = several_seeds_table(rows)
+    assert "| same | 0.0%, rho 0.5 | 5 and 5 |" in table
+    assert "No rate of a wrong answer" in table
+    alarms = replace(rows[0], same=(Rate(9, 10), Rate(0, 10)))
+    assert list(several_seeds.not_kept([alarms, *rows[1:]])) == [alarms]

@@ -433,5 +433,5 @@ def test_runs_that_others_are_judged_by_are_listed_in_every_report():
     assert "Runs beside them" in page
     assert "reference: OutOfMemoryError: 80 GB" in page
     plain = to_markdown(view)
-    assert "- other seed **c.seed43**: FSDP 2, 12.0 s (reused)" in plain
+    assert "- other seed of c **c.seed43**: FSDP 2, 12.0 s (reused)" in plain
     assert "- reference **c.float32**: FSDP 2, 4.0 s: OutOfMemoryError: 80 GB" in plain

@@ -1,0 +1,107 @@
+"""Logs of MLPerf Training: the evaluations of one run as a curve over samples.
+
+A line holds the word ``:::MLLOG`` and a JSON object with ``key``, ``value`` and ``metadata``, amid
+whatever else a program prints (github.com/mlcommons/logging). Evaluations are ``eval_accuracy``,
+``eval_error`` or ``eval_loss`` with the samples seen so far (``samples_count``, else ``epoch_num``,
+which several benchmarks use for samples). What some benchmarks call their accuracy is a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.errors import EvidenceError
+from harness.model import Evidence
+from harness.readers.lines import decode_json, fail, line_of
+from harness.readers.names import STEP, Columns
+from harness.readers.rows import Rows
+
+TOKEN = ":::MLLOG"
+LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})
+"""Benchmarks of language models, whose ``eval_accuracy`` is a cross entropy: lower is better."""
+EVALUATIONS = ("eval_loss", "eval_error", "eval_accuracy")
+_PLACES = ("samples_count", "epoch_num")
+
+
+class _Event(NamedTuple):
+    """One line of the log."""
+
+    line: int
+    key: str
+    value: Any
+    metadata: dict[str, Any]
+
+
+def is_mllog(text: str) -> bool:
+    """Whether a text has lines of MLPerf's logger."""
+    return TOKEN in text
+
+
+def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
+    """One point for every evaluation; steps are samples.
+
+    Which key is the loss is known for the benchmarks of language models; for any other,
+    ``columns`` has to say it (``loss=eval_error``). A run that did not end in success is not
+    complete. Raises EvidenceError naming file and line.
+    """
+    place = line_of(path)
+    events = list(_events(path, text))
+    benchmark = _last(events, "submission_benchmark")
+    named = {**columns, STEP: columns.get(STEP, STEP)}
+    if "loss" not in columns:
+        named["loss"] = _loss_key(path, events, benchmark)
+    rows = Rows(str(path), place, named)
+    for event in events:
+        if event.key != named["loss"]:
+            continue
+        counted = [event.metadata[name] for name in _PLACES if name in event.metadata]
+        if not counted:
+            fail(place(event.line), f"{event.key} without samples_count or epoch_num")
+        if isinstance(counted[0], float) and not counted[0].is_integer():
+            fail(
+                place(event.line),
+                f"{event.key} after {counted[0]} epochs: a curve needs whole numbers; log "
+                "samples_count",
+            )
+        rows.add(event.line, {named[STEP]: counted[0], event.key: event.value})
+    stops = [event.metadata.get("status") for event in events if event.key == "run_stop"]
+    ended = bool(stops) and stops[-1] == "success"
+    problems = () if ended else (f"ended with {stops[-1] if stops else 'no run_stop'}",)
+    return rows.evidence(path.stem, complete=ended, problems=problems)
+
+
+def _events(path: Path, text: str) -> Iterator[_Event]:
+    place = line_of(path)
+    for line, content in enumerate(text.split("\n"), start=1):
+        _, token, written = content.rpartition(TOKEN)
+        if not token:
+            continue
+        try:
+            event = decode_json(written.strip())
+        except ValueError as error:
+            fail(place(line), f"not JSON after {TOKEN}: {error}")
+        if not isinstance(event, dict) or not isinstance(event.get("key"), str):
+            fail(place(line), f"no object with a key after {TOKEN}")
+        metadata = event.get("metadata")
+        yield _Event(
+            line, event["key"], event.get("value"), metadata if isinstance(metadata, dict) else {}
+        )
+
+
+def _last(events: list[_Event], key: str) -> Any:
+    return next((event.value for event in reversed(events) if event.key == key), None)
+
+
+def _loss_key(path: Path, events: list[_Event], benchmark: object) -> str:
+    """The key of the evaluations, where it is surely a loss; raises EvidenceError."""
+    there = [key for key in EVALUATIONS if any(event.key == key for event in events)]
+    if not there:
+        raise EvidenceError(f"{path}: has no evaluation ({', '.join(EVALUATIONS)})")
+    if there[0] != "eval_accuracy" or benchmark in LOSSES:
+        return there[0]
+    raise EvidenceError(
+        f"{path}: {there[0]} of {benchmark or 'an unnamed benchmark'} may be better the higher it "
+        f"is, and a loss is better the lower; where it is a loss, say --columns loss={there[0]}"
+    )
