@@ -92,8 +92,10 @@ class FalseAlarms:
     """With at least one FAIL."""
     tests: Rate
     """With a FAIL."""
-    undecided: Rate
-    """Test sets that are neither PASS nor FAIL."""
+    inconclusive: Rate
+    """Test sets that are INCONCLUSIVE."""
+    invalid: Rate
+    """Test sets that are INVALID: a right repeat was taken for one that is out of line, say."""
     checks: tuple[str, ...]
     """Names of the checks that failed, once per test set."""
 
@@ -135,16 +137,20 @@ def _judge_all(simulated: Simulated) -> list[Judged]:
 def _summary(situation: Situation, verdicts: Sequence[Sequence[Judged]]) -> FalseAlarms:
     every = [verdict for experiment in verdicts for verdict in experiment]
     alarms = [verdict for verdict in every if verdict.judgement is Judgement.FAIL]
+    inconclusive, invalid = (
+        Rate(sum(verdict.judgement is word for verdict in every), len(every))
+        for word in (Judgement.INCONCLUSIVE, Judgement.INVALID)
+    )
     hit = sum(
         any(verdict.judgement is Judgement.FAIL for verdict in experiment)
         for experiment in verdicts
     )
-    undecided = sum(verdict.judgement not in {Judgement.FAIL, Judgement.PASS} for verdict in every)
     return FalseAlarms(
         situation,
         Rate(hit, len(verdicts)),
         Rate(len(alarms), len(every)),
-        Rate(undecided, len(every)),
+        inconclusive,
+        invalid,
         tuple(name for alarm in alarms for name in alarm.failed),
     )
 

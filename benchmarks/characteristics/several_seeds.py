@@ -11,7 +11,7 @@ import numpy as np
 from scipy import signal
 
 from characteristics.rates import Rate
-from harness.judge.seeds import Group, OverSeeds, over_seeds, trajectory
+from harness.judge.seeds import Group, OverSeeds, groups_of, over_seeds, trajectory
 from harness.judge.tost import ALPHA, Answer
 from harness.model import Floats
 
@@ -39,13 +39,24 @@ class Setting(NamedTuple):
     controls: int
     wider: float = 1.0
     """How many times the control's spread of levels the test set has."""
+    shared: float = 0.0
+    """Standard deviation of what a seed makes of both sides alike; above 0, they are pairs."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether both sides have the same seeds, as in an experiment."""
+        return self.shared > 0
 
 
+PAIRS = (2, 3, 5)
 SETTINGS = tuple(
     Setting(noise, correlation, *sizes)
     for noise in NOISES
     for correlation in CORRELATIONS
-    for sizes in ((2, 2), (3, 3), (5, 5), (10, 10), (10, 3), (3, 5, 3.0))
+    for sizes in (
+        *((2, 2), (3, 3), (5, 5), (10, 10), (10, 3), (3, 5, 3.0)),
+        *((count, count, 1.0, 10 * SPREAD) for count in PAIRS),
+    )
 )
 
 
@@ -85,9 +96,9 @@ def _measure(cell: tuple[Setting, float, int, list[int]]) -> SeveralSeeds:
     same, no_worse, apart, settled = [], [], 0, []
     for _ in range(repetitions):
         test, control = _draw(setting, effect, (setting.tests, setting.controls), chance)
-        parts = trajectory(test, control, alarm=_SHARE)
+        parts = trajectory(test, control, paired=setting.paired, alarm=_SHARE)
         off = any(part.excess > MARGIN for part in parts)
-        level = _level(test, control)
+        level = _level(test, control, paired=setting.paired)
         same.append(Answer.DIFFERENT if off else level.outcome)
         no_worse.append(_no_worse(test, control, parts[-1].block))
         apart += off
@@ -103,9 +114,10 @@ def _measure(cell: tuple[Setting, float, int, list[int]]) -> SeveralSeeds:
     )
 
 
-def _level(test: Floats, control: Floats) -> OverSeeds:
-    groups = [Group.of(values[:, STEPS // 2 :].mean(axis=1)) for values in (test, control)]
-    return over_seeds(groups[0], groups[1], MARGIN, alarm=_SHARE)
+def _level(test: Floats, control: Floats, *, paired: bool) -> OverSeeds:
+    half = slice(STEPS // 2, None)
+    groups = groups_of(test[:, half], control[:, half], paired=paired)
+    return over_seeds(*groups, MARGIN, alarm=_SHARE)
 
 
 def _no_worse(test: Floats, control: Floats, last: tuple[int, int]) -> Answer:
@@ -134,7 +146,8 @@ def _with_more(
     """Whether the further seeds that were foreseen settle the question on the level."""
     more = _draw(setting, effect, (further, further), chance)
     grown = [np.concatenate(each) for each in zip(groups, more, strict=True)]
-    return _level(grown[0], grown[1]).outcome is not Answer.INCONCLUSIVE
+    answer = _level(grown[0], grown[1], paired=setting.paired).outcome
+    return answer is not Answer.INCONCLUSIVE
 
 
 def _draw(
@@ -142,6 +155,7 @@ def _draw(
 ) -> tuple[Floats, Floats]:
     """Losses of test set and control; shape (seeds, steps)."""
     curve = 2.0 + 6.0 * np.arange(1, STEPS + 1) ** -0.3
+    shared = setting.shared * chance.standard_normal((sizes[1], 1)) if setting.paired else 0.0
     sides = []
     for count, spread, off in (
         (sizes[0], setting.wider * SPREAD, effect * MARGIN),
@@ -151,7 +165,9 @@ def _draw(
         shocks = chance.standard_normal((count, _BURN_IN + STEPS))
         shocks *= setting.noise * np.sqrt(1 - setting.correlation**2)
         steps = signal.lfilter([1.0], [1.0, -setting.correlation], shocks, axis=1)[:, _BURN_IN:]
-        sides.append(np.asarray(curve * (1 + off) * (1 + levels + steps), dtype=np.float64))
+        sides.append(
+            np.asarray(curve * (1 + off) * (1 + shared + levels + steps), dtype=np.float64)
+        )
     return sides[0], sides[1]
 
 

@@ -21,7 +21,8 @@ def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
             f"{one.experiments.hits} of {one.experiments.trials}",
             one.experiments,
             f"{one.tests.value:.3%}",
-            f"{one.undecided.value:.1%}",
+            f"{one.inconclusive.value:.1%}",
+            f"{one.invalid.value:.2%}",
             _counted(one.checks) or "none",
         )
         for one in found
@@ -35,6 +36,7 @@ def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
             "rate (95% interval)",
             "per test set",
             "INCONCLUSIVE",
+            "INVALID",
             "checks that failed",
         ),
         rows,
@@ -88,6 +90,8 @@ def several_seeds_table(found: Sequence[SeveralSeeds]) -> str:
     rows = []
     for question, name in (("same", "same"), ("no worse", "no_worse")):
         for setting in settings:
+            if setting.paired and name == "no_worse":
+                continue  # is asked of groups, whatever their seeds
             wider = f", test x{setting.wider:g}" if setting.wider != 1 else ""
             pairs = [getattr(cells[setting, effect], name) for effect in EFFECTS]
             settled = cells[setting, 0.0].settled
@@ -95,7 +99,9 @@ def several_seeds_table(found: Sequence[SeveralSeeds]) -> str:
                 (
                     question,
                     f"{setting.noise:.1%}, rho {setting.correlation:g}",
-                    f"{setting.tests} and {setting.controls}{wider}",
+                    f"{setting.tests} pairs"
+                    if setting.paired
+                    else f"{setting.tests} and {setting.controls}{wider}",
                     *(f"{fail.value:.1%}, {good.value:.1%}" for fail, good in pairs),
                     f"{settled.value:.0%} of {settled.trials}"
                     if settled.trials and name == "same"

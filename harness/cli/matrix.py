@@ -247,8 +247,8 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
             return _run_again(plan, job, "--explain")
         return f"{_run_again(plan, job)}  # after a change: what it does not touch is reused"
     if verdict.judgement is Judgement.INCONCLUSIVE:
-        more = "more steps" if plan.experiment.other_seeds else "more steps, or with [seeds]"
-        return f"{_run_again(plan, job)}  # with {more}"
+        more = "or with [seeds]" if not plan.experiment.other_seeds else "or more seeds"
+        return f"{_run_again(plan, job)}  # with more steps, {more}"
     if verdict.judgement is Judgement.INVALID:
         invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
         if MENDED_BY_TRAINING.issuperset(invalid[:1]):
@@ -307,7 +307,7 @@ def seed_runs(plan: Plan, pair: Pair, evidences: Mapping[str, Evidence]) -> Seed
         )
         for job in (pair.control, pair.test)
     )
-    return SeedRuns(control, test) if min(len(control), len(test)) > 1 else None
+    return SeedRuns(control, test, paired=True) if min(len(control), len(test)) > 1 else None
 
 
 def judge_matrix(

@@ -1,7 +1,8 @@
 """Runs of several seeds: whether they can be compared at all, and what their losses say.
 
-The statistics are :mod:`harness.judge.seeds`; these are its questions. Nothing here pairs a run of
-the test set with one of the control: all that is compared is one group with the other.
+The statistics are :mod:`harness.judge.seeds`; these are its questions. Whether a set is the same as
+its control is asked seed by seed where both were trained by the same seeds. Whether a change that
+is meant is no worse is not: it is compared as one group with the other.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from harness.judge.equivalence import (
 from harness.judge.seeds import (
     FEWEST_SEEDS,
     MOST_SEEDS,
-    Group,
     OverSeeds,
     blocks,
+    groups_of,
     over_seeds,
     step_noise,
     trajectory,
@@ -142,7 +143,7 @@ def loss_same_over_seeds(
     by more than seeds differ by chance.
     """
     limit = margin_of(test, control, margin)
-    return _of_level(seeds, limit, one_sided=False, alarm=_SHARE)[0]
+    return _of_level(seeds, limit, paired=seeds.paired)[0]
 
 
 @check(Tier.EQUIVALENCE)
@@ -159,7 +160,9 @@ def trajectory_same_over_seeds(
     read = _losses(seeds)
     if isinstance(read, Finding):
         return read
-    parts = trajectory(read.test, read.control, alarm=_SHARE, rounding=read.rounding)
+    parts = trajectory(
+        read.test, read.control, paired=seeds.paired, alarm=_SHARE, rounding=read.rounding
+    )
     off = [part for part in parts if part.excess > limit.value]
     worst = max(parts, key=lambda part: part.excess)
     shown = off[0] if off else worst
@@ -194,7 +197,7 @@ def loss_no_worse(
     limit = margin_of(test, control, margin)
     if seeds is None:
         return _of_one_pair(test, control, limit)
-    level, read = _of_level(seeds, limit, one_sided=True, alarm=_SHARE)
+    level, read = _of_level(seeds, limit, one_sided=True)
     if read is None or level.outcome is Outcome.FAIL:
         return level
     return _worse_at_end(level, read, limit) or level
@@ -263,7 +266,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def _of_level(
-    seeds: SeedRuns, limit: Limit, *, one_sided: bool, alarm: float
+    seeds: SeedRuns, limit: Limit, *, one_sided: bool = False, paired: bool = False
 ) -> tuple[Finding, _Losses | None]:
     """The answer on the level, with what it was made of; without that, why there is none."""
     short = next((side for side, runs in _sides(seeds) if len(runs) < FEWEST_SEEDS), None)
@@ -276,20 +279,22 @@ def _of_level(
     steps = (int(read.steps[read.half]), int(read.steps[-1]))
     if not read.rounding < limit.value:
         return printed_too_coarsely(read.rounding, limit, read.steps[window]), None
-    groups = [Group.of(values[:, window].mean(axis=1)) for values in (read.test, read.control)]
+    test, control = read.test[:, window], read.control[:, window]
     found = over_seeds(
-        groups[0],
-        groups[1],
+        *groups_of(test, control, paired=paired),
         limit.value,
         one_sided=one_sided,
-        alarm=alarm,
+        alarm=_SHARE,
         rounding=read.rounding,
-        noise=(step_noise(read.test[:, window]), step_noise(read.control[:, window])),
+        noise=(step_noise(test - control), 0.0)
+        if paired
+        else (step_noise(test), step_noise(control)),
     )
     detail = (
         f"mean {read.signal.replace('_', ' ')} of {len(seeds.test)} seeds {found.difference:+.2g} "
         f"± {found.half_width:.1g}, relative to that of the control's {len(seeds.control)}, "
-        f"over steps {steps[0]} to {steps[1]}{_outlook(found, read, limit)}"
+        f"{'seed by seed, ' if paired else ''}over steps {steps[0]} to {steps[1]}"
+        f"{_outlook(found, read, limit)}"
     )
     return Finding(
         OUTCOMES[found.outcome],
@@ -323,12 +328,13 @@ def _outlook(found: OverSeeds, read: _Losses, limit: Limit) -> str:
 def _worse_at_end(level: Finding, read: _Losses, limit: Limit) -> Finding | None:
     """A FAIL where the last part of the run is higher beyond chance, whatever the mean is."""
     part = blocks(int(read.steps.size))[-1]
-    test, control = (
-        Group.of(values[:, part.first : part.last + 1].mean(axis=1))
-        for values in (read.test, read.control)
-    )
+    window = slice(part.first, part.last + 1)
     found = over_seeds(
-        test, control, limit.value, one_sided=True, alarm=_SHARE, rounding=read.rounding
+        *groups_of(read.test[:, window], read.control[:, window], paired=False),
+        limit.value,
+        one_sided=True,
+        alarm=_SHARE,
+        rounding=read.rounding,
     )
     if found.outcome is not Answer.DIFFERENT:
         return None

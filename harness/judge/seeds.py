@@ -11,6 +11,9 @@ numbers, however much neighbouring steps of one run resemble each other.
   distribution of estimates of variance components", Biometrics Bulletin 2): the groups may have
   other spreads and other numbers of seeds. Against a margin: two one-sided tests (Schuirmann 1987)
   for *the same*, one of them for *no worse*.
+* **Pairs**: where both sides were trained by the same seeds, on the same samples, what a seed makes
+  of both cancels in its difference. Student's t of the differences: Welch's with a control that is
+  known (:func:`pair`).
 * **Trajectory**: the same of the means of a few blocks of the run, each with its share of the level
   of all (Bonferroni). It looks for a difference, and proves no equivalence: a block that does not
   show one is no evidence that there is none.
@@ -65,6 +68,23 @@ class Group(NamedTuple):
     def of(cls, values: Floats) -> Group:
         """``values`` has shape (seeds,), of at least :data:`FEWEST_SEEDS`."""
         return cls(int(values.size), float(np.mean(values)), float(np.var(values, ddof=1)))
+
+
+def pair(test: Floats, control: Floats) -> tuple[Group, Group]:
+    """Test and control, value by value of one seed; both have shape (seeds,).
+
+    All of the spread is that of the differences, and the control is taken as known: :func:`welch`
+    of the two is then Student's t of the differences, with ``seeds - 1`` degrees of freedom.
+    """
+    spread = Group.of(test - control).variance
+    levels = Group.of(control)
+    return Group.of(test)._replace(variance=spread), levels._replace(variance=0.0)
+
+
+def groups_of(test: Floats, control: Floats, *, paired: bool) -> tuple[Group, Group]:
+    """The means of runs over a window; both have shape (seeds, steps)."""
+    levels = test.mean(axis=1), control.mean(axis=1)
+    return pair(*levels) if paired else (Group.of(levels[0]), Group.of(levels[1]))
 
 
 class Welch(NamedTuple):
@@ -225,11 +245,17 @@ class Apart(NamedTuple):
 
 
 def trajectory(
-    test: Floats, control: Floats, *, alarm: float = ALPHA, rounding: float = 0.0
+    test: Floats,
+    control: Floats,
+    *,
+    paired: bool = False,
+    alarm: float = ALPHA,
+    rounding: float = 0.0,
 ) -> tuple[Apart, ...]:
     """Compare two groups block by block.
 
-    ``test`` and ``control`` have shapes (seeds, steps) with the same steps. ``alarm`` is the
+    ``test`` and ``control`` have shapes (seeds, steps) with the same steps; ``paired`` says that a
+    row of both is one seed. ``alarm`` is the
     probability of finding any block of two groups that are within the margin to be different: each
     block gets its share. ``rounding`` is what the sources may have rounded off, relative.
     """
@@ -237,8 +263,7 @@ def trajectory(
     found = []
     for part in parts:
         window = slice(part.first, part.last + 1)
-        groups = [Group.of(values[:, window].mean(axis=1)) for values in (test, control)]
-        compared = welch(*groups)
+        compared = welch(*groups_of(test[:, window], control[:, window], paired=paired))
         # At the margin's edge only one side can exceed it, so a side takes the block's whole share.
         width = _student(compared.degrees, 1 - alarm / len(parts)) * compared.error + rounding
         found.append(Apart(part, compared.difference, abs(compared.difference) - width))

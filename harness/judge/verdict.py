@@ -141,6 +141,8 @@ def _refuse_unusable(
         raise ValueError("seeds without a run on one side")
     if seeds.test[0] is not test or seeds.control[0] is not control:
         raise ValueError("test and control must be the first runs of seeds")
+    if seeds.paired and len(seeds.test) != len(seeds.control):
+        raise ValueError(f"{len(seeds.test)} and {len(seeds.control)} seeds are no pairs")
 
 
 def _stepwise(asks: Asked) -> bool:

@@ -340,4 +340,6 @@ class SeedRuns:
     control: tuple[Evidence, ...]
     """One per seed; the first is the control that every other check looks at."""
     test: tuple[Evidence, ...]
-    """As many or another number, of the same seeds or others: nothing pairs them."""
+    """As many or another number, of the same seeds or others."""
+    paired: bool = False
+    """Whether the runs at one place of both sides have one seed: initial weights and samples."""

@@ -57,7 +57,9 @@ def test_an_open_question_asks_for_more(plan):
     command = offered(plan, "ddp2", verdict(Judgement.INCONCLUSIVE))
     assert command.endswith("# with more steps, or with [seeds]")
     seeds = replace(plan, experiment=replace(plan.experiment, other_seeds=(43,)))
-    assert offered(seeds, "ddp2", verdict(Judgement.INCONCLUSIVE)).endswith("# with more steps")
+    assert offered(seeds, "ddp2", verdict(Judgement.INCONCLUSIVE)).endswith(
+        "more steps, or more seeds"
+    )
 
 
 def test_a_crash_shows_where_it_was_said(plan):

@@ -15,6 +15,7 @@ from harness.judge.seeds import (
     Group,
     blocks,
     over_seeds,
+    pair,
     step_noise,
     trajectory,
     welch,
@@ -38,6 +39,16 @@ def test_the_difference_is_welch_s():
     reference = stats.ttest_ind(test, control, equal_var=False)
     assert found.difference / found.error == pytest.approx(reference.statistic)
     assert found.degrees == pytest.approx(min(reference.df, 6.0))
+
+
+def test_of_pairs_it_is_student_s_of_the_differences():
+    random = np.random.default_rng(2)
+    control = 2 + 0.5 * random.standard_normal(5)
+    test = control + 0.01 * random.standard_normal(5)
+    found = welch(*pair(test, control))
+    reference = stats.ttest_rel(test, control)
+    assert found.difference / found.error == pytest.approx(reference.statistic)
+    assert found.degrees == reference.df
 
 
 @given(st.integers(2, 20), st.integers(2, 20), st.floats(0, 1e3), st.floats(0, 1e3))
@@ -447,6 +458,36 @@ def test_a_target_that_is_not_reached_is_no_pass():
     for margin, target in ((None, 3.0), (0.1, math.nan)):
         with pytest.raises(ValueError, match="target"):
             judged(SeedRuns(control, test), margin=margin, target=target)
+
+
+@pytest.mark.parametrize(
+    ("factor", "judgement"),
+    [(1.0, Judgement.PASS), (1.001, Judgement.PASS), (1.02, Judgement.FAIL)],
+)
+def test_pairs_of_one_seed_are_compared_seed_by_seed(factor, judgement):
+    """Seeds lie 20% apart, which three of them as a group could say nothing of."""
+    control = tuple(run(f"c{seed}", seed, spread=0.2) for seed in range(3))
+    random = np.random.default_rng(7)
+    test = tuple(
+        replace(
+            with_loss(
+                each,
+                each.signals["loss"].values
+                * factor
+                * (1 + 1e-4 * random.standard_normal(STEPS) * (number > 0)),
+            ),
+            name=f"t{number}",
+        )
+        for number, each in enumerate(control)
+    )
+    seeds = SeedRuns(control, test, paired=True)
+    assert judged(seeds).judgement is judgement
+    assert judged(replace(seeds, paired=False)).judgement is Judgement.INCONCLUSIVE
+    assert "seed by seed" in next(
+        each.detail for each in judged(seeds).checks if each.name == "loss-same-over-seeds"
+    )
+    with pytest.raises(ValueError, match="3 and 2 seeds are no pairs"):
+        judged(replace(seeds, control=control[:2]))
 
 
 def test_seeds_that_are_not_those_of_the_runs_are_refused():
