@@ -17,11 +17,13 @@ T = TypeVar("T")
 
 PAIRS = "converge compare CONTROL TEST"
 SEEDS = "converge compare --seeds --control A1 A2 A3 --test B1 B2 B3"
+SUBMISSION = "converge compare --rcp rcps_BENCHMARK.json --test result_*.txt"
 
 
 def check_form(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for a mixture of forms, with the command that would do."""
-    problems = list(_of_seeds(arguments) if arguments.seeds else _of_pairs(arguments))
+    form = _of_submissions if arguments.rcp else _of_seeds if arguments.seeds else _of_pairs
+    problems = list(form(arguments))
     if problems:
         raise ConfigError(problems)
 
@@ -50,9 +52,36 @@ def _of_seeds(arguments: argparse.Namespace) -> Iterator[Problem]:
         if not given:
             yield Problem("--seeds", f"is given without {option}", f"write {SEEDS}")
     yield from _unused(arguments, "--seeds compares groups, not single steps")
-    every = [*arguments.control_seeds, *names(arguments.test_seeds)]
-    for index, path in enumerate(every):
-        if any(same_path(path, before) for before in every[:index]):
+    yield from _twice([*arguments.control_seeds, *map(Path, names(arguments.test_seeds))])
+
+
+def _of_submissions(arguments: argparse.Namespace) -> Iterator[Problem]:
+    table = f"--rcp {arguments.rcp}"
+    stray = [path for path in (arguments.control, *arguments.tests) if path is not None]
+    stray += arguments.control_seeds
+    if stray:
+        which = " ".join(map(str, stray))
+        yield Problem(which, f"is no run of a submission: {table} is the control", SUBMISSION)
+    if not arguments.test_seeds:
+        yield Problem(table, "is given without --test", f"write {SUBMISSION}")
+    for option, value in (
+        ("--seeds", arguments.seeds),
+        ("--target", arguments.target),
+        ("--ask", arguments.ask),
+        ("--columns", arguments.columns),
+        ("--from", arguments.since),
+    ):
+        if value:
+            yield Problem(
+                option, f"changes nothing: {table} asks when targets are reached", "leave it out"
+            )
+    yield from _unused(arguments, f"{table} asks when targets are reached")
+    yield from _twice([*map(Path, names(arguments.test_seeds))])
+
+
+def _twice(paths: Sequence[Path]) -> Iterator[Problem]:
+    for index, path in enumerate(paths):
+        if any(same_path(path, before) for before in paths[:index]):
             yield Problem(str(path), "is given twice", "each run counts once, on one side")
 
 

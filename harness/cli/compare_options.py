@@ -38,7 +38,9 @@ examples:
       --ask "no worse" --margin 0.01
   does it reach a loss of 2.5 in no more than 5% more steps?
     converge compare --seeds --control adamw-*.csv --test muon-*.csv --target loss=2.5 \\
-      --margin 0.05"""
+      --margin 0.05
+  a submission to MLPerf Training: neither faster nor later than its reference?
+    converge compare --rcp rcps_llama31_8b.json --test result_*.txt --margin 0.05"""
 
 
 def add_compare(
@@ -81,8 +83,8 @@ def add_compare(
         action="append",
         default=[],
         metavar="RUN",
-        help="with --seeds: the runs of one test set, one per seed, at least two (may be given "
-        "again for another set)",
+        help="with --seeds or --rcp: the runs of one test set, one per seed, at least two (may be "
+        "given again for another set)",
     )
     compare.add_argument(
         "--ask",
@@ -96,6 +98,14 @@ def add_compare(
         metavar="loss=VALUE",
         help="with --seeds: ask whether a loss of VALUE is reached in no more steps than the "
         "control needs, by more than --margin, which is then relative to those steps",
+    )
+    compare.add_argument(
+        "--rcp",
+        type=Path,
+        metavar="TABLE",
+        help="hold the MLPerf Training logs of --test against a table of reference convergence "
+        "points (rcps_BENCHMARK.json): by MLPerf's rule, not faster beyond chance; with --margin "
+        "no later, too",
     )
     compare.add_argument(
         "--repeat",

@@ -19,6 +19,7 @@ from harness.cli.compare_forms import (
     named_options,
 )
 from harness.cli.comparing_seeds import compare_seeds
+from harness.cli.comparing_submissions import compare_submissions
 from harness.cli.learnt import read_for_curves, timestamp
 from harness.cli.shared import make_console, say
 from harness.cli.showing import show_verdicts
@@ -33,6 +34,8 @@ from harness.report import build_view
 def compare(arguments: argparse.Namespace) -> ExitCode:
     """``converge compare``: judge runs or curves from anywhere."""
     check_form(arguments)
+    if arguments.rcp:
+        return compare_submissions(arguments)
     if arguments.seeds:
         return compare_seeds(arguments)
     console = make_console()

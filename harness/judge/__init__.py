@@ -5,6 +5,7 @@ from harness.judge.calibrate import calibrate
 from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
 from harness.judge.envelope import Envelope, limits
 from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.rcp import Submission, judge_submission
 from harness.judge.rounding import Measure
 from harness.judge.verdict import judge
 
@@ -17,8 +18,10 @@ __all__ = [
     "Measure",
     "RunChange",
     "SignalChange",
+    "Submission",
     "calibrate",
     "classify",
     "judge",
+    "judge_submission",
     "limits",
 ]

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.judge.case import Case
 from harness.model import Check, Deviation, Limit, Outcome, Tier
 
 
@@ -37,10 +36,11 @@ class Question:
     title: str
     tier: Tier
     inputs: tuple[str, ...]
-    """Names of the fields of :class:`harness.judge.case.Case` that it looks at."""
+    """Names of the case's fields that it looks at (:class:`harness.judge.case.Case`, or
+    :class:`harness.judge.rcp.Submission`)."""
     ask: Callable[..., Finding]
 
-    def __call__(self, case: Case) -> Check:
+    def __call__(self, case: object) -> Check:
         finding = self.ask(**{name: getattr(case, name) for name in self.inputs})
         return Check(
             name=self.name,

@@ -7,6 +7,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
 from harness.model.calibration import Calibration, SignalScale, TensorScale
 from harness.model.cluster import Cluster, Launcher
 from harness.model.command import Command, RankLauncher, TrainerKind
+from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.evidence import (
     BufferRows,
     Column,
@@ -104,6 +105,7 @@ __all__ = [
     "Cluster",
     "Column",
     "Command",
+    "Convergence",
     "Deviation",
     "Disagreement",
     "Evidence",
@@ -129,6 +131,7 @@ __all__ = [
     "RankError",
     "RankLauncher",
     "Recovery",
+    "ReferencePoint",
     "Repeat",
     "RepeatKind",
     "ReplicaSample",

@@ -1,6 +1,15 @@
 """Evidence from run folders of ours, and from curves that other tools left."""
 
 from harness.readers.curves import read_curves, same_path
+from harness.readers.mllog import read_convergence
+from harness.readers.rcp import read_reference_points
 from harness.readers.run_folder import read_run, read_spec
 
-__all__ = ["read_curves", "read_run", "read_spec", "same_path"]
+__all__ = [
+    "read_convergence",
+    "read_curves",
+    "read_reference_points",
+    "read_run",
+    "read_spec",
+    "same_path",
+]

@@ -1,4 +1,4 @@
-"""Logs of MLPerf Training: the evaluations of one run as a curve over samples.
+"""Logs of MLPerf Training: the evaluations of one run as a curve over samples, and when it ended.
 
 A line holds the word ``:::MLLOG`` and a JSON object with ``key``, ``value`` and ``metadata``, amid
 whatever else a program prints (github.com/mlcommons/logging). Evaluations are ``eval_accuracy``,
@@ -8,13 +8,14 @@ which several benchmarks use for samples). What some benchmarks call their accur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import EvidenceError
-from harness.model import Evidence
-from harness.readers.lines import decode_json, fail, line_of
+from harness.model import Convergence, Evidence
+from harness.readers.lines import decode_json, fail, line_of, read_text
 from harness.readers.names import STEP, Columns
 from harness.readers.rows import Rows
 
@@ -70,6 +71,37 @@ def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
     ended = bool(stops) and stops[-1] == "success"
     problems = () if ended else (f"ended with {stops[-1] if stops else 'no run_stop'}",)
     return rows.evidence(path.stem, complete=ended, problems=problems)
+
+
+def read_convergence(path: Path) -> Convergence:
+    """When a run reached its target: at its last evaluation, if it stopped with success.
+
+    Raises EvidenceError for a file that is no log, or has no benchmark or global batch size.
+    """
+    place = line_of(path)
+    events = list(_events(path, read_text(path)))
+    if not events:
+        raise EvidenceError(f"{path}: has no line of MLPerf's logger ({TOKEN})")
+    benchmark, size = (_last(events, key) for key in ("submission_benchmark", "global_batch_size"))
+    if not isinstance(benchmark, str):
+        raise EvidenceError(f"{path}: has no submission_benchmark")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise EvidenceError(f"{path}: global_batch_size is {size!r}")
+    stops = [event for event in events if event.key == "run_stop"]
+    ended = bool(stops) and stops[-1].metadata.get("status") == "success"
+    length = math.inf
+    if ended:
+        before = events[: events.index(stops[-1])]
+        evaluation = next((each for each in reversed(before) if each.key in EVALUATIONS), None)
+        if evaluation is None:
+            fail(place(stops[-1].line), "success without an evaluation before it")
+        at = next(
+            (evaluation.metadata.get(name) for name in _PLACES if name in evaluation.metadata), None
+        )
+        if not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 < at < math.inf:
+            fail(place(evaluation.line), f"{evaluation.key} without samples_count or epoch_num")
+        length = round(float(at), 3)  # as MLPerf's checker does, and its tables are
+    return Convergence(path.stem, str(path), benchmark, size, length)
 
 
 def _events(path: Path, text: str) -> Iterator[_Event]:

@@ -180,7 +180,7 @@ def _not_asked(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-_OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse", "target-no-later")
+_OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse", "target-no-later", "rcp-no-later")
 
 
 def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -191,6 +191,8 @@ def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:
                 yield (
                     f"{verdict.name}, within the margin of {check.limit.value:g}: {check.detail}."
                 )
+            if check.name == "rcp-not-faster" and check.outcome is Outcome.PASS:
+                yield f"{verdict.name}, by MLPerf's rule: {check.detail}."
 
 
 def _where(experiment: Experiment | None) -> tuple[str, ...]:

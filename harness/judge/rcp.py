@@ -1,0 +1,306 @@
+"""A submission to MLPerf Training against its reference convergence points (RCPs).
+
+MLPerf asks one thing: that a submission does not converge *faster* than the reference by more than
+chance, since that would be another training. The rule is that of ``mlperf_logging.rcp_checker``
+(github.com/mlcommons/logging, commit 7bbf792), with its default, pruned points:
+
+* Lengths are averaged without the shortest and the longest one (of ``unet3d`` without four each);
+  the spread is that of all of them.
+* A point that is longer than what its neighbours give by interpolation in the batch size is left
+  out, as are all below the batch size that is fastest.
+* The shortest mean that is allowed lies as far below the reference's as a one-sided Student's t of
+  5% reaches, both sides having the reference's spread.
+* One run may miss its target (of ``unet3d`` four); it counts as endless.
+
+Beside it stands our own question, the other way round: that the submission converges *no later*
+than the reference by more than a margin (:func:`harness.judge.seeds.over_seeds`, one-sided).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import special
+
+from harness.judge.check import Finding, check, counted, invalid, passed, skipped
+from harness.judge.equivalence import OUTCOMES
+from harness.judge.seeds import FEWEST_SEEDS, Group, over_seeds
+from harness.judge.tost import ALPHA, Answer
+from harness.model import (
+    Ask,
+    CauseClass,
+    Check,
+    Convergence,
+    Judgement,
+    Limit,
+    Outcome,
+    ReferencePoint,
+    Tier,
+    Verdict,
+)
+
+FEWEST_RUNS = 3
+"""Of the shortest and the longest left out, something has to remain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a submission at one global batch size is held against."""
+
+    batch_size: int
+    mean: float
+    """Of the lengths but the shortest and longest."""
+    deviation: float
+    """Standard deviation of all lengths, with their number in the denominator."""
+    runs: int
+    """Whose mean it is; of an interpolated one as many as MLPerf assumes."""
+    group: Group
+    """All lengths, for a comparison that leaves none out."""
+    how: str = ""
+    """Where it comes from, if it is no point of the table."""
+
+    def fastest(self, submitted: int) -> float:
+        """The shortest mean of so many submitted runs that is not faster beyond chance."""
+        theirs = submitted - 2
+        degrees = self.runs + theirs - 2
+        if not self.deviation > 0 or theirs < 1 or degrees < 1:
+            return self.mean
+        reach = special.stdtrit(degrees, 1 - ALPHA) * math.sqrt(1 / self.runs + 1 / theirs)
+        return float(max(self.mean - reach * self.deviation, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """The inputs of these checks."""
+
+    points: tuple[ReferencePoint, ...]
+    runs: tuple[Convergence, ...]
+    margin: float | None
+    """Relative to the reference's mean length; None: only MLPerf's rule is asked."""
+
+
+def judge_submission(name: str, table: str, submission: Submission) -> Verdict:
+    """The verdict on a submission called ``name``, by the points of a ``table``.
+
+    Raises ValueError without runs or points.
+    """
+    if not submission.runs or not submission.points:
+        raise ValueError("a submission has runs, and a table has points")
+    later = (rcp_no_later,) if submission.margin is not None else ()
+    checks: tuple[Check, ...] = ()
+    for questions in ((submission_comparable,), (target_reached,), (rcp_not_faster, *later)):
+        if all(check.outcome is Outcome.PASS for check in checks):
+            checks += tuple(question(submission) for question in questions)
+    worst = min((check.outcome for check in checks), key=_WORST.index)
+    judgement = Judgement(worst.value)
+    return Verdict(
+        name=name,
+        control=table,
+        judgement=judgement,
+        cause=""
+        if judgement is Judgement.PASS
+        else next(check.detail for check in checks if check.outcome is worst),
+        cause_class=CauseClass.UNKNOWN if judgement is Judgement.FAIL else None,
+        checks=checks,
+        ask=Ask.NO_WORSE,
+        not_asked=() if submission.margin is not None else (rcp_no_later.name,),
+    )
+
+
+_WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.PASS)
+
+
+@check(Tier.INTEGRITY)
+def submission_comparable(
+    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
+) -> Finding:
+    """The runs are of one benchmark and batch size, for which the table has a point.
+
+    At least three runs, since the shortest and the longest are left out.
+    """
+    first = runs[0]
+    for run in runs:
+        if run.benchmark != points[0].benchmark:
+            return invalid(f"{run.name} is of {run.benchmark}, the table of {points[0].benchmark}")
+        if run.batch_size != first.batch_size:
+            return invalid(
+                f"global batch size of {run.name} is {run.batch_size}, of {first.name} "
+                f"{first.batch_size}"
+            )
+    fewest = max(2 * _left_out(first.benchmark) + 1, FEWEST_RUNS)
+    for name, count in (
+        ("the submission", len(runs)),
+        *((each.name, len(each.lengths)) for each in points),
+    ):
+        if count < fewest:
+            return invalid(f"{name} has {counted(count, 'run')}: a mean needs at least {fewest}")
+    if _reference(points, first.batch_size, len(runs)) is None:
+        return _no_point(points, first.batch_size)
+    return passed(f"{len(runs)} runs at global batch size {first.batch_size}")
+
+
+@check(Tier.INTEGRITY)
+def target_reached(runs: tuple[Convergence, ...]) -> Finding:
+    """The runs reach their target, but for one (of ``unet3d`` four).
+
+    A run that stopped otherwise, or did not stop at all, counts as endless in MLPerf's mean.
+    """
+    allowed = _left_out(runs[0].benchmark)
+    endless = [run.name for run in runs if not math.isfinite(run.length)]
+    if len(endless) > allowed:
+        return Finding(
+            Outcome.FAIL,
+            f"{len(endless)} of {len(runs)} runs miss the target ({', '.join(endless)}): MLPerf "
+            f"allows {allowed}",
+        )
+    return passed(f"{', '.join(endless)} misses the target" if endless else "")
+
+
+@check(Tier.EQUIVALENCE)
+def rcp_not_faster(points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]) -> Finding:
+    """MLPerf's rule: the mean length is not shorter than the reference's beyond chance.
+
+    What converges faster than its reference by more than chance is another training: other
+    hyperparameters, data or target.
+    """
+    size = runs[0].batch_size
+    reference = _reference(points, size, len(runs))
+    if reference is None:
+        return _no_point(points, size)
+    mean = _olympic(tuple(run.length for run in runs), runs[0].benchmark)
+    fastest = reference.fastest(len(runs))
+    said = (
+        f"mean length {mean:,.6g}, of the reference {reference.mean:,.6g}{reference.how}; at least "
+        f"{fastest:,.6g} is allowed"
+    )
+    limit = Limit(fastest, "MLPerf's rule, at 5%")
+    if mean < fastest and reference.batch_size != size:
+        return invalid(
+            f"{said}; that point is of another batch size, and a faster one needs its own"
+        )
+    if mean < fastest:
+        return Finding(Outcome.FAIL, f"faster than chance allows: {said}", mean, limit)
+    if mean < reference.mean:
+        said += f"; MLPerf multiplies its score by {reference.mean / mean:.4f}"
+    return Finding(Outcome.PASS, said, mean, limit)
+
+
+@check(Tier.EQUIVALENCE)
+def rcp_no_later(
+    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...], margin: float | None
+) -> Finding:
+    """The mean length of all runs is no longer than the reference's by more than the margin.
+
+    Welch's t on all lengths, one-sided; sooner will do. A run that misses its target leaves no
+    PASS.
+    """
+    reference = _reference(points, runs[0].batch_size, len(runs))
+    if margin is None or reference is None:
+        return skipped("no margin to compare by")
+    if reference.batch_size != runs[0].batch_size:
+        return invalid(
+            f"no point for global batch size {runs[0].batch_size} to be later than: the smallest "
+            f"is {reference.batch_size}"
+        )
+    limit = Limit(margin, "margin set in the file")
+    there = np.array([run.length for run in runs if math.isfinite(run.length)])
+    if there.size < FEWEST_SEEDS:
+        return invalid(f"{counted(int(there.size), 'run')} at the target")
+    group = Group.of(there)
+    found = over_seeds(group, reference.group, margin, one_sided=True)
+    endless = len(runs) - int(there.size)
+    # How long it would have trained nobody knows: it raises the mean, and lowers nothing.
+    shorter = endless and found.outcome is not Answer.DIFFERENT
+    return Finding(
+        Outcome.INCONCLUSIVE if shorter else OUTCOMES[found.outcome],
+        f"mean length of {group.seeds} runs {found.difference:+.2g} ± {found.half_width:.1g}, "
+        f"relative to the reference's {reference.group.seeds}"
+        + (f"; {counted(endless, 'run')} never at the target" if endless else ""),
+        measured=max(found.bound, 0.0),
+        limit=limit,
+        unit="relative",
+    )
+
+
+CHECKS = (submission_comparable, target_reached, rcp_not_faster, rcp_no_later)
+
+
+def _left_out(benchmark: str) -> int:
+    """Runs that a mean leaves out at either end."""
+    return 4 if benchmark == "unet3d" else 1
+
+
+def _olympic(lengths: Sequence[float], benchmark: str) -> float:
+    cut = _left_out(benchmark)
+    return float(np.mean(sorted(lengths)[cut : len(lengths) - cut]))
+
+
+def _of_point(point: ReferencePoint) -> Reference:
+    lengths = np.array(point.lengths)
+    return Reference(
+        point.batch_size,
+        _olympic(point.lengths, point.benchmark),
+        float(np.std(lengths)),
+        len(point.lengths) - 2 * _left_out(point.benchmark),
+        Group.of(lengths),
+    )
+
+
+def _between(low: Reference, high: Reference, size: int, submitted: int) -> Reference:
+    """Mean and spread by linear interpolation in the batch size."""
+    share = (size - low.batch_size) / (high.batch_size - low.batch_size)
+
+    def of(one: float, other: float) -> float:
+        return one + share * (other - one)
+
+    return Reference(
+        size,
+        of(low.mean, high.mean),
+        of(low.deviation, high.deviation),
+        2 * submitted,
+        Group(
+            min(low.group.seeds, high.group.seeds),
+            of(low.group.mean, high.group.mean),
+            of(low.group.variance, high.group.variance),
+        ),
+        f" (between its points at {low.batch_size} and {high.batch_size})",
+    )
+
+
+def _pruned(points: Sequence[ReferencePoint], submitted: int) -> list[Reference]:
+    """The points that MLPerf holds submissions against, by batch size."""
+    every = sorted(map(_of_point, points), key=lambda each: each.batch_size)
+    fastest = min(every, key=lambda each: each.mean)
+    kept = [each for each in every if each.batch_size >= fastest.batch_size]
+    at = 1
+    while at < len(kept) - 1:
+        low, this, high = kept[at - 1 : at + 2]
+        if this.mean > _between(low, high, this.batch_size, submitted).mean:
+            del kept[at]  # MLPerf's checker does not look again at the one before
+        else:
+            at += 1
+    return kept
+
+
+def _reference(points: Sequence[ReferencePoint], size: int, submitted: int) -> Reference | None:
+    """What a batch size is held against; None above all points of the table."""
+    kept = _pruned(points, submitted)
+    below = [each for each in kept if each.batch_size <= size]
+    above = [each for each in kept if each.batch_size >= size]
+    if not above:
+        return None
+    if not below:
+        least = above[0]
+        return replace(least, how=f" (its smallest point, at {least.batch_size})")
+    low, high = below[-1], above[0]
+    return low if low is high else _between(low, high, size, submitted)
+
+
+def _no_point(points: Sequence[ReferencePoint], size: int) -> Finding:
+    sizes = ", ".join(str(each.batch_size) for each in points)
+    return invalid(
+        f"the table has no point for global batch size {size}, nor a larger one (it has {sizes})"
+    )
