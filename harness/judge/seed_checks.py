@@ -39,7 +39,17 @@ from harness.judge.seeds import (
     trajectory,
 )
 from harness.judge.tost import ALPHA, FEWEST, Answer, equivalence
-from harness.model import Check, Evidence, Floats, Integers, Limit, Outcome, SeedRuns, Tier
+from harness.model import (
+    Check,
+    Evidence,
+    Floats,
+    Integers,
+    Limit,
+    Outcome,
+    RunStatus,
+    SeedRuns,
+    Tier,
+)
 
 SAME_START = 1e-5
 """Relative difference of the loss below which two curves start alike: reruns of one seed part by
@@ -92,7 +102,11 @@ def seeds_comparable(seeds: SeedRuns) -> Finding:
                     f"{first.name} and {second.name} of {side} {again}: one seed, or one file, "
                     "counts once"
                 )
-    every = [*seeds.control, *seeds.test]
+    # What a run left that did not end by itself, others say: it crashed, or the control is unsound.
+    finished = RunStatus.FINISHED
+    every = [each for each in (*seeds.control, *seeds.test) if each.status is finished]
+    if not every:
+        return passed()
     common = reduce(np.intersect1d, [each.steps for each in every])
     fewest = min(each.steps.size for each in every)
     if common.size < max(LEAST_COVERAGE * fewest, FEWEST_SEEDS):
