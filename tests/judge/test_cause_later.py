@@ -185,6 +185,14 @@ def test_a_schedule_that_starts_over_is_recognised():
     verdict = verdict_of(test, control)
     assert verdict.cause_class is CauseClass.LEARNING_RATE
     assert "this rate is the control's of step 1: it seems to have started over" in verdict.cause
+    # The optimizer kept its rate, so nothing shows before the rate should fall.
+    rate = CONTROL.signals["lr"].values[0]
+    warm = (0.5, *[1.0] * 10, *np.linspace(0.9, 0.1, STEPS - 11))
+    decays = with_signals(CONTROL, lr=lambda step, _: rate * warm[step - 1])
+    late = with_signals(test, lr=lambda step, _: rate * warm[step - 1 - 5 * (step > 6)])
+    assert "it is 5 steps behind the control's, as a schedule that started over after step 5" in (
+        verdict_of(late, decays).cause
+    )
     other = with_signals(test, lr=lambda step, x: 7 * x if step > 10 else x)
     assert "started over" not in verdict_of(other, CONTROL).cause
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from harness.judge.causes.cause import Cause
 from harness.judge.causes.optimizer import counted_otherwise
 from harness.judge.causes.resumes import of_pass
 from harness.judge.curves import series
 from harness.judge.floors import FIRST_STEPS
 from harness.judge.scene import Scene, words_of
-from harness.model import CauseClass, Outcome
+from harness.model import CauseClass, Evidence, Outcome
 
 
 def not_finite(scene: Scene) -> Cause | None:
@@ -128,10 +130,32 @@ def _started_over(scene: Scene, name: str, step: int) -> str:
     else:
         known = None
     if known is None or known >= step:
-        return ""
+        return _lagging(test, control, step) if name == "same-lr" else ""
     what = "these samples are" if name == "same-data" else "this rate is"
     over = ": it seems to have started over" if known <= int(control.steps[0]) else ""
     return f"; {what} the control's of step {known}{over}"
+
+
+def _lagging(test: Evidence, control: Evidence, step: int) -> str:
+    """Whether the schedule is some steps behind from a step on, in words; else empty.
+
+    A scheduler that started over beside an optimizer that kept its rate shows so: the rate stays,
+    and falls as many steps late as were trained before.
+    """
+    ours, theirs = series(test, "lr"), series(control, "lr")
+    later = ours.steps >= step
+    steps, rates = ours.steps[later], ours.values[later]
+    if np.ptp(rates) == 0:  # any number of steps would fit
+        return ""
+    for lag in range(1, step):
+        at = np.searchsorted(theirs.steps, steps - lag)
+        there = (at < theirs.steps.size) & (theirs.steps[at % theirs.steps.size] == steps - lag)
+        if there.all() and np.allclose(theirs.values[at], rates, rtol=1e-6, atol=0):
+            return (
+                f"; from there on it is {lag} step{'s' * (lag > 1)} behind the control's, as a "
+                f"schedule that started over after step {lag}"
+            )
+    return ""
 
 
 def _half_finite(scene: Scene, step: int) -> str:
