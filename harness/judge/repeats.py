@@ -27,6 +27,7 @@ from harness.judge.first_step import (
 )
 from harness.judge.floors import (
     FIRST_STEPS,
+    FLOORS,
     JUDGED_SIGNALS,
     ROUNDING,
     SAME_WEIGHTS,
@@ -67,6 +68,11 @@ by this factor: a permuted repeat that deals ranks the samples that they have an
 nothing at first, and the next one by a million times that."""
 TENSOR_OUTLIER = 100.0
 """The same of a gradient, or of an update after the first, at one step. Measured: at most 13."""
+LONE_OUTLIER = 100.0
+"""How many times the floor of its arithmetic the only repeat that differs may be from the control,
+in a signal: it has no others to be in line with. Measured between right runs of 16 and 20 steps: at
+most 2 for the loss and 12 for norms. A loss that is 0.5% off throughout is 200 times that or more,
+up to 1,000 steps."""
 FEWEST_THAT_LEAP = 2
 """Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
 QUIET = 0.1
@@ -120,12 +126,28 @@ def outlier_among(
     control; ``distances`` are theirs. Each is compared with the lower median of the others of its
     kind, so that one of three cannot hide behind another, and, less sharply, with the furthest of
     the other kinds. The control is out of line when its repeats agree with each other far better
-    than with it.
+    than with it. One that has no others is compared with the floor of its arithmetic.
     """
-    if len(repeats) < 2:  # noqa: PLR2004 (one has no others)
-        return None
+    if len(repeats) == 1:
+        return _far_alone(control, repeats[0])
     found = [*_by_signal(control, repeats), *_by_tensor(control, repeats, distances)]
     return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
+    """The only repeat that differs, where it does by far more than rounding does."""
+    found = []
+    for signal in JUDGED_SIGNALS:
+        size = _apart(repeat, control, signal)
+        floor = FLOORS[control.precision][signal].first
+        if size is not None and size > LONE_OUTLIER * floor:
+            what = (
+                f"its {signal} is {size:.2g} from the control's, over {LONE_OUTLIER:g} times what "
+                "rounding makes of it, and no other repeat differs, which would show whether "
+                "training is that sensitive: add one"
+            )
+            found.append((size / floor, what))
+    return Outlier(repeat.name, max(found)[1]) if found else None
 
 
 def leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> bool:

@@ -39,6 +39,7 @@ def run_plan(
         StoreError: the store cannot be read or written.
         Interrupted: Ctrl-C or a signal; no process is left, and finished runs are kept.
     """
+    remove_left_behind()  # also where nothing is left to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
@@ -86,7 +87,6 @@ def _run(
 ) -> dict[str, RunRecord]:
     inherited = dict(os.environ)
     loopback = _loopback()
-    remove_left_behind()
     common = environment(inherited, Resources(device=options.device, loopback=loopback))
     slots = _slots(plan, jobs, options)
     with private_folder() as private, closing(WarmServers(common, options.device)) as servers:

@@ -36,6 +36,7 @@ from harness.readers.rounding import digits_of, printed_with
 
 VALUES = "values"
 FIRST_ITERATION = 1
+_OF_STEPS = ("start_step", "end_step", "step_interval")
 
 
 def is_golden_values(document: object) -> bool:
@@ -102,19 +103,24 @@ def _listed(entry: Mapping[str, Any]) -> list[Any]:
 
 def _contradictions(name: str, entry: Mapping[str, Any], steps: Integers) -> Iterator[str]:
     """What the entry says of its steps and does not hold; ``steps`` as its values have them."""
-    start, end, interval = (entry.get(key) for key in ("start_step", "end_step", "step_interval"))
-    if not steps.size or not isinstance(interval, int) or interval < 1:
+    if not steps.size:
         return
+    said = {key: entry[key] for key in _OF_STEPS if entry.get(key) is not None}
+    for key, value in said.items():
+        if type(value) is not int or value < (key == "step_interval"):
+            yield f"{key} of {name!r} is {value!r}, which is no number of steps"
+            return
+    start, end, interval = (said.get(key) for key in _OF_STEPS)
     ordered = np.unique(steps)
     first, last = int(ordered[0]), int(ordered[-1])
-    if isinstance(start, int) and first >= max(start, FIRST_ITERATION) + interval:
-        yield f"start_step of {name!r} is {start}, but its first value is of step {first}"
-    if isinstance(end, int) and not last <= end < last + interval:
-        yield f"end_step of {name!r} is {end}, but its last value is of step {last}"
     gaps = np.diff(ordered)
     # The first distance is shorter: 1, 5, 10.
-    apart = int(np.median(gaps[1:])) if gaps.size > 1 else interval
-    if apart != interval:
+    apart = int(np.median(gaps[1:])) if gaps.size > 1 else interval or 1
+    if start is not None and not first - apart < max(start, FIRST_ITERATION) <= first:
+        yield f"start_step of {name!r} is {start}, but its first value is of step {first}"
+    if end is not None and not last <= end < last + apart:
+        yield f"end_step of {name!r} is {end}, but its last value is of step {last}"
+    if interval is not None and apart != interval:
         yield f"step_interval of {name!r} is {interval}, but its values are {apart} steps apart"
 
 

@@ -89,6 +89,21 @@ def test_one_bad_repeat_does_not_open_the_gate(case, size):
     assert judged(run("t"), repeats=repeats).judgement is of_right
 
 
+@pytest.mark.parametrize("identical", [0, 3])
+@pytest.mark.parametrize(
+    ("signals", "factor"), [(LOSSES, 1.005), (NORMS, 1.09)], ids=["loss", "norm"]
+)
+def test_the_only_repeat_that_differs_does_not_open_the_gate(signals, factor, identical):
+    """A rerun that is bit-identical teaches nothing, so it is no other to be in line with."""
+    alone = times(drawn(names=("ulp",))[0], factor, *signals)
+    repeats = [*(replace(run(f"rerun.{n}"), repeat="rerun") for n in range(identical)), alone]
+    (problem,) = calibrate(CONTROL, repeats).problems
+    assert problem.startswith("the repeat ulp.0 is out of line: its ")
+    assert "no other repeat differs" in problem
+    test = times(run("t"), factor, *signals)
+    assert judged(test, repeats=repeats).judgement is not Judgement.PASS
+
+
 @pytest.mark.parametrize("bad", [(0, 1), (3, 4), (0, 3)])
 def test_two_bad_repeats_of_five_do_not_hide_each_other(bad):
     repeats = drawn()

@@ -14,6 +14,7 @@ from launch_jobs import plan_of
 from harness import launch
 from harness.errors import ConfigError, StoreError, ToolchainError
 from harness.launch import RunOptions, run_plan
+from harness.launch.private import LOCK
 from harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)
@@ -44,6 +45,21 @@ def kinds(events, job=None):
         for event in events
         if not isinstance(event, launch.Overview) and (job is None or event.job == job)
     ]
+
+
+def test_what_a_killed_harness_left_goes_though_nothing_is_left_to_run(
+    tiny, store, cold, tmp_path, monkeypatch
+):
+    """It was killed after its last job."""
+    plan = plan_of(tiny("one rank", steps=2))
+    run(plan, store, cold)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "converge-left"
+    left.mkdir()
+    (left / LOCK).touch()
+    (record,), _ = run(plan, store, cold)
+    assert record.reused
+    assert not left.exists()
 
 
 def test_finished_job_is_reused_without_a_process(tiny, store, cold, monkeypatch):

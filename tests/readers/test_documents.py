@@ -132,6 +132,22 @@ CONTRADICTIONS = {
     "begun late": (by_iteration(range(21, 51)), "start_step of 'lm loss' is 1, but its first"),
     "goes on": (by_iteration(range(1, 61)), "end_step of 'lm loss' is 50, but its last value is"),
     "thinned": (by_iteration(range(1, 51, 5), end_step=46), "step_interval of 'lm loss' is 1"),
+    "a header of floats": (
+        by_iteration(range(1, 31), end_step=50.0),
+        "end_step of 'lm loss' is 50.0",
+    ),
+    "a header of text": (
+        by_iteration(range(1, 51), step_interval="1"),
+        "step_interval of 'lm loss'",
+    ),
+    "no interval": (
+        by_iteration(range(1, 31), step_interval=0),
+        "is 0, which is no number of steps",
+    ),
+    "begun before its start": (
+        by_iteration(range(1, 51), start_step=40),
+        "start_step of 'lm loss'",
+    ),
     "a list cut off": (
         {"lm loss": metric([10.0 - step / 100 for step in range(6)], start=0)},
         "end_step of 'lm loss' is 50, but its last value is of step 26",
