@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -131,16 +132,27 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
     job = _job(folder)
     # The identity holds the digests of our corpus and of the seed checkpoint.
     given = ((job.get("data") or {}).get("folder"), job.get("seed_checkpoint"))
-    covered = [folder.resolve(), *(Path(each).resolve() for each in given if each)]
+    run = folder.resolve()
+    covered = [run, *(Path(each).resolve() for each in given if each)]
     seen = set()
-    for value in config.values() if isinstance(config, dict) else ():
-        if not isinstance(value, str) or "/" not in value:
+    for value in _texts(config):
+        if "/" not in value:
             continue
         path = (folder / value).resolve()
-        known = any(path.is_relative_to(each) or each.is_relative_to(path) for each in covered)
+        # What holds the run itself is where results go.
+        known = any(path.is_relative_to(each) for each in covered) or run.is_relative_to(path)
         if path not in seen and not known and path.exists():
             seen.add(path)
             yield path
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All texts in a JSON value, however deep; keys are none."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
 
 
 def _content(path: Path) -> bytes:
@@ -162,10 +174,9 @@ def _digest_of_data(path: Path) -> str | None:
             return _digest(path)
         files = []
         size = 0
-        for each in path.rglob("*"):
-            if each.is_file():
-                files.append(each)
-                size += each.stat().st_size
+        for each in _files_below(path):
+            files.append(each)
+            size += each.stat().st_size
             if len(files) > _MOST or size > _LARGEST:
                 return None
         whole = hashlib.sha256()
@@ -174,3 +185,15 @@ def _digest_of_data(path: Path) -> str | None:
         return whole.hexdigest()
     except OSError:
         return None
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Files in a folder and in those that it links to, each folder once."""
+    seen = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        here = os.path.realpath(place)
+        if here in seen:
+            folders.clear()
+            continue
+        seen.add(here)
+        yield from (file for name in names if (file := Path(place) / name).is_file())

@@ -324,6 +324,17 @@ class RunLock:
             self._held = None
 
 
+def _digests(value: object) -> Mapping[str, Any] | None:
+    """Digests by path. Raises TypeError for anything else but None."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(
+        each is None or isinstance(each, str) for each in value.values()
+    ):
+        raise TypeError(f"digests by path are {value!r}")
+    return value
+
+
 def read_record(folder: Path) -> RunRecord:
     """The record of a run folder, wherever the folder was moved to.
 
@@ -342,8 +353,8 @@ def read_record(folder: Path) -> RunRecord:
             argv=tuple(value["argv"]),
             error=RankError(**error) if error else None,
             requeues=int(value.get("requeues", 0)),
-            evidence=value.get("evidence"),
-            sources=value.get("sources") or {},
+            evidence=_digests(value.get("evidence")),
+            sources=_digests(value.get("sources")) or {},
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(

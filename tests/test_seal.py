@@ -136,6 +136,30 @@ def test_data_that_the_config_names_is_a_source(folder, tmp_path):
     assert changed_source(sources) == f"{tokenizer}, which it used, has changed"
 
 
+def test_data_behind_links_in_lists_and_beside_the_seed_checkpoint_is_a_source(folder, tmp_path):
+    shards, data = tmp_path / "shards", tmp_path / "data"
+    shards.mkdir()
+    (shards / "a.jsonl").write_text("one")
+    (data / "step-0").mkdir(parents=True)
+    (data / "train").symlink_to(shards)
+    (data / "train_again").symlink_to(shards)
+    (data / "itself").symlink_to(data)
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text("one")
+    (folder / "job.json").write_text(
+        json.dumps({"schema": 1, "seed_checkpoint": str(data / "step-0")})
+    )
+    config_with(folder, dataset_path=str(data), files=[str(listed)])
+    sources = sources_of(folder)
+    assert list(sources) == [str(data), str(listed)]
+    assert changed_source(sources) == ""
+    (shards / "a.jsonl").write_text("two")
+    assert changed_source(sources) == f"{data}, which it used, has changed"
+    (shards / "a.jsonl").write_text("one")
+    listed.write_text("two")
+    assert changed_source(sources) == f"{listed}, which it used, has changed"
+
+
 def test_our_own_corpus_and_the_seed_checkpoint_are_in_the_identity_already(folder, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "step-0").mkdir()

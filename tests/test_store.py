@@ -164,6 +164,16 @@ def test_incomplete_record_is_refused(tmp_path):
         store.record(IDENTITY)
 
 
+@pytest.mark.parametrize("key", ["evidence", "sources"])
+@pytest.mark.parametrize("value", [["x"], "x", 5, {"metrics.jsonl": 5}])
+def test_a_record_whose_digests_are_none_is_refused(tmp_path, key, value):
+    store = Store(tmp_path)
+    path = finish(store).folder / "record.json"
+    write_json(path, {**json.loads(path.read_text()), key: value})
+    with pytest.raises(StoreError, match=r"no complete record .*digests by path are"):
+        store.record(IDENTITY)
+
+
 def test_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
     path = tmp_path / "value.json"
     atomic_write(path, b"old")

@@ -217,6 +217,15 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
             limit=Limit(LEAST_COVERAGE, "of the coarser grid"),
             unit="of the steps",
         )
+    if control.steps.size > 1 and np.all(np.diff(control.steps) == 1):
+        rare = np.flatnonzero(np.diff(test.steps) > 1)
+        if rare.size:
+            before, after = test.steps[rare[0] : rare[0] + 2]
+            return invalid(
+                f"{test.name} has no step between {before} and {after}, and its control has every "
+                f"step: {words}; log every step of the test set, or give a control that was logged "
+                "as rarely"
+            )
     first, last = int(common[0]), int(common[-1])
     gaps = np.diff(common)
     if gaps.size and int(gaps.max()) > LARGEST_HOLE * (last - first):
@@ -227,9 +236,8 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
         )
     for evidence in (test, control):
         starts, ends = int(evidence.steps[0]), int(evidence.steps[-1])
-        if first - starts >= _next_gap(coarser.steps[::-1]) or ends - last >= _next_gap(
-            coarser.steps
-        ):
+        late = first - starts >= _last_gap(coarser.steps[::-1])
+        if late or ends - last >= _last_gap(coarser.steps):
             return invalid(
                 f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
                 f"{_cut(evidence, first, last)}",
@@ -251,17 +259,10 @@ def _cut(evidence: Evidence, first: int, last: int) -> str:
     return f"; converge compare --from {first} compares these alone" if resumed else ""
 
 
-def _next_gap(steps: Integers) -> int:
-    """How far the next point of a grid would lie from its last: a curve may end just before it.
-
-    As far as the one before, and further by as much as gaps grow at that end (a log at powers of
-    two, say).
-    """
+def _last_gap(steps: Integers) -> int:
+    """The distance of a grid's last two points: a curve may end that short of another, not more."""
     gaps = np.abs(np.diff(steps))
-    if not gaps.size:
-        return 1
-    growth = max(gaps[-1] / gaps[-2], 1.0) if gaps.size > 1 else 1.0
-    return int(np.ceil(gaps[-1] * growth))
+    return int(gaps[-1]) if gaps.size else 1
 
 
 CHECKS: tuple[Question, ...] = (

@@ -38,6 +38,8 @@ def something_trained(
             f"{FEWEST_POINTS} make a curve"
         )
     still = _still(control, f"the control {control.name}", loss.control, "that are compared")
+    if not still and not series(control, "lr").values.size:
+        still = _no_rate(test, test.name)  # else it is compared with the control's
     return invalid(f"nothing was trained: {still}") if still else passed()
 
 
@@ -54,12 +56,20 @@ def test_set_trained(test: Evidence) -> Finding:
 
 def _still(run: Evidence, name: str, loss: Floats, which: str) -> str:
     """Why a run says nothing about training, in a clause; empty if it does."""
-    rates = series(run, "lr").values
-    if rates.size and not np.any(rates):
-        return f"the learning rate of {name} is 0 at every step"
+    if still := _no_rate(run, name):
+        return still
     norms = series(run, "grad_norm").values
     if norms.size and not np.any(norms):
         return f"the grad norm of {name} is 0 at every step"
     if loss.size >= FEWEST_POINTS and bool(np.all(loss == loss[0])):
         return f"the loss of {name} is {loss[0]:g} at all {loss.size} steps {which}"
     return ""
+
+
+def _no_rate(run: Evidence, name: str) -> str:
+    rates = series(run, "lr").values
+    return (
+        f"the learning rate of {name} is 0 at every step"
+        if rates.size and not np.any(rates)
+        else ""
+    )

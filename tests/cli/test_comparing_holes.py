@@ -76,6 +76,26 @@ def test_a_curve_with_a_hole_is_undecided_and_the_steps_are_named(tmp_path, caps
     assert words in " ".join(capsys.readouterr().out.split())
 
 
+GRIDS = {
+    "every tenth": ([1, *range(10, 61, 10)], 0),
+    "three points": ([1, 30, 59], 0),
+    "powers of two": ([1, 2, 4, 8, 16, 32], 3),
+}
+
+
+@pytest.mark.parametrize("case", GRIDS)
+def test_a_control_that_logs_every_step_demands_every_step(tmp_path, capsys, case):
+    """The other way round every step of the control is judged, if it goes on to the end."""
+    steps, of_rare_control = GRIDS[case]
+    for name, each in (("every", EVERY), ("rare", steps)):
+        (tmp_path / f"{name}.csv").write_text(FORMATS["curve.csv"](each))
+    every, rare = str(tmp_path / "every.csv"), str(tmp_path / "rare.csv")
+    assert main(["compare", every, rare]) == 3
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"rare has no step between {steps[0]} and" in out or "rare has no step between 2" in out
+    assert main(["compare", rare, every]) == of_rare_control
+
+
 def second_pass(folder, *, off=0.0):
     """A run of 60 steps, and one that was resumed after its 30th."""
     paths = [folder / name for name in ("whole.json", "resumed_2nd.json")]

@@ -5,6 +5,7 @@ and from step 25 on much more, from step to step: 1% there, here 0.4%, so that l
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,6 +105,24 @@ def test_a_gross_difference_fails_by_a_stated_rule(case, margin):
     assert not any(word in verdict.cause for word in GRADIENTS)
     there, back = judge(test, CONTROL), judge(CONTROL, test)
     assert there.judgement is back.judgement
+
+
+@pytest.mark.parametrize("off", [1.0, 0.9])
+def test_steps_that_a_log_has_twice_are_not_blamed_on_a_checkpoint(off):
+    twice = replace(
+        curve(loss=off), replayed=(9,), replay_conflicts=("step 9: loss 6.8, then 6.9",)
+    )
+    verdict = judge(twice, CONTROL)
+    assert verdict.judgement is Judgement.FAIL
+    assert verdict.cause.startswith("steps were logged twice with other values, step 9: loss 6.8")
+    assert "curves do not tell apart" in verdict.cause
+    assert verdict.cause_class is CauseClass.UNKNOWN
+
+
+def test_a_norm_off_by_one_factor_is_not_blamed_on_gradients():
+    verdict = judge(curve(norm=0.5), CONTROL)
+    assert "the grad norm is off by a factor of 0.5" in verdict.cause
+    assert verdict.cause_class is CauseClass.UNKNOWN
 
 
 def test_a_loss_that_turns_nan_fails():

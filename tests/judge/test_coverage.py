@@ -20,16 +20,36 @@ def coverage(test, control):
 EVERY = range(1, 1001)
 
 
-@pytest.mark.parametrize(
-    "coarse",
-    [range(10, 1001, 10), range(1, 1001, 7), [2**n for n in range(10)]],
-    ids=["every 10th", "every 7th", "powers of two"],
-)
-def test_a_coarser_grid_is_judged_at_its_steps_whichever_side_has_it(coarse):
-    for test, control in ((coarse, EVERY), (EVERY, coarse)):
+TENTH = range(10, 1001, 10)
+SEVENTH = range(1, 1001, 7)
+
+
+@pytest.mark.parametrize("control", [TENTH, SEVENTH], ids=["every 10th", "every 7th"])
+def test_a_control_with_fewer_steps_is_judged_at_all_of_its_own(control):
+    verdict, check = coverage(EVERY, control)
+    assert verdict.judgement is Judgement.PASS
+    assert check.detail.startswith(f"judged at {len(control)} common steps")
+
+
+def test_of_two_coarse_grids_the_coarser_one_counts():
+    for test, control in ((range(20, 1001, 20), TENTH), (TENTH, range(20, 1001, 20))):
         verdict, check = coverage(test, control)
         assert verdict.judgement is Judgement.PASS
-        assert check.detail.startswith(f"judged at {len(coarse)} common steps")
+        assert check.detail.startswith("judged at 50 common steps")
+
+
+@pytest.mark.parametrize("test", [TENTH, SEVENTH, [1, 335, 669], [2**n for n in range(10)]])
+def test_a_control_that_has_every_step_demands_every_step(test):
+    verdict, check = coverage(test, EVERY)
+    assert (verdict.judgement, check.outcome) == (Judgement.INVALID, Outcome.INVALID)
+    assert f"no step between {test[1] if test[1] == 2 else test[0]} and" in verdict.cause
+
+
+def test_a_control_that_ends_early_is_undecided():
+    """Powers of two end at 512 of 1,000: of what came after nobody saw anything."""
+    verdict, _ = coverage(EVERY, [2**n for n in range(10)])
+    assert verdict.judgement is Judgement.INVALID
+    assert "only steps 1 to 512 are in both" in verdict.cause
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,17 @@ def test_a_test_set_alone_that_stands_still_fails():
     assert verdict.judgement is not Judgement.PASS
 
 
+def test_a_test_set_that_alone_says_its_rate_is_0_is_invalid():
+    still = foreign("b", loss=LOSSES, lr=(0.0,) * STEPS)
+    verdict, _ = asked(still, foreign("a", loss=LOSSES))
+    assert verdict.judgement is Judgement.INVALID
+    assert "the learning rate of b is 0 at every step" in verdict.cause
+    # Against a control that has a rate it is a wrong rate, which is said as such.
+    verdict, check = asked(still, foreign("a", loss=LOSSES, lr=RATE))
+    assert check.outcome is Outcome.PASS
+    assert verdict.judgement is not Judgement.PASS
+
+
 def test_one_path_is_no_comparison():
     curve = foreign("a", loss=LOSSES)
     verdict, check = asked(curve, curve, one_path=True)

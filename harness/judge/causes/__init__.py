@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from harness.judge.alone import curves_alone
 from harness.judge.case import Case
-from harness.judge.causes.bare import curves_part
+from harness.judge.causes.bare import curves_part, logged_twice
 from harness.judge.causes.buffers import (
     other_buffers,
     other_tables,
@@ -25,6 +25,7 @@ from harness.judge.causes.clipping import clipping
 from harness.judge.causes.first_steps import (
     gradient_direction,
     gradients_scaled,
+    norm_scaled,
     objective,
 )
 from harness.judge.causes.forward import forward_on_new_data, hidden_forward
@@ -146,8 +147,8 @@ OF_CURVES: tuple[Signature, ...] = (
     no_gradient,
     metric_only,
     loss_scaled_alone,
-    gradients_scaled,
-    lost_at_resume,
+    norm_scaled,
+    logged_twice,
     one_step,
     rounding_growth,
     curves_part,

@@ -18,6 +18,20 @@ _UNTOLD = (
 )
 
 
+def logged_twice(scene: Scene) -> Cause | None:
+    """Steps that stand twice in a log, with other values."""
+    conflicts = scene.case.test.replay_conflicts
+    if not conflicts:
+        return None
+    others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
+    return Cause(
+        f"steps were logged twice with other values, {conflicts[0]}{others}: by a restart that "
+        "lost state, or by two runs into one log, which curves do not tell apart",
+        _KIND,
+        "whether the run was restarted there, and then what its checkpoint holds and loads",
+    )
+
+
 def curves_part(scene: Scene) -> Cause | None:
     """Where two curves part, for good or not; causes look alike in a curve."""
     failed = [check for check in scene.checks.values() if check.outcome is Outcome.FAIL]

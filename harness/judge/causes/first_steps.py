@@ -27,6 +27,30 @@ _SCALING = (
 
 def gradients_scaled(scene: Scene) -> Cause | None:
     """C1: right forward pass, gradients off by a factor."""
+    found = _norm_scaled(scene)
+    if found is None:
+        return None
+    factor, numbers, where = found
+    look_at = f"{where}; {_SCALING}" if where else _SCALING
+    return Cause(f"gradients are scaled by {factor}{numbers}", CauseClass.GRADIENT_SCALE, look_at)
+
+
+def norm_scaled(scene: Scene) -> Cause | None:
+    """The same of curves alone, which do not tell gradients from what was logged of them."""
+    found = _norm_scaled(scene)
+    if found is None:
+        return None
+    factor, numbers, where = found
+    sentence = (
+        f"the grad norm is off by a factor of {factor}{numbers}; whether gradients are, or only "
+        "what was logged of them, curves do not tell"
+    )
+    look_at = f"what norm each run logs (before or after clipping); {where or _SCALING}"
+    return Cause(sentence, CauseClass.UNKNOWN, look_at)
+
+
+def _norm_scaled(scene: Scene) -> tuple[str, str, str] | None:
+    """The factor of a norm that alone is off, the numbers behind it, and where it may arise."""
     norm = _gradient_alone_off(scene)
     if norm is None:
         return None
@@ -38,13 +62,12 @@ def gradients_scaled(scene: Scene) -> Cause | None:
         if named.words
         else ", the same at every step, which equals no degree or count of this run"
     )
-    sentence = (
-        f"gradients are scaled by {ratio_words(norm, 0)}{known}: {words_of(norm)} "
+    numbers = (
+        f"{known}: {words_of(norm)} "
         f"{norm.test[0]:.4g} for {norm.control[0]:.4g} at step {norm.steps[0]}"
         f"{loss_agrees(scene, int(norm.steps[0]))}"
     )
-    look_at = f"{named.where}; {_SCALING}" if named.where else _SCALING
-    return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
+    return ratio_words(norm, 0), numbers, named.where
 
 
 def gradient_direction(scene: Scene) -> Cause | None:
