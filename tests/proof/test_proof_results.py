@@ -11,7 +11,7 @@ from proof.catalogue import Catalogue, Matrix
 from proof.docstrings import Bug
 from proof.document import document
 from proof.goals import goals
-from proof.grading import NAMES_NOTHING, Effect
+from proof.grading import Effect
 from proof.page import page
 from proof.parts import LeftOut
 from proof.picture import draw
@@ -25,7 +25,6 @@ from harness.report import build_view
 from harness.report.report_json import to_json
 
 STEPS = 16
-UNNAMED = (None, *NAMES_NOTHING)
 BUG = Bug(
     id="",
     kind="C1",
@@ -53,6 +52,7 @@ def leave(folder: Path, loss=loss, norm=1.0, digest=None, steps=STEPS) -> Path:
     for step in range(1, steps + 1):
         seen = (digest or {}).get(step, f"{step:016x}")
         values = {"loss": loss(step), "grad_norm": norm, "lr": 1e-3, "tokens": 2048}
+        values |= {"grad_norm_recomputed": norm}
         batch = {"batch_digest": seen, "batch_agrees": True}
         lines.append({"kind": "step", "step": step, **values, **batch})
     lines.append({"kind": "end", "steps": steps})
@@ -170,20 +170,20 @@ def test_goals_are_met_or_missed(report, proof):
     def met(measured: Proof, *, part: bool = False) -> list[bool]:
         return [goal.met for goal in goals(measured, part=part)]
 
-    named = [each for each in proof.bugs if each.graded.answer.cause_class not in UNNAMED]
-    accepting = [
-        replace(each.graded.bug, causes=(each.graded.answer.cause_class,)) for each in named
-    ]
-    assert met(proof_of(report, *accepting)) == [True] * 5
+    answers = {each.graded.bug.id: each.graded.answer for each in proof.bugs}
+    scaled = answers["quiet"].cause_class
+    assert scaled is CauseClass.GRADIENT_SCALE
+    right = replace(QUIET, causes=(scaled,))
+    assert met(proof_of(report, right)) == [True] * 5
     assert met(proof_of(report, replace(SILENT, kind="C3")))[0] is False
     assert met(proof_of(report, SILENT))[0] is True
-    late = proof_of(report, replace(LOUD, first_step=1), *accepting)
+    late = proof_of(report, replace(LOUD, first_step=1), right)
     assert [met(late, part=part)[1] for part in (True, False)] == [False, False]
-    in_time = proof_of(report, LOUD, *accepting)
+    in_time = proof_of(report, LOUD, right)
     assert [met(in_time, part=part)[1] for part in (True, False)] == [True, False]
-    other = next(cause for cause in CauseClass if cause is not named[0].graded.answer.cause_class)
-    assert met(proof_of(report, replace(accepting[0], causes=(other,))))[2:4] == [False, False]
-    assert met(proof_of(report, *accepting, correct=("loud",)))[4] is False
+    other = next(cause for cause in CauseClass if cause is not scaled)
+    assert met(proof_of(report, replace(right, causes=(other,))))[2:4] == [False, False]
+    assert met(proof_of(report, right, correct=("loud",)))[4] is False
 
 
 def test_what_cannot_be_judged_is_trouble_and_no_catch(report):
