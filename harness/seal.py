@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -65,14 +66,21 @@ def sources_of(folder: Path) -> dict[str, str | None]:
     """Digest of what a run was made of besides its identity's facts, by path.
 
     Those are modules that its ranks imported from outside of the toolchain's packages, and files
-    and folders that its config names. None where there is no digest: nothing then shows that it
-    stays the same.
+    and folders that its config names. None where there is no digest, or where the file was written
+    while the run trained: nothing then shows that what is there is what it was made of.
     """
+    left = [json.loads(path.read_bytes()) for path in sorted((folder / IMPORTED).glob("*.json"))]
     found: dict[str, str | None] = {}
-    for path in sorted((folder / IMPORTED).glob("*.json")):
-        found |= json.loads(path.read_bytes())["files"]
+    for name, digest in (each for one in left for each in one["files"].items()):
+        # A package that this machine does not have is that of a container's image, which the
+        # identity names.
+        if _in_packages(Path(name)) and not Path(name).exists():
+            continue
+        # Of ranks that do not agree, one imported another file.
+        found[name] = digest if found.get(name, digest) == digest else None
+    began = min((one.get("began", math.inf) for one in left), default=math.inf)
     for path in _named_by_config(folder):
-        found[str(path)] = _digest_of_data(path)
+        found[str(path)] = _digest_of_data(path, written_by=began)
     return found
 
 
@@ -81,7 +89,7 @@ def changed_source(sources: Mapping[str, str | None]) -> str:
     for name, digest in sources.items():
         path = Path(name)
         if digest is None:
-            return f"{name}, which it used, cannot be digested"
+            return f"{name}, which it used, has no digest, or was written while it trained"
         if not path.exists():
             return f"{name}, which it used, is not there any more"
         if _digest_of_data(path) != digest:
@@ -167,17 +175,27 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _digest_of_data(path: Path) -> str | None:
-    """Of a file, or of all files of a folder by name; None for what is too large or unreadable."""
+def _in_packages(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def _digest_of_data(path: Path, *, written_by: float = math.inf) -> str | None:
+    """Of a file, or of all files of a folder by name.
+
+    None for what is too large, unreadable, or written after a time (seconds since the epoch).
+    Empty files have no content that could have been another: libraries make locks of them.
+    """
     try:
         if path.is_file():
-            return _digest(path)
+            return None if path.stat().st_ctime > written_by else _digest(path)
         files = []
         size = 0
         for each in _files_below(path):
             files.append(each)
-            size += each.stat().st_size
-            if len(files) > _MOST or size > _LARGEST:
+            found = each.stat()
+            size += found.st_size
+            too_late = found.st_size and found.st_ctime > written_by
+            if len(files) > _MOST or size > _LARGEST or too_late:
                 return None
         whole = hashlib.sha256()
         for each in sorted(files):

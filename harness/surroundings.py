@@ -118,14 +118,18 @@ def local_software(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 _OF_LIBRARIES = re.compile(
-    "(TORCH|PYTORCH|TORCHINDUCTOR|ATEN|NCCL|GLOO|CUBLAS|CUDNN|CUDA|NVIDIA|NVTE|MKL|KMP|OMP|DNNL"
-    "|ONEDNN|OPENBLAS|TRITON)_"
+    "(TORCH|PYTORCH|TORCHINDUCTOR|TORCHDYNAMO|ATEN|FSDP|NCCL|RCCL|GLOO|UCC|CUBLAS|CUBLASLT|CUDNN"
+    "|CUDA|NVIDIA|NVTE|MKL|KMP|OMP|DNNL|ONEDNN|OPENBLAS|TRITON|HIP|HSA|ROCBLAS|HIPBLASLT|MIOPEN|AMD"
+    "|FLASH_ATTENTION|FLASHINFER|XFORMERS|DS|DEEPSPEED|ACCELERATE|MEGATRON)_|LD_PRELOAD$"
 )
 _NO_NUMBERS = re.compile(
-    "DEBUG|LOG|HOME|PATH|DIR|ROOT|CACHE|VERSION|VISIBLE|CAPABILITIES|REQUIRE|OMP_NUM_THREADS"
-    "|SOCKET|TIMEOUT|TRACE|DUMP"
+    "(^|_)(DEBUG|DBG|LOG|LOGS|LOGGING|LOGDEST|LOGINFO|LOGLEVEL|LOGGER|HOME|PATH|DIR|ROOT|CACHE"
+    "|VERSION|VISIBLE|CAPABILITIES|REQUIRE|SOCKET|TIMEOUT|TRACE|DUMP|TOKEN|KEY|SECRET|PASSWORD)(_|$)"
+    "|^OMP_NUM_THREADS$"
 )
-"""Where files lie, what is logged, what hardware there is; ranks have one thread each anyway."""
+"""Whole words of names: where files lie, what is logged, what hardware there is, what is secret;
+ranks have one thread each anyway. PYTHONHASHSEED is not looked at: without it hashes differ by run.
+"""
 
 
 def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:

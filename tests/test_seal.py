@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -178,4 +179,52 @@ def test_what_cannot_be_digested_is_never_the_same(folder, tmp_path, monkeypatch
     config_with(folder, data=str(tmp_path / "many"))
     sources = sources_of(folder)
     assert sources == {str(tmp_path / "many"): None}
-    assert changed_source(sources) == f"{tmp_path / 'many'}, which it used, cannot be digested"
+    unknown = "which it used, has no digest, or was written while it trained"
+    assert changed_source(sources) == f"{tmp_path / 'many'}, {unknown}"
+
+
+def imported_by(folder, rank, files, began=None):
+    left = {"schema": 1, "files": files} | ({} if began is None else {"began": began})
+    (folder / "imported" / f"rank-{rank:05d}.json").write_text(json.dumps(left))
+
+
+def test_data_that_was_written_while_the_run_trained_is_never_the_same(folder, tmp_path):
+    data = tmp_path / "data" / "a.jsonl"
+    data.parent.mkdir()
+    data.write_text("one")
+    config_with(folder, dataset_path=str(data.parent), file=str(data))
+    imported_by(folder, 0, {}, began=data.stat().st_ctime + 5)
+    imported_by(folder, 1, {}, began=data.stat().st_ctime + 1)
+    assert None not in sources_of(folder).values()
+    imported_by(folder, 1, {}, began=data.stat().st_ctime - 1)
+    assert sources_of(folder) == {str(data.parent): None, str(data): None}
+
+
+def test_a_lock_that_a_library_made_while_it_read_data_is_none_of_it(folder, tmp_path):
+    data = tmp_path / "data" / "a.jsonl"
+    data.parent.mkdir()
+    data.write_text("one")
+    config_with(folder, dataset_path=str(data.parent))
+    imported_by(folder, 0, {}, began=data.stat().st_ctime + 0.001)
+    time.sleep(0.01)
+    (data.parent / ".lock").touch()
+    assert None not in sources_of(folder).values()
+
+
+def test_a_module_that_ranks_found_with_other_contents_is_never_the_same(folder, tmp_path):
+    mine, other = tmp_path / "mine.py", tmp_path / "other.py"
+    imported_by(folder, 0, {str(mine): "a", str(other): "b"})
+    imported_by(folder, 1, {str(mine): "a", str(other): "c"})
+    imported_by(folder, 2, {str(other): "c"})
+    assert sources_of(folder) == {str(mine): "a", str(other): None}
+
+
+def test_packages_that_only_a_container_has_are_its_images(folder, tmp_path):
+    there = tmp_path / "site-packages" / "here.py"
+    there.parent.mkdir()
+    there.touch()
+    away = tmp_path / "image" / "site-packages" / "fork-1.dist-info" / "RECORD"
+    mine = tmp_path / "image" / "mine.py"
+    imported_by(folder, 0, {str(away): "a", str(mine): "b", str(there): "c"})
+    assert sources_of(folder) == {str(mine): "b", str(there): "c"}
+    assert changed_source({str(mine): "b"}) == f"{mine}, which it used, is not there any more"

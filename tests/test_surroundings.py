@@ -241,6 +241,43 @@ def test_variables_that_choose_algorithms_are_software_and_others_are_not():
     ) == {"environment": {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ACCELERATE_MIXED_PRECISION",
+        "CUBLASLT_WORKSPACE_SIZE",
+        "DS_ACCELERATOR",
+        "FLASH_ATTENTION_DETERMINISTIC",
+        "HIPBLASLT_ALLOW_TF32",
+        "LD_PRELOAD",
+        "NCCL_P2P_DIRECT_DISABLE",
+        "NVIDIA_TF32_OVERRIDE",
+        "TORCHDYNAMO_DISABLE",
+    ],
+)
+def test_a_variable_that_may_change_numbers_is_software(name):
+    assert local_software({name: "1"}) == {"environment": {name: "1"}}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ACCELERATE_LOG_LEVEL",
+        "CUDNN_LOGDEST_DBG",
+        "LD_PRELOAD_OF_ANOTHER",
+        "NCCL_DEBUG_FILE",
+        "NCCL_SOCKET_IFNAME",
+        "NVIDIA_API_KEY",
+        "OMP_NUM_THREADS",
+        "PYTHONHASHSEED",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_LOGS",
+    ],
+)
+def test_a_variable_of_places_logs_and_secrets_is_none(name):
+    assert local_software({name: "1"}) == {}
+
+
 def test_such_a_variable_makes_another_run(monkeypatch):
     found = []
     for algorithm in ("Ring", "Tree"):

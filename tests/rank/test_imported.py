@@ -5,8 +5,11 @@ import json
 import os
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
+
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -47,3 +50,75 @@ def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(
     ]
     digests = {str(each): hashlib.sha256(each.read_bytes()).hexdigest() for each in expected}
     assert found == {**digests, f"{archive}/zipped.py": None}
+
+
+def left_by(python: Path | str, program: str, folder: Path, path: str) -> dict[str, str | None]:
+    """What a rank of a Python leaves that runs a program, which leaves ``folder``'s evidence."""
+    folder.mkdir()
+    script = folder.with_suffix(".py")
+    leaving = "\nfrom harness.rank.imported import leave_imported\nleave_imported(folder, 0)\n"
+    begin = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
+    script.write_text(begin + program + leaving)
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([python, script, folder], check=True, env=environment)
+    return json.loads((folder / "imported" / "rank-00000.json").read_text())["files"]
+
+
+def test_a_module_that_was_written_while_the_rank_ran_has_no_digest(tmp_path):
+    module, moved = tmp_path / "mine.py", tmp_path / "moved.py"
+    for each in (module, moved):
+        each.write_text("x = 1\n")
+    other = tmp_path / "other.py"
+    other.write_text("x = 2\n")
+    os.utime(other, (0, 0))
+    path = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    unchanged = left_by(sys.executable, "import mine, moved", tmp_path / "run", path)
+    assert unchanged[str(module)] is not None
+    assert unchanged[str(moved)] is not None
+    edit = "import mine, moved, time\ntime.sleep(0.3)\n"
+    edit += f"Path({str(module)!r}).write_text('x = 3')\n"
+    edit += f"Path({str(other)!r}).rename({str(moved)!r})\n"
+    edited = left_by(sys.executable, edit, tmp_path / "again", path)
+    assert edited[str(module)] is None
+    assert edited[str(moved)] is None  # by a file that was written long ago
+
+
+def test_packages_are_known_by_their_versions_but_for_local_ones(tmp_path):
+    """A folder or wheel may have other code tomorrow and the same version."""
+    venv.create(tmp_path / "env")
+    (packages,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    elsewhere = tmp_path / "elsewhere" / "site-packages"
+    elsewhere.mkdir(parents=True)
+    origins = {
+        "of_index": None,
+        "of_folder": {"url": "file:///fork", "dir_info": {}},
+        "of_wheel": {"url": "file:///fork.whl", "archive_info": {}},
+        "of_commit": {"url": "https://x", "vcs_info": {"vcs": "git", "commit_id": "1"}},
+        "editable": {"url": "file:///fork", "dir_info": {"editable": True}},
+        "damaged": "{",
+    }
+    for name, origin in origins.items():
+        (packages / f"{name}.py").write_text("x = 1\n")
+        information = packages / f"{name}-1.0.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n")
+        own = f"{information.name}/RECORD"
+        (information / "RECORD").write_text(f"{name}.py,sha256=x,6\n{own},,\n")
+        if origin is not None:
+            text = origin if isinstance(origin, str) else json.dumps(origin)
+            (information / "direct_url.json").write_text(text)
+    (packages / "copied.py").write_text("x = 1\n")
+    (elsewhere / "foreign.py").write_text("x = 1\n")
+    numpy_folder = Path(np.__file__).parents[1]
+    path = os.pathsep.join(map(str, (ROOT, elsewhere, numpy_folder)))
+    imports = f"import {', '.join(origins)}, copied, foreign"
+    found = left_by(tmp_path / "env" / "bin" / "python", imports, tmp_path / "run", path)
+    of_test = {name for name in found if not Path(name).is_relative_to(numpy_folder)}
+    assert of_test == {
+        str(tmp_path / "run.py"),
+        str(packages / "copied.py"),
+        str(elsewhere / "foreign.py"),
+        *(str(packages / f"{name}-1.0.dist-info/RECORD") for name in ("of_folder", "of_wheel")),
+        str(packages / "damaged-1.0.dist-info/RECORD"),
+    }
+    assert None not in {found[name] for name in of_test}
