@@ -33,16 +33,13 @@ ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
 DISTRIBUTIONS = (
     *("torch", "torchtitan", "torchao", "triton", "numpy"),
-    *("mosaicml-streaming", DISTRIBUTION),
+    *("accelerate", "causal-conv1d", "datasets", "deepspeed", "flash-attn", "flashinfer-python"),
+    *("jax", "jaxlib", "kernels", "liger-kernel", "lightning", "mamba-ssm", "megatron-core"),
+    *("mosaicml", "mosaicml-streaming", "peft", "pytorch-lightning", "safetensors", "tokenizers"),
+    *("torchdata", "torchvision", "transformer-engine", "transformers", "trl", "xformers"),
+    DISTRIBUTION,
 )
 """What can change a job's numbers, or says which rank code runs."""
-COMMAND_DISTRIBUTIONS = (
-    *DISTRIBUTIONS,
-    *("accelerate", "datasets", "deepspeed", "flash-attn", "jax", "jaxlib", "lightning"),
-    *("megatron-core", "mosaicml", "peft", "pytorch-lightning", "safetensors", "tokenizers"),
-    *("torchdata", "torchvision", "transformer-engine", "transformers", "trl"),
-)
-"""The same of a program of the user's."""
 PACKAGES = "packages"
 """Stands among versions for all distributions of its environment: any may change its numbers."""
 COMMAND_DIALECT = "command"
@@ -150,12 +147,12 @@ def _for_command(name: str, root: Path | None, command: Command) -> Toolchain:
     """The environment of a program of the user's."""
     if Path(name).is_absolute():
         python, paths, release = _ask(Path(name))
-        versions = {"python": release, **_versions(paths, COMMAND_DISTRIBUTIONS)}
+        versions = {"python": release, **_versions(paths, DISTRIBUTIONS)}
         versions[PACKAGES] = _all_packages(paths)
     else:
         folder = (root or toolchain_root()) / name
         python, paths = _python_of(name, folder), _site_packages(folder)
-        versions = _versions(paths, COMMAND_DISTRIBUTIONS) | {PACKAGES: _all_packages(paths)}
+        versions = _versions(paths, DISTRIBUTIONS) | {PACKAGES: _all_packages(paths)}
     if command.probed and "torch" not in versions:
         raise ToolchainError(
             f"{python} has no torch, so its program cannot be probed: install torch there, name "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from harness.cli.shared import names
 from harness.errors import ConfigError, Problem
-from harness.model import Ask, Evidence
+from harness.model import Ask, Evidence, Verdict
 from harness.readers import same_path
 
 T = TypeVar("T")
@@ -132,6 +134,21 @@ def margin_of(arguments: argparse.Namespace) -> float | None:
 def columns_of(arguments: argparse.Namespace) -> dict[str, str]:
     """``--columns`` by signal; raises ConfigError for one that is not ``SIGNAL=COLUMN``."""
     return named_options(names(arguments.columns), "--columns", _column)
+
+
+def with_own_options(verdict: Verdict, arguments: argparse.Namespace) -> Verdict:
+    """The next command of a verdict with the options that its curves were read and judged by."""
+    command = verdict.next_command
+    if not command.startswith("converge compare "):
+        return verdict
+    more = [
+        *(f" --tolerance {shlex.quote(each)}" for each in arguments.tolerance),
+        f" --margin {arguments.margin:g}" if arguments.margin is not None else "",
+        f" --from {arguments.since}" if arguments.since is not None else "",
+        " --columns " + shlex.join(names(arguments.columns)) if arguments.columns else "",
+    ]
+    missing = (each for each in more if each and each.split()[0] not in command.split())
+    return replace(verdict, next_command=command + "".join(missing))
 
 
 def free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:

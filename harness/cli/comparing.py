@@ -17,6 +17,7 @@ from harness.cli.compare_forms import (
     free_name,
     margin_of,
     named_options,
+    with_own_options,
 )
 from harness.cli.comparing_seeds import compare_seeds
 from harness.cli.comparing_submissions import compare_submissions
@@ -67,6 +68,7 @@ def compare(arguments: argparse.Namespace) -> ExitCode:
             ask=ask,
             one_path=same_path(path, arguments.control),
         )
+        verdict = with_own_options(verdict, arguments)
         plain = spec is None or verdict.not_asked
         verdicts.append(verdict if plain else _with_what_helps(verdict, arguments.out))
         if not verdict.not_asked:

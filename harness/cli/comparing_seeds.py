@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.cli.compare_forms import columns_of, free_name, margin_of, target_of
+from harness.cli.compare_forms import columns_of, free_name, margin_of, target_of, with_own_options
 from harness.cli.shared import make_console
 from harness.cli.showing import show_verdicts
 from harness.gate import ExitCode, exit_code
@@ -43,7 +43,7 @@ def compare_seeds(arguments: argparse.Namespace) -> ExitCode:
             same_seed=False,
             target=target,
         )
-        verdicts.append(verdict)
+        verdicts.append(with_own_options(verdict, arguments))
         seeds[verdict.name] = runs
     tests = ", ".join(_counted(runs.test) for runs in seeds.values())
     view = build_view(

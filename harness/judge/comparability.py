@@ -241,7 +241,7 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
             return invalid(
                 f"only steps {first} to {last} are in both; {evidence.name} has {starts} to {ends}"
                 f"{_cut(evidence, first, last)}",
-                last,
+                None if late else last,
             )
     return Finding(
         Outcome.PASS,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model import Evidence, Floats, Integers
+from harness.model import Evidence, Flags, Floats, Integers
 
 
 class Series(NamedTuple):
@@ -107,6 +107,14 @@ def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Pair)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         share = np.where(magnitude > rounding, rounding / magnitude, np.inf)
     return np.where(rounding > 0, share, 0.0)
+
+
+def unprinted(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Flags:
+    """Where nothing of a value was printed (0.0000), and the two may be the same; shape (steps,)."""
+    share = rounding_share(test, control, signal, curves)
+    rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.isinf(share) & (np.abs(curves.test - curves.control) <= rounding)
 
 
 def second_half(curves: Pair) -> Pair:

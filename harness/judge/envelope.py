@@ -14,7 +14,14 @@ import numpy as np
 
 from harness.judge.alone import curves_alone
 from harness.judge.chance import SIGNAL_ALARMS, multiples
-from harness.judge.curves import Pair, common_steps, pair, relative_difference, rounding_share
+from harness.judge.curves import (
+    Pair,
+    common_steps,
+    pair,
+    relative_difference,
+    rounding_share,
+    unprinted,
+)
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
     FLOORS,
@@ -50,6 +57,8 @@ class Envelope:
     """Whether the limit is a tolerance that somebody set."""
     by_margin: bool = False
     """Whether somebody set a margin of the mean loss, which then decides what is open."""
+    unprinted: int = 0
+    """Steps at which a log prints 0.0000 or the like, and the other value may be the same."""
 
     @property
     def open(self) -> bool:
@@ -111,7 +120,8 @@ def compare(
     curves = pair(test, control, signal)
     if not curves.steps.size:
         return None
-    difference = relative_difference(curves.test, curves.control)
+    untold = unprinted(test, control, signal, curves)
+    difference = np.where(untold, 0.0, relative_difference(curves.test, curves.control))
     tolerance = tolerance_for(signal, tolerances or {})
     repeated = calibration is not None and calibration.repeats
     unlearnt = not repeated and curves_alone(test, control)
@@ -124,7 +134,11 @@ def compare(
     else:
         made = _learnt(signal, test, control, calibration, curves, difference)
     return replace(
-        made, unlearnt=unlearnt, tolerated=tolerance is not None, by_margin=margin is not None
+        made,
+        unlearnt=unlearnt,
+        tolerated=tolerance is not None,
+        by_margin=margin is not None,
+        unprinted=int(np.count_nonzero(untold)),
     )
 
 

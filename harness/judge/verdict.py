@@ -260,13 +260,20 @@ def _onset(checks: Sequence[Check]) -> int | None:
 
 def _next_of_curves(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
     """What would tell more than these curves do; empty where it is other curves."""
-    pair = f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}"
+    same = _same_comparison(case)
     if judgement is Judgement.FAIL:
         return f"converge run EXPERIMENT.toml  # {PROBED}"
     if judgement is Judgement.INCONCLUSIVE and what_settles(case.envelopes, None):
-        return pair + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
+        return same + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
     cut = next((found for check in checks if (found := CUT.search(check.detail))), None)
-    return f"{pair} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
+    return f"{same} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
+
+
+def _same_comparison(case: Case) -> str:
+    """These runs again. With the repeats, or the limits would be others."""
+    sources = case.calibration.sources if case.calibration else ()
+    repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
+    return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"
 
 
 def _next_of_seeds(case: Case, judgement: Judgement, ask: Ask) -> str:
@@ -288,7 +295,7 @@ def _next_of_seeds(case: Case, judgement: Judgement, ask: Ask) -> str:
 def _next_command(
     case: Case, judgement: Judgement, checks: Sequence[Check], ask: Ask, *, stepwise: bool
 ) -> str:
-    """What to type next; nothing after a PASS. With the repeats, or the limits would be others."""
+    """What to type next; nothing after a PASS."""
     if judgement is Judgement.PASS:
         return ""
     if judgement is Judgement.ERROR:
@@ -300,9 +307,7 @@ def _next_command(
         return _next_of_seeds(case, judgement, ask)
     if curves_alone(case.test, case.control):
         return _next_of_curves(case, judgement, checks)
-    sources = case.calibration.sources if case.calibration else ()
-    repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
-    return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"
+    return _same_comparison(case)
 
 
 def _quoted(path: str) -> str:

@@ -52,7 +52,9 @@ def read_console(path: Path, text: str) -> Evidence:
         for signal, column in columns.items():
             printed = (values[signal] or "").replace(",", "")
             column.append(number(place, line, signal, printed))
-            rounding[signal] = max(rounding[signal], half_unit(len(printed.partition(".")[2])))
+            if "." in printed:  # nan has no digits
+                places = len(printed.partition(".")[2])
+                rounding[signal] = max(rounding[signal], half_unit(places))
         rank = _RANK.match(content)
         ranks.add(rank[1] if rank else "")
     if len(ranks) > 1:
@@ -72,6 +74,6 @@ def read_console(path: Path, text: str) -> Evidence:
     }
     return settle(points).evidence(
         path.stem,
-        source=f"{path} (console log: rounded)",
+        source=str(path),
         rounding={signal: rounding[signal] for signal in points},
     )

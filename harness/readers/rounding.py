@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from harness.model import Evidence
 
 FULL_PRECISION = 9
 """Significant digits from which on nothing is rounded that a float32 holds."""
+_FLOAT32 = 2.0**-24
+"""Half a unit of a float32's last place, of its value."""
 PRINTED = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 """Signals that are judged as far as they are printed. Counts are exact, and so are learning rates:
 somebody chose them, and 0.001 is not 0.0014."""
@@ -23,14 +27,15 @@ class Digits(NamedTuple):
     """
 
     places: int
-    """Behind the point."""
+    """Behind the point; below 0 where an exponent leaves out places before it."""
     significant: int
 
     def most(self, other: Digits) -> Digits:
         return Digits(max(self.places, other.places), max(self.significant, other.significant))
 
 
-NO_DIGITS = Digits(0, 0)
+NO_DIGITS = Digits(-400, 0)
+"""Of no values at all; a float64 has at most 308 places before the point."""
 
 
 def digits_of(values: Iterable[object]) -> Digits:
@@ -63,15 +68,18 @@ def _of_text(text: str) -> Digits:
     if not (whole + fraction).isdigit():
         return NO_DIGITS
     places = len(fraction) - int(exponent or 0)
-    return Digits(max(places, 0), len((whole + fraction).lstrip("0")))
+    return Digits(places, len((whole + fraction).lstrip("0")))
 
 
 def printed_with(evidence: Evidence, digits: Mapping[str, Digits]) -> Evidence:
-    """Evidence that says how far its signals are printed."""
+    """Evidence that says how far its signals are printed.
+
+    A loss is no count: 7 may have been 7.4 as well.
+    """
     coarse = {
         signal: each
         for signal, each in digits.items()
-        if signal in PRINTED and each.places and each.significant < FULL_PRECISION
+        if signal in PRINTED and each != NO_DIGITS and not _in_full(evidence, signal, each)
     }
     return replace(
         evidence,
@@ -80,6 +88,18 @@ def printed_with(evidence: Evidence, digits: Mapping[str, Digits]) -> Evidence:
     )
 
 
+def _in_full(evidence: Evidence, signal: str, digits: Digits) -> bool:
+    """Whether even the smallest value is printed as finely as a float32 holds it.
+
+    A single large value shows many digits of fixed places, and the small ones few.
+    """
+    if digits.significant < FULL_PRECISION:
+        return False
+    sizes = np.abs(evidence.signals[signal].values) if signal in evidence.signals else np.array([])
+    least = sizes[np.isfinite(sizes) & (sizes > 0)].min(initial=np.inf)
+    return bool(half_unit(digits.places) <= _FLOAT32 * least)
+
+
 def half_unit(places: int) -> float:
-    """Half a unit of the last of some decimal places; 0 for none: whole numbers are exact."""
-    return 0.5 * 10.0**-places if places else 0.0
+    """Half a unit of the last of some decimal places; below 0 of tens, hundreds …."""
+    return 0.5 * 10.0**-places

@@ -269,9 +269,27 @@ def test_below_its_rounding_a_log_says_nothing():
         with_signals(control, grad_norm=lambda step, x: 0.0), rounding={"grad_norm": 5e-5}
     )
     verdict = judge(printed, control)
+    assert verdict.judgement is Judgement.INCONCLUSIVE
+    assert verdict.cause == (
+        f"nothing of the grad norm was printed at {STEPS} of {STEPS} steps, where it is smaller "
+        "than the last digit: log more digits"
+    )
+    larger = with_signals(control, grad_norm=lambda step, x: 1.0)
+    verdict = judge(printed, larger)
     assert verdict.judgement is Judgement.FAIL
     assert "the grad norm is off by a factor of 0" in verdict.cause
     assert "or only what was logged of them, curves do not tell" in verdict.cause
+
+
+def test_a_value_that_falls_below_the_last_digit_is_equal_as_printed():
+    norms = tuple(2 * math.exp(-step) for step in range(1, STEPS + 1))
+    control = foreign("a", loss=LOSSES, grad_norm=norms)
+    printed = with_signals(control, grad_norm=lambda step, x: round(x, 6))
+    printed = replace(printed, rounding={"grad_norm": 5e-7})
+    assert printed.signals["grad_norm"].values[-1] == 0
+    assert judge(printed, control).judgement is Judgement.PASS
+    risen = with_signals(printed, grad_norm=lambda step, x: x + 1e-4 * (step == STEPS))
+    assert judge(risen, control).judgement is not Judgement.PASS
 
 
 def test_a_grad_norm_that_starts_late_is_not_a_first_step():

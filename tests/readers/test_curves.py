@@ -30,7 +30,7 @@ def test_torchtitans_console_log(tmp_path):
     assert evidence.signals["grad_norm"][0] == 0.8412
     assert math.isnan(evidence.signals["grad_norm"][1])
     assert evidence.rounding == pytest.approx({"loss": 5e-6, "grad_norm": 5e-5})
-    assert "rounded" in evidence.source
+    assert evidence.source == str(tmp_path / "stdout.log")
 
 
 def test_a_console_log_of_one_rank(tmp_path):

@@ -87,7 +87,13 @@ def test_places_and_significant_digits(tmp_path, monkeypatch, fast_from):
     exact = read_curves(file(tmp_path, "exact.csv", "step,loss\n1,8.049097061157227\n2,7.5\n"))
     assert (exact.rounding, exact.significant) == ({}, {})
     whole = read_curves(file(tmp_path, "whole.csv", "step,loss\n1,8\n2,nan\n3,\n"))
-    assert (whole.rounding, whole.significant) == ({}, {})
+    assert (whole.rounding, whole.significant) == ({"loss": 0.5}, {"loss": 1})
+    tens = read_curves(file(tmp_path, "t.csv", "step,loss\n1,1.25e+04\n2,1.2e+4\n"))
+    assert (tens.rounding, tens.significant) == ({"loss": 50.0}, {"loss": 3})
+    spike = read_curves(file(tmp_path, "s.csv", "step,loss\n1,98765.4321\n2,0.0512\n"))
+    assert (spike.rounding, spike.significant) == ({"loss": 5e-5}, {"loss": 9})
+    none = read_curves(file(tmp_path, "n.csv", "step,loss\n1,nan\n2,\n"))
+    assert (none.rounding, none.significant) == ({}, {})
 
 
 def test_a_curve_of_two_digits_is_no_evidence_of_equal_values(tmp_path):
