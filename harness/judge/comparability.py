@@ -52,9 +52,9 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Findi
     flaw = other_steps(test, control)
     # Of a program that is not probed nothing is audited, but its job says how many steps it has.
     ours = spec is not None or test.expected_steps is not None
-    torn = "" if ours else _torn(test) or _torn(control)
-    if torn:
-        return invalid(torn)
+    broken = "" if ours else torn(test) or torn(control)
+    if broken:
+        return invalid(broken)
     if flaw is None:
         return passed(f"{test.steps.size} steps")
     if ours or not test.steps.size:
@@ -191,7 +191,7 @@ def _ran(test: Evidence) -> Iterator[tuple[str, InForce]]:
             yield f" (pass {each.number})", each.in_force
 
 
-def _torn(evidence: Evidence) -> str:
+def torn(evidence: Evidence) -> str:
     """Why a curve from elsewhere is not whole by its own account; empty if it is."""
     if evidence.contradictions:
         return f"{evidence.name} contradicts itself: {evidence.contradictions[0]}"

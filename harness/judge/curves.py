@@ -110,11 +110,19 @@ def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Pair)
 
 
 def unprinted(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Flags:
-    """Where nothing of a value was printed (0.0000), and the two may be the same; shape (steps,)."""
+    """Where nothing of a value was printed (0.0000), and the two may be equal; shape (steps,)."""
     share = rounding_share(test, control, signal, curves)
     rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.isinf(share) & (np.abs(curves.test - curves.control) <= rounding)
+
+
+def difference_beyond_print(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+    """The relative difference, less what rounding in both sources makes of it; shape (steps,)."""
+    share = rounding_share(test, control, signal, curves)
+    beyond = relative_difference(curves.test, curves.control) - np.where(np.isinf(share), 0, share)
+    untold = unprinted(test, control, signal, curves)
+    return np.where(untold, 0.0, np.maximum(beyond, 0.0))
 
 
 def second_half(curves: Pair) -> Pair:

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from harness.judge.agreement import agreement, other_objective
 from harness.judge.alone import curves_alone
 from harness.judge.apart import apart
 from harness.judge.check import Finding, Question, check, counted, invalid, passed, skipped
-from harness.judge.curves import has, series
+from harness.judge.curves import has
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.judge.programs import BEFORE_CLIPPING, probing, required
 from harness.judge.requeues import badly_requeued
 from harness.judge.soundness import (
     Flaw,
+    began_later,
     disordered,
     missing_values,
     non_finite,
@@ -50,9 +49,8 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
         or _misreports(control, _REPORTED[1:] if other_objective(test, control) else _REPORTED)
     )
     if flaw:
-        alone = curves_alone(test, control) and flaw == non_finite(control)
-        later = _began_later(control, flaw) if alone else ""
-        return invalid(f"the control {control.name} {flaw.what}{later}", flaw.step)
+        later = began_later(control) if curves_alone(test, control) else ""
+        return invalid(f"the control {control.name} {later or flaw.what}", flaw.step)
     if control.replay_conflicts:
         conflict = control.replay_conflicts[0]
         return invalid(f"the control {control.name} replayed steps with other values: {conflict}")
@@ -125,17 +123,13 @@ def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
 
 
 @check(Tier.INTEGRITY)
-def finite(test: Evidence, control: Evidence) -> Finding:
+def finite(test: Evidence) -> Finding:
     """Loss and grad norm stay finite, as the control's do.
 
-    The test set diverged to NaN or infinity where its control did not. (A log that has NaN before
-    its first number did not: its pass began there.)
+    The test set diverged to NaN or infinity where its control did not.
     """
     flaw = non_finite(test)
     if flaw:
-        later = _began_later(test, flaw) if curves_alone(test, control) else ""
-        if later:
-            return invalid(f"{test.name}: {flaw.what}{later}")
         return Finding(Outcome.FAIL, f"{flaw.what}, where the control is finite", onset=flaw.step)
     return passed()
 
@@ -148,20 +142,6 @@ CHECKS: tuple[Question, ...] = (
     values_present,
     finite,
 )
-
-
-def _began_later(run: Evidence, flaw: Flaw) -> str:
-    """What helps where a loss is NaN at first and finite from some step on; empty elsewhere."""
-    loss = series(run, "loss")
-    finite = np.isfinite(loss.values)
-    first = int(np.argmax(finite))
-    if flaw.step != run.steps[0] or not (finite[first:].all() and np.isnan(loss.values[0])):
-        return ""
-    began = int(loss.steps[first])
-    return (
-        f" and finite from step {began} on, as in the log of a resumed run with NaN for steps that "
-        f"it did not make: --from {began} compares from there"
-    )
 
 
 def _required(spec: SetSpec | None, test: Evidence, control: Evidence) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from harness.judge.case import make_case
 from harness.judge.check import Question
 from harness.judge.comparability import probed_alike, same_lr, same_tokens
-from harness.judge.curves import pair, relative_difference
+from harness.judge.curves import difference_beyond_print, pair, relative_difference
 from harness.judge.first_step import (
     gradients_present,
     reported_grad_norm_is_recomputed,
@@ -291,7 +291,7 @@ def _apart(first: Evidence, second: Evidence, signal: str) -> float | None:
     if not curve.steps.size:
         return None
     floor = ROUNDING[second.precision][signal]
-    difference = relative_difference(curve.test, curve.control)
+    difference = difference_beyond_print(first, second, signal, curve)
     with np.errstate(over="ignore"):
         squares = np.square(difference * floor.first / floor.at(curve.steps))
         return float(np.sqrt(np.mean(squares)))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.curves import common_steps, has
+from harness.judge.curves import common_steps, has, series
 from harness.judge.floors import JUDGED_SIGNALS
 from harness.model import Evidence, RestartOwner, RunStatus
 
@@ -102,6 +102,20 @@ def non_finite(evidence: Evidence) -> Flaw | None:
             step = int(evidence.steps[wrong[0]])
             found.append(Flaw(f"{signal} is {column.values[wrong[0]]} at step {step}", step))
     return min(found, key=lambda flaw: flaw.step or 0, default=None)
+
+
+def began_later(evidence: Evidence) -> str:
+    """What helps where a loss is NaN at first and finite from some step on; empty elsewhere."""
+    loss = series(evidence, "loss")
+    finite = np.isfinite(loss.values)
+    first = int(np.argmax(finite)) if finite.size else 0
+    if first == 0 or not finite[first:].all() or not np.isnan(loss.values[:first]).all():
+        return ""
+    began = int(loss.steps[first])
+    return (
+        f"has no loss before step {began}, as in the log of a resumed run with NaN for steps that "
+        f"it did not make: --from {began} compares from there"
+    )
 
 
 def other_steps(evidence: Evidence, control: Evidence) -> Flaw | None:

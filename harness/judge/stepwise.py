@@ -69,14 +69,15 @@ def _envelope(signal: str, envelopes: Envelopes) -> Finding:
         return skipped(f"no {signal} on one side")
     if envelope.open:
         return open_curve(envelope)
-    if not envelope.outside.size and envelope.unprinted > envelope.steps.size / 2:
+    count = envelope.steps.size
+    if not envelope.outside.size and envelope.unprinted > count / 2:
         return Finding(
             Outcome.INCONCLUSIVE,
             f"nothing of the {signal.replace('_', ' ')} was printed at {envelope.unprinted} of "
-            f"{envelope.steps.size} steps, where it is smaller than the last digit: log more digits",
+            f"{count} steps, where it is smaller than the last digit: log more digits",
         )
     worst, outside = envelope.worst, envelope.outside
-    step, count = int(envelope.steps[worst]), envelope.steps.size
+    step = int(envelope.steps[worst])
     return Finding(
         Outcome.FAIL if outside.size else Outcome.PASS,
         f"{outside.size} of {count} steps outside, the worst is step {step}: "

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from harness.judge.alone import curves_alone
 from harness.judge.check import Finding, check, invalid, passed
 from harness.judge.curves import pair, series
+from harness.judge.soundness import began_later
 from harness.model import Evidence, Floats, SetSpec, Tier
 
 FEWEST_POINTS = 2
@@ -23,13 +25,16 @@ def something_trained(
     """The test set and its control are two runs, and the control learns something.
 
     One file twice, a single step, a learning rate of zero, or a loss that is the same number at
-    every step: such curves agree whatever is wrong.
+    every step: such curves agree whatever is wrong. Nor does a log show how a run began that has no
+    number there.
     """
     if one_path:
         return invalid(
             f"{test.name} and its control {control.name} are one and the same path "
             f"({control.source}): nothing is compared; give the curve of another run"
         )
+    if curves_alone(test, control) and (later := began_later(test)):
+        return invalid(f"{test.name} {later}")
     loss = pair(test, control, "loss")
     longest = max(series(each, "loss").steps.size for each in (test, control))
     if spec is None and 0 < longest < FEWEST_POINTS:

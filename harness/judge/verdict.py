@@ -31,6 +31,7 @@ from harness.model import (
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
 CUT = re.compile(r"--from \d+")
+_SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
 """How a check says from which step on two curves have the same steps."""
 
 _TOLD_BY = {
@@ -276,9 +277,10 @@ def _same_comparison(case: Case) -> str:
     return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"
 
 
-def _next_of_seeds(case: Case, judgement: Judgement, ask: Ask) -> str:
-    """The same comparison with a place for the runs that would settle it; else nothing helps."""
-    if judgement is not Judgement.INCONCLUSIVE:
+def _next_of_seeds(case: Case, judgement: Judgement, checks: Sequence[Check], ask: Ask) -> str:
+    """The same comparison with a place for the seeds, where a number of them would settle it."""
+    settled = any(_SEEDS_SETTLE.search(check.detail) for check in checks)
+    if judgement is not Judgement.INCONCLUSIVE or not settled:
         return ""
     runs = case.seeds or SeedRuns((case.control,), (case.test,))
     sides = (("--control", runs.control, "CONTROL"), ("--test", runs.test, "TEST"))
@@ -304,13 +306,14 @@ def _next_command(
         told = _TOLD_BY.get(ended.status)
         return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
     if not stepwise:
-        return _next_of_seeds(case, judgement, ask)
+        return _next_of_seeds(case, judgement, checks, ask)
     if curves_alone(case.test, case.control):
         return _next_of_curves(case, judgement, checks)
     return _same_comparison(case)
 
 
 def _quoted(path: str) -> str:
-    """A path as one word of a POSIX shell."""
+    """A path as one word of a POSIX shell, and no option."""
+    path = f"./{path}" if path.startswith("-") else path
     plain = path.isascii() and all(letter.isalnum() or letter in "/._-+=:,@" for letter in path)
     return path if path and plain else "'" + path.replace("'", "'\"'\"'") + "'"

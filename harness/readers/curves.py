@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,7 @@ def read_curves(
 
 
 def _since(path: Path, evidence: Evidence, step: int) -> Evidence:
-    """A curve from a step on."""
+    """A curve from a step on, and what is said of its steps."""
     kept = evidence.steps >= step
     if not kept.any():
         last = f"its last step is {evidence.steps[-1]}" if kept.size else "it has no step"
@@ -59,7 +60,15 @@ def _since(path: Path, evidence: Evidence, step: int) -> Evidence:
             for signal, column in evidence.signals.items()
         },
         replayed=tuple(each for each in evidence.replayed if each >= step),
+        replay_conflicts=tuple(
+            clause
+            for clause in evidence.replay_conflicts
+            if (at := _AT_STEP.match(clause)) is None or int(at[1]) >= step
+        ),
     )
+
+
+_AT_STEP = re.compile(r"step (\d+): ")
 
 
 def same_path(first: Path, second: Path) -> bool:

@@ -17,7 +17,6 @@ from harness.model import Column, Evidence, Flags, Floats, Integers
 
 MEASURED_ANEW = frozenset({"seconds", "at", "memory_bytes"})
 """What no two runs of a step share: neither a replay nor a conflict."""
-MAX_CONFLICTS = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,11 +97,9 @@ def settle(
 
 
 def _clauses(differences: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """One clause per step, the first 20 and how many more there are."""
+    """One clause per step."""
     ordered = sorted(differences.items())
-    clauses = [f"step {step}: {', and '.join(words)}" for step, words in ordered]
-    more = len(clauses) - MAX_CONFLICTS
-    return (*clauses[:MAX_CONFLICTS], *([f"and {more} more"] if more > 0 else []))
+    return tuple(f"step {step}: {', and '.join(words)}" for step, words in ordered)
 
 
 def _out_of_order(late: Mapping[int, int]) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from harness.judge.curves import series
 from harness.judge.renamed import align
 from harness.judge.tensors import Comparisons, compare_tensors
 from harness.model import (
@@ -246,7 +249,7 @@ class _Runs:
                 toolchain=plain(job.toolchain.name),
                 note=plain(job.spec.note),
                 repeat=str(job.repeat) if job.repeat else "",
-                tokens_per_step=job.tokens_per_step,
+                tokens_per_step=_tokens_per_step(job, evidence),
             )
         if record:
             view = replace(
@@ -356,3 +359,17 @@ def _compare(run: RunView, control: RunView, limits: Mapping[str, Floats]) -> di
         limit = Curve() if allowed is None else Curve(apart.steps, allowed)
         result[name] = Comparison(difference=apart, ratio=ratio(ours, theirs), limit=limit)
     return result
+
+
+def _tokens_per_step(job: Job, evidence: Evidence | None) -> int | None:
+    """The token budget of one step; None where nobody knows it.
+
+    Only a command trainer itself knows how long its samples are: what its probe counted is said,
+    else what its config has.
+    """
+    if job.spec.command is None:
+        return job.tokens_per_step
+    counted = series(evidence, "tokens").values if evidence else np.zeros(0)
+    if counted.size:
+        return round(float(np.median(counted)))
+    return job.tokens_per_step if job.seq_len > 1 else None

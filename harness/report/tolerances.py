@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from harness.judge import JUDGED_SIGNALS
 from harness.judge.alone import curves_alone
 from harness.judge.envelope import furthest_learnt
+from harness.judge.open_curves import STEP_ORIGIN
 from harness.judge.passes import tokens_off
 from harness.judge.reference_checks import MEASURED_FROM
-from harness.model import Calibration, Evidence, Precision, SignalScale, Verdict
+from harness.model import (
+    Calibration,
+    Evidence,
+    Judgement,
+    Outcome,
+    Precision,
+    SignalScale,
+    Tier,
+    Verdict,
+)
 from harness.report.curves import Curve, difference, largest, signal_curve
 from harness.report.text import ABSENT, count, number, plain
 
@@ -173,7 +183,29 @@ def notes(
         f"Errors of low precision at the initial weights are {plain(words)}."
         for words in dict.fromkeys(measured)
     )
-    return (*sentences, *_miscounted(verdicts, evidences))
+    return (*sentences, *_unasked(verdicts), *_miscounted(verdicts, evidences))
+
+
+def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """How far single steps are off where a margin of the mean loss decided."""
+    for verdict in verdicts:
+        off = [
+            f"the {check.name.removesuffix('-envelope').replace('-', ' ')} by up to "
+            f"{number(check.measured)}"
+            for check in verdict.checks
+            if verdict.judgement is Judgement.PASS
+            and check.outcome is Outcome.PASS
+            and check.tier is Tier.ENVELOPE
+            and check.measured is not None
+            and check.limit is not None
+            and check.limit.origin == STEP_ORIGIN
+        ]
+        if off:
+            yield (
+                f"Single steps of {plain(verdict.name)} are off, {' and '.join(off)}, by more than "
+                "rounding: the margin asks for the mean loss alone; --repeat or --tolerance would "
+                "ask for them."
+            )
 
 
 def _wide(control: str, signal: str, step: int, limit: float, floor: float) -> str:

@@ -89,11 +89,15 @@ def test_no_worse_of_one_pair(sides, capsys):
 
 
 def test_what_is_open_says_what_would_settle_it(sides, capsys):
+    assert compare(sides, "same", more=("--margin", "0.004")) == 3
+    out = told(capsys)
+    assert "further seeds a side" in out
+    assert "next: converge compare --seeds --control" in out
+    assert "TEST_4 … --margin 0.004" in out
     assert compare(sides, "same", more=("--margin", "0.002")) == 3
     out = told(capsys)
-    assert "further seed" in out
-    assert "next: converge compare --seeds --control" in out
-    assert "TEST_4 … --margin 0.002" in out
+    assert "too near the margin of 0.002 to say how many further seeds" in out
+    assert "next:" not in out
 
 
 @pytest.mark.parametrize(

@@ -182,3 +182,26 @@ def test_a_permuted_repeat_that_hardly_differs_makes_no_other_an_outlier():
     assert outlier_among(CONTROL, repeats) is None
     # With no other kind to say what is usual, it would.
     assert outlier_among(CONTROL, repeats[3:]) is not None
+
+
+@pytest.mark.parametrize(
+    "coarse", [(True,) * 5, (False, False, False, False, True), (True, *[False] * 4)]
+)
+def test_repeats_that_are_printed_coarsely_put_nobody_out_of_line(coarse):
+    """They are rounded, and as near as that shows."""
+
+    def printed(repeat):
+        shown = {
+            name: lambda step, value: None if value is None else round(float(value), 2)
+            for name in (*LOSSES, *NORMS)
+        }
+        return replace(with_signals(repeat, **shown), rounding=dict.fromkeys(shown, 5e-3))
+
+    made = [
+        printed(each) if as_text else each for each, as_text in zip(drawn(), coarse, strict=True)
+    ]
+    control = CONTROL
+    found = vetting.outlier_among(control, made, ({}, {}, {}))
+    assert found is None, found
+    bad = with_signals(made[-1], loss=lambda step, value: value * 1.02)
+    assert vetting.outlier_among(control, [*made[:-1], bad], ({}, {}, {})) is not None

@@ -496,3 +496,105 @@ def test_seeds_that_are_not_those_of_the_runs_are_refused():
         judge(seeds.test[1], seeds.control[0], seeds=seeds)
     with pytest.raises(ValueError, match="give seeds"):
         judge(seeds.test[0], seeds.control[0], same_seed=False)
+
+
+def decaying(name, number, *, pace=1.0, at=AT):
+    """A loss that falls below 3 within 60 to 200 steps, by its pace; seeds vary it by 2%."""
+    random = np.random.default_rng(number)
+    reached = pace * (1 + 0.02 * random.standard_normal())
+    return Evidence(name, f"{name}.csv", at, {"loss": 2.0 + 6.0 * (at * reached) ** -0.4})
+
+
+def by_target(change, *, control=lambda evidence: evidence, margin=0.15):
+    """The verdict on four seeds that are the control's with a change each."""
+    ours = tuple(change(decaying(f"t{number}", 10 + number)) for number in range(4))
+    theirs = tuple(control(decaying(f"c{number}", number)) for number in range(4))
+    return judged(SeedRuns(theirs, ours), margin=margin, target=3.0)
+
+
+def altered(evidence, where, value):
+    losses = loss_of(evidence).copy()
+    losses[where] = value
+    return with_loss(evidence, losses)
+
+
+def test_a_run_that_leaves_its_target_again_has_not_reached_it():
+    diverged = by_target(lambda each: altered(each, slice(120, None), 50.0))
+    assert diverged.judgement is not Judgement.PASS
+    assert "above it again at the end" in diverged.cause
+    broken = by_target(lambda each: each, control=lambda each: altered(each, slice(120, None), 9.0))
+    assert broken.judgement is Judgement.INVALID
+    assert "c0 reaches and leaves again a loss of 3" in broken.cause
+
+
+def test_a_glitch_of_the_log_reaches_no_target():
+    slow = tuple(decaying(f"t{number}", 10 + number, pace=0.5) for number in range(4))
+    control = tuple(decaying(f"c{number}", number) for number in range(4))
+    glitch = tuple(altered(each, 2, 1e-9) for each in slow)
+    for runs in (slow, glitch):
+        verdict = judged(SeedRuns(control, runs), margin=0.15, target=3.0)
+        assert verdict.judgement is Judgement.FAIL, verdict.cause
+
+
+def test_curves_have_to_show_how_a_target_is_reached():
+    def cut(evidence, kept):
+        return replace(evidence, steps=AT[kept], signals={"loss": loss_of(evidence)[kept]})
+
+    hole = np.r_[0:40, 140 : AT.size]
+    for verdict in (
+        by_target(lambda each: cut(each, hole)),
+        by_target(lambda each: each, control=lambda each: cut(each, hole)),
+    ):
+        assert verdict.judgement is Judgement.INVALID
+        assert "lacks steps 41 to 140" in verdict.cause
+    late = by_target(lambda each: cut(each, slice(20, None)))
+    assert late.judgement is Judgement.INVALID
+    assert "t0 begins at step 21 and c0 at step 1" in late.cause
+    there = by_target(lambda each: with_loss(each, loss_of(each) - 6))
+    assert there.judgement is Judgement.INVALID
+    assert "t0 is at a loss of 3 at its first point already" in there.cause
+
+
+def test_a_log_that_is_too_sparse_for_a_margin_asks_for_no_seeds():
+    rarely = slice(0, None, 20)
+    sparse = by_target(
+        lambda each: replace(each, steps=AT[rarely], signals={"loss": loss_of(each)[rarely]}),
+        margin=0.05,
+    )
+    assert sparse.judgement is Judgement.INCONCLUSIVE
+    assert "log more often, or give a larger margin" in sparse.cause
+    assert sparse.next_command == ""
+
+
+def test_reruns_of_one_seed_that_are_printed_coarsely_count_once():
+    def printed(evidence, number):
+        noise = 1 + 1e-6 * np.random.default_rng(number).standard_normal(AT.size)
+        losses = np.round(loss_of(evidence) * noise, 4)
+        made = with_loss(replace(evidence, name=f"{evidence.name}.{number}"), losses)
+        return replace(made, rounding={"loss": 5e-5})
+
+    one, other = run("a", 1), run("b", 2)
+    reruns = SeedRuns(
+        tuple(printed(one, number) for number in range(3)),
+        tuple(printed(other, number) for number in range(3)),
+    )
+    verdict = judged(reruns, margin=0.01)
+    assert verdict.judgement is Judgement.INVALID
+    assert "have the same loss but for rounding at their first 25 steps" in verdict.cause
+    seeds = SeedRuns(
+        tuple(printed(run(f"c{number}", number), 0) for number in range(3)),
+        tuple(printed(run(f"t{number}", 9 + number), 0) for number in range(3)),
+    )
+    assert judged(seeds, margin=0.05).judgement is Judgement.PASS
+
+
+def test_tokens_are_compared_where_they_are_counted():
+    pair = runs(count=3)
+    counted = [
+        replace(each, signals={**each.signals, "tokens": np.full(AT.size, tokens)})
+        for each, tokens in ((pair.control[0], 1000.0), (pair.test[0], 2000.0))
+    ]
+    mixed = SeedRuns((counted[0], *pair.control[1:]), (counted[1], *pair.test[1:]))
+    verdict = judged(mixed, margin=0.05)
+    assert verdict.judgement is Judgement.INVALID
+    assert "trains on 2000 tokens a step" in verdict.cause

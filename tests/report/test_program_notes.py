@@ -11,7 +11,7 @@ from harness.report import build_view
 PROBE = {"wrapping": "DDP", "gradients": "at the optimizer's step", "recomputes_loss": False}
 
 
-def view_of(evidences, *, probed):
+def view_of(evidences, *, probed, seq_len=256):
     """The first of ``evidences`` is the control's, every other one a test set's."""
     command = Command(("train.py",), Path("/lab"), probed=probed)
     control, *tests = (each.name for each in evidences)
@@ -21,6 +21,7 @@ def view_of(evidences, *, probed):
         for name in tests
     )
     jobs = (job(one, Role.CONTROL, 20), *(job(each, Role.TEST, 20) for each in others))
+    jobs = tuple(replace(each, seq_len=seq_len) for each in jobs)
     experiment = Experiment("x", Path("x.toml"), (one,), others)
     records = [
         RunRecord(each.name, each.identity, Path("runs"), RunStatus.FINISHED, 1.0, ("train.py",))
@@ -73,3 +74,22 @@ def test_a_probe_that_saw_all_needs_no_note():
     whole = {**PROBE, "gradients": "before clipping", "recomputes_loss": True}
     runs = [evidence(name, 20, in_force={"probe": whole}) for name in ("one", "two")]
     assert not any("probe" in note for note in view_of(runs, probed=True).notes)
+
+
+def test_tokens_per_step_of_a_program_are_those_that_its_probe_counted():
+    counted = [
+        replace(each, signals={**each.signals, "tokens": (510.0,) * 19 + (512.0,)})
+        for each in (evidence("one", 20), evidence("two", 20))
+    ]
+    view = view_of(counted, probed=True)
+    assert {each.tokens_per_step for each in (*view.controls, *(t.run for t in view.tests))} == {
+        510
+    }
+    uncounted = [
+        replace(each, signals={"loss": each.signals["loss"]})
+        for each in (evidence("one", 20), evidence("two", 20))
+    ]
+    sequences = view_of(uncounted, probed=False).controls[0]
+    assert sequences.tokens_per_step == 8 * 256  # its config has the length of sequences
+    samples = view_of(uncounted, probed=False, seq_len=1).controls[0]
+    assert samples.tokens_per_step is None
