@@ -24,6 +24,16 @@ LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})
 """Benchmarks of language models, whose ``eval_accuracy`` is a cross entropy: lower is better."""
 EVALUATIONS = ("eval_loss", "eval_error", "eval_accuracy")
 _PLACES = ("samples_count", "epoch_num")
+IN_SAMPLES = frozenset(
+    {"llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b", "gpt_oss_20b"}
+    | {"deepseekv3_671b", "qwen35_397b_grpo"}
+)
+"""Benchmarks whose reference convergence points count samples."""
+IN_EPOCHS = frozenset(
+    {"bert", "dlrm_dcnv2", "gpt3", "maskrcnn", "resnet", "ssd", "retinanet", "unet3d", "rnnt"}
+    | {"gnn", "rgat", "cosmoflow", "deepcam", "oc20", "openfold"}
+)
+"""Benchmarks that count what they call ``epoch_num`` (``mlperf_logging.rcp_checker``)."""
 
 
 class _Event(NamedTuple):
@@ -76,7 +86,9 @@ def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
 def read_convergence(path: Path) -> Convergence:
     """When a run reached its target: at its last evaluation, if it stopped with success.
 
-    Raises EvidenceError for a file that is no log, or has no benchmark or global batch size.
+    In samples or epochs, as ``mlperf_logging.rcp_checker`` counts the benchmark. Raises
+    EvidenceError for a file that is no log, or has no benchmark or global batch size, and for
+    ``stable_diffusion``, which is there when it first passes by two metrics.
     """
     place = line_of(path)
     events = list(_events(path, read_text(path)))
@@ -85,6 +97,12 @@ def read_convergence(path: Path) -> Convergence:
     benchmark, size = (_last(events, key) for key in ("submission_benchmark", "global_batch_size"))
     if not isinstance(benchmark, str):
         raise EvidenceError(f"{path}: has no submission_benchmark")
+    if benchmark == "stable_diffusion":
+        raise EvidenceError(
+            f"{path}: stable_diffusion reaches its target where FID and CLIP first pass, which is "
+            "not read; ask mlperf_logging.rcp_checker"
+        )
+    size = int(size) if isinstance(size, float) and size.is_integer() else size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise EvidenceError(f"{path}: global_batch_size is {size!r}")
     stops = [event for event in events if event.key == "run_stop"]
@@ -92,16 +110,27 @@ def read_convergence(path: Path) -> Convergence:
     length = math.inf
     if ended:
         before = events[: events.index(stops[-1])]
-        evaluation = next((each for each in reversed(before) if each.key in EVALUATIONS), None)
+        evaluation = next((each for each in reversed(before) if each.key in _SCORES), None)
         if evaluation is None:
             fail(place(stops[-1].line), "success without an evaluation before it")
+        places = _places(benchmark)
         at = next(
-            (evaluation.metadata.get(name) for name in _PLACES if name in evaluation.metadata), None
+            (evaluation.metadata.get(name) for name in places if name in evaluation.metadata), None
         )
         if not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 < at < math.inf:
-            fail(place(evaluation.line), f"{evaluation.key} without samples_count or epoch_num")
+            fail(place(evaluation.line), f"{evaluation.key} without {' or '.join(places)}")
         length = round(float(at), 3)  # as MLPerf's checker does, and its tables are
     return Convergence(path.stem, str(path), benchmark, size, length)
+
+
+_SCORES = ("eval_error", "eval_accuracy")
+"""Evaluations that MLPerf's checker takes lengths from."""
+
+
+def _places(benchmark: str) -> tuple[str, ...]:
+    """What a benchmark counts lengths by; either, where it is not known."""
+    known = (("samples_count", IN_SAMPLES), ("epoch_num", IN_EPOCHS))
+    return tuple(name for name, those in known if benchmark in those) or _PLACES
 
 
 def _events(path: Path, text: str) -> Iterator[_Event]:

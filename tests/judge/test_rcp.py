@@ -8,6 +8,8 @@ import pytest
 from harness.judge import Submission, judge_submission
 from harness.model import Convergence, Judgement, Outcome, ReferencePoint
 
+BENCHMARK = "made_up"
+"""Of a benchmark that is not known submissions have half the runs of a reference."""
 LENGTHS = {
     8: (1100, 1110, 1120, 1090, 1100, 1105, 1095, 1100),
     16: (1000, 1010, 1020, 990, 1000, 1030, 980, 1000),
@@ -16,7 +18,7 @@ LENGTHS = {
     128: (2000, 2040, 2080, 1960, 2000, 2100, 1990, 2010),
 }
 POINTS = tuple(
-    ReferencePoint(f"ref_{size}", "llama31_8b", size, tuple(map(float, lengths)))
+    ReferencePoint(f"ref_{size}", BENCHMARK, size, tuple(map(float, lengths)))
     for size, lengths in LENGTHS.items()
 )
 FASTEST = {
@@ -34,7 +36,7 @@ its pruned points. It halves until it is within 1e-4."""
 
 def runs(*lengths, size=16):
     return tuple(
-        Convergence(f"result_{number}", f"result_{number}.txt", "llama31_8b", size, float(length))
+        Convergence(f"result_{number}", f"result_{number}.txt", BENCHMARK, size, float(length))
         for number, length in enumerate(lengths)
     )
 
@@ -85,12 +87,14 @@ def test_below_all_points_it_may_only_be_slower_than_the_smallest():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (runs(1000, 1000, 1000, size=256), "no point for global batch size 256"),
+        (runs(1000, 1000, 1000, 1000, size=256), "no point for global batch size 256"),
         (runs(1000, 1000), "the submission has 2 runs: a mean needs at least 3"),
+        (runs(1000, 1000, 1000), "has 3 runs, and MLPerf asks for 4 of made_up"),
+        (runs(*[1.5] * 4), "one side counts samples, and the other epochs"),
         ((*runs(1000, 1000), *runs(1000, size=32)), "global batch size of result_0 is 32"),
         (
             tuple(replace(each, benchmark="bert") for each in runs(1000, 1000, 1000)),
-            "result_0 is of bert, the table of llama31_8b",
+            "result_0 is of bert, the table of made_up",
         ),
     ],
 )
@@ -124,3 +128,35 @@ def test_equal_lengths_allow_no_shorter_mean():
     points = (replace(POINTS[1], lengths=(1000.0,) * 8),)
     assert judged(1000, 1000, 1000, 1000, points=points).judgement is Judgement.PASS
     assert judged(999, 999, 999, 999, points=points).judgement is Judgement.FAIL
+
+
+def of(benchmark, count, length):
+    """A submission of so many runs to a benchmark with one point of 20 runs."""
+    reference = tuple(float(1000 + 10 * (number % 5)) for number in range(20))
+    points = (ReferencePoint("ref", benchmark, 16, reference),)
+    given = tuple(replace(each, benchmark=benchmark) for each in runs(*[length] * count))
+    return judge_submission("ours", "rcps", Submission(points, given, None))
+
+
+def test_known_benchmarks_ask_for_their_number_of_runs():
+    few = of("llama31_8b", 3, 1020)
+    assert few.judgement is Judgement.INVALID
+    assert "MLPerf asks for 10 of llama31_8b" in few.cause
+    # Twice as many submitted runs do not narrow the limit, either.
+    limits = {found(of("llama31_8b", count, 1020), "rcp-not-faster").limit for count in (10, 20)}
+    assert len(limits) == 1
+    assert of("gpt3", 3, 1020).judgement is Judgement.PASS
+
+
+def test_one_evaluation_of_llama31_405b_is_no_speed():
+    reference = tuple(290_000.0 + 1000 * (number % 3) for number in range(6))
+    points = (ReferencePoint("ref", "llama31_405b", 16, reference),)
+
+    def judgement(length):
+        given = tuple(
+            replace(each, benchmark="llama31_405b") for each in runs(length, length, length)
+        )
+        return judge_submission("ours", "rcps", Submission(points, given, None)).judgement
+
+    assert judgement(245_000) is Judgement.PASS
+    assert judgement(240_000) is Judgement.FAIL

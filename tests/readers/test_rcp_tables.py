@@ -66,7 +66,27 @@ def test_a_run_is_there_at_its_last_evaluation(tmp_path):
     read = read_convergence(log(tmp_path / "result_0.txt", *evaluations, SUCCESS, later))
     assert (read.name, read.batch_size, read.length) == ("result_0", 16, 1024.0)
     epochs = event("eval_accuracy", 3.1, epoch_num=2.12345)
-    assert read_convergence(log(tmp_path / "b.txt", epochs, SUCCESS)).length == 2.123
+    assert (
+        read_convergence(log(tmp_path / "b.txt", epochs, SUCCESS, benchmark="bert")).length == 2.123
+    )
+
+
+def test_lengths_are_counted_as_the_benchmark_s_points_are(tmp_path):
+    """A log may have both; and a loss is no evaluation to MLPerf's checker."""
+    both = event("eval_accuracy", 3.1, epoch_num=0.2357, samples_count=942_800_000)
+    loss = event("eval_loss", 3.0, epoch_num=9.5, samples_count=999_999_999)
+    for benchmark, length in (
+        ("dlrm_dcnv2", 0.236),
+        ("llama31_8b", 942_800_000.0),
+        ("made_up", 942_800_000.0),
+    ):
+        path = log(tmp_path / f"{benchmark}.txt", both, loss, SUCCESS, benchmark=benchmark)
+        assert read_convergence(path).length == length
+    epochs = event("eval_accuracy", 3.1, epoch_num=2.0)
+    with pytest.raises(EvidenceError, match=r"eval_accuracy without samples_count$"):
+        read_convergence(log(tmp_path / "a.txt", epochs, SUCCESS))
+    with pytest.raises(EvidenceError, match=r"where FID and CLIP first pass, which is not read"):
+        read_convergence(log(tmp_path / "s.txt", both, SUCCESS, benchmark="stable_diffusion"))
 
 
 @pytest.mark.parametrize("end", [(), (event("run_stop", status="aborted"),)])
@@ -79,7 +99,7 @@ def test_a_run_without_success_never_is(tmp_path, end):
     ("events", "more", "said"),
     [
         ((SUCCESS,), {}, "success without an evaluation"),
-        ((event("eval_accuracy", 3.0), SUCCESS), {}, "without samples_count or epoch_num"),
+        ((event("eval_accuracy", 3.0), SUCCESS), {}, "without samples_count"),
         ((event("eval_accuracy", 3.0, samples_count="many"), SUCCESS), {}, "without samples_count"),
         ((SUCCESS,), {"size": None}, "global_batch_size is None"),
         ((SUCCESS,), {"benchmark": None}, "no submission_benchmark"),
