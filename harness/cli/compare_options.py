@@ -14,8 +14,10 @@ Hugging Face trainer_state.json, logs of MLPerf Training, Weights & Biases offli
 golden values. Curves are judged on what they hold, and what had no evidence is said. Limits come
 from repeats of the control (--repeat, --calibration). Curves without any PASS within rounding, or
 within a --margin or --tolerance that you set, FAIL where they differ grossly, and are else
-INCONCLUSIVE. Curves of other seeds (--seeds) are compared as two groups, by the mean loss of their
-second halves; a change that is meant to change numbers (--ask "no worse") by its loss alone."""
+INCONCLUSIVE. A --tolerance is of single steps; whether the mean loss is the same is asked beside
+it, within 0.1% or your --margin. Curves of other seeds (--seeds) are compared as two groups, by the
+mean loss of their second halves; a change that is meant to change numbers (--ask "no worse")
+by its loss alone."""
 
 EXAMPLES = """\
 examples:

@@ -56,6 +56,8 @@ SAME_START = 1e-5
 rounding (1e-7 at first), and other initial weights or samples by a thousandth and more."""
 START = 5
 """Steps that are looked at for that: not one of them may be further off."""
+_MOST_LENGTHENED = 100
+"""Times its length beyond which nobody trains a run to settle a question."""
 PRINTED_START = 25
 """The same where losses are printed more coarsely than that. Losses of two seeds whose noise is a
 unit of the last digit are alike to a unit at so many steps once in ten million."""
@@ -330,7 +332,7 @@ def _outlook(found: OverSeeds, read: _Losses, limit: Limit) -> str:
     ways = []
     if found.further_seeds is not None:
         ways.append(f"about {counted(found.further_seeds, 'further seed')} a side")
-    if found.lengthened is not None:
+    if found.lengthened is not None and found.lengthened <= _MOST_LENGTHENED:
         whole = int(read.steps[-1] - read.steps[0]) + 1
         further = math.ceil((found.lengthened - 1) * whole)
         ways.append(f"about {further:,} further steps of every run")

@@ -10,10 +10,14 @@ import numpy as np
 
 from harness.judge.alone import curves_alone
 from harness.judge.check import Finding, check, invalid, passed
-from harness.judge.curves import pair, series
+from harness.judge.curves import pair, rounding_of, series
 from harness.judge.soundness import began_later
 from harness.model import Evidence, Floats, SetSpec, Tier
 
+_STANDS = 8
+"""Points at the end that are the same number to the last digit: no training makes them,"""
+_FINE = 1e-4
+"""if they are printed as finely as that."""
 FEWEST_POINTS = 2
 """Of a curve that is all the evidence: one point is the same for every learning rate."""
 
@@ -53,9 +57,14 @@ def test_set_trained(test: Evidence) -> Finding:
     """The test set learns something itself.
 
     Asked where nothing holds its curve against the control's step by step: a loss that stands at 0
-    would be no worse than any.
+    would be no worse than any, and neither would one whose log stopped moving halfway.
     """
-    still = _still(test, test.name, series(test, "loss").values, "of it")
+    loss = series(test, "loss").values
+    still = _still(test, test.name, loss, "of it")
+    half = loss[loss.size // 2 :]
+    fine = np.all(rounding_of(test, "loss", half) <= _FINE * np.abs(half))
+    if not still and half.size >= _STANDS and fine and bool(np.all(half == half[0])):
+        still = f"the loss of {test.name} is {half[0]:g} at all of its last {half.size} steps"
     return invalid(f"nothing was trained: {still}") if still else passed()
 
 

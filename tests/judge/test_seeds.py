@@ -598,3 +598,15 @@ def test_tokens_are_compared_where_they_are_counted():
     verdict = judged(mixed, margin=0.05)
     assert verdict.judgement is Judgement.INVALID
     assert "trains on 2000 tokens a step" in verdict.cause
+
+
+def test_a_loss_that_stops_moving_halfway_is_no_training():
+    pair = runs(count=3)
+    frozen = SeedRuns(
+        pair.control, (altered(pair.test[0], slice(STEPS // 3, None), 0.001), *pair.test[1:])
+    )
+    verdict = judged(frozen, ask=Ask.NO_WORSE, margin=0.05)
+    assert verdict.judgement is Judgement.INVALID
+    assert f"is 0.001 at all of its last {STEPS - STEPS // 2} steps" in verdict.cause
+    coarse = (replace(frozen.test[0], rounding={"loss": 5e-4}), *frozen.test[1:])
+    assert judged(SeedRuns(pair.control, coarse), ask=Ask.NO_WORSE).judgement is not Judgement.PASS
