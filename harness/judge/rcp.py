@@ -9,9 +9,13 @@ chance, since that would be another training. The rule is that of ``mlperf_loggi
 * A point that is longer than what its neighbours give by interpolation in the batch size is left
   out, as are all below the batch size that is fastest.
 * The shortest mean that is allowed lies as far below the reference's as a one-sided Student's t of
-  5% reaches, both sides having the reference's spread, for as many runs as the benchmark asks for
-  (of ``llama31_405b`` one evaluation lower).
-* One run may miss its target (of ``unet3d`` four); it counts as endless.
+  5% reaches, both sides having the reference's spread, and the submission as many runs as MLPerf
+  demands (:data:`SUBMISSION_RUNS`) however many more it has; of ``llama31_405b`` it lies 46,080
+  samples lower.
+* One run may miss its target (of ``unet3d`` four); its length counts as 1e9, which is the longest
+  but of ``gpt3``, whose runs are longer: there it is the shortest.
+
+Stricter than the checker, which counts no runs: fewer than are demanded are INVALID.
 
 Beside it stands our own question, the other way round: that the submission converges *no later*
 than the reference by more than a margin (:func:`harness.judge.seeds.over_seeds`, one-sided).
@@ -20,7 +24,7 @@ than the reference by more than a margin (:func:`harness.judge.seeds.over_seeds`
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,21 +47,38 @@ from harness.model import (
     Verdict,
 )
 
-FEWEST_RUNS = 3
-"""Of the shortest and the longest left out, something has to remain."""
-SUBMITTED_RUNS: Mapping[str, int] = {
-    **dict.fromkeys(("gpt3", "llama31_405b", "deepseekv3_671b", "qwen35_397b_grpo"), 3),
-    **dict.fromkeys(("maskrcnn", "resnet", "ssd", "retinanet", "deepcam", "oc20"), 5),
-    **dict.fromkeys(("bert", "dlrm_dcnv2", "rnnt", "stable_diffusion", "gnn", "rgat"), 10),
-    **dict.fromkeys(("llama2_70b_lora", "flux1", "llama31_8b", "gpt_oss_20b"), 10),
-    **dict.fromkeys(("cosmoflow", "openfold"), 10),
+SUBMISSION_RUNS = {
+    "bert": 10,
+    "cosmoflow": 10,
+    "deepcam": 5,
+    "deepseekv3_671b": 3,
+    "dlrm_dcnv2": 10,
+    "flux1": 10,
+    "gnn": 10,
+    "gpt3": 3,
+    "gpt_oss_20b": 10,
+    "llama2_70b_lora": 10,
+    "llama31_405b": 3,
+    "llama31_8b": 10,
+    "maskrcnn": 5,
+    "oc20": 5,
+    "openfold": 10,
+    "qwen35_397b_grpo": 3,
+    "resnet": 5,
+    "retinanet": 5,
+    "rgat": 10,
+    "rnnt": 10,
+    "ssd": 5,
+    "stable_diffusion": 10,
     "unet3d": 40,
 }
-"""How many runs a submission to a benchmark has; references have twice as many."""
-ONE_EVALUATION = {"llama31_405b": 46_080}
-"""Samples by which a mean may be shorter still (since training 5.0.0): it is seen that rarely."""
-OTHER_UNIT = 100.0
-"""A mean so many times the reference's is counted in samples, and the other in epochs."""
+"""Runs that MLPerf demands of a submission, by benchmark (mlperf_logging rcp_checker)."""
+
+_MISSED = 1e9
+"""Length of a run that missed its target, in samples or epochs (mlperf_logging rcp_checker)."""
+_FURTHER_BELOW = {"llama31_405b": 46_080}
+"""Samples by which the shortest mean may lie below chance (mlperf_logging rcp_checker, since
+ruleset 5.0.0, which is the first with that benchmark)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +97,16 @@ class Reference:
     how: str = ""
     """Where it comes from, if it is no point of the table."""
 
-    def fastest(self, benchmark: str, submitted: int) -> float:
-        """The shortest mean of so many submitted runs that is not faster beyond chance."""
-        theirs = submitted - 2
+    def fastest(self, benchmark: str) -> float:
+        """The shortest mean of a submission that is allowed; in samples or epochs, as the mean."""
+        theirs = SUBMISSION_RUNS[benchmark] - 2  # of unet3d, too (mlperf_logging rcp_checker)
         degrees = self.runs + theirs - 2
-        least: float = self.mean
-        if self.deviation > 0 and theirs >= 1 and degrees >= 1:
-            reach = special.stdtrit(degrees, 1 - ALPHA) * math.sqrt(1 / self.runs + 1 / theirs)
-            least = float(least - reach * self.deviation)
-        return float(max(least - ONE_EVALUATION.get(benchmark, 0), 0.0))
+        reach = 0.0
+        if self.deviation > 0 and degrees > 0:
+            spread = math.sqrt(1 / self.runs + 1 / theirs)
+            reach = float(special.stdtrit(degrees, 1 - ALPHA)) * spread
+        further = _FURTHER_BELOW.get(benchmark, 0)
+        return float(max(self.mean - reach * self.deviation - further, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +156,8 @@ def submission_comparable(
 ) -> Finding:
     """The runs are of one benchmark and batch size, for which the table has a point.
 
-    As many runs as MLPerf asks for, and at least three, since the shortest and the longest are left
-    out; lengths in the unit of the table.
+    As many runs as MLPerf demands, or more; of a point enough for a mean without the shortest and
+    the longest.
     """
     first = runs[0]
     for run in runs:
@@ -148,15 +170,8 @@ def submission_comparable(
             )
     if few := _too_few(points, runs):
         return invalid(few)
-    reference = _reference(points, first.batch_size)
-    if reference is None:
+    if _reference(points, first.batch_size) is None:
         return _no_point(points, first.batch_size)
-    typical = float(np.median([run.length for run in runs]))
-    if math.isfinite(typical) and not 1 / OTHER_UNIT < typical / reference.mean < OTHER_UNIT:
-        return invalid(
-            f"lengths are about {typical:,.6g}, those of the reference {reference.mean:,.6g}: one "
-            "side counts samples, and the other epochs"
-        )
     return passed(f"{len(runs)} runs at global batch size {first.batch_size}")
 
 
@@ -164,7 +179,7 @@ def submission_comparable(
 def target_reached(runs: tuple[Convergence, ...]) -> Finding:
     """The runs reach their target, but for one (of ``unet3d`` four).
 
-    A run that stopped otherwise, or did not stop at all, counts as endless in MLPerf's mean.
+    A run that stopped otherwise, or did not stop at all, counts as one of 1e9 in MLPerf's mean.
     """
     allowed = _left_out(runs[0].benchmark)
     endless = [run.name for run in runs if not math.isfinite(run.length)]
@@ -189,7 +204,7 @@ def rcp_not_faster(points: tuple[ReferencePoint, ...], runs: tuple[Convergence, 
     if reference is None:
         return _no_point(points, size)
     mean = _olympic(tuple(run.length for run in runs), runs[0].benchmark)
-    fastest = reference.fastest(runs[0].benchmark, _submitted(points))
+    fastest = reference.fastest(runs[0].benchmark)
     said = (
         f"mean length {mean:,.6g}, of the reference {reference.mean:,.6g}{reference.how}; at least "
         f"{fastest:,.6g} is allowed"
@@ -247,24 +262,19 @@ CHECKS = (submission_comparable, target_reached, rcp_not_faster, rcp_no_later)
 
 
 def _too_few(points: Sequence[ReferencePoint], runs: Sequence[Convergence]) -> str:
-    """What lacks runs, in a clause; empty if nothing does."""
-    benchmark, submitted = points[0].benchmark, _submitted(points)
-    fewest = max(2 * _left_out(benchmark) + 1, FEWEST_RUNS)
-    for name, count in (
-        ("the submission", len(runs)),
-        *((each.name, len(each.lengths)) for each in points),
-    ):
-        if count < fewest:
-            return f"{name} has {counted(count, 'run')}: a mean needs at least {fewest}"
-    few = len(runs) < submitted
-    asked = f"the submission has {counted(len(runs), 'run')}, and MLPerf asks for {submitted} of "
-    return asked + benchmark if few else ""
-
-
-def _submitted(points: Sequence[ReferencePoint]) -> int:
-    """Runs that a submission has to have; of a benchmark that is not known, half a reference's."""
-    half = min(len(each.lengths) for each in points) // 2
-    return SUBMITTED_RUNS.get(points[0].benchmark, half)
+    """Which side has fewer runs than it needs, or nothing."""
+    benchmark = runs[0].benchmark
+    demanded = SUBMISSION_RUNS.get(benchmark)
+    if demanded is None:
+        return f"how many runs MLPerf demands of {benchmark} is not known"
+    if len(runs) < demanded:
+        ours = counted(len(runs), "run")
+        return f"the submission has {ours}: MLPerf demands {demanded} of {benchmark}"
+    fewest = 2 * _left_out(benchmark) + 1
+    for point in points:
+        if (count := len(point.lengths)) < fewest:
+            return f"{point.name} has {counted(count, 'run')}: a mean needs at least {fewest}"
+    return ""
 
 
 def _left_out(benchmark: str) -> int:
@@ -274,7 +284,8 @@ def _left_out(benchmark: str) -> int:
 
 def _olympic(lengths: Sequence[float], benchmark: str) -> float:
     cut = _left_out(benchmark)
-    return float(np.mean(sorted(lengths)[cut : len(lengths) - cut]))
+    counted_as = sorted(each if math.isfinite(each) else _MISSED for each in lengths)
+    return float(np.mean(counted_as[cut : len(lengths) - cut]))
 
 
 def _of_point(point: ReferencePoint) -> Reference:
@@ -288,8 +299,8 @@ def _of_point(point: ReferencePoint) -> Reference:
     )
 
 
-def _between(low: Reference, high: Reference, size: int, submitted: int) -> Reference:
-    """Mean and spread by linear interpolation in the batch size."""
+def _between(low: Reference, high: Reference, size: int, benchmark: str) -> Reference:
+    """Mean and spread by linear interpolation in the batch size, in samples."""
     share = (size - low.batch_size) / (high.batch_size - low.batch_size)
 
     def of(one: float, other: float) -> float:
@@ -299,7 +310,7 @@ def _between(low: Reference, high: Reference, size: int, submitted: int) -> Refe
         size,
         of(low.mean, high.mean),
         of(low.deviation, high.deviation),
-        2 * submitted,
+        2 * SUBMISSION_RUNS[benchmark],
         Group(
             min(low.group.seeds, high.group.seeds),
             of(low.group.mean, high.group.mean),
@@ -309,7 +320,7 @@ def _between(low: Reference, high: Reference, size: int, submitted: int) -> Refe
     )
 
 
-def _pruned(points: Sequence[ReferencePoint], submitted: int) -> list[Reference]:
+def _pruned(points: Sequence[ReferencePoint]) -> list[Reference]:
     """The points that MLPerf holds submissions against, by batch size."""
     every = sorted(map(_of_point, points), key=lambda each: each.batch_size)
     fastest = min(every, key=lambda each: each.mean)
@@ -317,7 +328,7 @@ def _pruned(points: Sequence[ReferencePoint], submitted: int) -> list[Reference]
     at = 1
     while at < len(kept) - 1:
         low, this, high = kept[at - 1 : at + 2]
-        if this.mean > _between(low, high, this.batch_size, submitted).mean:
+        if this.mean > _between(low, high, this.batch_size, points[0].benchmark).mean:
             del kept[at]  # MLPerf's checker does not look again at the one before
         else:
             at += 1
@@ -325,9 +336,8 @@ def _pruned(points: Sequence[ReferencePoint], submitted: int) -> list[Reference]
 
 
 def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
-    """What a batch size is held against; None above all points of the table."""
-    submitted = _submitted(points)
-    kept = _pruned(points, submitted)
+    """What a batch size, in samples, is held against; None above all points of the table."""
+    kept = _pruned(points)
     below = [each for each in kept if each.batch_size <= size]
     above = [each for each in kept if each.batch_size >= size]
     if not above:
@@ -336,7 +346,7 @@ def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
         least = above[0]
         return replace(least, how=f" (its smallest point, at {least.batch_size})")
     low, high = below[-1], above[0]
-    return low if low is high else _between(low, high, size, submitted)
+    return low if low is high else _between(low, high, size, points[0].benchmark)
 
 
 def _no_point(points: Sequence[ReferencePoint], size: int) -> Finding:

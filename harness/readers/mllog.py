@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import EvidenceError
 from harness.model import Convergence, Evidence
-from harness.readers.lines import decode_json, fail, line_of, read_text
+from harness.readers.lines import decode_json, fail, line_of, number, read_text
 from harness.readers.names import STEP, Columns
 from harness.readers.rows import Rows
 
@@ -23,17 +23,26 @@ TOKEN = ":::MLLOG"
 LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})
 """Benchmarks of language models, whose ``eval_accuracy`` is a cross entropy: lower is better."""
 EVALUATIONS = ("eval_loss", "eval_error", "eval_accuracy")
-_PLACES = ("samples_count", "epoch_num")
+OF_LENGTHS = ("eval_error", "eval_accuracy")
+"""Evaluations that tell how long a run trained (mlperf_logging rcp_checker)."""
+STABLE_DIFFUSION = "stable_diffusion"
 IN_SAMPLES = frozenset(
-    {"llama2_70b_lora", "flux1", "llama31_405b", "llama31_8b", "gpt_oss_20b"}
-    | {"deepseekv3_671b", "qwen35_397b_grpo"}
+    {
+        "deepseekv3_671b",
+        "flux1",
+        "gpt_oss_20b",
+        "llama2_70b_lora",
+        "llama31_405b",
+        "llama31_8b",
+        "qwen35_397b_grpo",
+        STABLE_DIFFUSION,
+    }
 )
-"""Benchmarks whose reference convergence points count samples."""
-IN_EPOCHS = frozenset(
-    {"bert", "dlrm_dcnv2", "gpt3", "maskrcnn", "resnet", "ssd", "retinanet", "unet3d", "rnnt"}
-    | {"gnn", "rgat", "cosmoflow", "deepcam", "oc20", "openfold"}
-)
-"""Benchmarks that count what they call ``epoch_num`` (``mlperf_logging.rcp_checker``)."""
+"""Benchmarks whose lengths are their ``samples_count``; of any other it is ``epoch_num``, whatever
+its tables count (mlperf_logging rcp_checker)."""
+_PLACES = ("samples_count", "epoch_num")
+_MOST_FID, _LEAST_CLIP = 90.0, 0.15
+"""The target of ``stable_diffusion`` (mlperf_logging rcp_checker)."""
 
 
 class _Event(NamedTuple):
@@ -84,11 +93,11 @@ def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
 
 
 def read_convergence(path: Path) -> Convergence:
-    """When a run reached its target: at its last evaluation, if it stopped with success.
+    """When a run that stopped with success reached its target: at its last evaluation before.
 
-    In samples or epochs, as ``mlperf_logging.rcp_checker`` counts the benchmark. Raises
-    EvidenceError for a file that is no log, or has no benchmark or global batch size, and for
-    ``stable_diffusion``, which is there when it first passes by two metrics.
+    Of ``stable_diffusion``, which logs two metrics at their own times, at the first evaluation
+    where both are at their targets. In samples or epochs, as the benchmark counts. Raises
+    EvidenceError for a file that is no log, or has no benchmark or global batch size.
     """
     place = line_of(path)
     events = list(_events(path, read_text(path)))
@@ -97,11 +106,6 @@ def read_convergence(path: Path) -> Convergence:
     benchmark, size = (_last(events, key) for key in ("submission_benchmark", "global_batch_size"))
     if not isinstance(benchmark, str):
         raise EvidenceError(f"{path}: has no submission_benchmark")
-    if benchmark == "stable_diffusion":
-        raise EvidenceError(
-            f"{path}: stable_diffusion reaches its target where FID and CLIP first pass, which is "
-            "not read; ask mlperf_logging.rcp_checker"
-        )
     size = int(size) if isinstance(size, float) and size.is_integer() else size
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise EvidenceError(f"{path}: global_batch_size is {size!r}")
@@ -110,27 +114,50 @@ def read_convergence(path: Path) -> Convergence:
     length = math.inf
     if ended:
         before = events[: events.index(stops[-1])]
-        evaluation = next((each for each in reversed(before) if each.key in _SCORES), None)
-        if evaluation is None:
+        evaluations = [each for each in before if each.key in OF_LENGTHS]
+        if not evaluations:
             fail(place(stops[-1].line), "success without an evaluation before it")
-        places = _places(benchmark)
-        at = next(
-            (evaluation.metadata.get(name) for name in places if name in evaluation.metadata), None
-        )
-        if not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 < at < math.inf:
-            fail(place(evaluation.line), f"{evaluation.key} without {' or '.join(places)}")
-        length = round(float(at), 3)  # as MLPerf's checker does, and its tables are
+        if benchmark == STABLE_DIFFUSION:
+            length = _first_at_target(path, evaluations)
+        else:
+            length = _length(path, evaluations[-1], benchmark)
     return Convergence(path.stem, str(path), benchmark, size, length)
 
 
-_SCORES = ("eval_error", "eval_accuracy")
-"""Evaluations that MLPerf's checker takes lengths from."""
+def _length(path: Path, evaluation: _Event, benchmark: str) -> float:
+    """How long a run had trained when it was evaluated, in samples or epochs."""
+    name = "samples_count" if benchmark in IN_SAMPLES else "epoch_num"
+    at = evaluation.metadata.get(name)
+    if not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 < at < math.inf:
+        fail(
+            line_of(path)(evaluation.line),
+            f"{evaluation.key} without {name}, by which MLPerf counts {benchmark}",
+        )
+    return float(at) if benchmark in IN_SAMPLES else round(float(at), 3)  # as rcp_checker does
 
 
-def _places(benchmark: str) -> tuple[str, ...]:
-    """What a benchmark counts lengths by; either, where it is not known."""
-    known = (("samples_count", IN_SAMPLES), ("epoch_num", IN_EPOCHS))
-    return tuple(name for name, those in known if benchmark in those) or _PLACES
+def _first_at_target(path: Path, evaluations: list[_Event]) -> float:
+    """Samples after which ``stable_diffusion`` first has both metrics at their targets."""
+    place = line_of(path)
+    scores: dict[float, dict[str, float | None]] = {}
+    for each in evaluations:
+        if each.metadata.get("samples_count") == 0:
+            continue  # before it trained
+        at = _length(path, each, STABLE_DIFFUSION)
+        value = number(place, each.line, each.key, each.value)
+        scores.setdefault(at, {})[str(each.metadata.get("metric"))] = value
+    there = []
+    for at, score in scores.items():
+        fid, clip = score.get("FID"), score.get("CLIP")
+        if fid is not None and clip is not None and fid <= _MOST_FID and clip >= _LEAST_CLIP:
+            there.append(at)
+    if not there:
+        fail(
+            place(evaluations[-1].line),
+            f"success without a FID of {_MOST_FID:g} or less and a CLIP of {_LEAST_CLIP} or more "
+            "after the same samples",
+        )
+    return min(there)
 
 
 def _events(path: Path, text: str) -> Iterator[_Event]:

@@ -17,7 +17,7 @@ def event(key, value=None, **metadata):
 def table(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     path = tmp_path / "rcps_llama31_8b.json"
-    point = {"Benchmark": "made_up", "BS": 16, "Epochs to converge": LENGTHS}
+    point = {"Benchmark": "llama31_8b", "BS": 16, "Epochs to converge": LENGTHS}
     path.write_text(json.dumps({"ref_16": point}))
     return str(path)
 
@@ -27,7 +27,7 @@ def submission(folder, *lengths):
     paths = []
     for number, length in enumerate(lengths):
         lines = [
-            event("submission_benchmark", "made_up"),
+            event("submission_benchmark", "llama31_8b"),
             event("global_batch_size", 16),
             event("eval_accuracy", 3.3, samples_count=length),
             event("run_stop", status="success"),
@@ -39,9 +39,9 @@ def submission(folder, *lengths):
 
 
 def test_submissions_are_judged_by_both_rules(table, tmp_path, capsys):
-    good = submission(tmp_path / "good", 990, 1000, 995, 1000)
-    fast = submission(tmp_path / "fast", 900, 905, 910, 900)
-    late = submission(tmp_path / "late", 1200, 1210, 1190, 1200)
+    good = submission(tmp_path / "good", 990, 1000, *[995, 1000] * 4)
+    fast = submission(tmp_path / "fast", *[900, 905, 910, 900, 905] * 2)
+    late = submission(tmp_path / "late", *[1200, 1210, 1190, 1200, 1200] * 2)
     assert main(["compare", "--rcp", table, "--test", *good]) == 0
     out = capsys.readouterr().out
     assert "1 test set: is no faster than its reference." in out
@@ -54,7 +54,7 @@ def test_submissions_are_judged_by_both_rules(table, tmp_path, capsys):
     assert main(["compare", "--rcp", table, *groups, *more]) == 1
     out = capsys.readouterr().out
     assert "FAIL fast: faster than chance allows" in out
-    assert "FAIL late: mean length of 4 runs +0.2" in out
+    assert "FAIL late: mean length of 10 runs +0.2" in out
     report = json.loads((folder / "report.json").read_text())
     assert [(each["name"], each["verdict"]) for each in report["tests"]] == [
         ("good", "PASS"),
@@ -64,6 +64,13 @@ def test_submissions_are_judged_by_both_rules(table, tmp_path, capsys):
     assert "faster than chance allows" in (folder / "report.html").read_text()
     assert main(["compare", "--rcp", table, "--test", *good, good[0]]) == 2
     assert "result_0.txt: is given twice" in "".join(capsys.readouterr().err.split("\n"))
+
+
+def test_three_logs_of_ten_are_no_submission(table, tmp_path, capsys):
+    few = submission(tmp_path / "few", 985, 985, 985)
+    assert main(["compare", "--rcp", table, "--test", *few]) == 3
+    said = "INVALID few: the submission has 3 runs: MLPerf demands 10 of llama31_8b"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

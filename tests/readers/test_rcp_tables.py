@@ -65,28 +65,69 @@ def test_a_run_is_there_at_its_last_evaluation(tmp_path):
     later = event("eval_accuracy", 3.1, samples_count=2048)
     read = read_convergence(log(tmp_path / "result_0.txt", *evaluations, SUCCESS, later))
     assert (read.name, read.batch_size, read.length) == ("result_0", 16, 1024.0)
-    epochs = event("eval_accuracy", 3.1, epoch_num=2.12345)
-    assert (
-        read_convergence(log(tmp_path / "b.txt", epochs, SUCCESS, benchmark="bert")).length == 2.123
-    )
 
 
-def test_lengths_are_counted_as_the_benchmark_s_points_are(tmp_path):
-    """A log may have both; and a loss is no evaluation to MLPerf's checker."""
-    both = event("eval_accuracy", 3.1, epoch_num=0.2357, samples_count=942_800_000)
-    loss = event("eval_loss", 3.0, epoch_num=9.5, samples_count=999_999_999)
-    for benchmark, length in (
+@pytest.mark.parametrize(
+    ("benchmark", "length"),
+    [
         ("dlrm_dcnv2", 0.236),
+        ("gpt3", 0.236),
         ("llama31_8b", 942_800_000.0),
-        ("made_up", 942_800_000.0),
-    ):
-        path = log(tmp_path / f"{benchmark}.txt", both, loss, SUCCESS, benchmark=benchmark)
-        assert read_convergence(path).length == length
-    epochs = event("eval_accuracy", 3.1, epoch_num=2.0)
-    with pytest.raises(EvidenceError, match=r"eval_accuracy without samples_count$"):
-        read_convergence(log(tmp_path / "a.txt", epochs, SUCCESS))
-    with pytest.raises(EvidenceError, match=r"where FID and CLIP first pass, which is not read"):
-        read_convergence(log(tmp_path / "s.txt", both, SUCCESS, benchmark="stable_diffusion"))
+        ("flux1", 942_800_000.0),
+    ],
+)
+def test_a_length_is_in_what_the_benchmark_counts(tmp_path, benchmark, length):
+    """Though the log has both, and its other number is the first."""
+    both = event("eval_accuracy", 0.8, samples_count=942_800_000, epoch_num=0.2357)
+    path = log(tmp_path / "a.txt", both, SUCCESS, benchmark=benchmark)
+    assert read_convergence(path).length == length
+
+
+def test_an_eval_loss_is_no_evaluation_of_mlperf_s(tmp_path):
+    loss = event("eval_loss", 3.1, samples_count=2048)
+    path = log(tmp_path / "a.txt", event("eval_accuracy", 3.3, samples_count=1024), loss, SUCCESS)
+    assert read_convergence(path).length == 1024.0
+
+
+def diffusion(path, *scores):
+    """A log with (samples, metric, value) of every evaluation."""
+    keys = {"FID": "eval_error", "CLIP": "eval_accuracy"}
+    evaluations = (
+        event(keys[metric], value, samples_count=count, metric=metric)
+        for count, metric, value in scores
+    )
+    return log(path, *evaluations, SUCCESS, benchmark="stable_diffusion")
+
+
+def test_stable_diffusion_is_there_where_both_metrics_first_are(tmp_path):
+    """The two are logged in any order, and it goes on after its target."""
+    path = diffusion(
+        tmp_path / "a.txt",
+        (0, "FID", 300.0),
+        (512, "CLIP", 0.15),
+        (512, "FID", 90.5),
+        (1536, "FID", 70.0),
+        (1024, "FID", 90.0),
+        (1024, "CLIP", 0.15),
+        (2048, "FID", 80.0),
+        (1536, "CLIP", 0.2),
+        (2048, "CLIP", 0.14),
+    )
+    assert read_convergence(path).length == 1024.0
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [(512, "FID", 91.0), (512, "CLIP", 0.2)],
+        [(512, "FID", 80.0), (512, "CLIP", 0.1)],
+        [(512, "FID", 80.0), (1024, "CLIP", 0.2)],
+        [(512, "FID", None), (512, "CLIP", 0.2)],
+    ],
+)
+def test_stable_diffusion_without_both_metrics_at_their_targets_is_an_error(tmp_path, scores):
+    with pytest.raises(EvidenceError, match="success without a FID of 90 or less and a CLIP"):
+        read_convergence(diffusion(tmp_path / "a.txt", *scores))
 
 
 @pytest.mark.parametrize("end", [(), (event("run_stop", status="aborted"),)])
@@ -99,7 +140,12 @@ def test_a_run_without_success_never_is(tmp_path, end):
     ("events", "more", "said"),
     [
         ((SUCCESS,), {}, "success without an evaluation"),
-        ((event("eval_accuracy", 3.0), SUCCESS), {}, "without samples_count"),
+        ((event("eval_accuracy", 3.0), SUCCESS), {}, "without samples_count, by which MLPerf"),
+        (
+            (event("eval_accuracy", 0.8, samples_count=512), SUCCESS),
+            {"benchmark": "dlrm_dcnv2"},
+            "without epoch_num, by which MLPerf counts dlrm_dcnv2",
+        ),
         ((event("eval_accuracy", 3.0, samples_count="many"), SUCCESS), {}, "without samples_count"),
         ((SUCCESS,), {"size": None}, "global_batch_size is None"),
         ((SUCCESS,), {"benchmark": None}, "no submission_benchmark"),
