@@ -1,10 +1,10 @@
 """``python -m harness.rank.agent TORCHRUN-ARGUMENTS``: torchrun that dies with its starter.
 
 Some things that ``python -m torch.distributed.run`` does not do: keep the store of ranks on this
-machine to loopback, end when the harness that started it is killed, leave in
-``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where torchrun only prints it, wait with
-the rendezvous for the agents of the nodes that are to start together (``$CONVERGE_TOGETHER``), and
-rendezvous without delay in a process with many modules.
+machine to loopback, make a new one for ranks that are started again, end when the harness that
+started it is killed, leave in ``$CONVERGE_FAILURES`` (a JSON file) how each rank failed, where
+torchrun only prints it, wait with the rendezvous for the agents of the nodes that are to start
+together (``$CONVERGE_TOGETHER``), and rendezvous without delay in a process with many modules.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from harness.rank.loopback import listen_on_loopback
 from harness.rank.parent import PARENT_VARIABLE, die_with_parent
@@ -35,6 +36,7 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.run import parse_args, run
 
     listen_on_loopback()
+    _renew_store()
     _quicken_rendezvous()
     _wait_for_others()
     try:
@@ -44,6 +46,24 @@ def main(arguments: list[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _renew_store() -> None:
+    """Give ranks that are started again a store of their own, as torch means to.
+
+    torch (to 2.15 at least) makes one at the first rendezvous and keeps it. A rank that is quicker
+    than rank 0 then finds where rank 0 listened before it was started again, cannot connect, and
+    ends, until no restart is left (pytorch issue 135712).
+    """
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+    meet = DynamicRendezvousHandler.next_rendezvous
+
+    def next_rendezvous(handler: Any) -> Any:
+        handler._bootstrap_store_info = handler._shared_tcp_store_server = None
+        return meet(handler)
+
+    DynamicRendezvousHandler.next_rendezvous = next_rendezvous
 
 
 def _quicken_rendezvous() -> None:

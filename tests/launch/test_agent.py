@@ -28,6 +28,23 @@ inspect.stack = None
 print([*told, Handler().join()])
 """
 
+STARTED_AGAIN = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+rank, again = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"
+if again and rank == int(sys.argv[1]):
+    time.sleep(2)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+sum_of_ones = torch.ones(1)
+dist.all_reduce(sum_of_ones)
+if rank == 1 and not again:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(sum_of_ones)
+"""
+
 
 def test_agents_that_start_together_wait_for_each_other(toolchain, tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
@@ -53,3 +70,25 @@ def test_rendezvous_actions_keep_their_names_without_looking_through_all_modules
         [toolchain.python, "-c", NAMED], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == "['join', 'join']"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_ranks_that_are_started_again_find_each_other_whoever_comes_first(
+    toolchain, tmp_path, late
+):
+    (tmp_path / "program.py").write_text(STARTED_AGAIN)
+    agent = subprocess.run(
+        [
+            *(toolchain.python, "-m", "harness.rank.agent", "--nproc-per-node=2"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path}/rendezvous"),
+            *("--rdzv-conf=store_type=file", "--local-addr=127.0.0.1", "--max-restarts=1"),
+            *("program.py", str(late)),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert agent.returncode == 0, agent.stderr
