@@ -13,10 +13,13 @@ import errno
 import importlib
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost"})
+RENDEZVOUS = "torch.distributed.rendezvous"
 
 
 def listen_on_loopback() -> None:
@@ -28,23 +31,33 @@ def listen_on_loopback() -> None:
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     # By its whole name: a function of the package has the same.
-    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    store = keep_to_loopback(importlib.import_module(RENDEZVOUS))
+
+    def of_agent(_handler: object, master_addr: str, master_port: int) -> Any:
+        return store(host_name=master_addr, port=master_port, is_master=True, multi_tenant=True)
+
+    dynamic_rendezvous.DynamicRendezvousHandler._create_tcp_store_server = of_agent
+
+
+def keep_to_loopback(rendezvous: ModuleType) -> Callable[..., Any]:
+    """Have stores that the module ``torch.distributed.rendezvous`` makes keep to loopback.
+
+    Returns what makes them now.
+    """
     tcp_store = rendezvous.TCPStore
 
-    def store(**given: Any) -> Any:
-        if not given.get("is_master") or given["host_name"] not in LOOPBACK:
-            return tcp_store(**given)
+    def store(*positional: Any, **given: Any) -> Any:
+        # Before torch 2.0 it was called with arguments by position.
+        if positional or not given.get("is_master") or given["host_name"] not in LOOPBACK:
+            return tcp_store(*positional, **given)
         listener = _listener(given["port"])
         if listener is None:
             return tcp_store(**given)
         given |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
         return tcp_store(**given)
 
-    def of_agent(_handler: object, master_addr: str, master_port: int) -> Any:
-        return store(host_name=master_addr, port=master_port, is_master=True, multi_tenant=True)
-
     rendezvous.TCPStore = store  # type: ignore[attr-defined]
-    dynamic_rendezvous.DynamicRendezvousHandler._create_tcp_store_server = of_agent
+    return store
 
 
 def _listener(port: int) -> socket.socket | None:

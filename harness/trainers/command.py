@@ -26,6 +26,8 @@ ANY_PORT = 29500
 """Where ranks meet by a printed command."""
 UNKNOWN_DATA = "DATA"
 """Stands in a printed command for the folder of a corpus that was not made yet."""
+_ON_LOOPBACK = Path(__file__).parent.parent / "rank" / "on_loopback"
+"""First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""
 _FOREIGN = re.compile(
@@ -190,7 +192,11 @@ def with_variables(
 ) -> dict[str, str]:
     """An environment with what a job's program is given beside; its own variables come last."""
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
-    return {**kept, **own_variables(job, folder, device, meeting, data, kept.get("PATH"))}
+    made = {**kept, **own_variables(job, folder, device, meeting, data, kept.get("PATH"))}
+    if command_of(job).launcher is not RankLauncher.TORCHRUN:
+        paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))
+        made["PYTHONPATH"] = os.pathsep.join(paths)
+    return made
 
 
 def own_variables(

@@ -55,6 +55,15 @@ def test_torchrun_of_an_environment_without_this_package_listens_on_loopback(
     require_private(run(plan_of(job), store, cold))
 
 
+def test_ranks_that_make_their_store_themselves_listen_on_loopback(
+    toolchain, store, cold, monkeypatch
+):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    job = command_job("none", mode="meet", ranks=2, python=toolchain.python)
+    sampled = run(plan_of(job), store, cold)
+    assert sampled.on_loopback(), sampled.addresses
+
+
 def test_a_warm_start_is_as_private(tiny, store, cold):
     job = tiny("warm", seconds=0.2)
     sampled = run(plan_of(job), store, replace(cold, warm=True))

@@ -30,6 +30,8 @@ def go_wrong(mode, output, rank):
         raise ValueError("a tiny trainer was told to raise")
     if mode == "slow":
         time.sleep(2)
+    if mode == "meet":
+        meet(rank)
     if mode == "exit":
         sys.exit(3)
     if mode == "no curve":
@@ -40,6 +42,23 @@ def go_wrong(mode, output, rank):
         (output / "orphan").write_text(str(child.pid))
     if mode == "hang" or (mode == "raise" and rank != 1):
         time.sleep(600)
+
+
+def meet(rank):
+    """Be rank 0 of two, which start the other, and have the store that torch makes of itself."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    other = None
+    if rank == 0:
+        other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"})
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(1))
+    time.sleep(0.5)
+    dist.destroy_process_group()
+    if other is not None and other.wait():
+        sys.exit("the other rank failed")
 
 
 if __name__ == "__main__":

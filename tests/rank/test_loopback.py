@@ -2,8 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from harness.rank import loopback
 
 PROGRAM = """
 import os, sys
@@ -52,6 +55,27 @@ def listening(host, how):
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 def test_a_rank_that_makes_the_store_listens_on_loopback(host):
     assert listening(host, "ours") == [LOOPBACK] * 2
+
+
+@pytest.mark.parametrize("own", ["print('own')", "raise ValueError('own')", None])
+def test_every_python_of_a_program_keeps_to_loopback_and_its_own_sitecustomize(tmp_path, own):
+    program = PROGRAM.replace("from harness.rank.loopback import listen_on_loopback", "")
+    early = f"import sys\nassert 'torch' not in sys.modules\n{program}"
+    ours = Path(loopback.__file__).parent / "on_loopback"
+    if own is not None:
+        (tmp_path / "sitecustomize.py").write_text(own)
+    done = subprocess.run(
+        [sys.executable, "-c", early, "127.0.0.1", "torch"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={"GLOO_SOCKET_IFNAME": "lo", "PATH": "", "PYTHONPATH": f"{ours}:{tmp_path}"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = ["own"] if own == "print('own')" else []
+    assert done.stdout.splitlines() == [*said, *[LOOPBACK] * 2]
+    assert ("Error in sitecustomize" in done.stderr) == (own == "raise ValueError('own')")
 
 
 def test_torch_itself_listens_everywhere():

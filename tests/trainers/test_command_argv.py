@@ -187,6 +187,18 @@ def test_ranks_that_no_launcher_brings_together_are_told_where_to_meet(launcher)
     assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("127.0.0.1", "41234")
 
 
+@pytest.mark.parametrize("launcher", [each for each in RankLauncher if each != "torchrun"])
+def test_every_python_of_a_program_without_our_agent_keeps_its_stores_to_loopback(launcher):
+    folder = str(Path(loopback.__file__).parent / "on_loopback")
+    around = {"PYTHONPATH": "/around"}
+    made = environment(around, Resources(), FOLDER, under(launcher), meeting=MEETING)
+    assert made["PYTHONPATH"] == f"{folder}:/around"
+    own = replace(COMMAND, environment={"PYTHONPATH": "/own"}, launcher=launcher)
+    assert environment(around, Resources(), FOLDER, job(own))["PYTHONPATH"] == f"{folder}:/own"
+    none = environment({}, Resources(), FOLDER, under(launcher), meeting=MEETING)
+    assert none["PYTHONPATH"] == folder
+
+
 def test_deepspeeds_launcher_counts_the_ranks_on_a_cpu():
     made = environment({}, Resources(), FOLDER, under(RankLauncher.DEEPSPEED))
     assert (made["LOCAL_SIZE"], made["DS_ACCELERATOR"]) == ("2", "cpu")
