@@ -165,6 +165,11 @@ def _coerce(annotation: Any, current: Any, value: Any, key: str) -> Any:
         raise SettingError(
             KeyProblem(key, "is a table: set one of its keys", _children(key, current))
         )
+    if isinstance(current, list) and any(map(is_dataclass, current)):
+        entries = (_children(f"{key}[{index}]", each) for index, each in enumerate(current))
+        raise SettingError(
+            KeyProblem(key, "is a list of tables: set a key of one of them", sum(entries, ()))
+        )
     if annotation is Any:
         return value
     if _fits(annotation, value):

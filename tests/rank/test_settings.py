@@ -112,6 +112,12 @@ def test_a_wrong_choice_lists_the_choices():
     assert found.valid == ("'bfloat16'", "'float32'")
 
 
+def test_a_list_of_tables_names_the_keys_of_its_entries():
+    found = problem("optimizer.groups", [{"pattern": ".*", "lr": 1}])
+    assert found.message == "is a list of tables: set a key of one of them"
+    assert found.valid == ("optimizer.groups[0].pattern", "optimizer.groups[0].kwargs")
+
+
 def test_one_error_carries_several_problems():
     error = SettingError(KeyProblem("a", "is wrong", ("b",)), KeyProblem("", "is refused"))
     assert str(error) == "a: is wrong (b); is refused"
