@@ -92,7 +92,8 @@ _AS_OF_A_TEST_SET: tuple[Question, ...] = (
 
 def flaw_of(repeat: Evidence, control: Evidence) -> str:
     """Why a run cannot be learnt from as a repeat of a control, by itself; empty when it can."""
-    if repeat.identity is not None and repeat.repeat is None:
+    # What could not be read says nothing of itself either: below it is said why.
+    if repeat.steps.size and repeat.identity is not None and repeat.repeat is None:
         return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
     if repeat.in_force is not None and control.in_force is not None:
         keys = unlike_a_repeat(repeat.in_force, control.in_force)

@@ -88,7 +88,7 @@ def run(case, matrices):
 def _report(case, place, out, whole, expected):
     changed = _changed_runs(place, whole)
     case.do(f"runs whose evidence changed: {sorted(changed)}")
-    unsealed = {each for each in changed if not _is_sealed(place, each)}
+    unsealed = {each for each in changed if _seal(place, each) is None}
     _remove(out / "report.json")
     with within(place), only_json(unless=case.dice.random() < 0.02):
         ended = called(case, ("report", out.relative_to(place)), JUDGING_CODES)
@@ -100,7 +100,8 @@ def _report(case, place, out, whole, expected):
             case.require(expected.get(test) == "PASS", f"{test} PASS, which was none before")
             case.require(not own, f"{test} PASS with changed evidence of its own: {own}")
             case.require(not shared, f"{test} PASS with changed evidence to judge by: {shared}")
-    if not changed and ended.code != 2 and found.keys() == expected.keys():
+    as_sealed = _seals(place) == _seals(whole)
+    if not changed and as_sealed and ended.code != 2 and found.keys() == expected.keys():
         case.require("PASS" in found.values() or ended.code == 3, "nothing passes any more")
     case.require(bool(found) or ended.code in (2, 3), "no report, and no error")
 
@@ -333,15 +334,22 @@ def _digests(folder):
     return found
 
 
-def _is_sealed(place, run):
+def _seals(place):
+    """The seal of each run's evidence by the run's folder."""
+    runs = place / "store" / "runs"
+    return {folder.name: _seal(place, folder.name) for folder in runs.iterdir()}
+
+
+def _seal(place, run):
+    """The digests of a run's evidence as its record has them; None where there are none."""
     path = place / "store" / "runs" / run / "record.json"
     try:
         if not path.is_file():  # a pipe would be waited for
-            return False
-        record = json.loads(path.read_text())
-        return isinstance(record["evidence"], dict)
+            return None
+        evidence = json.loads(path.read_text())["evidence"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return None
+    return evidence if isinstance(evidence, dict) else None
 
 
 def _of_set(run):

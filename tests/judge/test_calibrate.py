@@ -14,6 +14,7 @@ from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tenso
 from harness.judge.dealing import fitting
 from harness.judge.envelope import compare
 from harness.model import Precision
+from harness.readers.program import unread
 
 CONTROL = run()
 
@@ -153,6 +154,12 @@ def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_
         (lambda: with_signals(run("r"), loss=lambda *_: math.nan), "loss is nan"),
         (lambda: with_signals(run("r"), loss=lambda step, x: x if step > 3 else None), "no loss"),
         (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is none"),
+        (
+            lambda: unread(
+                "metrics.jsonl is not what it was", name="r", source="r", identity="a" * 64
+            ),
+            "the repeat r left no step at all: metrics.jsonl is not what it was",
+        ),
         (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is no repeat of fsdp2: "),
         (lambda: replace(run("r"), batch_digests=("0" * 16,) * STEPS), "other samples"),
         (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "fails reported-loss"),
