@@ -19,6 +19,9 @@ LATER_MATCH = 3e-2
 """… and within 3% in the median over all steps."""
 NEAR_ONE = 0.1
 """A quantity near one is equalled only within this share of its distance from one."""
+FEWEST_BATCHES, ALIKE = 8, 0.85
+"""A factor varies as a quantity does when so many batches or more correlate so well: by chance 8 do
+once in 250, 15 once in 30,000."""
 LEAST_LOSS_SCALE = 7
 """Loss scales are powers of two; one below 2^7 may well be a degree or a count."""
 MOST_NAMED = 3
@@ -88,10 +91,42 @@ class Named(NamedTuple):
 
 
 class Match(NamedTuple):
-    """How near to a quantity a ratio must be."""
+    """How near to a quantity a ratio must be: at the first step, and in the median of all."""
 
     first: float = FIRST_STEP_MATCH
     later: float = LATER_MATCH
+
+    def fits(self, ratio: Floats, values: Floats) -> bool:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            off = np.abs(ratio / values - 1)
+        apart = NEAR_ONE * float(abs(values[0] - 1))
+        first, later = min(self.first, apart), min(self.later, apart)
+        return bool(off[0] <= first and np.median(off) <= later)
+
+
+class FrozenMatch(NamedTuple):
+    """How near it must be over batches at frozen weights, where no batch follows from another."""
+
+    most: float
+    """Root mean square of the difference of the logarithms; also ``NEAR_ONE`` of the quantity's."""
+
+    def fits(self, ratio: Floats, values: Floats) -> bool:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found, meant = np.log(ratio), np.log(values)
+            off, size = (np.sqrt(np.mean(each**2)) for each in (found - meant, meant))
+        if not off <= self.most:
+            return False
+        return bool(off <= NEAR_ONE * size or _rise_together(found, meant))
+
+
+def _rise_together(one: Floats, other: Floats) -> bool:
+    """Whether two things vary alike from batch to batch.
+
+    A factor that is a bfloat16 number itself is up to 0.4% off, which may be as much as it varies.
+    """
+    if one.size < FEWEST_BATCHES or not (np.ptp(one) > 0 and np.ptp(other) > 0):
+        return False
+    return bool(np.corrcoef(one, other)[0, 1] >= ALIKE)
 
 
 def named_factor(
@@ -99,7 +134,7 @@ def named_factor(
     steps: Integers,
     test: Evidence,
     control: Evidence,
-    match: Match = Match(),  # noqa: B008 (frozen)
+    match: Match | FrozenMatch = Match(),  # noqa: B008 (frozen)
 ) -> Named:
     """In words, which quantities (or one over them) a ratio equals.
 
@@ -112,12 +147,12 @@ def named_factor(
     common: list[tuple[Quantity, str]] = []
     for quantity in _quantities(test, steps, control):
         for fits, words in (
-            (_equal(ratio, quantity.values, match), str(quantity)),
-            (_equal(ratio, 1 / quantity.values, match), f"1 / {quantity}"),
+            (match.fits(ratio, quantity.values), str(quantity)),
+            (match.fits(ratio, 1 / quantity.values), f"1 / {quantity}"),
         ):
             if fits:
                 other = theirs.get(quantity.name)
-                shared = other is not None and _equal(quantity.values, other.values, match)
+                shared = other is not None and match.fits(quantity.values, other.values)
                 (common if shared else special).append((quantity, words))
     found = sorted(special or common, key=lambda pair: pair[0].cost)
     if not found:
@@ -128,13 +163,13 @@ def named_factor(
     return Named(said if special or where in _SHARED else f"{said}, as in the control", where)
 
 
-def _loss_scale(ratio: Floats, match: Match) -> Named:
+def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> Named:
     """A power of two that is no number of the run, as loss scales are."""
     if not np.isfinite(ratio[0]) or ratio[0] <= 0:
         return Named()
     power = round(float(np.log2(ratio[0])))
     scale = np.full(ratio.size, 2.0**power)
-    if abs(power) < LEAST_LOSS_SCALE or not _equal(ratio, scale, match):
+    if abs(power) < LEAST_LOSS_SCALE or not match.fits(ratio, scale):
         return Named()
     words = f"2^{abs(power)}, a power of two as loss scales are"
     return Named(words if power > 0 else f"1 / {words}", _LOSS_SCALE)
@@ -283,11 +318,3 @@ def _product(degrees: dict[str, Any], *names: str) -> int | None:
             return None
         product *= degree
     return product
-
-
-def _equal(ratio: Floats, values: Floats, match: Match) -> bool:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        off = np.abs(ratio / values - 1)
-    apart = NEAR_ONE * float(abs(values[0] - 1))
-    first, later = min(match.first, apart), min(match.later, apart)
-    return bool(off[0] <= first and np.median(off) <= later)

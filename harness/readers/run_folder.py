@@ -166,10 +166,10 @@ def read_spec(path: Path) -> SetSpec | None:
             parallelism=Parallelism(**job["parallelism"]),
             train_config=TrainConfig(
                 path=config["path"],
-                settings=config["settings"],
+                settings=_table(config["settings"]),
                 module=config["module"],
                 config=config["config"],
-                model=config["model"],
+                model=_table(config["model"]),
                 data=SyntheticData() if job.get("data") else None,
                 loader=Loader(config.get("loader", Loader.CONVERGE)),
             ),
@@ -190,6 +190,12 @@ def read_spec(path: Path) -> SetSpec | None:
         raise EvidenceError(
             f"{folder / 'job.json'}: no complete job ({error!r}); run the job again"
         ) from error
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is no table")
+    return value
 
 
 def _kind(job: Mapping[str, Any]) -> Kind:

@@ -170,6 +170,8 @@ def test_a_run_that_contradicts_itself_alone_has_a_wrong_metric():
     verdict = judge(test, control, spec=SPEC, control_spec=SPEC, tolerances={"loss": 1e-3})
     assert verdict.judgement is Judgement.FAIL
     assert verdict.cause_class is CauseClass.METRIC_ONLY
+    assert "only the metric is wrong: the loss that is reported " in verdict.cause
+    assert " times the recomputed one, by no single factor, while all that" in verdict.cause
     assert "while all that was compared with the control agrees" in verdict.cause
 
 

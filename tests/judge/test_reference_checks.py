@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import run, spec
+from judge_examples import STEPS, run, spec
 
 from harness.judge import Measure, judge
 from harness.judge.rounding import measure_errors
@@ -117,6 +117,47 @@ def test_a_scale_that_varies_by_batch_is_another_average():
     assert outcomes(found) == ["PASS", "PASS", "FAIL", "PASS"]
     assert found.cause_class is CauseClass.OBJECTIVE
     assert "varies from batch to batch" in found.cause
+
+
+def with_tokens(evidence: Evidence, tokens) -> Evidence:
+    return replace(evidence, signals={**evidence.signals, "tokens": tuple(map(float, tokens))})
+
+
+BUDGET = 2048
+VALID = BUDGET - np.random.default_rng(3).integers(4, 28, STEPS)
+
+
+@pytest.mark.parametrize("coarse", [0.0, 1.2e-3])
+def test_a_scale_that_varies_as_the_valid_tokens_do_is_no_other_average(coarse):
+    """Also where the factor is rounded to bfloat16, which moves it by about as much."""
+    by = 1 + coarse * np.random.default_rng(4).standard_normal(BATCHES)
+    by[1:] *= VALID[1:BATCHES] / VALID[: BATCHES - 1]
+    stale = low("dp2", frozen(by[:, None, None] * rounded(2), rounded_loss(2)))
+    matched = with_tokens(MATCHED, VALID)
+    found = judge(
+        with_tokens(stale, VALID),
+        matched,
+        spec=spec("dp2"),
+        control_spec=spec(),
+        measure=Measure(matched, REFERENCE),
+    )
+    assert found.cause_class is CauseClass.GRADIENT_SCALE
+    assert "which equals the valid tokens over those of the step before" in found.cause
+    assert "varies from batch to batch" in found.cause
+
+
+def test_a_scale_that_varies_otherwise_than_the_valid_tokens_is_another_average():
+    factors = 1 + 3e-3 * np.random.default_rng(6).standard_normal(BATCHES)
+    other = low("dp2", frozen(factors[:, None, None] * rounded(2), rounded_loss(2)))
+    matched = with_tokens(MATCHED, VALID)
+    found = judge(
+        with_tokens(other, VALID),
+        matched,
+        spec=spec("dp2"),
+        control_spec=spec(),
+        measure=Measure(matched, REFERENCE),
+    )
+    assert found.cause_class is CauseClass.OBJECTIVE
 
 
 def test_a_scale_of_some_parameters_names_them():

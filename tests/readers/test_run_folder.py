@@ -402,7 +402,15 @@ def test_the_spec_is_read_back_from_the_job(run):
     assert not spec.tolerances
 
 
-@pytest.mark.parametrize("change", [{"techniques": ["float9"]}, {"parallelism": {"dp": 2}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"techniques": ["float9"]},
+        {"parallelism": {"dp": 2}},
+        {"train_config": {**JOB["train_config"], "settings": [1, "a/b", []]}},
+        {"train_config": {**JOB["train_config"], "model": ""}},
+    ],
+)
 def test_a_job_that_cannot_be_understood(tmp_path, change):
     folder = write(tmp_path / "r", [HEADER], job={**JOB, **change})
     with pytest.raises(EvidenceError, match="no complete job"):

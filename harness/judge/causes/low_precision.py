@@ -14,7 +14,7 @@ from harness.judge.causes.forward import (
 )
 from harness.judge.causes.groups import describe
 from harness.judge.causes.places import Spot, spot_of
-from harness.judge.factors import Match, named_factor
+from harness.judge.factors import FrozenMatch, Named, named_factor
 from harness.judge.rounding import Errors
 from harness.judge.scene import Scene, digits
 from harness.model import CauseClass, Floats, Integers
@@ -142,22 +142,42 @@ def _objective(scene: Scene) -> Cause:
 
 def _scaled(scene: Scene, errors: Errors) -> Cause:
     """Directions are right: all gradients, or those of some parameters, have another length."""
-    if errors.all_scaled:
-        of_batch = errors.scale.mean(axis=1)
-        mean = float(of_batch.mean())
-        error = float(of_batch.std(ddof=1) / np.sqrt(len(of_batch))) if len(of_batch) > 1 else 0.0
-        if abs(mean) <= _STEADY * error:
-            sentence = (
-                "the loss is averaged otherwise: all gradients are scaled by a factor that varies "
-                f"from batch to batch, {np.expm1(of_batch.min()):+.2g} to "
-                f"{np.expm1(of_batch.max()):+.2g}, in directions that are right"
-            )
-            return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
-        # The first batch is that of step 1, whose counts are known.
-        first = float(np.exp(of_batch[0]))
-        what = f"all {len(errors.names)} parameters alike"
-        return _by_factor(scene, float(np.exp(mean)), what, first=first)
-    return _of_group(scene, errors, np.sort(errors.scaled))
+    if not errors.all_scaled:
+        return _of_group(scene, errors, np.sort(errors.scaled))
+    of_batch = errors.scale.mean(axis=1)
+    mean = float(of_batch.mean())
+    error = float(of_batch.std(ddof=1) / np.sqrt(len(of_batch))) if len(of_batch) > 1 else 0.0
+    named = _named(scene, np.exp(of_batch))
+    what = f"all {len(errors.names)} parameters alike"
+    if abs(mean) > _STEADY * error:
+        return _by_factor(digits(float(np.exp(mean))), named, what)
+    varies = (
+        f"a factor that varies from batch to batch, {np.expm1(of_batch.min()):+.2g} to "
+        f"{np.expm1(of_batch.max()):+.2g}"
+    )
+    if named.words:
+        return _by_factor(varies, named, what)
+    sentence = (
+        f"the loss is averaged otherwise: all gradients are scaled by {varies}, in directions that "
+        "are right"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
+
+
+def _named(scene: Scene, factors: Floats) -> Named:
+    """What the factors of the batches equal; training takes the same ones from step 1 on.
+
+    The first has no step before it, of which a quantity may be.
+    """
+    test, control = scene.case.test, scene.case.control
+    trained = int(test.steps.max(initial=1))
+    factors = factors[:trained]
+    steps = np.arange(1, len(factors) + 1, dtype=np.int64)
+    match = FrozenMatch(_MATCH)
+    named = named_factor(factors, steps, test, control, match)
+    if named.words or len(factors) == 1:
+        return named
+    return named_factor(factors[1:], steps[1:], test, control, match)
 
 
 def _scale_explains(errors: Errors) -> bool:
@@ -177,28 +197,17 @@ def _of_group(scene: Scene, errors: Errors, members: Integers) -> Cause:
     what = describe(names, list(errors.names))
     if of_scores(names):
         return scores_scaled(factor, f"at the initial weights ({what})")
-    return _by_factor(scene, factor, what, CauseClass.GROUP_SCALE)
+    named = _named(scene, np.array([factor]))
+    return _by_factor(digits(factor), named, what, CauseClass.GROUP_SCALE)
 
 
 def _by_factor(
-    scene: Scene,
-    factor: float,
-    what: str,
-    kind: CauseClass = CauseClass.GRADIENT_SCALE,
-    first: float | None = None,
+    factor: str, named: Named, what: str, kind: CauseClass = CauseClass.GRADIENT_SCALE
 ) -> Cause:
-    """``first``: the factor of the first batch, where it is not the same for all."""
-    named = named_factor(
-        np.array([factor if first is None else first]),
-        np.array([1], dtype=np.int64),
-        scene.case.test,
-        scene.case.control,
-        Match(_MATCH, _MATCH),
-    )
     known = f", which equals {named.words}" if named.words else ""
     sentence = (
-        f"gradients are scaled by {digits(factor)}{known}: {what}, at the initial weights, in "
-        "directions that are right but for rounding"
+        f"gradients are scaled by {factor}{known}: {what}, at the initial weights, in directions "
+        "that are right but for rounding"
     )
     return Cause(sentence, kind, f"{named.where}; {_SCALE_AT}" if named.where else _SCALE_AT)
 
@@ -217,8 +226,9 @@ def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
     if spread > 0.1 * abs(float(np.median(scales))):
         return None
     if len(off) == len(errors.names):
+        named = _named(scene, np.exp(errors.scale.mean(axis=1)))
         factor = float(np.exp(np.median(scales)))
-        return _by_factor(scene, factor, f"all {len(off)} parameters alike")
+        return _by_factor(digits(factor), named, f"all {len(off)} parameters alike")
     return _of_group(scene, errors, off)
 
 

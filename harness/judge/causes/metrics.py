@@ -237,8 +237,9 @@ def contradiction(scene: Scene) -> Cause | None:
         ]
         if scene.failed(name) and not others:
             sentence = (
-                f"only the metric is wrong: {scene.detail(name)}, while all that was compared with "
-                "the control agrees"
+                f"only the metric is wrong: the {signal.replace('_', ' ')} that is "
+                f"{scene.detail(name)}{way_of(signal, scene).words}, while all that was compared "
+                "with the control agrees"
             )
             if signal == "loss" and (compared := agreement(scene.case.test, signal)) is not None:
                 apart = float(compared.difference.max(initial=0.0))
