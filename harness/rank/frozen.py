@@ -2,8 +2,9 @@
 
 Two right runs part after their first update, and what is then compared is drift as much as error.
 At frozen weights nothing drifts: every batch shows again what the first step shows, on other
-samples. Nothing is updated, and all that a pass changes (gradients, buffers, random numbers, the
-loader's place, counters) is put back, so that training goes on as if there had been none.
+samples. No optimizer steps, and all that a pass changes (gradients, buffers, random numbers, the
+loader's place, counters, weights that something else than an optimizer moves) is put back, so that
+training goes on as if there had been none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from harness.rank.job import Job
+from harness.rank.placement import local_shard
 from harness.rank.probe import Probe
 
 
@@ -41,6 +43,9 @@ def add_frozen_steps(trainer: Any, job: Job, probe: Probe) -> None:
 
 def _make(trainer: Any, count: int, probe: Probe) -> None:
     """Train steps of the trainer itself, as it is by now, that update nothing."""
+    weights = _shards(trainer)
+    # In the memory of the host: a second copy of the weights may not fit beside the first.
+    initial = [shard.to("cpu", copy=True) for shard in weights]
     with _put_back(trainer), _without_updates(trainer):
         batches = trainer.batch_generator(trainer.dataloader)
         trainer.step = 1  # what depends on the step sees the first one
@@ -49,7 +54,16 @@ def _make(trainer: Any, count: int, probe: Probe) -> None:
             probe.begin_frozen()
             trainer.train_step(batches)
             probe.end_frozen()
+            # A trainer that decays or clips weights by itself does so before the optimizer's step.
+            with torch.no_grad():
+                for shard, value in zip(weights, initial, strict=True):
+                    shard.copy_(value)
     probe.close_frozen()
+
+
+def _shards(trainer: Any) -> list[torch.Tensor]:
+    """This rank's part of every weight."""
+    return [local_shard(weight) for part in trainer.model_parts for weight in part.parameters()]
 
 
 @contextmanager
@@ -76,7 +90,7 @@ def _without_updates(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _put_back(trainer: Any) -> Iterator[None]:
-    """Restore what a forward and backward pass changes, weights aside: they are not touched."""
+    """Restore what forward and backward passes change, weights aside."""
     loader = trainer.dataloader.state_dict()
     buffers = [
         (buffer, buffer.detach().clone())

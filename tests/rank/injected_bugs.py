@@ -59,6 +59,17 @@ def leave_layer_out_of_optimizer(trainer):
             group["params"] = [each for each in group["params"] if id(each) not in unknown]
 
 
+def decay_weights_without_the_optimizer(_trainer):
+    """Right or wrong, it moves weights where no optimizer steps."""
+
+    @torch.no_grad()
+    def decay(parameters):
+        for parameter in parameters:
+            parameter.mul_(0.99)
+
+    _before_clipping(decay)
+
+
 def negate_one_gradient(trainer):
     """No norm shows it, and no loss of the same step."""
 

@@ -120,6 +120,19 @@ def test_gradients_that_no_optimizer_clears_do_not_outlive_frozen_steps(runs, co
     assert np.array_equal(found, expected)
 
 
+def test_weights_that_a_trainer_moves_by_itself_are_put_back_after_every_frozen_step(runs):
+    moved = {"inject": f"{BUGS}:decay_weights_without_the_optimizer"}
+    plain, _ = runs.run("moved", **moved)
+    steps, _ = runs.run("moved_frozen", frozen=2, **moved)
+    assert without_measurements(steps) == without_measurements(plain)
+    runs.run("right_frozen", frozen=2)
+    found, expected = (
+        np.load(runs.folder / name / "frozen.npz")["gradients_norm"]
+        for name in ("moved_frozen", "right_frozen")
+    )
+    assert np.array_equal(found, expected)
+
+
 def test_buffers_are_put_back_after_frozen_steps(runs):
     """A mixture of experts counts tokens in buffers, and moves biases by them at each update."""
     moe = tomllib.loads((jobs.ROOT / "train_configs" / "moe_debug.toml").read_text())
