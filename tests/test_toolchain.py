@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -150,6 +151,28 @@ def test_a_local_folder_is_no_commit(tmp_path):
     found = built_from(tmp_path, "0123")
     (found / "direct_url.json").write_text('{"url": "file:///x", "dir_info": {"editable": true}}')
     assert find_toolchain("mine", tmp_path).versions["torchtitan"] == "0.3.0"
+
+
+def test_a_package_that_was_edited_where_it_lies_is_not_the_released_one(tmp_path):
+    build(tmp_path, "mine", torch="2.13.0+cpu", torchtitan="0.3.0")
+    (packages,) = tmp_path.glob("mine/lib/python3.11/site-packages")
+    for name, version in (("torch", "2.13.0+cpu"), ("torchtitan", "0.3.0")):
+        (packages / f"{name}.py").write_text("x = 1\n")
+        (packages / "readme.txt").write_text("")
+        record = packages / f"{name}-{version}.dist-info" / "RECORD"
+        own = f"{record.parent.name}/RECORD,,"
+        record.write_text(f"{name}.py,sha256=x,6\nreadme.txt,,\ngone.py,,\n{own}\n")
+    installed = find_toolchain("mine", tmp_path)
+    assert installed.versions == {"torch": "2.13.0+cpu", "torchtitan": "0.3.0"}
+    found = []
+    for source in ("x = 2\n", "x = 3\n", "x = 2\n"):
+        for name in ("torch.py", "torchtitan.py", "readme.txt"):
+            (packages / name).write_text(source)
+            os.utime(packages / name, (time.time() + 60,) * 2)
+        found.append(find_toolchain("mine", tmp_path).versions)
+    assert found[0] == found[2] != found[1]
+    assert re.fullmatch(r"2\.13\.0\+cpu\.edited\.[0-9a-f]{8}", found[0]["torch"])
+    assert re.fullmatch(r"0\.3\.0\+edited\.[0-9a-f]{8}", found[0]["torchtitan"])
 
 
 PROBED = Command(argv=("train.py",), folder=Path("/x"))
