@@ -67,6 +67,16 @@ def test_counters_that_started_over_say_when_the_state_was_lost():
     assert "every pipeline stage's" in verdict.look_at
 
 
+def test_counters_that_part_before_any_gradient_are_named_and_not_what_follows_from_them():
+    """As AdamW without bias correction leaves it: the gradients of step 2 are at other weights."""
+    run = broken(gradient=since(2, turned(lambda _: True, 0.5)))
+    found = verdict_of(kept(run, count=lambda step, _: step + 1e6), REFERENCE)
+    assert found.cause_class is CauseClass.UPDATE
+    assert "at step 1 the optimizer has counted 1e+06 updates of all 35 parameters" in found.cause
+    late = verdict_of(kept(run, count=lambda step, _: step + 1e6 * (step > 2)), REFERENCE)
+    assert late.cause_class is CauseClass.GRADIENT_DIRECTION
+
+
 def test_counters_of_one_stage_name_its_parameters():
     stage = ("layers.2.", "layers.3.", "norm.", "output.")
     verdict = lost(count=lambda step, name: step - 5 * (step > 5 and name.startswith(stage)))

@@ -57,6 +57,7 @@ from harness.judge.causes.metrics import (
 from harness.judge.causes.objectives import added_term, scaled_objective, trained_objective
 from harness.judge.causes.optimizer import (
     averaged_otherwise,
+    counted_first,
     counted_otherwise,
     moments_lost,
 )
@@ -103,6 +104,7 @@ SIGNATURES: tuple[Signature, ...] = (
     still_buffers,
     replicas,
     initial,
+    counted_first,
     other_tables,
     clipping,
     scaled_objective,

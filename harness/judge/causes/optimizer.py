@@ -10,7 +10,7 @@ from harness.judge.causes.cause import Cause
 from harness.judge.causes.groups import describe, joined
 from harness.judge.scene import Scene, loss_agrees
 from harness.judge.tensors import TensorComparison
-from harness.model import CauseClass, Flags, Floats, UpdateRows
+from harness.model import CauseClass, Flags, Floats, Outcome, UpdateRows
 
 SAME = 1e-3
 """Relative difference below which two norms of clipped gradients or of states are the same."""
@@ -27,6 +27,17 @@ _RESUMED = (
     "names, not by places, and every pipeline stage's (checkpoint.exclude_from_loading)"
 )
 _SKIPPED = "what skips or repeats updates: a loss scaler, a guard against spikes, accumulation"
+
+
+def counted_first(scene: Scene) -> Cause | None:
+    """Counts part before any gradient does: they are exact, and gradients follow from updates."""
+    counts = scene.checks.get("optimizer-steps")
+    if counts is None or counts.outcome is not Outcome.FAIL or counts.onset is None:
+        return None
+    others = scene.first_failure(
+        "optimizer-steps", "optimizer-state-first-steps", "optimizer-state-envelope"
+    )
+    return counted_otherwise(scene) if others is None or others > counts.onset else None
 
 
 def counted_otherwise(scene: Scene) -> Cause | None:
