@@ -1,16 +1,17 @@
 """Key-value stores of ranks that are all on this machine: they listen on loopback only.
 
 torch's TCPStore listens on every address of the machine, whatever host it is given. Its contents
-say where ranks find each other, and everybody who reaches the port can write there.
+say where ranks find each other, torch unpickles some of them, and everybody who reaches the port
+can write there.
 
 ``python loopback.py TORCHRUN-ARGUMENTS`` is torchrun with such stores, for environments that do
-not have this package; it needs nothing of it.
+not have this package; it needs nothing of it. For programs that torchrun does not start,
+``on_loopback/sitecustomize.py`` brings it in.
 """
 
 from __future__ import annotations
 
 import errno
-import importlib
 import socket
 import sys
 from collections.abc import Callable
@@ -19,45 +20,67 @@ from types import ModuleType
 from typing import Any
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost"})
-RENDEZVOUS = "torch.distributed.rendezvous"
+_PARAMETERS = (
+    *("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers"),
+    *("multi_tenant", "master_listen_fd", "use_libuv"),
+)
+"""Of TCPStore, in the order in which some callers give them."""
 
 
 def listen_on_loopback() -> None:
     """Have stores that this process makes for ranks on this machine listen on loopback only.
 
     Of torchrun's agent that is the store that ranks share, of a rank the one that rank 0 makes
-    where they share none. A torch that has neither (before 2.4) keeps its own way.
+    where they share none.
     """
-    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+    import torch.distributed
+    import torch.distributed.rendezvous  # its name is also that of a function of the package
 
-    # By its whole name: a function of the package has the same.
-    store = keep_to_loopback(importlib.import_module(RENDEZVOUS))
-
-    def of_agent(_handler: object, master_addr: str, master_port: int) -> Any:
-        return store(host_name=master_addr, port=master_port, is_master=True, multi_tenant=True)
-
-    dynamic_rendezvous.DynamicRendezvousHandler._create_tcp_store_server = of_agent
+    keep_to_loopback(torch.distributed, LOOPBACK.__contains__)
+    module = sys.modules["torch.distributed.rendezvous"]
+    module.TCPStore = torch.distributed.TCPStore  # type: ignore[attr-defined]
 
 
-def keep_to_loopback(rendezvous: ModuleType) -> Callable[..., Any]:
-    """Have stores that the module ``torch.distributed.rendezvous`` makes keep to loopback.
+def keep_to_loopback(distributed: ModuleType, is_here: Callable[[str], bool]) -> None:
+    """Have the stores of ``torch.distributed`` whose host is here meet on loopback.
 
-    Returns what makes them now.
+    Modules that have imported ``TCPStore`` before keep the old one, and a torch that cannot be
+    given a socket (before 2.1) does altogether.
     """
-    tcp_store = rendezvous.TCPStore
+    tcp_store: Any = distributed.TCPStore
+    if "master_listen_fd" not in (tcp_store.__init__.__doc__ or ""):
+        return
 
-    def store(*positional: Any, **given: Any) -> Any:
-        # Before torch 2.0 it was called with arguments by position.
-        if positional or not given.get("is_master") or given["host_name"] not in LOOPBACK:
-            return tcp_store(*positional, **given)
-        listener = _listener(given["port"])
-        if listener is None:
-            return tcp_store(**given)
-        given |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
-        return tcp_store(**given)
+    class TCPStore(tcp_store):
+        """One whose host is this machine listens, and is looked for, on loopback only."""
 
-    rendezvous.TCPStore = store  # type: ignore[attr-defined]
-    return store
+        def __init__(self, *positional: Any, **given: Any) -> None:
+            given.update(zip(_PARAMETERS, positional))  # noqa: B905 (Python 3.9 knows no strict)
+            if is_here(given.get("host_name", "")):
+                given["host_name"] = "127.0.0.1"
+                listener = _listener(given.get("port", 0)) if given.get("is_master") else None
+                if listener is not None:
+                    port = listener.getsockname()[1]
+                    given.update(port=port, master_listen_fd=listener.detach())
+            super().__init__(**given)
+
+    distributed.TCPStore = TCPStore  # type: ignore[attr-defined]
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether a name or address is one of this machine's: only those can be bound to."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as each:
+                each.bind(address)
+        except OSError:
+            continue
+        return True
+    return False
 
 
 def _listener(port: int) -> socket.socket | None:

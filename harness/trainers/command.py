@@ -187,13 +187,17 @@ def with_variables(
     folder: Path,
     *,
     device: str = "cpu",
+    here: bool = True,
     meeting: Rendezvous | None = None,
     data: Path | None = None,
 ) -> dict[str, str]:
-    """An environment with what a job's program is given beside; its own variables come last."""
+    """An environment with what a job's program is given beside; its own variables come last.
+
+    ``here``: all its ranks are on this machine.
+    """
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
     made = {**kept, **own_variables(job, folder, device, meeting, data, kept.get("PATH"))}
-    if command_of(job).launcher is not RankLauncher.TORCHRUN:
+    if here and command_of(job).launcher is not RankLauncher.TORCHRUN:
         paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))
         made["PYTHONPATH"] = os.pathsep.join(paths)
     return made

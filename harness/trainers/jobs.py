@@ -109,8 +109,9 @@ def environment(
     made = titan.environment(base, resources, folder, job)
     if job is None or folder is None or job.spec.command is None:
         return made
+    here = resources.loopback is not None
     return command.with_variables(
-        made, job, folder, device=resources.device, meeting=meeting, data=data
+        made, job, folder, device=resources.device, here=here, meeting=meeting, data=data
     )
 
 

@@ -1,11 +1,13 @@
 """What other users of the machine, and of its network, can reach of a run: nothing but loopback."""
 
 import os
+import socket
 import subprocess
 import time
 from dataclasses import replace
 
 import psutil
+import pytest
 from launch_jobs import ROOT, plan_of
 from listening import sampling
 from test_command_jobs import command_job
@@ -55,11 +57,23 @@ def test_torchrun_of_an_environment_without_this_package_listens_on_loopback(
     require_private(run(plan_of(job), store, cold))
 
 
-def test_ranks_that_make_their_store_themselves_listen_on_loopback(
-    toolchain, store, cold, monkeypatch
+ALONE = ("{python}", "tiny_trainer.py")
+UNDER_TORCHRUN = (
+    *("{python}", "-m", "torch.distributed.run", "--nproc-per-node=2"),
+    *("--rdzv-backend=c10d", f"--rdzv-endpoint={socket.gethostname()}:0", "tiny_trainer.py"),
+)
+
+
+@pytest.mark.parametrize("begin", [ALONE, UNDER_TORCHRUN], ids=["alone", "own torchrun"])
+def test_stores_of_programs_that_are_only_called_listen_on_loopback(
+    toolchain, store, cold, monkeypatch, begin
 ):
+    """Also those of a torchrun, accelerate … that the program's command starts."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     job = command_job("none", mode="meet", ranks=2, python=toolchain.python)
+    argv = (*begin, *job.spec.command.argv[2:])
+    command = replace(job.spec.command, argv=argv)
+    job = replace(job, spec=replace(job.spec, command=command))
     sampled = run(plan_of(job), store, cold)
     assert sampled.on_loopback(), sampled.addresses
 

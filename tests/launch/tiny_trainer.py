@@ -45,10 +45,10 @@ def go_wrong(mode, output, rank):
 
 
 def meet(rank):
-    """Be rank 0 of two, which start the other, and have the store that torch makes of itself."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
+    """Meet the other of two ranks; rank 0 starts it, unless a launcher of its own has."""
     other = None
-    if rank == 0:
+    if "WORLD_SIZE" not in os.environ:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2"}
         other = subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": "1"})
     import torch
     import torch.distributed as dist

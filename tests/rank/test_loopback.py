@@ -1,5 +1,7 @@
 """Stores of ranks that meet on loopback listen there only; others as torch has it."""
 
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +78,40 @@ def test_every_python_of_a_program_keeps_to_loopback_and_its_own_sitecustomize(t
     said = ["own"] if own == "print('own')" else []
     assert done.stdout.splitlines() == [*said, *[LOOPBACK] * 2]
     assert ("Error in sitecustomize" in done.stderr) == (own == "raise ValueError('own')")
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        (socket.gethostname(), True),
+        ("192.0.2.1", False),  # RFC 5737: nobody's
+        ("no.such.host.invalid", False),
+        ("", False),
+    ],
+)
+def test_hosts_of_this_machine_are_known(host, here):
+    assert loopback.is_of_this_machine(host) is here
+
+
+@pytest.mark.parametrize("release", ["3.6", "3.9", "3.13"])
+def test_pythons_of_every_release_start_with_it(tmp_path, release):
+    """A program's launchers may be others than the Python that trains."""
+    pythons = [*Path.home().glob(f".pyenv/versions/{release}.*/bin/python")]
+    python = pythons[0] if pythons else shutil.which(f"python{release}")
+    if python is None:
+        pytest.skip(f"needs a Python {release}")
+    (tmp_path / "sitecustomize.py").write_text("print('own')")
+    ours = Path(loopback.__file__).parent / "on_loopback"
+    done = subprocess.run(
+        [python, "-c", "print('began')"],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": f"{ours}:{tmp_path}"},
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("own\nbegan\n", "")
 
 
 def test_torch_itself_listens_everywhere():

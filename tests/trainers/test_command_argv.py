@@ -197,6 +197,8 @@ def test_every_python_of_a_program_without_our_agent_keeps_its_stores_to_loopbac
     assert environment(around, Resources(), FOLDER, job(own))["PYTHONPATH"] == f"{folder}:/own"
     none = environment({}, Resources(), FOLDER, under(launcher), meeting=MEETING)
     assert none["PYTHONPATH"] == folder
+    of_nodes = environment(around, Resources(loopback=None), FOLDER, under(launcher))
+    assert of_nodes["PYTHONPATH"] == "/around"
 
 
 def test_deepspeeds_launcher_counts_the_ranks_on_a_cpu():
