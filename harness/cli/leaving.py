@@ -1,38 +1,39 @@
-"""Ctrl-C while modules are imported: there is nothing to end, and a traceback says nothing."""
+"""Ctrl-C while modules are imported: there is nothing to end, and a traceback says nothing.
+
+This module comes first, so it imports nothing itself but what every Python has loaded by then:
+``signal``, ``contextlib`` and ``threading`` take longer than all of it.
+"""
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # of C, which typeshed does not know
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 INTERRUPTED = 130
 
 
-@contextmanager
-def leaving_when_interrupted() -> Iterator[None]:
+class leaving_when_interrupted:  # noqa: N801 (as functions of contextlib)
     """End the process at once, with 130, when SIGINT or SIGTERM comes during the block.
 
     Not by an exception: what imports a module may take one for a module that is not there.
     Elsewhere than in the main thread, and where somebody ignores the signals, nothing changes.
     """
-    ours = threading.current_thread() is threading.main_thread()
-    caught = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if ours and callable(signal.getsignal(number))
-    }
-    for number in caught:
-        signal.signal(number, _leave)
-    try:
-        yield
-    finally:
-        for number, handler in caught.items():
-            signal.signal(number, handler)
+
+    def __enter__(self) -> None:
+        self._before: dict[int, object] = {}
+        for number in (_signal.SIGINT, _signal.SIGTERM):
+            handler = _signal.getsignal(number)
+            if callable(handler):
+                try:
+                    _signal.signal(number, _leave)
+                except ValueError:  # not the main thread
+                    return
+                self._before[number] = handler
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            _signal.signal(number, handler)
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
+def _leave(_number: int, _frame: object) -> None:
     os._exit(INTERRUPTED)

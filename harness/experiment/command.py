@@ -43,7 +43,9 @@ def command_of(
             experiment file.
         problems: where problems are collected.
     """
-    problems += _template_problems(table, where)
+    told = any(problem.where.startswith(where("command")) for problem in problems)
+    if table.command or not told:
+        problems += _template_problems(table, where)
     problems += _curve_problems(table, where)
     found = files_of(table, where, folders, problems)
     return Command(

@@ -57,8 +57,9 @@ SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 """Unicode categories kept out of names: control characters, surrogates, line separators."""
-TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Kept out, too: with them a name reads as another ("Trojan Source", CVE-2021-42574)."""
+UNSEEN = "Cf"
+"""Kept out, too: characters without a width, and those that turn the direction of text. With them a
+name reads as another ("Trojan Source", CVE-2021-42574)."""
 
 KINDS = {
     "bool_type": "true or false",
@@ -126,10 +127,10 @@ def is_printable(value: str) -> str:
     """
     if any(unicodedata.category(letter) in UNPRINTABLE for letter in value):
         raise PydanticCustomError("name", "holds control characters")
-    if turning := TURNING & set(value):
-        listed = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(turning))
+    if unseen := {letter for letter in value if unicodedata.category(letter) == UNSEEN}:
+        listed = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(unseen))
         raise PydanticCustomError(
-            "name", "holds {listed}, which turns the direction of text", {"listed": listed}
+            "name", "holds {listed}, which nobody sees and which may turn text", {"listed": listed}
         )
     return value
 

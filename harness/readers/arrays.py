@@ -103,6 +103,8 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 key = entry.filename.removesuffix(".npy")
+                if key in arrays:
+                    fail(str(path), f"{entry.filename}: is there twice")
                 if key in KEYS:
                     arrays[key] = _array(path, archive, entry)
     except EvidenceError:

@@ -23,8 +23,6 @@ _MOST_STEP = 8
 """Bytes of a step: 56 bits of it."""
 _AT_ONCE = 1 << 15
 """Records: the working set stays in the cache."""
-_MOST_TAGS = 64
-"""Of those; more are left to protobuf, for each is looked for."""
 
 Bytes = npt.NDArray[np.uint8]
 Integers = npt.NDArray[np.int64]
@@ -95,15 +93,10 @@ def _by_tag(
         steps |= (content[10 + place] & 0x7F).astype(np.int64) << (7 * place)
     times = np.ascontiguousarray(content[1:9].T).view("<f8").ravel()
     values = np.ascontiguousarray(content[-4:].T).view("<f4").ravel().astype(np.float64)
-    tags = content[16 + width : 16 + width + name]
-    left = np.arange(len(records))
-    for _ in range(_MOST_TAGS):
-        if not len(left):
-            return
-        tag = tags[:, left[0]]
-        same = np.ones(len(left), np.bool_)
-        for place in range(name):
-            same &= tags[place, left] == tag[place]
-        found = left[same]
-        yield tag.tobytes(), Scalars(records[found], steps[found], values[found], times[found])
-        left = left[~same]
+    names = np.ascontiguousarray(content[16 + width : 16 + width + name].T).view(f"V{name}").ravel()
+    # Sorted, stably: records of one tag then stand together, in their order.
+    order = np.argsort(names, kind="stable")
+    ends = np.flatnonzero(names[order][1:] != names[order][:-1]) + 1
+    for found in np.split(order, ends):
+        tag = names[found[0]].tobytes()
+        yield tag, Scalars(records[found], steps[found], values[found], times[found])

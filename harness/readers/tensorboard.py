@@ -19,6 +19,8 @@ from harness.readers.points import Points, settle
 
 EVENT_FILES = "events.out.tfevents*"
 _LENGTH = struct.Struct("<Q")
+_FLOAT32 = 1
+"""``DT_FLOAT`` of TensorFlow's types.proto."""
 _CHECKSUM = 4
 """Bytes; a record is its length, that one's checksum, the content, that one's checksum."""
 
@@ -91,22 +93,37 @@ def _add(
     for name, scalars in plain_scalars(data, starts, ends - starts):
         made.setdefault(name.decode(), []).append(scalars)
         others[scalars.records] = False
+    by_one: dict[str, _Slowly] = {}
     for record in np.flatnonzero(others).tolist():
         event = parse(content[starts[record] : ends[record]])
         for value in event.summary.value:
             number = value.simple_value if value.HasField("simple_value") else _scalar(value)
             if number is not None:
-                made.setdefault(value.tag, []).append(_one(record, event, number))
+                by_one.setdefault(value.tag, _Slowly()).add(record, event, number)
+    for tag, found in by_one.items():
+        made.setdefault(tag, []).append(found.scalars())
     # Tags in the order in which they come, points in that of their records.
     for tag, parts in sorted(made.items(), key=lambda each: min(one.records[0] for one in each[1])):
         tags.setdefault(tag, []).append(_joined(parts).in_order())
     return whole
 
 
-def _one(record: int, event: Any, number: float) -> Scalars:
-    columns = ([record], [event.step], [float(number)], [event.wall_time])
-    records, steps, values, times = (np.array(column) for column in columns)
-    return Scalars(records, steps, values, times)
+class _Slowly:
+    """Points of one tag, added one by one."""
+
+    def __init__(self) -> None:
+        self._records, self._steps = array("q"), array("q")
+        self._values, self._times = array("d"), array("d")
+
+    def add(self, record: int, event: Any, number: float) -> None:
+        self._records.append(record)
+        self._steps.append(event.step)
+        self._values.append(number)
+        self._times.append(event.wall_time)
+
+    def scalars(self) -> Scalars:
+        counts = np.array(self._records), np.array(self._steps)
+        return Scalars(*counts, np.array(self._values), np.array(self._times))
 
 
 def _joined(parts: list[Scalars]) -> Scalars:
@@ -137,6 +154,8 @@ def _scalar(value: Any) -> float | None:
     """A number that is kept as a tensor, as newer writers do; None for what is none."""
     if not value.HasField("tensor") or value.tensor.tensor_shape.dim:
         return None
+    if value.tensor.dtype == _FLOAT32 and len(value.tensor.float_val) == 1:
+        return float(value.tensor.float_val[0])  # as almost all are: ten times as fast
     from tensorboard.util.tensor_util import make_ndarray  # noqa: PLC0415 # imported on use
 
     number = make_ndarray(value.tensor)

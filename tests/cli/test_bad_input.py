@@ -309,7 +309,7 @@ note = "\\u001b[2J\\u009b31m\\u202e gone"
 [[test]]
 name = "{name}"
 parallelism.dp_replicate = 2
-set = {{ word = "\\u001b[31m other" }}
+set = {{ word = "\\u001b[31m other\\u200b" }}
 """
 
 
@@ -323,16 +323,16 @@ def test_what_a_file_says_does_not_steer_the_terminal(tmp_path):
     result = converge("plan", "e.toml", cwd=tmp_path)
     assert is_harmless(result.stdout + result.stderr)
     assert r"\x1b[2J\x9b31m\u202e gone" in result.stdout
-    assert r"\x1b[31m other" in result.stdout
+    assert r"\x1b[31m other\u200b" in result.stdout
     (tmp_path / "e.toml").write_text(STEERING.format(top='"\\u001b[31mkey" = 1', name="t"))
     result = converge("plan", "e.toml", cwd=tmp_path)
     assert_refused(result, r"\x1b[31mkey: unknown key")
     assert is_harmless(result.stderr)
 
 
-@pytest.mark.parametrize("mark", ["202e", "2066", "200f"])
+@pytest.mark.parametrize("mark", ["202e", "2066", "200f", "200b", "feff", "00ad"])
 def test_a_name_that_reads_as_another_is_refused(tmp_path, mark):
     (tmp_path / "train.py").touch()
     (tmp_path / "e.toml").write_text(STEERING.format(top="", name=f"tp\\u{mark}2"))
     result = converge("plan", "e.toml", cwd=tmp_path)
-    assert_refused(result, f"holds U+{mark.upper()}, which turns the direction of text")
+    assert_refused(result, f"holds U+{mark.upper()}, which nobody sees and which may turn text")

@@ -23,7 +23,9 @@ sys.meta_path.insert(0, Interrupting())
 """
 
 
-@pytest.mark.parametrize("module", ["argparse", "rich.console", "harness.cli.parser", "pydantic"])
+@pytest.mark.parametrize(
+    "module", ["threading", "argparse", "rich.console", "harness.cli.parser", "pydantic"]
+)
 def test_an_interruption_while_modules_are_imported(module, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
     found = subprocess.run(

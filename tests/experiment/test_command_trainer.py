@@ -160,6 +160,13 @@ def test_the_default_is_the_python_on_path(load, script, folder, monkeypatch):
     assert load(written).controls[0].toolchain == str(folder / "bin" / "python")
 
 
+def test_a_command_of_a_wrong_type_is_not_missing_too(load):
+    with pytest.raises(ConfigError) as caught:
+        load(text(argv="[[1]]"))
+    assert "trainer.command[0]: must be a string" in str(caught.value)
+    assert "is missing" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

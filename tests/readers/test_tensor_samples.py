@@ -220,6 +220,16 @@ def test_a_small_file_takes_no_more_memory_than_its_length(tmp_path):
     assert peak_of(read) < 10_000_000
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_array_that_is_there_twice_is_refused(tmp_path):
+    """A small file could name one array thousands of times, each of which would be read."""
+    path = save(tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("names.npy", archive.read("names.npy"))
+    with pytest.raises(EvidenceError, match=r"npz: names\.npy: is there twice"):
+        read_sample(path)
+
+
 def test_arrays_that_nobody_asks_for_are_not_loaded(tmp_path):
     path = save(tmp_path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
