@@ -57,10 +57,20 @@ def test_torchrun_of_an_environment_without_this_package_listens_on_loopback(
     require_private(run(plan_of(job), store, cold))
 
 
+def host_name():
+    """The machine's own name, where it has an address."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        return "localhost"
+    return socket.gethostname()
+
+
+HOST = host_name()
 ALONE = ("{python}", "tiny_trainer.py")
 UNDER_TORCHRUN = (
     *("{python}", "-m", "torch.distributed.run", "--nproc-per-node=2"),
-    *("--rdzv-backend=c10d", f"--rdzv-endpoint={socket.gethostname()}:0", "tiny_trainer.py"),
+    *("--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:0", "tiny_trainer.py"),
 )
 
 
