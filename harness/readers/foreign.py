@@ -29,6 +29,11 @@ def read_foreign(path: Path, columns: Columns) -> Evidence:
     check_columns(columns)
     if not path_exists(path):
         raise EvidenceError(f"{path}: does not exist")
+    if not (path.is_dir() or path.is_file()):
+        raise EvidenceError(
+            f"{path}: is a pipe or a device, and a curve is read more than once; "
+            "write it to a file, and name that file here"
+        )
     state = trainer_state_of(path)
     # An output folder of the Trainer may hold event files too; its own state is nearer.
     if state is not None and (state.parent == path or not is_tensorboard(path)):

@@ -1,6 +1,8 @@
 """Console logs, and how a path is recognised."""
 
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,6 +103,15 @@ def test_a_name_that_no_file_system_takes(tmp_path):
 def test_what_is_no_curve_is_refused(tmp_path, content, words):
     with pytest.raises(EvidenceError, match=words):
         read_curves(file(tmp_path, "thing", content))
+
+
+def test_a_pipe_and_a_device_are_refused_without_reading_them(tmp_path):
+    """Else a device without an end, and a pipe that nobody writes to, would never be read."""
+    pipe = tmp_path / "curve.csv"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        with pytest.raises(EvidenceError, match=rf"{path}: is a pipe or a device.* write"):
+            read_curves(path)
 
 
 def test_a_table_is_recognised_by_the_names_in_its_first_line(tmp_path):
