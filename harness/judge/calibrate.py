@@ -23,7 +23,9 @@ from harness.judge.curves import (
 from harness.judge.floors import JUDGED_SIGNALS, SPREAD_CEILING
 from harness.judge.repeats import (
     QUIET,
+    Outlier,
     TensorDistances,
+    begin_alike,
     flaw_of,
     leaps,
     outlier_among,
@@ -49,21 +51,36 @@ def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
     A repeat that is bit-identical to the control (a plain rerun of a deterministic set-up) proves
     that the set-up is deterministic and teaches no scale: it is not counted.
     """
-    learnt = _learn(control, repeats)
-    as_dealt = [repeat for repeat in repeats if repeat.repeat != RepeatKind.PERMUTE]
-    if len(as_dealt) == len(repeats):
-        return learnt
-    alike = _learn(control, as_dealt)
-    return replace(learnt, alike=alike) if alike.taught_by else learnt
-
-
-def _learn(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
-    flaws = [flaw_of(repeat, control) for repeat in repeats]
-    problems = [flaw for flaw in flaws if flaw]
-    usable = [repeat for repeat, flaw in zip(repeats, flaws, strict=True) if not flaw]
-    teaching = [repeat for repeat in usable if _differs(repeat, control)]
+    vetted = [(repeat, flaw_of(repeat, control)) for repeat in repeats]
+    teaching = _teaching(vetted, control)
     distances = tensor_differences(control, teaching)
     outlier = outlier_among(control, teaching, distances)
+    learnt = _learn(control, vetted, distances, outlier)
+    as_dealt = [each for each in vetted if each[0].repeat != RepeatKind.PERMUTE]
+    alike = _teaching(as_dealt, control)
+    if len(as_dealt) == len(vetted) or not alike:
+        return learnt
+    distances = tensor_differences(control, alike)
+    if outlier is not None or not begin_alike(control, teaching):
+        outlier = outlier_among(control, alike, distances)
+    return replace(learnt, alike=_learn(control, as_dealt, distances, outlier))
+
+
+def _teaching(vetted: Sequence[tuple[Evidence, str]], control: Evidence) -> list[Evidence]:
+    """The repeats that have no flaw and differ from the control."""
+    return [repeat for repeat, flaw in vetted if not flaw and _differs(repeat, control)]
+
+
+def _learn(
+    control: Evidence,
+    vetted: Sequence[tuple[Evidence, str]],
+    distances: TensorDistances,
+    outlier: Outlier | None,
+) -> Calibration:
+    """From repeats with their flaws; ``distances`` are those of the teaching ones."""
+    repeats = [repeat for repeat, _ in vetted]
+    problems = [flaw for _, flaw in vetted if flaw]
+    teaching = _teaching(vetted, control)
     if outlier is not None:
         whose = "the control" if outlier.name == control.name else "the repeat"
         problems.append(f"{whose} {outlier.name} is out of line: {outlier.what}")
