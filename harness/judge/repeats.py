@@ -38,7 +38,12 @@ from harness.judge.floors import (
 )
 from harness.judge.in_force import unlike_a_repeat
 from harness.judge.requeues import badly_requeued
-from harness.judge.sketches import gradient_difference, shared_samples, update_difference
+from harness.judge.sketches import (
+    gradient_difference,
+    shared_samples,
+    update,
+    update_difference,
+)
 from harness.judge.soundness import (
     disordered,
     missing_values,
@@ -52,7 +57,7 @@ from harness.judge.soundness import (
     unsampled,
 )
 from harness.judge.tensor_integrity import same_parameters
-from harness.judge.tensors import spacing
+from harness.judge.tensors import lost_in_storing, spacing
 from harness.model import Evidence, Floats, Outcome, RepeatKind, TensorSample
 
 SIGNAL_OUTLIER = 10.0
@@ -224,7 +229,7 @@ class _Found(NamedTuple):
 
     difference: dict[int, Floats]
     """By number of the repeat."""
-    least: float
+    least: float | Floats
     """What rounding alone may make of it."""
     outlier: float
     """How many times as far as the others of its kind is out of line."""
@@ -271,7 +276,7 @@ def _lower_median(differences: Sequence[Floats]) -> Floats:
     return np.asarray(np.sort(differences, axis=0)[(len(differences) - 1) // 2])
 
 
-def _usual(difference: Floats, least: float) -> Floats:
+def _usual(difference: Floats, least: float | Floats) -> Floats:
     return np.maximum(np.maximum(difference, QUIET * np.median(difference)), least)
 
 
@@ -324,15 +329,16 @@ def _apart(first: Evidence, second: Evidence, signal: str, last: float = math.in
 def _by_tensor(
     control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances
 ) -> Iterator[tuple[float, Outlier]]:
-    gradients, updates, names = distances
+    gradients, updates, lost, names = distances
     for kind, by_step in (("gradient", gradients), ("update", updates)):
         for step, difference in by_step.items():
             if kind == "update" and step <= SIGN_STEPS:
                 continue  # nearly signs: one that rounding turns is off by a thousand times its due
+            rounding = TENSOR_ROUNDING[control.precision]
             yield from _out_of_line(
                 _Found(
                     difference,
-                    TENSOR_ROUNDING[control.precision],
+                    np.maximum(rounding, lost[step]) if kind == "update" else rounding,
                     TENSOR_OUTLIER,
                     math.inf,  # in low precision kinds differ by more than a fault does
                     lambda at, size, kind=kind, step=step: (  # type: ignore[misc]
@@ -349,13 +355,15 @@ class TensorDistances(NamedTuple):
     gradients: dict[int, dict[int, Floats]]
     """Arrays have shape (parameters,)."""
     updates: dict[int, dict[int, Floats]]
+    lost: dict[int, Floats]
+    """By step: what storing parameters in less than float32 may take of an update."""
     names: dict[int, tuple[str, ...]]
     """Of the parameters."""
 
 
 def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> TensorDistances:
     """How far repeats are from the control in every tensor, at the steps that both sampled."""
-    found = TensorDistances({}, {}, {})
+    found = TensorDistances({}, {}, {}, {})
     for number, repeat in enumerate(repeats):
         before: tuple[TensorSample, TensorSample] | None = None
         for ours, theirs in shared_samples(repeat, control):
@@ -367,6 +375,11 @@ def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> Tensor
             if before is not None:
                 found.updates.setdefault(theirs.step, {})[number] = update_difference(
                     (before[0], ours), (before[1], theirs)
+                )
+                moved = update(before[1], theirs)
+                steps = theirs.step - before[1].step
+                found.lost[theirs.step] = lost_in_storing(
+                    moved, theirs, steps, spacing(control, 0.0)
                 )
             before = ours, theirs
     return found

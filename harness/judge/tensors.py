@@ -162,12 +162,20 @@ def _beyond_spacing(
     whole space: in bf16 that is most of what norm weights, which are near one, ever move by. Where
     that may be all of an update, nothing can be told from it, and its limit is infinite.
     """
-    step = np.linalg.norm(moved, axis=-1) / max(steps, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        lost = spacing * theirs.parameters.norm / step
-    lost = np.where(step > 0, lost, 0.0)
+    lost = lost_in_storing(moved, theirs, steps, spacing)
     limit = np.minimum(updates.limit + lost, np.maximum(updates.limit, TENSOR_CEILING))
     return replace(updates, limit=np.where(lost >= TENSOR_CEILING, np.inf, limit))
+
+
+def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: float) -> Floats:
+    """Shape (parameters,): the spacing of the stored numbers over the update of one step.
+
+    ``moved`` is the sketch of the updates of ``steps`` steps up to the sample ``after``.
+    """
+    step = np.linalg.norm(moved, axis=-1) / max(steps, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lost = spacing * after.parameters.norm / step
+    return np.where(step > 0, lost, 0.0)
 
 
 def uncounted(evidence: Evidence, step: int, name: str) -> bool:

@@ -153,6 +153,22 @@ def test_a_gradient_that_is_off_in_one_repeat_is_named():
     assert "its gradient of norm.weight at step 4 is" in found.what
 
 
+@pytest.mark.parametrize(("stored", "named"), [("float32", True), ("bfloat16", False)])
+def test_an_update_that_storing_rounds_off_puts_no_repeat_out_of_line(stored, named):
+    """A norm weight of 1 in bfloat16 moves by a whole spacing or not at all, in each repeat."""
+
+    def moved(each):
+        def change(step, name, values):
+            return 1.2 * values if (step, name) == (4, "norm.weight") else values
+
+        return replace(each, samples=samples(update=change))
+
+    control = replace(CONTROL, in_force={**CONTROL.in_force, "param_dtype": stored})
+    found = outlier_among(control, with_one(drawn(), 2, moved))
+    assert (found is not None) is named
+    assert not named or "its update of norm.weight at step 4 is 0.2 of its norm" in found.what
+
+
 def test_limits_are_above_what_right_repeats_were_measured_at_and_below_what_opens_a_gate():
     for factor, named in ((SIGNAL_OUTLIER / 3, False), (SIGNAL_OUTLIER * 3, True)):
         loud = drawn(1e-6 * factor)[2]
@@ -201,10 +217,13 @@ def test_repeats_that_are_printed_coarsely_put_nobody_out_of_line(coarse):
         printed(each) if as_text else each for each, as_text in zip(drawn(), coarse, strict=True)
     ]
     control = CONTROL
-    found = vetting.outlier_among(control, made, ({}, {}, {}))
+    found = vetting.outlier_among(control, made, vetting.TensorDistances({}, {}, {}, {}))
     assert found is None, found
     bad = with_signals(made[-1], loss=lambda step, value: value * 1.02)
-    assert vetting.outlier_among(control, [*made[:-1], bad], ({}, {}, {})) is not None
+    assert (
+        vetting.outlier_among(control, [*made[:-1], bad], vetting.TensorDistances({}, {}, {}, {}))
+        is not None
+    )
 
 
 def leaping(kind, number, begins, by, start):
