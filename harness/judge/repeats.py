@@ -136,7 +136,8 @@ def outlier_among(
     """
     if len(repeats) == 1:
         return _far_alone(control, repeats[0])
-    found = [*_by_signal(control, repeats), *_by_tensor(control, repeats, distances)]
+    last = _last_calm_step(control, repeats)
+    found = [*_by_signal(control, repeats, last), *_by_tensor(control, repeats, distances, last)]
     return max(found, key=lambda each: each[0])[1] if found else None
 
 
@@ -184,14 +185,30 @@ def leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> bool:
     Where training is that sensitive, right runs have spikes of the norm at other steps. It is not
     judged from there on; the loss still is, and a single repeat that is off is a flaw of its own.
     """
+    first = _leaps(signal, control, repeats)
+    return len(first) >= FEWEST_THAT_LEAP and min(first) > FIRST_STEPS
+
+
+def _leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> list[int]:
+    """The step at which each repeat leaps first, of those that do."""
     if not signal.startswith("grad_norm"):
-        return False
+        return []
     first = []
     for repeat in repeats:
         curve = pair(repeat, control, signal)
         far = ~(relative_difference(curve.test, curve.control) <= SPREAD_CEILING[signal])
         first += curve.steps[far][:1].tolist()
-    return len(first) >= FEWEST_THAT_LEAP and min(first) > FIRST_STEPS
+    return first
+
+
+def _last_calm_step(control: Evidence, repeats: Sequence[Evidence]) -> float:
+    """The one before norms of most repeats begin to leap; infinite where they do not.
+
+    From there on right runs are as far apart as chance has it, in their losses and tensors, too.
+    """
+    found = (_leaps(signal, control, repeats) for signal in JUDGED_SIGNALS)
+    steps = [min(first) for first in found if len(first) > len(repeats) / 2]
+    return min(steps) - 1 if steps and min(steps) > FIRST_STEPS else math.inf
 
 
 def _left_by(control: Evidence) -> tuple[str, ...]:
@@ -280,14 +297,15 @@ def _usual(difference: Floats, least: float | Floats) -> Floats:
     return np.maximum(np.maximum(difference, QUIET * np.median(difference)), least)
 
 
-def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
+def _by_signal(
+    control: Evidence, repeats: Sequence[Evidence], last: float
+) -> Iterator[tuple[float, Outlier]]:
     for signal in JUDGED_SIGNALS:
-        sizes = [_apart(each, control, signal) for each in repeats]
-        known = {number: size for number, size in enumerate(sizes) if size is not None}
+        sizes = _sizes(control, repeats, signal, math.inf)
         least = ROUNDING[control.precision][signal].first
         between = [_apart(first, second, signal) for first, second in combinations(repeats, 2)]
         furthest = max((size for size in between if size is not None), default=0.0)
-        nearest = min(known.values(), default=0.0)
+        nearest = float(min(sizes.values(), default=np.zeros(1))[0])
         if nearest > SIGNAL_OUTLIER * max(furthest, least):
             what = (
                 f"its {signal} is at least {nearest:.2g} from that of its repeats, which agree "
@@ -300,7 +318,7 @@ def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple
             continue
         yield from _out_of_line(
             _Found(
-                {number: np.array([size]) for number, size in known.items()},
+                sizes if last == math.inf else _sizes(control, repeats, signal, last),
                 least,
                 SIGNAL_OUTLIER,
                 SIGNAL_OUTLIER_OF_ANOTHER_KIND,
@@ -308,6 +326,14 @@ def _by_signal(control: Evidence, repeats: Sequence[Evidence]) -> Iterator[tuple
             ),
             repeats,
         )
+
+
+def _sizes(
+    control: Evidence, repeats: Sequence[Evidence], signal: str, last: float
+) -> dict[int, Floats]:
+    """By number of the repeat, how far it is from the control up to a step, shape (1,)."""
+    apart = (_apart(each, control, signal, last) for each in repeats)
+    return {number: np.array([size]) for number, size in enumerate(apart) if size is not None}
 
 
 def _apart(first: Evidence, second: Evidence, signal: str, last: float = math.inf) -> float | None:
@@ -327,11 +353,13 @@ def _apart(first: Evidence, second: Evidence, signal: str, last: float = math.in
 
 
 def _by_tensor(
-    control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances
+    control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances, last: float
 ) -> Iterator[tuple[float, Outlier]]:
     gradients, updates, lost, names = distances
     for kind, by_step in (("gradient", gradients), ("update", updates)):
         for step, difference in by_step.items():
+            if step > last:
+                continue
             if kind == "update" and step <= SIGN_STEPS:
                 continue  # nearly signs: one that rounding turns is off by a thousand times its due
             rounding = TENSOR_ROUNDING[control.precision]

@@ -261,3 +261,17 @@ def test_permuted_repeats_excuse_no_other_that_is_off_from_its_first_step():
     repeats = with_one(drawn(1e-5), 1, lambda each: times(each, 1.005, *LOSSES))
     learnt = calibrate(CONTROL, repeats)
     assert all("ulp.1 is out of line" in each.problems[0] for each in (learnt, learnt.alike))
+
+
+@pytest.mark.parametrize(("leaping", "in_line"), [(4, True), (2, False)])
+def test_where_norms_of_most_repeats_leap_losses_are_compared_up_to_there(leaping, in_line):
+    """Two of five that leap may be broken together; of a majority nobody could tell."""
+    repeats = drawn(1e-5)
+    for number in range(leaping):
+        repeats[number] = times(repeats[number], 1.3, *NORMS, start=11)
+    repeats = with_one(repeats, 0, lambda each: times(each, 1.005, *LOSSES, start=12))
+    assert (outlier_among(CONTROL, repeats) is None) is in_line
+    early = with_one(repeats, 0, lambda each: times(each, 1.005, *LOSSES, start=3))
+    found = outlier_among(CONTROL, early)
+    assert found is not None
+    assert found.name == "ulp.0"
