@@ -9,7 +9,7 @@ from harness.errors import Problem, suggest
 from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
 from harness.experiment.program_files import files_of
 from harness.experiment.read import flatten
-from harness.experiment.tables import SetTable
+from harness.experiment.tables import SetTable, TestTable
 from harness.experiment.trainer import CommandTable, Where
 from harness.model import Command, Launcher, RankLauncher, SetSpec, TrainConfig
 from harness.model.template import CONFIG, PLACEHOLDERS, placeholders
@@ -215,6 +215,12 @@ def foreign_problems(table: SetTable | ElasticTable, where: Where) -> Iterator[P
                 "is known of torchtitan only: of a command trainer all settings are in its config",
                 "put it into trainer.config, and choose it by `set`",
             )
+    if isinstance(table, TestTable) and table.own_random_numbers:
+        yield Problem(
+            where("own_random_numbers"),
+            "needs frozen steps, which converge makes of torchtitan only",
+            'leave it out; ask = "no worse" compares the loss alone',
+        )
     if isinstance(table, ElasticTable | FaultSetTable):
         yield Problem(
             where("kind"),

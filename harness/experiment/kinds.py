@@ -34,7 +34,7 @@ train_config inject without_fixes note``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -137,6 +137,7 @@ class FaultSetTable(TestTable):
 
     kind: KindWord = Kind.FAULT
     ask: Annotated[str, one_of((Ask.SAME,))] = Ask.SAME
+    own_random_numbers: Literal[False] = False
     checkpoint_every: Step
     faults: Annotated[list[FaultTable], AfterValidator(_some_fault)]
     restarts: Annotated[str, one_of(RESTARTS)] = RestartOwner.HARNESS

@@ -31,6 +31,7 @@ from harness.experiment.tables import (
 )
 from harness.experiment.trainer import CommandTable, TitanTable, read_trainer
 from harness.model import (
+    FEWEST_DRAWN,
     Across,
     Cluster,
     Experiment,
@@ -105,6 +106,8 @@ def load_experiment(
     seed_checkpoint = find_seed_checkpoint(
         of_titan.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
     )
+    if top is not None and probe is not None:
+        problems += _drawing_problems(path, test_specs, top, probe)
     if problems or top is None or probe is None:
         # Sets generated from one table share what is wrong with it.
         raise ConfigError(list(dict.fromkeys(problems)))
@@ -131,6 +134,22 @@ def load_experiment(
         cluster=placed.cluster if placed else None,
         tokens_per_gpu_second=of_titan.tokens_per_gpu_second,
     )
+
+
+def _drawing_problems(
+    path: Path, tests: Sequence[SetSpec], top: FileTable, probe: ProbeTable
+) -> Iterator[Problem]:
+    """What the file says that leaves a set with random numbers of its own without frozen steps."""
+    names = ", ".join(repr(spec.name) for spec in tests if spec.own_random_numbers)
+    if not names:
+        return
+    draw = f"which {names} with own_random_numbers cannot be judged without"
+    if probe.frozen < FEWEST_DRAWN:
+        why = f"is {probe.frozen}: that many frozen steps, {draw}"
+        yield Problem(_place(path, "probe")("frozen"), why, f"use {FEWEST_DRAWN} or more, as 16")
+    if not top.reference:
+        why = f"is false: it switches frozen steps off, {draw}"
+        yield Problem(_place(path)("reference"), why, "leave it out")
 
 
 # ------------------------------------------------------------------- the file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ class SetBuilder:
             tolerances=dict(table.tolerance),
             margin=table.margin,
             ask=Ask(table.ask) if isinstance(table, TestTable) else Ask.SAME,
+            own_random_numbers=isinstance(table, TestTable) and table.own_random_numbers,
             waive=tuple(table.waive),
             inject=inject,
             without_fixes=tuple(table.without_fixes),
@@ -140,6 +141,8 @@ class SetBuilder:
             return (
                 replace(spec, command=with_files_of(self.command, spec)) if self.command else spec
             )
+        if spec.own_random_numbers:
+            self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)
 
     def _backend(self, table: SetTable | ElasticTable, control: SetSpec | None) -> str | None:
@@ -267,3 +270,13 @@ class SetBuilder:
             )
             return None
         return f"{path.resolve()}:{function}"
+
+
+def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """Why a set with random numbers of its own cannot be judged in the mean over frozen steps."""
+    place = where("own_random_numbers")
+    if spec.ask is Ask.NO_WORSE:
+        yield Problem(place, f"changes nothing where ask is {spec.ask.value!r}", "leave it out")
+    if not spec.train_config.own_loader:
+        why = "needs frozen steps, which only converge's own loader makes"
+        yield Problem(place, why, 'use loader = "converge" under [converge.data]')

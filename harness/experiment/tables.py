@@ -223,6 +223,7 @@ class TestTable(SetTable):
     kind: KindWord = Kind.PARALLEL
     control: Name | None = None
     ask: AskWord = Ask.SAME
+    own_random_numbers: bool = False
 
     __test__ = False  # pytest: this is no test class
 

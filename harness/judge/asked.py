@@ -8,6 +8,7 @@ names what they were not asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from harness.judge import (
@@ -30,7 +31,7 @@ from harness.judge import (
 from harness.judge.case import Case
 from harness.judge.check import Question
 from harness.judge.seed_checks import of_every
-from harness.model import Ask, Check, Tier
+from harness.model import Ask, Check, Outcome, Tier
 
 CHECKS: tuple[Question, ...] = (
     *integrity.CHECKS,
@@ -103,6 +104,21 @@ _OF_EVERY_SEED = frozenset(
 )
 
 
+_OF_DRAWING = (
+    *(each for each in CHECKS if each.tier is Tier.INTEGRITY and each not in FIRST),
+    first_step.reported_loss_is_recomputed,
+    first_step.reported_grad_norm_is_recomputed,
+    first_step.gradients_present,
+    *(each for each in reference_checks.CHECKS if each.tier is not Tier.INTEGRITY),
+    tensor_checks.same_initial_parameters,
+    tensor_checks.gradients_finite,
+    tensor_checks.replicas_agree,
+    *equivalence.CHECKS,
+)
+"""What a set is asked that draws other random numbers than its control: all that does not compare
+single steps."""
+
+
 class Asked(NamedTuple):
     """The checks of one verdict."""
 
@@ -115,12 +131,21 @@ class Asked(NamedTuple):
     """Names of checks that an ordinary verdict has beside."""
 
 
-def asked(ask: Ask, *, seeds: bool, same_seed: bool, resumes: bool, target: bool = False) -> Asked:
+def asked(
+    ask: Ask,
+    *,
+    seeds: bool,
+    same_seed: bool,
+    resumes: bool,
+    target: bool = False,
+    draws: bool = False,
+) -> Asked:
     """Which checks to ask.
 
     ``seeds`` says that there are several, ``same_seed`` that the first two runs have one, and
     ``resumes`` that the test set was made in several passes. With a ``target`` it is asked when the
-    seeds reach it, and not how low they end.
+    seeds reach it, and not how low they end. ``draws`` says that the test set draws other random
+    numbers than its control: then steps are not compared one by one.
     """
     ordinary = [each for each in CHECKS if resumes or each.tier is not Tier.RESUME]
     first, rest = _questions(ask, ordinary, seeds=seeds, same_seed=same_seed)
@@ -130,6 +155,8 @@ def asked(ask: Ask, *, seeds: bool, same_seed: bool, resumes: bool, target: bool
             for each in rest
             if each is not comparability.same_steps  # a run may end where it reached the target
         )
+    if draws:
+        rest = tuple(each for each in rest if each in _OF_DRAWING or each not in CHECKS)
     names = {question.name for question in (*first, *rest)}
     stepwise_too = NEEDED if names.issuperset(NEEDED) else ()
     over = seed_checks.loss_no_worse if ask is Ask.NO_WORSE else seed_checks.loss_same_over_seeds
@@ -139,7 +166,11 @@ def asked(ask: Ask, *, seeds: bool, same_seed: bool, resumes: bool, target: bool
     return Asked(
         first,
         rest,
-        (*stepwise_too, *([over.name] if over.name in names else ())),
+        (
+            *stepwise_too,
+            *([over.name] if over.name in names else ()),
+            *([reference_checks.gradient_errors.name] if draws else ()),
+        ),
         tuple(
             question.name
             for question in ordinary
@@ -178,4 +209,8 @@ def answer(question: Question, case: Case) -> Check:
     """Ask a question, of every run where there are several seeds and it is about one run."""
     if case.seeds is not None and question.name in _OF_EVERY_SEED:
         return of_every(question, case, case.seeds)
-    return question(case)
+    check = question(case)
+    if case.draws and question in equivalence.CHECKS and check.outcome is Outcome.SKIPPED:
+        # Nothing else is asked of what comes after the first update.
+        return replace(check, outcome=Outcome.INCONCLUSIVE)
+    return check

@@ -51,6 +51,8 @@ class Case:
     the first of each."""
     target: float | None = None
     """Loss that the seeds are to reach, where somebody asked when; None: their levels are asked."""
+    draws: bool = False
+    """Whether the test set rightly draws other random numbers than its control."""
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
@@ -79,6 +81,7 @@ def make_case(
         spec = control_spec = None
         own_start = False
     own_start = own_start or (spec is not None and spec.command is not None)
+    draws = spec is not None and spec.own_random_numbers
     aligned = align(test, control, spec, control_spec)
     test, control = aligned.test, aligned.control
     calibration = fitting(calibration, test, control)
@@ -101,7 +104,8 @@ def make_case(
         one_path=one_path,
         seeds=seeds,
         target=target,
-        errors=measure_errors(test, measure) if measure else None,
+        draws=draws,
+        errors=measure_errors(test, measure, draws=draws) if measure else None,
         envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
         tensors=compare_tensors(test, control, calibration),
     )

@@ -14,9 +14,11 @@ from harness.judge.rounding import (
     LASTING_SPREAD,
     Errors,
     Measure,
+    drawn,
     flaw_of,
 )
-from harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
+from harness.judge.soundness import Flaw
+from harness.model import FEWEST_DRAWN, Deviation, Evidence, Limit, Outcome, Precision, Tier
 
 NAMED = 3
 MOST_DEVIATIONS = 20
@@ -32,26 +34,37 @@ def reference_sound(
     control: Evidence,
     measure: Measure | None,
     errors: Errors | None,
+    *,
+    draws: bool,
 ) -> Finding:
     """The reference in float32 and the matched control are whole, and saw the same samples.
 
     Without them errors of low precision cannot be told from rounding. Where a reference runs out
     of memory, `reference = false` in the experiment judges without one.
     """
+    if measure is None and draws:
+        return invalid(f"own_random_numbers: {_NONE}, and single steps cannot be compared")
     if measure is None:
-        return _unmeasured(test, control)
-    flaw = flaw_of(test, measure)
+        return _unmeasured(test, control, measure)
+    flaw = flaw_of(test, measure) or (_undrawn(test, measure) if draws else None)
     if flaw:
-        return invalid(f"{flaw.what}; mend that, or set reference = false", flaw.step)
+        way_out = "" if draws else "; mend that, or set reference = false"
+        return invalid(flaw.what + way_out, flaw.step)
     if errors is None:
         if not test.frozen_steps and not test.sample_steps:
             return skipped("frozen steps and per-tensor evidence are switched off")
         return invalid(f"{test.name} has other parameters than {measure.reference.name}")
     batches = f"{errors.batches} frozen steps" if errors.frozen else "the first step alone"
-    return passed(
+    measured = (
         f"{MEASURED_FROM} {measure.reference.name} in float32, over {batches}; those of "
         f"{measure.matched.name} are their measure: {errors.error:.2g} of the median gradient"
     )
+    if errors.draws:
+        measured += (
+            " with what drawing random numbers leaves of it; so the first step and every step "
+            "after it are compared in their means alone"
+        )
+    return passed(measured)
 
 
 @check(Tier.FIRST_STEP)
@@ -64,7 +77,7 @@ def gradient_errors(
     is larger than rounding makes it is a fault of the forward or the backward pass.
     """
     if errors is None or measure is None:
-        return _unmeasured(test, control)
+        return _unmeasured(test, control, measure)
     excess = errors.ratio / errors.multiple
     outside = np.flatnonzero(errors.beyond)
     outside = outside[np.argsort(-np.nan_to_num(excess[outside], nan=np.inf), kind="stable")]
@@ -94,14 +107,16 @@ def gradient_errors(
 
 
 @check(Tier.FIRST_STEP)
-def gradient_scale(test: Evidence, control: Evidence, errors: Errors | None) -> Finding:
+def gradient_scale(
+    test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
+) -> Finding:
     """Gradients are as long as those of the matched control.
 
     Rounding turns a gradient and hardly changes its length. One that is longer or shorter is
     scaled: by a degree, a count of tokens or microbatches, or an average where a sum belongs.
     """
     if errors is None:
-        return _unmeasured(test, control)
+        return _unmeasured(test, control, measure)
     over = f"over {_batches(errors)}"
     mean, varying = errors.scales_of_all
     measured, limit = mean if not mean[0] <= mean[1] else varying
@@ -146,7 +161,7 @@ def frozen_loss(
     nobody has updated.
     """
     if errors is None or measure is None:
-        return _unmeasured(test, control)
+        return _unmeasured(test, control, measure)
     if not errors.frozen:
         return skipped("one batch does not tell how far rounding takes a loss: frozen = 0")
     if not np.all(np.isfinite(errors.loss)) or not np.isfinite(errors.loss_error):
@@ -173,8 +188,30 @@ def frozen_loss(
 CHECKS: tuple[Question, ...] = (reference_sound, gradient_errors, gradient_scale, frozen_loss)
 
 
-def _unmeasured(test: Evidence, control: Evidence) -> Finding:
-    if {test.precision, control.precision} == {Precision.FP32}:
+def _undrawn(test: Evidence, measure: Measure) -> Flaw | None:
+    """Why a set that is said to draw random numbers of its own cannot be judged as such."""
+    if (test.frozen_steps or 0) < FEWEST_DRAWN:
+        return Flaw(
+            f"own_random_numbers needs {FEWEST_DRAWN} frozen steps or more, there are "
+            f"{test.frozen_steps}: set frozen under [probe]"
+        )
+    for run in (test, measure.reference):
+        if drawn(run) is None:
+            return Flaw(
+                f"{run.name} made no second pass over its first frozen batch: an older converge "
+                "trained it; run it again with --fresh"
+            )
+    moved = drawn(test)
+    if moved is not None and not moved.any():
+        return Flaw(
+            f"own_random_numbers is named but not in force: two passes of {test.name} over one "
+            "batch at the same weights agree to the last bit"
+        )
+    return None
+
+
+def _unmeasured(test: Evidence, control: Evidence, measure: Measure | None) -> Finding:
+    if measure is None and {test.precision, control.precision} == {Precision.FP32}:
         return passed("both runs compute in float32: limits are those of its rounding")
     return skipped(f"{_NONE}: limits are those of repeats, or fixed")
 

@@ -116,6 +116,7 @@ def judge(
         same_seed=same_seed,
         resumes=resumes,
         target=target is not None,
+        draws=case.draws,
     )
     by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(case)
     questions = (*asks.first, integrity.repeats_sound) if by_limits else asks.first
@@ -127,7 +128,7 @@ def judge(
     rest = tuple(answer(each, case) for each in asks.rest if each not in questions)
     checks = first + rest
     judgement = _judgement(_ended(case).status, checks, asks.needed)
-    cause = _cause(case, judgement, checks, stepwise=_stepwise(asks))
+    cause = _cause(case, judgement, checks, stepwise=_stepwise(asks) or case.draws)
     return _verdict(case, ask, asks, judgement, checks, cause)
 
 
@@ -243,7 +244,9 @@ def _verdict(
         look_at=cause.look_at,
         onset_step=_onset(checks),
         checks=tuple(checks),
-        next_command=_next_command(case, judgement, checks, ask, stepwise=_stepwise(asks)),
+        next_command=_next_command(
+            case, judgement, checks, ask, stepwise=_stepwise(asks) or case.draws
+        ),
         ask=ask,
         not_asked=asks.not_asked,
     )

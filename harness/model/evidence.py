@@ -146,6 +146,10 @@ class FrozenSamples:
     """Of the samples of each batch."""
     problems: tuple[str, ...] = ()
     """What the probe could not measure, in sentences."""
+    again: Floats | None = None
+    """Shape (parameters, k): sketches of a second pass over the first batch, with the random
+    numbers that come next. Only a run that draws some differs from its first pass there. None in
+    runs of before it was made."""
 
 
 @dataclass(frozen=True, slots=True)

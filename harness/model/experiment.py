@@ -91,6 +91,8 @@ DEFAULT_REPEATS = (
 """Repeats of every control unless the file names others."""
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, unless the file says otherwise."""
+FEWEST_DRAWN = 4
+"""Frozen steps that a mean over random numbers takes (``own_random_numbers``)."""
 PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
 """Of a command trainer's: nobody but its program deals out its samples."""
 CURVE_REPEATS = (Repeat(RepeatKind.RERUN),)
@@ -234,6 +236,9 @@ class SetSpec:
     """Largest relative difference of the mean loss that still counts as equivalent; None: the
     default of the pair's precision."""
     ask: Ask = Ask.SAME
+    own_random_numbers: bool = False
+    """Draws other random numbers than its control, and should: dropout under another parallelism,
+    stochastic rounding. It is then compared in the mean over frozen steps, not step by step."""
     waive: tuple[str, ...] = ()
     """Names of rules of the converging guide that this set is excused from."""
     inject: str | None = None

@@ -54,7 +54,9 @@ def references_of(experiment: Experiment) -> References:
     measures: dict[str, Measure] = {}
     for test in experiment.tests:
         control = controls[test.control or ""]
-        if not (_measurable(control) and _measurable(test)) or _both_float32(test, control):
+        if not (_measurable(control) and _measurable(test)):
+            continue
+        if _both_float32(test, control) and not test.own_random_numbers:
             continue
         if test.ask is Ask.NO_WORSE:  # whose gradients nobody compares
             continue

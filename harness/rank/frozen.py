@@ -42,14 +42,22 @@ def add_frozen_steps(trainer: Any, job: Job, probe: Probe) -> None:
 
 
 def _make(trainer: Any, count: int, probe: Probe) -> None:
-    """Train steps of the trainer itself, as it is by now, that update nothing."""
+    """Train steps of the trainer itself, as it is by now, that update nothing.
+
+    One more than ``count``: the first batch comes twice. A run whose two passes over it differ
+    draws random numbers (dropout, stochastic rounding), and this says how far they move gradients.
+    """
     weights = _shards(trainer)
     # In the memory of the host: a second copy of the weights may not fit beside the first.
     initial = [shard.to("cpu", copy=True) for shard in weights]
+    start = trainer.dataloader.state_dict()
     with _put_back(trainer), _without_updates(trainer):
-        batches = trainer.batch_generator(trainer.dataloader)
         trainer.step = 1  # what depends on the step sees the first one
-        for _ in range(count):
+        batches = trainer.batch_generator(trainer.dataloader)
+        for number in range(count + 1):
+            if number == count:  # the first batch once more, with the random numbers that come next
+                trainer.dataloader.load_state_dict(start)
+                batches = trainer.batch_generator(trainer.dataloader)
             _clear_gradients(trainer)
             probe.begin_frozen()
             trainer.train_step(batches)

@@ -31,9 +31,14 @@ class FrozenSamples:
         self._measured.append(measured)
 
     def write(self, folder: Path) -> None:
-        """Write the file atomically. A loss that could not be told is NaN, a digest empty."""
-        rows = np.stack(self._gradients)
-        losses = [each["loss_recomputed"] for each in self._measured]
+        """Write the file atomically. The last step that was added took the first batch again.
+
+        A loss that could not be measured is NaN, a digest that could not is empty.
+        """
+        *first, again = self._gradients
+        *measured, _ = self._measured
+        rows = np.stack(first)
+        losses = [each["loss_recomputed"] for each in measured]
         problems = sorted({each for some in self._measured for each in some.get("problems", ())})
         write_arrays(
             folder / FILE,
@@ -44,7 +49,8 @@ class FrozenSamples:
                 "gradients_sketch": rows[:, :, :SUMS],
                 "gradients_norm": np.sqrt(rows[:, :, SUMS]),
                 "loss": np.array([math.nan if loss is None else loss for loss in losses]),
-                "batch_digests": np.array([each["batch_digest"] or "" for each in self._measured]),
+                "batch_digests": np.array([each["batch_digest"] or "" for each in measured]),
+                "again_sketch": again[:, :SUMS],
                 "problems": np.array(problems, dtype=np.str_),
             },
         )

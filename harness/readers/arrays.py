@@ -30,7 +30,7 @@ KEYS = frozenset(
         *("clipped_norm", "state_names", "state_norm", "state_steps", "state_sketch"),
         *("buffer_names", "buffer_sizes", "buffer_norm", "buffer_sketch"),
         *("lr", "trainer_step", "tokens_seen", "samples_consumed"),
-        *("loss", "batch_digests", "problems"),
+        *("loss", "batch_digests", "problems", "again_sketch"),
     }
 )
 """Of all arrays that any of our files has (docs/architecture.md)."""

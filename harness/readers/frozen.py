@@ -29,6 +29,11 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
     norm = array_of(path, arrays, "gradients_norm", np.float64, 2, rows=count)
     digests = array_of(path, arrays, "batch_digests", np.str_, 1, rows=count)
     problems = array_of(path, arrays, "problems", np.str_, 1)
+    again = None  # files of older runs do not have it
+    if "again_sketch" in arrays:
+        again = array_of(path, arrays, "again_sketch", np.float64, 2, rows=len(names))
+        if again.shape[1] != PROJECTIONS:
+            fail(str(path), f"again_sketch: has shape {again.shape}")
     if sketch.shape[1:] != (len(names), PROJECTIONS):
         fail(str(path), f"gradients_sketch: has shape {sketch.shape}")
     if norm.shape[1] != len(names):
@@ -41,4 +46,5 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
         loss=loss,
         batch_digests=tuple(digests.tolist()),
         problems=tuple(problems.tolist()),
+        again=again,
     )

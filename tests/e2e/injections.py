@@ -19,6 +19,23 @@ def double_gradients(_trainer: Any) -> None:
     utils.clip_grad_norm_ = scaled
 
 
+def dropout(trainer: Any) -> None:
+    """No fault: dropout of feed-forward outputs, whose numbers each rank draws by itself."""
+    import torch
+
+    torch.manual_seed(1234 + torch.distributed.get_rank())
+    for name, module in trainer.model_parts[0].named_modules():
+        if name.endswith("feed_forward"):
+            module.register_forward_hook(
+                lambda _module, _inputs, output: torch.dropout(output, 0.1, train=True)
+            )
+
+
+def dropout_and_scaled_matrix(trainer: Any) -> None:
+    dropout(trainer)
+    scale_one_matrix(trainer)
+
+
 def scale_one_matrix(trainer: Any) -> None:
     """One matrix' gradient half as large again: the global norm hardly moves."""
     from torchtitan.distributed import utils

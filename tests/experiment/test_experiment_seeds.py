@@ -125,3 +125,20 @@ def test_a_run_that_has_to_go_on_as_it_was_asks_for_the_same(load, kind):
     text = TOP.format(seed=7, seeds="") + f'[[test]]\nname = "x"\n{kind}\n'
     load(text)
     assert any("ask" in problem for problem in problems_of(load, text + 'ask = "no worse"'))
+    own = problems_of(load, text + "own_random_numbers = true")
+    assert any("own_random_numbers" in problem for problem in own)
+
+
+def test_random_numbers_of_a_set_need_frozen_steps(load):
+    text = TOP.format(seed=7, seeds="")
+    own = "own_random_numbers = true\n"
+    assert [spec.own_random_numbers for spec in load(text + own).tests] == [True]
+    for more, place in (
+        ("[probe]\nfrozen = 3", "probe.frozen"),
+        ('ask = "no worse"', "own_random_numbers"),
+    ):
+        (problem,) = problems_of(load, text + own + more)
+        assert place in problem
+    without = text.replace("schema = 1\n", "schema = 1\nreference = false\n")
+    (problem,) = problems_of(load, without + own)
+    assert "reference" in problem

@@ -329,3 +329,152 @@ def test_the_first_step_alone_is_measured_without_frozen_steps():
     assert by_name["gradient-errors"].outcome is Outcome.PASS
     assert "the first step" in by_name["gradient-errors"].detail
     assert by_name["frozen-loss"].outcome is Outcome.SKIPPED
+
+
+# ----------------------------------------------------- random numbers of a set's own
+
+DRAWN = 0.3
+"""How far drawing moves a gradient, of its norm."""
+
+
+def drawing(seed: int, size: float = DRAWN, factor=1.0) -> FrozenSamples:
+    """Frozen steps of a run that draws: other noise in every pass, also over the same batch."""
+    numbers = np.random.default_rng(1000 + seed)
+    gradients = factor * (TRUTH + size * numbers.standard_normal(TRUTH.shape))
+    other = factor * (TRUTH[0] + size * numbers.standard_normal(TRUTH[0].shape))
+    loss = LOSS * (1 + 1e-3 * numbers.standard_normal(BATCHES))
+    again = np.einsum("pe,pek->pk", other, PROJECTIONS)
+    return frozen(gradients, loss, again=again)
+
+
+def in_float32(name: str, samples: FrozenSamples, **changes) -> Evidence:
+    return replace(low(name, samples, **changes), precision=Precision.FP32)
+
+
+def judged(test: Evidence, control: Evidence | None = None, *, own: bool = True, **changes):
+    control = control or in_float32("fsdp2", drawing(0))
+    named = spec(test.name, own_random_numbers=own)
+    measure = Measure(control, control)
+    return judge(test, control, spec=named, control_spec=spec(), measure=measure, **changes)
+
+
+def outcome_of(found, name):
+    return next(check.outcome for check in found.checks if check.name == name)
+
+
+@pytest.mark.parametrize("seed", range(1, 21))
+def test_a_set_that_draws_other_random_numbers_is_compared_in_the_mean(seed):
+    found = judged(in_float32("tp2", drawing(seed)))
+    assert outcomes(found) == ["PASS"] * 4
+    assert {"loss-first-step", "gradients-envelope", "loss-envelope"} <= set(found.not_asked)
+    assert outcome_of(found, "loss-equivalent") is Outcome.PASS
+    assert found.judgement is Judgement.PASS, found.cause
+
+
+def test_a_short_run_that_draws_is_inconclusive():
+    """Single steps cannot show that it goes on learning the same, and few of them no mean."""
+
+    def short(evidence: Evidence) -> Evidence:
+        cut = {name: values[:4] for name, values in evidence.signals.items()}
+        per_step = ("steps", "batch_digests", "batch_agrees")
+        changes = {name: getattr(evidence, name)[:4] for name in per_step}
+        samples = tuple(each for each in evidence.samples if each.step <= 4)
+        kept = tuple(each for each in evidence.replicas if each.step <= 4)
+        sampled = tuple(step for step in evidence.sample_steps if step <= 4)
+        return replace(
+            evidence,
+            signals=cut,
+            expected_steps=4,
+            samples=samples,
+            sample_steps=sampled,
+            replicas=kept,
+            **changes,
+        )
+
+    control = short(in_float32("fsdp2", drawing(0)))
+    found = judged(short(in_float32("tp2", drawing(3))), control)
+    assert found.judgement is Judgement.INCONCLUSIVE, found.cause
+    assert outcome_of(found, "loss-equivalent") is Outcome.INCONCLUSIVE
+    assert "too short" in found.cause
+
+
+def test_a_bug_beside_random_numbers_is_seen_in_the_mean_and_named():
+    samples = drawing(4)
+    wrong = samples.sketch.copy()
+    # One direction in all batches.
+    wrong[:, 3] += 0.4 * samples.norm[:, 3, None] * PROJECTIONS[3, 0]
+    found = judged(in_float32("tp2", replace(samples, sketch=wrong)))
+    assert found.judgement is Judgement.FAIL
+    assert outcome_of(found, "gradient-errors") is Outcome.FAIL
+    assert NAMES[3] in found.cause
+    assert found.cause_class is CauseClass.GRADIENT_DIRECTION
+
+
+def test_a_bug_that_is_another_in_every_batch_is_seen_beside_random_numbers():
+    samples = drawing(4)
+    wrong = samples.sketch.copy()
+    # The other way; gradients of these batches share no direction.
+    twice = 2 * frozen(TRUTH).sketch[:, 3]
+    wrong[:, 3] -= twice
+    again = samples.again.copy()
+    again[3] -= twice[0]
+    found = judged(in_float32("tp2", replace(samples, sketch=wrong, again=again)))
+    assert found.judgement is Judgement.FAIL
+    assert NAMES[3] in found.cause
+
+
+def test_a_factor_beside_random_numbers_is_seen():
+    found = judged(in_float32("tp2", drawing(4, factor=1.02)))
+    assert outcome_of(found, "gradient-scale") is Outcome.FAIL
+    assert found.cause_class is CauseClass.GRADIENT_SCALE
+
+
+def test_who_names_random_numbers_and_draws_none_is_invalid():
+    plain = frozen(rounded(2), rounded_loss(2))
+    found = judged(in_float32("tp2", replace(plain, again=plain.sketch[0])))
+    assert found.judgement is Judgement.INVALID
+    assert "named but not in force" in found.cause
+
+
+def test_random_numbers_without_a_second_pass_are_invalid():
+    found = judged(in_float32("tp2", replace(drawing(2), again=None)))
+    assert found.judgement is Judgement.INVALID
+    assert "second pass" in found.cause
+
+
+def test_random_numbers_with_nothing_to_measure_them_by_are_invalid():
+    control = in_float32("fsdp2", drawing(0))
+    named = spec("tp2", own_random_numbers=True)
+    found = judge(in_float32("tp2", drawing(2)), control, spec=named, control_spec=spec())
+    assert found.judgement is Judgement.INVALID
+    assert "own_random_numbers" in found.cause
+
+
+def test_random_numbers_that_the_control_does_not_draw_are_the_cause_where_nobody_names_them():
+    plain = frozen(rounded(1), rounded_loss(1))
+    control = low("fsdp2", replace(plain, again=plain.sketch[0]))
+    reference = replace(
+        REFERENCE, frozen=replace(REFERENCE.frozen, again=REFERENCE.frozen.sketch[0])
+    )
+    test = low("tp2", replace(drawing(5), loss=rounded_loss(5)))
+    found = judge(
+        test, control, spec=spec("tp2"), control_spec=spec(), measure=Measure(control, reference)
+    )
+    assert found.judgement is Judgement.FAIL
+    assert "its control draws none" in found.cause
+    assert "own_random_numbers = true" in found.look_at
+
+
+def test_other_random_numbers_of_the_same_degrees_are_a_fault():
+    """All ranks draw one mask, say: whoever has the control's degrees draws what it draws."""
+    reference = replace(REFERENCE, frozen=drawing(0))
+    control = low("fsdp2", drawing(0))
+    found = judge(
+        low("other", drawing(6)),
+        control,
+        spec=spec("other"),
+        control_spec=spec(),
+        measure=Measure(control, reference),
+    )
+    assert found.judgement is Judgement.FAIL
+    assert "draws random numbers" not in found.cause

@@ -23,6 +23,14 @@ def test_sets_in_float32_need_no_reference(planner):
     assert all(job.frozen == 0 and job.reference is None for job in plan.jobs)
 
 
+def test_a_set_with_random_numbers_of_its_own_makes_frozen_steps_in_float32_too(planner):
+    plan = planner.sets(TP + "own_random_numbers = true\n" + TP.replace('"tp"', '"other"'))
+    assert short_runs(plan) == {}
+    assert (plan.job("tp").matched, plan.job("tp").reference) == ("control", "control")
+    assert plan.job("control").frozen == plan.job("tp").frozen == FROZEN_STEPS
+    assert (plan.job("other").frozen, plan.job("other").reference) == (0, None)
+
+
 def test_a_reference_is_the_control_in_float32_for_one_step(planner):
     plan = planner.text(HEAD + MIXED_CONTROL + TP + MIXED)
     assert list(short_runs(plan)) == ["control.float32"]

@@ -103,6 +103,20 @@ def test_frozen_steps_see_the_first_batches_and_change_nothing(runs, control, na
     assert frozen["batch_digests"].tolist() == [line["batch_digest"] for line in steps]
     assert frozen["loss"][1] != steps[1]["loss_recomputed"]  # whose weights have moved
     assert frozen["problems"].size == 0
+    # Nothing is drawn, so a second pass over the first batch has the same bits.
+    assert np.array_equal(frozen["again_sketch"], frozen["gradients_sketch"][0])
+
+
+def test_a_second_pass_shows_what_dropout_draws(runs, control):
+    dropped = {"inject": f"{BUGS}:dropout"}
+    steps, _ = runs.run("dropped_frozen", frozen=2, **dropped)
+    plain, _ = runs.run("dropped", **dropped)
+    assert without_measurements(steps) == without_measurements(plain)  # random numbers, too
+    with np.load(runs.folder / "dropped_frozen" / "frozen.npz") as arrays:
+        again, first = arrays["again_sketch"], arrays["gradients_sketch"][0]
+        moved = np.linalg.norm(again - first, axis=-1) / arrays["gradients_norm"][0]
+        assert arrays["loss"].shape == (2,)
+    assert moved.max() > 0.1
 
 
 def test_gradients_that_no_optimizer_clears_do_not_outlive_frozen_steps(runs, control):

@@ -33,6 +33,12 @@ def test_frozen_steps_are_read_batch_by_batch(tmp_path):
     np.testing.assert_array_equal(frozen.loss, [6.25, np.nan, 6.5])
     assert frozen.batch_digests == ("0" * 16, "", "2" * 16)
     assert frozen.problems == ()
+    assert frozen.again is None  # as runs of before there was a second pass
+
+
+def test_the_second_pass_over_the_first_batch_is_read(tmp_path):
+    save(tmp_path, again_sketch=np.full((2, 64), 2.0))
+    np.testing.assert_array_equal(read_frozen(tmp_path).again, np.full((2, 64), 2.0))
 
 
 def test_a_run_without_frozen_steps_has_no_such_file(tmp_path):
@@ -50,6 +56,8 @@ def test_a_run_without_frozen_steps_has_no_such_file(tmp_path):
         ({"gradients_norm": None}, "gradients_norm"),
         ({"loss": np.array(["six"])}, "loss"),
         ({"batch_digests": np.array(["0" * 16])}, "batch_digests"),
+        ({"again_sketch": np.ones((3, 64))}, "again_sketch"),
+        ({"again_sketch": np.ones((2, 32))}, "again_sketch"),
     ],
 )
 def test_a_damaged_file_names_its_key(tmp_path, changes, key):

@@ -45,6 +45,7 @@ from harness.judge.causes.later import (
 )
 from harness.judge.causes.low_precision import (
     beyond_rounding,
+    draws_by_itself,
     forward_at_frozen_weights,
     scaled_at_frozen_weights,
 )
@@ -104,6 +105,7 @@ SIGNATURES: tuple[Signature, ...] = (
     still_buffers,
     replicas,
     initial,
+    draws_by_itself,
     counted_first,
     other_tables,
     clipping,
@@ -158,12 +160,25 @@ OF_CURVES: tuple[Signature, ...] = (
 """Those that need no more than curves. Of wrong gradients a grad norm shows one factor at every
 step; where they point, and whether the forward pass is right, it does not show."""
 
+OF_DRAWING: tuple[Signature, ...] = (
+    not_finite,
+    other_input,
+    no_gradient,
+    replicas,
+    initial,
+    metric_only,
+    scaled_at_frozen_weights,
+    beyond_rounding,
+)
+"""Those that compare no single steps, for a set that draws random numbers of its own. Its losses
+differ by what it draws, so they do not tell a forward from a backward fault."""
+
 
 def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
     """Why a test set failed. ``checks`` hold at least one FAIL."""
     scene = Scene(case, {check.name: check for check in checks})
     bare = curves_alone(case.test, case.control)
-    signatures = OF_CURVES if bare else SIGNATURES
+    signatures = OF_CURVES if bare else OF_DRAWING if case.draws else SIGNATURES
     found = next((cause for signature in signatures if (cause := signature(scene))), None)
     cause = found or _unknown(scene)
     sentence = cause.sentence

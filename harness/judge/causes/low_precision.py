@@ -15,7 +15,7 @@ from harness.judge.causes.forward import (
 from harness.judge.causes.groups import describe
 from harness.judge.causes.places import Spot, spot_of
 from harness.judge.factors import FrozenMatch, Named, named_factor
-from harness.judge.rounding import Errors
+from harness.judge.rounding import Errors, drawn, measure_errors
 from harness.judge.scene import Scene, digits
 from harness.model import CauseClass, Floats, Integers
 
@@ -41,6 +41,38 @@ _FORWARD_AT = (
     "the forward pass of these modules on the samples that differ (positions, masks, document "
     "boundaries, casts), and their backward pass"
 )
+
+
+def draws_by_itself(scene: Scene) -> Cause | None:
+    """Nothing but random numbers: other gradients in every batch, and the same in the mean.
+
+    A set that shares its control's degrees draws what the control draws, and other numbers are a
+    fault. One of other degrees, or beside a control that draws none, may be right; whether it is,
+    only the person knows who set it up.
+    """
+    case, measure = scene.case, scene.case.measure
+    if measure is None or case.draws or not scene.failed("gradient-errors"):
+        return None
+    ours, theirs = drawn(case.test), drawn(measure.matched)
+    if ours is None or theirs is None or not ours.any():
+        return None
+    degrees = [(run.in_force or {}).get("degrees") for run in (case.test, measure.matched)]
+    if theirs.any() and degrees[0] == degrees[1]:
+        return None
+    in_the_mean = measure_errors(case.test, measure, draws=True)
+    if in_the_mean is None or in_the_mean.beyond.any() or in_the_mean.all_scaled:
+        return None
+    control = "draws none" if not theirs.any() else "is of other degrees, and draws others"
+    sentence = (
+        f"the test set draws random numbers, and its control {control}: two passes over one batch "
+        f"at the same weights move its gradients by {np.median(ours):.2g} (median parameter), and "
+        f"averaged over {in_the_mean.batches} frozen batches they agree with the control's"
+    )
+    look_at = (
+        "dropout and stochastic rounding: which generator draws, with which seed on which rank; if "
+        "the set should draw other numbers than its control, say own_random_numbers = true"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
 def beyond_rounding(scene: Scene) -> Cause | None:
