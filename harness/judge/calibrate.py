@@ -137,13 +137,13 @@ def _signal_scale(
     scale = _smooth(np.mean(squares, axis=0), steps)
     growth, doubling = growth_law(steps, scale)
     differences = [signed_difference(second_half(curve)) for curve in curves]
-    lasting = _root_mean_square([float(np.mean(difference)) for difference in differences])
-    ending = None if lasting is None else _root_mean_square(list(map(end_level, differences)))
+    lasting = _typical([float(np.mean(difference)) for difference in differences])
+    ending = None if lasting is None else _typical(list(map(end_level, differences)))
     return SignalScale(steps, scale, growth, doubling, lasting, ending)
 
 
-def _root_mean_square(levels: Sequence[float]) -> float | None:
-    """None where a level is no number, or too large for its square to be one."""
+def _typical(levels: Sequence[float]) -> float | None:
+    """Root mean square; None where a level is no number, or too large for its square to be one."""
     with np.errstate(over="ignore"):
         size = float(np.sqrt(np.mean(np.square(levels))))
     return size if np.isfinite(size) else None

@@ -9,7 +9,7 @@ from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples,
 from scipy import stats
 
 from harness.judge import calibrate
-from harness.judge.calibrate import _spread
+from harness.judge.calibrate import _spread, _typical
 from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
 from harness.judge.dealing import fitting
 from harness.judge.envelope import compare
@@ -48,6 +48,8 @@ def test_how_far_repeats_stay_apart_is_a_mean_and_a_level_at_the_end():
     mean, end = 1e-8 * (count + 1) / 2, 1e-8 * count
     assert learnt.lasting == pytest.approx(math.sqrt((mean**2 + 4e-16) / 2), rel=1e-5)
     assert learnt.ending == pytest.approx(math.sqrt((end**2 + 4e-16) / 2), rel=1e-5)
+    assert _typical([1e200, 1.0]) is None
+    assert _typical([math.inf]) is None
 
 
 def test_a_bit_identical_rerun_is_named_and_does_not_dilute_the_scale():
