@@ -144,3 +144,15 @@ def test_short_runs_that_are_right_are_passed_over_and_biased_ones_are_not():
     table = short_run_table(found)
     assert "| any outside | 1 in 10 | 1 in 20 | 1 in 100 | 1 in 5,000 |" in table
     assert "| bf16, unstable | 16 | none |" in table
+
+
+def test_a_short_unstable_run_passes_unless_it_is_further_off_than_its_repeats():
+    answers = []
+    for drawn in simulation.experiments(short_runs.UNSTABLE, 16, 10, tests=1, seed=2):
+        learnt = calibrate(drawn.control, drawn.repeats)
+        runs = (drawn.tests[0], simulation.biased(drawn.tests[0], 2e-2, 9))
+        answers.append([judged(run, drawn.control, learnt).judgement for run in runs])
+    right, wrong = zip(*answers, strict=True)
+    assert set(right) <= {Judgement.PASS, Judgement.INCONCLUSIVE}
+    assert right.count(Judgement.PASS) >= 8  # 1 in 20 is further off
+    assert Judgement.PASS not in wrong
