@@ -24,6 +24,7 @@ from characteristics.long_runs import long_runs
 from characteristics.rates import LENGTHS, SITUATIONS, Situation, false_alarms, power
 from characteristics.real_runs import real_runs
 from characteristics.several_seeds import SETTINGS, several_seeds
+from characteristics.short_runs import short_runs
 from characteristics.simulation import LAWS
 from characteristics.tables import (
     deviation_table,
@@ -32,6 +33,7 @@ from characteristics.tables import (
     power_table,
     real_run_table,
     several_seeds_table,
+    short_run_table,
 )
 
 from harness.readers import read_run
@@ -39,7 +41,7 @@ from harness.readers import read_run
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"
 IMAGES = ROOT / "docs" / "images"
-SIMULATED = ("equivalence", "several seeds", "power", "false alarms")
+SIMULATED = ("equivalence", "short runs", "several seeds", "power", "false alarms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Size:
     quick: bool = False
     series: int = 2000
     """For each window and autocorrelation of tier 3."""
+    short: int = 400
+    """Experiments for each law and length of short runs."""
     groups: int = 1000
     """Pairs of groups for each setting and difference over several seeds."""
     biased: int = 60
@@ -67,6 +71,7 @@ def quick_size(workers: int) -> Size:
         workers,
         quick=True,
         series=50,
+        short=20,
         groups=20,
         biased=10,
         lengths=LENGTHS[:3],
@@ -102,6 +107,8 @@ def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, s
     """Name and Markdown of every other table; draws the figures unless quick."""
     if "equivalence" in only:
         yield "equivalence", long_run_table(long_runs(size.series))
+    if "short runs" in only:
+        yield "short runs", short_run_table(short_runs(size.short, size.workers))
     if "several seeds" in only:
         yield (
             "several seeds",

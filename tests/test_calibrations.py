@@ -30,7 +30,7 @@ def learnt(scales=(1e-7, 2.5e-7), name="fsdp2", identity: str | None = "a" * 64)
         precision=Precision.BF16,
         repeats=(f"{name}.rerun", f"{name}.ulp"),
         taught_by=1,
-        signals={"loss": SignalScale(steps, np.array(scales), 0.5, doubling_steps=3.25)},
+        signals={"loss": SignalScale(steps, np.array(scales), 0.5, 3.25, lasting=0.1, ending=0.3)},
         tensors={
             0: TensorScale(("a", "b"), None, None),
             1: TensorScale(("a", "b"), np.array([1e-6, 0.0]), np.array([1 / 3, 2.0])),
@@ -88,6 +88,7 @@ def loss(entry):
         (lambda entry: loss(entry)["steps"].reverse(), "the steps of loss do not increase"),
         (lambda entry: loss(entry)["scale"].__setitem__(0, "nan"), "negative or not finite"),
         (lambda entry: loss(entry)["scale"].__setitem__(0, -1), "negative or not finite"),
+        (lambda entry: loss(entry).update(ending=-1), "negative or not finite"),
         (lambda entry: entry["tensors"][1]["update"].pop(), "step 1 has 1 update scales"),
         (lambda entry: entry.update(taught_by=3), "taught by 3 of 2 repeats"),
         (lambda entry: entry.update(precision="fp33"), "precision"),

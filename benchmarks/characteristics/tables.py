@@ -10,6 +10,7 @@ from characteristics.long_runs import CORRELATIONS, LongRuns
 from characteristics.rates import FalseAlarms, Power
 from characteristics.real_runs import RealRuns
 from characteristics.several_seeds import EFFECTS, SeveralSeeds, not_kept
+from characteristics.short_runs import LEVELS, ShortRuns
 
 
 def false_alarm_table(found: Sequence[FalseAlarms]) -> str:
@@ -81,6 +82,21 @@ def long_run_table(found: Sequence[LongRuns]) -> str:
         for window in sorted({one.window for one in found})
     ]
     return _table(("window", "what", *(f"rho {rho:g}" for rho in CORRELATIONS)), rows)
+
+
+def short_run_table(found: Sequence[ShortRuns]) -> str:
+    """Rows by law, length and bias; columns by how often a right run is asked."""
+    rows = [
+        (
+            one.law.name,
+            one.steps,
+            f"{one.bias:.1%}" if one.bias else "none",
+            *(f"{rate.value:.1%}" for rate in one.asked),
+        )
+        for one in found
+    ]
+    levels = ("any outside" if level == 1.0 else f"1 in {1 / level:,.0f}" for level in LEVELS)
+    return _table(("law", "steps", "bias", *levels), rows)
 
 
 def several_seeds_table(found: Sequence[SeveralSeeds]) -> str:

@@ -9,7 +9,7 @@ identity is a hash of, so that a stale one can say what has changed since::
        "repeats": [{"name": "fsdp2.rerun", "identity": "…"}], "taught_by": 5,
        "facts": {"versions": {"torch": "2.13.0"}, "hardware": "gpu NVIDIA H200", "…": "…"},
        "signals": {"loss": {"steps": [1, 2], "scale": [1e-7, 2e-7], "growth": 0.5,
-                            "doubling_steps": null, "lasting": 3e-8}},
+                            "doubling_steps": null, "lasting": 3e-8, "ending": 5e-8}},
        "tensors": [{"step": 1, "names": ["norm.weight"], "gradient": [1e-6], "update": [1e-6],
                     "gradient_spread": 0.3, "update_spread": 0.4}],
        "problems": [], "alike": {"repeats": ["fsdp2.rerun"], "taught_by": 3, "signals": {"…": 0},
@@ -68,6 +68,7 @@ class _Signal(_Table):
     growth: float
     doubling_steps: float | None
     lasting: float | None = None
+    ending: float | None = None
 
 
 class _Tensors(_Table):
@@ -144,6 +145,7 @@ def _scales(calibration: Calibration) -> dict[str, Any]:
                 "growth": scale.growth,
                 "doubling_steps": scale.doubling_steps,
                 "lasting": scale.lasting,
+                "ending": scale.ending,
             }
             for name, scale in calibration.signals.items()
         },
@@ -219,7 +221,7 @@ def _signal_problems(name: str, signal: _Signal) -> Iterator[str]:
         yield f"{name} has {len(signal.scale)} scales for {len(steps)} steps"
     elif any(later <= step for step, later in pairwise(steps)):
         yield f"the steps of {name} do not increase"
-    elif not all(map(_is_size, (*signal.scale, signal.lasting or 0.0))):
+    elif not all(map(_is_size, (*signal.scale, signal.lasting or 0.0, signal.ending or 0.0))):
         yield f"a scale of {name} is negative or not finite"
     elif not math.isfinite(signal.growth) or not (signal.doubling_steps or 1.0) > 0:
         yield f"{name} grows by no law"
@@ -256,6 +258,7 @@ def _calibration(entry: _Entry, scales: _Scales, repeats: Sequence[str]) -> Cali
                 growth=signal.growth,
                 doubling_steps=signal.doubling_steps,
                 lasting=signal.lasting,
+                ending=signal.ending,
             )
             for name, signal in scales.signals.items()
         },

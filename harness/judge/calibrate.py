@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from harness.judge.curves import (
-    Pair,
     common_steps,
     pair,
     relative_difference,
@@ -31,6 +30,7 @@ from harness.judge.repeats import (
     outlier_among,
     tensor_differences,
 )
+from harness.judge.tost import end_level
 from harness.model import (
     Calibration,
     Evidence,
@@ -136,14 +136,16 @@ def _signal_scale(
         ]
     scale = _smooth(np.mean(squares, axis=0), steps)
     growth, doubling = growth_law(steps, scale)
-    return SignalScale(steps, scale, growth, doubling, _lasting(curves))
+    differences = [signed_difference(second_half(curve)) for curve in curves]
+    lasting = _typical([float(np.mean(difference)) for difference in differences])
+    ending = None if lasting is None else _typical(list(map(end_level, differences)))
+    return SignalScale(steps, scale, growth, doubling, lasting, ending)
 
 
-def _lasting(curves: Sequence[Pair]) -> float | None:
-    """Root mean square of the repeats' mean differences over the second half of the run."""
-    means = [float(np.mean(signed_difference(second_half(curve)))) for curve in curves]
+def _typical(levels: Sequence[float]) -> float | None:
+    """Root mean square; None where a level is no number, or too large for its square to be one."""
     with np.errstate(over="ignore"):
-        size = float(np.sqrt(np.mean(np.square(means))))
+        size = float(np.sqrt(np.mean(np.square(levels))))
     return size if np.isfinite(size) else None
 
 

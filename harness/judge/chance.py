@@ -22,6 +22,10 @@ TENSOR_ALARMS = 2e-4
 """The same of all gradients and updates of all parameters of one test set, over all samples."""
 MEAN_ALARMS = 2e-4
 """The same of the mean difference of one test set."""
+USUAL = 5e-2
+"""How often a right run lies further off in the mean than a short run may without being asked why:
+the level of the test of equivalence. Chosen by measurement, see "Short runs" in
+docs/operating-characteristics.md."""
 CEILING_ALARMS = 1e-2
 """How often a right run may be above a ceiling that is lower than the limit of its repeats, before
 that ceiling judges nothing any more."""
@@ -100,6 +104,15 @@ def widest_scale(ceiling: float, repeats: int) -> float:
 def mean_multiple(repeats: int) -> float:
     """How many times what repeats' mean differences reach a right run's mean may be: one look."""
     return IMPLEMENTATION_FACTOR * float(_student(np.array(MEAN_ALARMS / 2), repeats))
+
+
+def usual_multiple(repeats: int, level: float = USUAL) -> float:
+    """How many times what repeats' mean differences reach a right run's mean reaches so often.
+
+    As repeats do: without the implementation factor, for this allows nothing, it only tells what
+    so few steps cannot tell.
+    """
+    return float(_student(np.array(level / 2), repeats))
 
 
 def normal(tail: float) -> float:

@@ -9,22 +9,25 @@ tests (:mod:`harness.judge.tost`) whether it is small against a margin that some
   any window, and no standard error from within one window can know that. So a difference that is
   no more than chance among the repeats of the control is no failure: how far *their* means are
   from the control's, times what :mod:`harness.judge.chance` allows.
+* **Short runs**: what is no more than usual among these repeats tells nothing in a run of fewer
+  than :data:`LONG` steps, so it is not asked there unless somebody set a margin.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.chance import mean_multiple
+from harness.judge.chance import FEWEST_REPEATS, USUAL, mean_multiple, usual_multiple
 from harness.judge.check import Finding, Question, check, invalid, skipped
 from harness.judge.curves import Pair, pair, rounding_share, second_half, signed_difference
 from harness.judge.envelope import Envelope
-from harness.judge.floors import WIDEST
+from harness.judge.floors import SPREAD_CEILING, WIDEST
 from harness.judge.tost import FEWEST, Answer, Equivalence, equivalence
-from harness.model import Calibration, Evidence, Integers, Limit, Outcome, Tier
+from harness.model import Calibration, Evidence, Integers, Limit, Outcome, SignalScale, Tier
 
 SAME_REGIME, COARSER_REGIME = 1e-3, 1e-2
 """Margins where none is set: of two runs of the same precision, and where one is coarser (bf16 or
@@ -33,7 +36,8 @@ Float8 against fp32: 1e-3 to 2e-3 by step 20 of the smoke matrix, and no bug).""
 
 LONG = 64
 """Common steps from which on a run has to show that it is equivalent. A shorter one is asked only
-if its difference looks larger than the margin, or if somebody set the margin."""
+if its difference looks larger than the margin and than what is usual among repeats of the control,
+or if somebody set the margin."""
 
 
 @check(Tier.EQUIVALENCE)
@@ -64,21 +68,30 @@ def loss_equivalent(
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
     found = equivalence(difference, limit.value, rounding=printed)
-    ordinary = _ordinary(found, signal, test, control, calibration)
+    known = _taught(signal, test, control, calibration)
+    repeats = calibration.taught_by if calibration else 0
+    ordinary = _ordinary(found, signal, known, repeats)
     first, last = int(window.steps[0]), int(window.steps[-1])
     ordinary = ordinary or _unasked(found, margin, limit, envelopes.get(signal))
     outcome = Outcome.INCONCLUSIVE if ordinary else OUTCOMES[found.outcome]
     detail = (
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
-        f"{found.end_half_width:.1g} at their end" + (ordinary or outlook(found, window, limit))
+        f"{found.end_half_width:.1g} at their end"
     )
-    inside = max(abs(found.mean), abs(found.end)) <= limit.value
-    if outcome is Outcome.INCONCLUSIVE and count < LONG and inside and margin is None:
-        return skipped(f"too short to tell: {detail}")
+    why = ordinary or outlook(found, window, limit)
+    if outcome is Outcome.INCONCLUSIVE and count < LONG and margin is None:
+        if max(abs(found.mean), abs(found.end)) <= limit.value:
+            return skipped(f"too short to tell: {detail}{why}")
+        most = usual(signal, known, repeats)
+        if most.covers(found):
+            return skipped(
+                f"too short to tell: {detail}: by what repeats of the control are off, 1 right run "
+                f"in {1 / USUAL:.0f} is off by {most.mean:.2g}, or {most.end:.2g} at the end"
+            )
     return Finding(
         outcome,
-        detail,
+        detail + why,
         measured=found.bound,
         limit=limit,
         unit="relative",
@@ -143,19 +156,45 @@ def loss_of(test: Evidence, control: Evidence) -> tuple[str, Pair]:
     return "loss", pair(test, control, "loss")
 
 
-def _ordinary(
-    found: Equivalence,
-    signal: str,
-    test: Evidence,
-    control: Evidence,
-    calibration: Calibration | None,
-) -> str:
+class Usual(NamedTuple):
+    """How far right runs are off now and then; relative differences."""
+
+    mean: float
+    end: float
+    """Of the level at the end of the window."""
+
+    def covers(self, found: Equivalence) -> bool:
+        return abs(found.mean) <= self.mean and abs(found.end) <= self.end
+
+
+def usual(signal: str, known: SignalScale | None, repeats: int, level: float = USUAL) -> Usual:
+    """What a right run exceeds with a probability of ``level``, by what ``repeats`` taught.
+
+    0 where they are too few to say, and never more than repeats themselves may be apart.
+    """
+    if known is None or repeats < FEWEST_REPEATS:
+        return Usual(0.0, 0.0)
+    times = usual_multiple(repeats, level)
+    mean, end = (
+        min(times * (size or 0.0), SPREAD_CEILING[signal]) for size in (known.lasting, known.ending)
+    )
+    return Usual(mean, end)
+
+
+def _taught(
+    signal: str, test: Evidence, control: Evidence, calibration: Calibration | None
+) -> SignalScale | None:
+    """What repeats of the control say of a run of its own precision."""
+    if calibration is None or test.precision is not control.precision:
+        return None
+    return calibration.signals.get(signal)
+
+
+def _ordinary(found: Equivalence, signal: str, known: SignalScale | None, repeats: int) -> str:
     """Why a run that is different may be right all the same, in a clause; empty if not."""
-    known = calibration.signals.get(signal) if calibration else None
-    alike = test.precision is control.precision
-    if calibration is None or known is None or known.lasting is None or not alike:
+    if known is None or known.lasting is None:
         return ""
-    most = min(mean_multiple(calibration.taught_by) * known.lasting, WIDEST[signal])
+    most = min(mean_multiple(repeats) * known.lasting, WIDEST[signal])
     if found.outcome is not Answer.DIFFERENT or max(abs(found.mean), abs(found.end)) > most:
         return ""
     return (

@@ -139,6 +139,11 @@ def mean_error(series: Floats) -> float:
     return _levels(series)[0][1]
 
 
+def end_level(series: Floats) -> float:
+    """Level of the least-squares line at the last step; ``series`` has shape (steps,), not 0."""
+    return _levels(series)[1][0]
+
+
 def _size(level: float, one_sided: bool) -> float:  # noqa: FBT001 (passed on as it came)
     """What is held against the margin: which side a level lies on matters to one question alone."""
     return level if one_sided else abs(level)

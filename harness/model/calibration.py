@@ -24,6 +24,8 @@ class SignalScale:
     lasting: float | None = None
     """Root mean square over the repeats of their mean signed difference over the second half of
     the run: how far right runs stay apart for good. None when unknown."""
+    ending: float | None = None
+    """The same of the level that they drift to, on the least-squares line at the last step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples,
 from scipy import stats
 
 from harness.judge import calibrate
-from harness.judge.calibrate import _spread
+from harness.judge.calibrate import _spread, _typical
 from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
 from harness.judge.dealing import fitting
 from harness.judge.envelope import compare
@@ -36,6 +36,20 @@ def test_the_scale_is_the_root_mean_square_of_the_repeats_and_never_falls():
     assert scale[0] == pytest.approx(math.sqrt((9 + 16) / 2) * 1e-8, rel=1e-6)
     assert np.all(np.diff(scale) >= 0)
     assert calibration.signals["loss"].scale.tolist() == [0.0] * STEPS
+
+
+def test_how_far_repeats_stay_apart_is_a_mean_and_a_level_at_the_end():
+    """Of the second half; what drifts ends further off than it is on average."""
+    half = STEPS // 2
+    drifting = repeat("a", lambda step: 1e-8 * max(step - half, 0))
+    steady = repeat("b", lambda step: -2e-8 if step > half else 1e-9)
+    learnt = calibrate(CONTROL, [drifting, steady]).signals["loss_recomputed"]
+    count = STEPS - half
+    mean, end = 1e-8 * (count + 1) / 2, 1e-8 * count
+    assert learnt.lasting == pytest.approx(math.sqrt((mean**2 + 4e-16) / 2), rel=1e-5)
+    assert learnt.ending == pytest.approx(math.sqrt((end**2 + 4e-16) / 2), rel=1e-5)
+    assert _typical([1e200, 1.0]) is None
+    assert _typical([math.inf]) is None
 
 
 def test_a_bit_identical_rerun_is_named_and_does_not_dilute_the_scale():

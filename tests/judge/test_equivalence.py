@@ -1,11 +1,13 @@
 """Tier 3: enough evidence of a small difference passes, of a large one fails, and else neither."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from harness.judge.calibrate import calibrate
 from harness.judge.case import Case
@@ -244,6 +246,69 @@ def test_what_right_runs_do_for_good_is_no_failure_and_more_than_that_is():
     quiet = [curve(bias / 100) for bias in lasting]
     assert asked(test, repeats=quiet).outcome is Outcome.FAIL
     assert asked(curve(5e-2 + noise(STEPS, 1e-4)), repeats=repeats).outcome is Outcome.FAIL
+
+
+LASTING = (1e-3, -2e-3, 1.5e-3, -5e-4, 2e-3)
+LOWER = 1 / (1 + np.minimum(LASTING, 0))
+"""Differences are relative to the smaller of two losses."""
+USUAL = float(stats.t.ppf(0.975, 5) * np.sqrt(np.mean(np.square(LASTING * LOWER))))
+"""One right run in 20 is off by more, if repeats are off by LASTING: 0.0039."""
+
+
+def short(bias, *, steps=20, repeats=LASTING, **more):
+    """A short run that is off by a bias, with repeats that are off by theirs."""
+    others = [curve(each, steps=steps) for each in repeats]
+    return asked(curve(bias, steps=steps), curve(steps=steps), repeats=others, **more)
+
+
+@pytest.mark.parametrize("bias", [USUAL, -USUAL / (1 + USUAL)], ids=["above", "below"])
+def test_a_short_run_within_what_repeats_show_is_not_asked_and_beyond_it_is(bias):
+    within = short(bias * (1 - 1e-6))
+    assert within.outcome is Outcome.SKIPPED
+    assert "too short to tell" in within.detail
+    assert "1 right run in 20 is off by 0.0039, or 0.0039 at the end" in within.detail
+    assert short(bias * (1 + 1e-6)).outcome is Outcome.INCONCLUSIVE
+    assert short(12 * bias).outcome is Outcome.FAIL
+
+
+def test_noise_within_what_repeats_show_is_not_asked_either():
+    wobble = 1e-3 * np.where(np.arange(20) % 4 < 2, 1.0, -1.0)
+    assert short(1.5e-3 + wobble).outcome is Outcome.SKIPPED
+    assert short(5e-3 + 2 * wobble).outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_drift_beyond_what_repeats_end_with_is_asked_though_its_mean_is_not():
+    rising = np.linspace(-2e-3, 2e-3, 10)
+    drift = np.concatenate([np.zeros(10), 3e-3 + rising])
+    assert 3e-3 < USUAL < 5e-3
+    assert short(drift).outcome is Outcome.INCONCLUSIVE
+    repeats = [np.concatenate([np.zeros(10), each + rising]) for each in LASTING]
+    assert short(drift, repeats=repeats).outcome is Outcome.SKIPPED
+
+
+def test_what_repeats_show_excuses_no_long_run_and_none_with_a_margin():
+    for steps, outcome in ((63, Outcome.SKIPPED), (64, Outcome.INCONCLUSIVE)):
+        assert short(3e-3, steps=steps).outcome is outcome
+    assert short(3e-3, margin=1e-3).outcome is Outcome.INCONCLUSIVE
+
+
+def test_few_quiet_or_unknown_repeats_excuse_no_short_run():
+    assert short(3e-3, repeats=LASTING[:2]).outcome is Outcome.INCONCLUSIVE
+    assert short(1.5e-3, repeats=np.divide(LASTING, 100)).outcome is Outcome.FAIL
+    control = curve(steps=20)
+    learnt = calibrate(control, [curve(each, steps=20) for each in LASTING])
+    older = {name: replace(scale, ending=None) for name, scale in learnt.signals.items()}
+    case = Case(curve(3e-3, steps=20), control, replace(learnt, signals=older))
+    assert loss_equivalent(case).outcome is Outcome.INCONCLUSIVE
+    finer = curve(steps=20, precision=Precision.FP32)
+    coarser = curve(1.2e-2, steps=20, precision=Precision.BF16)
+    assert loss_equivalent(Case(coarser, finer, learnt)).outcome is Outcome.FAIL
+
+
+def test_what_repeats_show_excuses_no_more_than_repeats_may_be_apart():
+    loud = [5 * each for each in LASTING]
+    assert short(0.99e-2, repeats=loud).outcome is Outcome.SKIPPED
+    assert short(1.01e-2, repeats=loud).outcome is Outcome.INCONCLUSIVE
 
 
 def test_what_a_console_log_rounds_off_is_no_evidence_of_equivalence():

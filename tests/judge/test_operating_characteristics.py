@@ -13,12 +13,12 @@ import pytest
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from characteristics import several_seeds, simulation  # noqa: E402
+from characteristics import several_seeds, short_runs, simulation  # noqa: E402
 from characteristics.deviations import deviations  # noqa: E402
 from characteristics.rates import Rate, Situation, judged  # noqa: E402
 from characteristics.rates import _right_runs as right_runs  # noqa: E402
 from characteristics.real_runs import real_runs  # noqa: E402
-from characteristics.tables import several_seeds_table  # noqa: E402
+from characteristics.tables import several_seeds_table, short_run_table  # noqa: E402
 from operating_characteristics import with_table  # noqa: E402
 
 from harness.judge import calibrate  # noqa: E402
@@ -128,3 +128,31 @@ def test_groups_of_seeds_are_counted_by_what_was_answered():
     assert "No rate of a wrong answer" in table
     alarms = replace(rows[0], same=(Rate(9, 10), Rate(0, 10)))
     assert list(several_seeds.not_kept([alarms, *rows[1:]])) == [alarms]
+
+
+def test_short_runs_that_are_right_are_passed_over_and_biased_ones_are_not():
+    found = short_runs._measure((short_runs.UNSTABLE, 16, 20, 1))
+    assert [one.bias for one in found] == list(short_runs.BIASES)
+    for one in found:
+        hits = [rate.hits for rate in one.asked]
+        assert hits == sorted(hits, reverse=True)  # the rarer an alarm, the blinder
+    usual = short_runs.LEVELS.index(short_runs.USUAL)
+    right, wrong = found[0].asked, found[-1].asked
+    assert right[0].hits > 10
+    assert right[usual].hits < 4
+    assert wrong[usual].hits > 15
+    table = short_run_table(found)
+    assert "| any outside | 1 in 10 | 1 in 20 | 1 in 100 | 1 in 5,000 |" in table
+    assert "| bf16, unstable | 16 | none |" in table
+
+
+def test_a_short_unstable_run_passes_unless_it_is_further_off_than_its_repeats():
+    answers = []
+    for drawn in simulation.experiments(short_runs.UNSTABLE, 16, 10, tests=1, seed=2):
+        learnt = calibrate(drawn.control, drawn.repeats)
+        runs = (drawn.tests[0], simulation.biased(drawn.tests[0], 2e-2, 9))
+        answers.append([judged(run, drawn.control, learnt).judgement for run in runs])
+    right, wrong = zip(*answers, strict=True)
+    assert set(right) <= {Judgement.PASS, Judgement.INCONCLUSIVE}
+    assert right.count(Judgement.PASS) >= 8  # 1 in 20 is further off
+    assert Judgement.PASS not in wrong

@@ -1,0 +1,63 @@
+"""What tier 3 asks of short runs, by how far right runs may be off before they are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+
+from characteristics.rates import Rate
+from characteristics.simulation import BF16, FLOAT8, Law, biased, experiments
+from harness.judge import calibrate
+from harness.judge.chance import MEAN_ALARMS, USUAL
+from harness.judge.curves import pair, second_half, signed_difference
+from harness.judge.equivalence import SAME_REGIME, usual
+from harness.judge.tost import equivalence
+
+UNSTABLE = replace(BF16, name="bf16, unstable", growth=1.5, most=2e-3, correlation=0.9)
+"""As tied weights at a rate of 4e-3: means of repeats are off by 0.2%."""
+RUNS = ((BF16, 20), (BF16, 50), (FLOAT8, 20), (FLOAT8, 50), (UNSTABLE, 16), (UNSTABLE, 32))
+"""Laws and steps."""
+BIASES = (0.0, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
+"""Of the loss, from the middle of the run on: no earlier tier sees how it begins."""
+LEVELS = (1.0, 0.1, USUAL, 0.01, MEAN_ALARMS)
+"""A right run is asked with this probability if it deviates as repeats do; 1: whenever it looks
+outside of the margin, whatever repeats show."""
+_SIGNAL = "loss_recomputed"
+
+
+@dataclass(frozen=True, slots=True)
+class ShortRuns:
+    """How often runs of one law, length and bias are not passed over, for each of LEVELS."""
+
+    law: Law
+    steps: int
+    bias: float
+    asked: tuple[Rate, ...]
+
+
+def short_runs(count: int, workers: int, seed: int = 4) -> list[ShortRuns]:
+    """Ask one test set of ``count`` experiments under every law, length and bias."""
+    cells = [(law, steps, count, seed) for law, steps in RUNS]
+    with ProcessPoolExecutor(workers) as pool:
+        return [row for rows in pool.map(_measure, cells) for row in rows]
+
+
+def _measure(cell: tuple[Law, int, int, int]) -> Sequence[ShortRuns]:
+    law, steps, count, seed = cell
+    hits = {bias: [0] * len(LEVELS) for bias in BIASES}
+    for simulated in experiments(law, steps, count, tests=1, seed=seed):
+        calibration = calibrate(simulated.control, simulated.repeats)
+        known, repeats = calibration.signals[_SIGNAL], calibration.taught_by
+        limits = [usual(_SIGNAL, known, repeats, level) for level in LEVELS]
+        for bias, asked in hits.items():
+            test = biased(simulated.tests[0], bias, steps // 2 + 1)
+            window = second_half(pair(test, simulated.control, _SIGNAL))
+            found = equivalence(signed_difference(window), SAME_REGIME)
+            outside = max(abs(found.mean), abs(found.end)) > SAME_REGIME
+            for index, limit in enumerate(limits):
+                asked[index] += outside and not limit.covers(found)
+    return [
+        ShortRuns(law, steps, bias, tuple(Rate(hit, count) for hit in asked))
+        for bias, asked in hits.items()
+    ]
