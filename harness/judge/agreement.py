@@ -8,7 +8,7 @@ import numpy as np
 
 from harness.judge.curves import common_steps, relative_difference, series
 from harness.judge.floors import COARSE_NORM_AGREEMENT, METRIC_AGREEMENT
-from harness.judge.tensors import spacing
+from harness.judge.storage import spacing
 from harness.model import Evidence, Floats, Integers, Limit, Precision
 
 

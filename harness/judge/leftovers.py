@@ -28,7 +28,8 @@ from harness.judge.floors import (
     coarser,
 )
 from harness.judge.sketches import fit, relative
-from harness.judge.tensors import TensorComparison, spacing
+from harness.judge.storage import spacing
+from harness.judge.tensors import TensorComparison
 from harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
 UNCLIPPED = 1e-6

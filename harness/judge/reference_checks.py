@@ -25,7 +25,7 @@ MOST_DEVIATIONS = 20
 MEASURED_FROM = "measured from"
 """How the detail of `reference-sound` begins where there is a reference."""
 _ALONG = "how much of rounding lies along gradients"
-_NONE = "nothing is measured from a reference in float32"
+_NONE = "not measured from a reference in float32"
 
 
 @check(Tier.INTEGRITY)

@@ -56,8 +56,9 @@ from harness.judge.soundness import (
     unfinished,
     unsampled,
 )
+from harness.judge.storage import storage
 from harness.judge.tensor_integrity import same_parameters
-from harness.judge.tensors import lost_in_storing, spacing
+from harness.judge.tensors import lost_in_storing
 from harness.model import Evidence, Floats, Outcome, RepeatKind, TensorSample
 
 SIGNAL_OUTLIER = 10.0
@@ -230,11 +231,14 @@ def _other_start(repeat: Evidence, control: Evidence) -> str:
     if first is None or first[0].step:
         return ""
     ours, theirs = first
-    moved = spacing(control, SPACING_FLOAT32) if repeat.repeat in (None, RepeatKind.ULP) else 0.0
+    by_an_ulp = repeat.repeat in (None, RepeatKind.ULP)
+    stored = storage(repeat, control, SPACING_FLOAT32).spacings(theirs.names)
+    limit = SAME_WEIGHTS + (stored if by_an_ulp else np.zeros_like(stored))
     difference = gradient_difference(ours.parameters, theirs.parameters)
-    worst = int(np.argmax(difference))
-    if difference[worst] <= SAME_WEIGHTS + moved:
+    off = np.flatnonzero(~(difference <= limit))
+    if not off.size:
         return ""
+    worst = off[np.argmax(difference[off])]
     return (
         f"the repeat {repeat.name} starts from other weights than the control: "
         f"{theirs.names[worst]} is off by {difference[worst]:.2g} of its norm"
@@ -392,6 +396,7 @@ class TensorDistances(NamedTuple):
 def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> TensorDistances:
     """How far repeats are from the control in every tensor, at the steps that both sampled."""
     found = TensorDistances({}, {}, {}, {})
+    stored = storage(control, control, 0.0)
     for number, repeat in enumerate(repeats):
         before: tuple[TensorSample, TensorSample] | None = None
         for ours, theirs in shared_samples(repeat, control):
@@ -406,8 +411,7 @@ def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> Tensor
                 )
                 moved = update(before[1], theirs)
                 steps = theirs.step - before[1].step
-                found.lost[theirs.step] = lost_in_storing(
-                    moved, theirs, steps, spacing(control, 0.0)
-                )
+                spacings = stored.spacings(theirs.names)
+                found.lost[theirs.step] = lost_in_storing(moved, theirs, steps, spacings)
             before = ours, theirs
     return found

@@ -27,7 +27,7 @@ import numpy as np
 
 from harness.judge.chance import normal, student
 from harness.judge.soundness import Flaw, unfinished
-from harness.judge.tensors import spacing
+from harness.judge.storage import spacing
 from harness.model import (
     FEWEST_DRAWN,
     Evidence,

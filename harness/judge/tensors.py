@@ -13,7 +13,6 @@ from harness.judge.floors import (
     GRADIENT_FLOORS,
     SAME_WEIGHTS,
     SIGN_STEPS,
-    SPACING,
     SPACING_FLOAT32,
     TENSOR_CEILING,
     TENSOR_ROUNDING,
@@ -30,6 +29,7 @@ from harness.judge.sketches import (
     update,
     update_difference,
 )
+from harness.judge.storage import storage
 from harness.model import (
     Calibration,
     Deviation,
@@ -143,7 +143,7 @@ def compare_tensors(
                 update(before[1], theirs),
                 theirs,
                 theirs.step - before[1].step,
-                limits.spacing,
+                limits.storage.spacings(theirs.names),
             )
         initial = limits.initial(ours, theirs) if theirs.step == 0 else None
         found.append(
@@ -154,7 +154,7 @@ def compare_tensors(
 
 
 def _beyond_spacing(
-    updates: TensorDifferences, moved: Floats, theirs: TensorSample, steps: int, spacing: float
+    updates: TensorDifferences, moved: Floats, theirs: TensorSample, steps: int, spacing: Floats
 ) -> TensorDifferences:
     """Widen limits by what storing the parameters rounds off their updates.
 
@@ -167,10 +167,11 @@ def _beyond_spacing(
     return replace(updates, limit=np.where(lost >= TENSOR_CEILING, np.inf, limit))
 
 
-def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: float) -> Floats:
+def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: Floats) -> Floats:
     """Shape (parameters,): the spacing of the stored numbers over the update of one step.
 
-    ``moved`` is the sketch of the updates of ``steps`` steps up to the sample ``after``.
+    ``moved`` is the sketch of the updates of ``steps`` steps up to the sample ``after``; spacings
+    are relative to the numbers, a parameter each.
     """
     step = np.linalg.norm(moved, axis=-1) / max(steps, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -189,18 +190,12 @@ def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -
     return replace(gradients, limit=np.where(unknown, np.inf, gradients.limit))
 
 
-def spacing(run: Evidence, otherwise: float) -> float:
-    """Of the numbers that a run stores its parameters in; ``otherwise`` where it is fine."""
-    stored = str((run.in_force or {}).get("param_dtype")).split("+")
-    return max(SPACING.get(name, otherwise) for name in stored)
-
-
 class _Limits:
     """The limits of one pair of runs."""
 
     def __init__(self, test: Evidence, control: Evidence, calibration: Calibration | None) -> None:
         self.precision = coarser(test.precision, control.precision)
-        self.spacing = max(spacing(run, SPACING_FLOAT32) for run in (test, control))
+        self.storage = storage(test, control, SPACING_FLOAT32)
         self.same_regime = test.precision is control.precision
         self.calibration = calibration if calibration and calibration.taught_by else None
         self.routed = routed(test, control)
@@ -211,8 +206,8 @@ class _Limits:
             ours.parameters.norm,
             theirs.parameters.norm,
         )
-        rounded = self.spacing / 2 if self.spacing > SPACING_FLOAT32 else 0.0
-        limit = np.full(difference.shape, SAME_WEIGHTS + rounded)
+        stored = self.storage.spacings(theirs.names)
+        limit = SAME_WEIGHTS + np.where(stored > SPACING_FLOAT32, stored / 2, 0.0)
         origin = "the same weights"
         return TensorDifferences(difference, limit, np.zeros_like(limit, dtype=np.bool_), origin)
 

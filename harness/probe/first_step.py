@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from harness.rank import world
+from harness.rank.names import names_by_type
 
 
 @dataclass(slots=True)
@@ -41,10 +42,10 @@ def counted(mine: FirstStep, *, first_of_dp: bool) -> dict[str, int | None]:
     }
 
 
-def dtypes(parameters: Sequence[tuple[str, Any]], local: Any) -> str | None:
-    """The data types of all ranks' parameters, joined; usually there is one. Collective."""
-    mine = {str(local(each).dtype).removeprefix("torch.") for _, each in parameters}
-    return "+".join(sorted(set().union(*world.everyones(mine)))) or None
+def dtypes(parameters: Sequence[tuple[str, Any]], local: Any) -> dict[str, list[str]]:
+    """Names of all ranks' parameters by their data type; usually there is one type. Collective."""
+    mine = {name: str(local(each).dtype).removeprefix("torch.") for name, each in parameters}
+    return names_by_type(world.everyones(mine))
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

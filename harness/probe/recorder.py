@@ -241,7 +241,7 @@ class Recorder:
     def _write_in_force(self) -> None:
         """Collective over the world."""
         sizes = counted(self._first, first_of_dp=self._place.first_of_dp)
-        dtype = dtypes(self._wrapped.parameters, local_shard)
+        types = dtypes(self._wrapped.parameters, local_shard)
         if not self._probe.is_writer:
             return
         settings = flattened(self._job.train_config.settings)
@@ -252,7 +252,8 @@ class Recorder:
                 "world_size": world.size(),
                 "degrees": dict(self._place.degrees),
                 **sizes,
-                "param_dtype": dtype,
+                "param_dtype": "+".join(types) or None,
+                "param_dtypes": types if len(types) > 1 else {},
                 "config": {**settings, **self._job.overrides},
                 "declared": sorted(self._job.overrides),
                 "probe": {

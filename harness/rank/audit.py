@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from harness.rank.fusion import FusionCount
-from harness.rank.names import canonical
+from harness.rank.names import canonical, names_by_type
 from harness.rank.probe import Probe
 from harness.rank.rotation import RotationCount
 from harness.rank.writer import SCHEMA, write_json
@@ -72,7 +72,11 @@ def see(trainer: Any, probe: Probe, happened: Happened) -> dict[str, Any]:
         # Context parallelism divides each sequence between the loss functions of several ranks.
         "cp": probe.positions // probe.loss_targets if probe.loss_targets else 1,
         "counted_samples": probe.samples if probe.view.first_of_dp else 0,
-        "dtypes": sorted({dtype_name(parameter.dtype) for parameter in parameters}),
+        "dtypes": {
+            canonical(name): dtype_name(parameter.dtype)
+            for part in trainer.model_parts
+            for name, parameter in part.named_parameters()
+        },
         "mixed_precision": sorted(_mixed_precision(modules.values())),
         "float8": {name: _recipe(m) for name, m in modules.items() if _is_float8(m)},
         "rotations": sorted(rotation.used) if rotation else [],
@@ -115,6 +119,7 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
     stages = list({seen["pp_rank"]: seen for seen in everyone}.values())
     float8 = {name: recipe for seen in everyone for name, recipe in seen["float8"].items()}
     schedule = getattr(trainer, "pp_schedule", None)
+    types = names_by_type(seen["dtypes"] for seen in everyone)
     return {
         "schema": SCHEMA,
         "world_size": dist.get_world_size(),
@@ -125,7 +130,8 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         "gradient_accumulation_steps": trainer.gradient_accumulation_steps,
         "pipeline_schedule": type(schedule).__name__ if schedule is not None else None,
         "pipeline_microbatches": schedule._n_microbatches if schedule is not None else None,
-        "param_dtype": _one(seen["dtypes"] for seen in everyone),
+        "param_dtype": "+".join(types) or None,
+        "param_dtypes": types if len(types) > 1 else {},
         "mixed_precision_param": _one(seen["mixed_precision"] for seen in everyone),
         "float8": {
             "modules": len(float8),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Path segments that torch.compile, activation checkpointing and FSDP 1 put into names."""
 
@@ -9,3 +11,12 @@ _WRAPPERS = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped
 def canonical(name: str) -> str:
     """A fully qualified name without the segments that wrappers added."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def names_by_type(everyone: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Of every rank's parameters, name to data type, the sorted names by sorted data types."""
+    found: dict[str, set[str]] = {}
+    for mine in everyone:
+        for name, dtype in mine.items():
+            found.setdefault(dtype, set()).add(name)
+    return {dtype: sorted(found[dtype]) for dtype in sorted(found)}

@@ -149,6 +149,7 @@ _IN_FORCE: Mapping[str, Shape] = {
     "degrees": _COUNTS_SEEN,
     "spmd_backend": _TEXT,
     "param_dtype": _TEXT,
+    "param_dtypes": _OBJECT,
     "mixed_precision_param": _TEXT,
     "float8": _OBJECT,
     "float8.modules": _COUNT,

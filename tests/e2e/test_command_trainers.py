@@ -1,7 +1,8 @@
 """Programs of a user's own by the real command line: right ones pass, and no broken one ever does.
 
 ``trainers/curve_trainer.py`` leaves a curve and needs nothing but Python; ``trainers/
-probed_trainer.py`` calls the probe, in the environment of a toolchain that has torch.
+probed_trainer.py`` calls the probe, in the environment of a toolchain that has torch, and so does
+``trainers/mixed_types_trainer.py``, whose parameters are stored in two types.
 """
 
 import json
@@ -92,6 +93,47 @@ PROBED_GONE_WRONG = {
     "other weights": ("INVALID", "starts from other weights than the control"),
     "smaller batch": ("FAIL", "tokens is 32 at step 1, 64 in the control"),
 }
+MIXED_TYPES = f"""
+schema = 1
+name = "mixed_types"
+repeats = ["ulp", "ulp.2", "ulp.3"]
+[trainer]
+kind = "command"
+command = [
+    "{TRAINERS}/mixed_types_trainer.py", "--steps", "{{steps}}", "--seed", "{{seed}}",
+    "--global-batch", "{{global_batch_size}}", "--batch", "{{local_batch_size}}",
+    "--bug", "{{config.bug}}",
+]
+toolchain = "torchtitan-0.3.0"
+[trainer.config]
+bug = "none"
+[trainer.config.training]
+steps = 6
+local_batch_size = 4
+global_batch_size = 8
+seq_len = 16
+dtype = "bfloat16"
+[control]
+name = "ddp2"
+parallelism = {{ dp_replicate = 2 }}
+[[test]]
+name = "one_rank"
+parallelism = {{}}
+[[test]]
+name = "accumulation"
+parallelism = {{ dp_replicate = 2 }}
+set = {{ training.local_batch_size = 2 }}
+"""
+RIGHT_MIXED_TYPES = ("one_rank", "accumulation")
+MIXED_TYPES_GONE_WRONG = {
+    "half the norms' gradients": (
+        "FAIL",
+        "all norms (blocks.*.norm.weight and norm.weight) by 0.5",
+    ),
+    "a matrix stands still": ("FAIL", "blocks.1.up.weight stays as it was"),
+    "a norm stands still": ("FAIL", "blocks.1.norm.weight stays as it was"),
+    "norms rounded": ("FAIL", "all norms (blocks.*.norm.weight and norm.weight) stay as they were"),
+}
 
 
 def sets(wrong: dict[str, object], more: str) -> str:
@@ -136,6 +178,11 @@ def require_words(tests: dict[str, dict], wrong: dict[str, tuple[str, str]]) -> 
     assert not missed
 
 
+def require_toolchain() -> None:
+    if not (TOOLCHAINS / "torchtitan-0.3.0").is_dir():
+        pytest.skip(f"no toolchain torchtitan-0.3.0 in {TOOLCHAINS}: nox -s toolchains")
+
+
 def test_curves_of_a_program_are_judged_and_none_that_is_broken_passes(tmp_path):
     wrong = sets(CURVES_GONE_WRONG, 'parallelism = {}\nset = { bug = "%s" }')
     tests, report, code = judged(tmp_path, CURVES + wrong)
@@ -164,8 +211,7 @@ def test_what_only_torchtitan_can_do_is_refused_in_words(tmp_path):
 
 
 def test_a_probed_program_has_all_tiers_and_none_that_is_broken_passes(tmp_path):
-    if not (TOOLCHAINS / "torchtitan-0.3.0").is_dir():
-        pytest.skip(f"no toolchain torchtitan-0.3.0 in {TOOLCHAINS}: nox -s toolchains")
+    require_toolchain()
     two = "parallelism = { dp_replicate = 2 }\n"
     wrong = sets(PROBED_GONE_WRONG, two + 'set = { training.local_batch_size = 2, bug = "%s" }')
     tests, report, _ = judged(tmp_path, PROBED + wrong)
@@ -175,3 +221,13 @@ def test_a_probed_program_has_all_tiers_and_none_that_is_broken_passes(tmp_path)
     assert unseen <= {"loss-equivalent", "buffers-first-steps", "buffers-envelope"}
     require_words(tests, PROBED_GONE_WRONG)
     assert not any("not probed" in note for note in report["notes"])
+
+
+def test_parameters_of_two_types_are_judged_each_by_its_own(tmp_path):
+    require_toolchain()
+    wrong = sets(MIXED_TYPES_GONE_WRONG, 'parallelism = {}\nset = { bug = "%s" }')
+    tests, _, code = judged(tmp_path, MIXED_TYPES + wrong)
+    assert code == 1
+    right = {name: (tests[name]["verdict"], tests[name]["cause"]) for name in RIGHT_MIXED_TYPES}
+    assert {verdict for verdict, _ in right.values()} == {"PASS"}, right
+    require_words(tests, MIXED_TYPES_GONE_WRONG)

@@ -15,7 +15,8 @@ from harness.judge.curves import series
 from harness.judge.floors import FIRST_STEPS
 from harness.judge.scene import Scene, loss_agrees
 from harness.judge.sketches import update
-from harness.judge.tensors import TensorComparison, TensorDifferences, spacing
+from harness.judge.storage import storage
+from harness.judge.tensors import TensorComparison, TensorDifferences
 from harness.model import CauseClass, Floats
 
 SAME_NORM = 1e-9
@@ -181,16 +182,17 @@ def _other_update(
         look_at = _OPTIMIZER
     if sample.step > FIRST_STEPS:
         look_at = f"what changes after step {before.step}: {look_at}"
-    return Cause(f"{head}: {said}{_still(found, scene)}{tail}", CauseClass.UPDATE, look_at)
+    return Cause(f"{head}: {said}{_still(found, names, scene)}{tail}", CauseClass.UPDATE, look_at)
 
 
 def _off_by(difference: float) -> str:
     return f"by {difference:.2g}" if np.isfinite(difference) else "where the control stands still"
 
 
-def _still(found: TensorDifferences, scene: Scene) -> str:
+def _still(found: TensorDifferences, off: Sequence[str], scene: Scene) -> str:
     """Whether all that is off stands still in the control, which coarse weights often do."""
-    coarse = spacing(scene.case.control, 0.0)
+    stored = storage(scene.case.test, scene.case.control, 0.0)
+    coarse = float(stored.spacings(off).max())
     if not coarse or np.isfinite(found.difference[found.outside]).any():
         return ""
     return (
