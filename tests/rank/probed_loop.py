@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest import mock
 
 import numpy as np
 import torch
@@ -51,13 +52,16 @@ class Model(nn.Module):
 
 
 def fsdp1(model, *, use_orig_params, **more):
-    return FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        device_id=torch.device("cpu"),
-        use_orig_params=use_orig_params,
-        **more,
-    )
+    # Torch's own answer: another test may have prepared this process for torchtitan, which takes a
+    # number for it (harness.rank.cpu), and FSDP 1 takes a number for a GPU.
+    with mock.patch.object(torch.cpu, "current_device", return_value="cpu"):
+        return FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=ModuleWrapPolicy({Block}),
+            device_id=torch.device("cpu"),
+            use_orig_params=use_orig_params,
+            **more,
+        )
 
 
 def fsdp2(model):
