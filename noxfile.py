@@ -110,7 +110,14 @@ OLDER_TORCH_TESTS = (
 )
 """What torchtitan 0.3.0 does otherwise on the older torch; 0.2.2's toolchain has that torch too."""
 # What rank tests need beside the toolchain itself.
-RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis")
+RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
+SLOW = "--slow"
+TEST_BY_TEST = ("--numprocesses=2", "--dist=worksteal")
+"""pytest's options for two processes, each of which makes what a module's tests share."""
+FILE_BY_FILE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+"""The same where that is a matrix or a cluster. Those are the first (``tests/conftest.py``)."""
+RELEASES = re.compile("titan")
+"""What is found in the text of a test file of rank code that knows torchtitan."""
 OPTIONAL_PROGRAMS = (
     *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
     *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
@@ -346,19 +353,30 @@ def upgrade(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests: the light part, the rank code in each toolchain, and real torchtitan runs."""
+    """All tests but the slow ones: ``nox -s tests``; those too, as .ci/run: ``-- --slow``.
+
+    The light part, the rank code in each toolchain, and real torchtitan runs. Other options are
+    pytest's: ``nox -s tests -- tests/judge`` runs a part of the light tests.
+    """
     install_light(session, "test", "tensorboard", "wandb")
     pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
-    if session.posargs:
-        session.run("python", "-m", "pytest", "--ignore=tests/rank", *session.posargs, env=env)
+    light = ("python", "-m", "pytest", "--ignore=tests/rank")
+    if session.posargs not in ([], [SLOW]):
+        session.run(*light, *session.posargs, env=env)
         return
+    slow = SLOW in session.posargs
+    chosen = () if slow else ("-m", "not slow")
+    of_releases = tests_naming(ROOT / "tests" / "rank", RELEASES)
+    paths = {
+        DEFAULT_TOOLCHAIN: ["tests/rank"],
+        OLDER_TORCH_TOOLCHAIN: OLDER_TORCH_TESTS,
+        OLDER_TOOLCHAIN: ["tests/rank"] if slow else of_releases,
+    }
     for name, python in pythons.items():
-        paths = OLDER_TORCH_TESTS if name == OLDER_TORCH_TOOLCHAIN else ("tests/rank",)
-        session.run(str(python), "-m", "pytest", *paths, external=True, env=env)
-    # Two at a time, each file in one process: while some wait for Slurm, others compute.
-    side_by_side = ("--numprocesses=2", "--dist=loadfile")
-    session.run("python", "-m", "pytest", "tests", "--ignore=tests/rank", *side_by_side, env=env)
+        command = (str(python), "-m", "pytest", *paths[name], *chosen, *TEST_BY_TEST)
+        session.run(*command, external=True, env=env)
+    session.run(*light, "tests", *chosen, *FILE_BY_FILE, env=env)
 
 
 @nox.session
@@ -390,7 +408,7 @@ def link_all_but(hidden: Collection[str], path: str, folder: Path) -> None:
 
 
 def tests_naming(folder: Path, words: re.Pattern[str]) -> list[str]:
-    """Paths of the test files, but those of ranks, in whose text the words are found."""
+    """Paths of a folder's test files, but those in its `rank`, whose text has one of the words."""
     paths = sorted(folder.rglob("test_*.py"))
     light = (path for path in paths if folder / "rank" not in path.parents)
     return [str(path) for path in light if words.search(path.read_text())]

@@ -1,4 +1,4 @@
-"""What all tests share: a real Slurm on loopback, and what skips are allowed.
+"""What all tests share: a real Slurm on loopback, what skips are allowed, and their order.
 
 In CI a skip hides a failure: with ``CONVERGE_NO_SKIPS`` what a test needs has to be there.
 """
@@ -36,6 +36,12 @@ def pytest_make_collect_report():
     report = yield
     _refuse(report)
     return report
+
+
+def pytest_collection_modifyitems(items):
+    """Files of real runs come first: then what is short keeps all processes busy to the end."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long and item.path.parent.name != "e2e")
 
 
 @pytest.fixture(scope="session")

@@ -179,3 +179,67 @@ def test_tests_that_may_use_slurm_a_browser_or_shellcheck_are_found(noxfile):
         "report/test_browser.py",
     } <= names
     assert not any(each.startswith("rank/") or "judge" in each for each in names)
+
+
+def test_rank_tests_that_know_no_torchtitan_are_found(noxfile):
+    """The older torchtitan's toolchain leaves them to the gate."""
+    rank = ROOT / "tests" / "rank"
+    found = {Path(each).name for each in noxfile.tests_naming(rank, noxfile.RELEASES)}
+    assert {
+        "test_titan_0_2_runs.py",
+        "test_titan_0_2_shim.py",
+        "test_permuted_runs.py",  # by the jobs of whichever release there is
+        "test_corpus_in_torchtitan.py",
+    } <= found
+    assert found.isdisjoint({"test_digest.py", "test_replicas.py", "test_samples.py"})
+    real = {path.name for path in rank.glob("test_*.py") if "_jobs" in path.read_text()}
+    assert real <= found
+
+
+class Asked:
+    """A session that notes what it is asked to run."""
+
+    def __init__(self, *posargs):
+        self.posargs = list(posargs)
+        self.ran = []
+
+    def run(self, *command, **_options):
+        self.ran.append(command)
+
+
+@pytest.fixture
+def asked(noxfile, monkeypatch):
+    """Commands of the session of the tests, by their Pythons."""
+
+    def ask(*posargs):
+        session = Asked(*posargs)
+        monkeypatch.setattr(noxfile, "install_light", lambda *_: None)
+        monkeypatch.setattr(noxfile, "build_toolchain", lambda _, name: name)
+        noxfile.tests.func(session)
+        return {python: command for python, *command in session.ran}
+
+    return ask
+
+
+def test_only_the_gate_waits_for_slow_tests_and_for_all_rank_code_on_the_older_torch(
+    noxfile, asked
+):
+    quick, gate = asked(), asked("--slow")
+    assert list(quick) == list(gate) == [*noxfile.TOOLCHAINS, "python"]
+    assert all("not slow" in command for command in quick.values())
+    assert not any("-m" in command[2:] for command in gate.values())
+    assert "tests/rank" in quick[noxfile.DEFAULT_TOOLCHAIN]
+    assert "tests/rank" not in quick[noxfile.OLDER_TOOLCHAIN]
+    assert "tests/rank" in gate[noxfile.OLDER_TOOLCHAIN]
+    assert "nox -s tests -- --slow\n" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_other_words_are_pytests_and_choose_among_light_tests(asked):
+    (command,) = asked("tests/judge", "-k", "slow").values()
+    assert command == ["-m", "pytest", "--ignore=tests/rank", "tests/judge", "-k", "slow"]
+
+
+def test_a_matrix_of_each_release_is_not_slow():
+    for release in ("0_2", "0_3"):
+        text = (ROOT / "tests" / "e2e" / f"test_titan_{release}_matrix.py").read_text()
+        assert "mark.slow" not in text

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,12 +19,14 @@ from harness.cli.nights import history_of, remember
 from harness.cli.running import Ran, gpu_ids, run_jobs
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.cli.shared import make_console, names, report_folder, store_of
-from harness.cli.showing import show_verdicts
 from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
 from harness.history import History
 from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData, Verdict
 from harness.store import Store, require_writable
+
+if TYPE_CHECKING:
+    from harness.report import ReportView
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -102,7 +105,7 @@ def conclude(
     calibrations = {name: each.calibration for name, each in learnt.items()}
     wall_s = None if begun is None else time.monotonic() - begun
     judged = _judge(finished, evidences, calibrations, wall_s=wall_s)
-    show_verdicts(console, judged.view, folder)
+    _show(console, judged.view, folder)
     if only is not None:
         remember(
             console,
@@ -122,7 +125,7 @@ def conclude(
 def report(arguments: argparse.Namespace) -> ExitCode:
     """``converge report``: judge a finished matrix again."""
     _, _, judged = judge_again(arguments.folder)
-    show_verdicts(make_console(), judged.view, arguments.folder)
+    _show(make_console(), judged.view, arguments.folder)
     return exit_code(judged.verdicts)
 
 
@@ -147,6 +150,12 @@ def toolchains(arguments: argparse.Namespace) -> ExitCode:
     for name in matrix.toolchain_names(load_experiment(arguments.experiment)):
         print(name)
     return ExitCode.PASS
+
+
+def _show(console: Console, view: ReportView, folder: Path) -> None:
+    from harness.cli.showing import show_verdicts  # noqa: PLC0415 - what is refused draws nothing
+
+    show_verdicts(console, view, folder)
 
 
 def _judge(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_real_matrices import INJECTIONS, ROOT, TOOLCHAINS
+from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 
 from harness.baselines import read_stored
 

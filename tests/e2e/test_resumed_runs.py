@@ -1,8 +1,8 @@
 """Cut-down elastic, space-time and fault matrices of real torchtitan, through the command line."""
 
 import pytest
+from real_matrices import Matrix, run
 from resumed_matrices import RESUMED, STOCK
-from test_real_matrices import Matrix, run
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from test_real_matrices import INJECTIONS, ROOT, TOOLCHAINS, Matrix
+from real_matrices import INJECTIONS, ROOT, TOOLCHAINS, Matrix
 
 pytestmark = pytest.mark.slow
 

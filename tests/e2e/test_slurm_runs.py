@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 from slurm_daemons import SlurmDaemons, slurm_daemons
-from test_real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,18 @@
 """What runs of either dialect left in their folders, for the tests."""
 
 import json
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+
+
+class Start(NamedTuple):
+    """What every run of a dialect starts from, unless a test says otherwise."""
+
+    data: Path
+    """The folder of the corpus."""
+    seed_checkpoint: str
 
 
 class RunFolders:

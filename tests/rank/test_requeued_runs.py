@@ -133,7 +133,7 @@ def test_a_seed_checkpoint_is_made_again_over_half_of_one(runs):
     single = {"dp_shard": 1}
     done = runs.torchrun("seed again", role="seed checkpoint", seed_checkpoint=None, **single)
     assert done.returncode == 0, done.stderr[-4000:]
-    whole = runs.folder / "seed" / "checkpoint" / "step-0"
+    whole = Path(runs.seed_checkpoint)
     sizes = [(each / "__0_0.distcp").stat().st_size for each in (folder, whole)]
     assert sizes[0] == sizes[1]
     assert (folder / ".metadata").is_file()

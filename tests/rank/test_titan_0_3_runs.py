@@ -32,6 +32,18 @@ def control(runs):
     return steps
 
 
+@pytest.fixture(scope="module")
+def frozen_norms(runs):
+    """Norms of the gradients of two frozen steps of the control."""
+    runs.run("right_frozen", frozen=2)
+    return norms_of_frozen_steps(runs, "right_frozen")
+
+
+def norms_of_frozen_steps(runs, name):
+    with np.load(runs.folder / name / "frozen.npz") as arrays:
+        return arrays["gradients_norm"]
+
+
 def without_measurements(steps):
     return [
         {key: value for key, value in line.items() if key not in ("seconds", "memory_bytes")}
@@ -119,32 +131,26 @@ def test_a_second_pass_shows_what_dropout_draws(runs, control):
     assert moved.max() > 0.1
 
 
-def test_gradients_that_no_optimizer_clears_do_not_outlive_frozen_steps(runs, control):
+def test_gradients_that_no_optimizer_clears_do_not_outlive_frozen_steps(
+    runs, control, frozen_norms
+):
     """Each frozen step is a first step, also of a trainer that forgets some gradients."""
     forgetful = {"inject": f"{BUGS}:leave_layer_out_of_optimizer"}
     plain, _ = runs.run("forgetful", **forgetful)
     steps, _ = runs.run("forgetful_frozen", frozen=2, **forgetful)
     assert without_measurements(steps) == without_measurements(plain)
     assert steps[1]["grad_norm_recomputed"] > 1.001 * control[1]["grad_norm_recomputed"]
-    runs.run("right_frozen", frozen=2)
-    found, expected = (
-        np.load(runs.folder / name / "frozen.npz")["gradients_norm"]
-        for name in ("forgetful_frozen", "right_frozen")
-    )
-    assert np.array_equal(found, expected)
+    assert np.array_equal(norms_of_frozen_steps(runs, "forgetful_frozen"), frozen_norms)
 
 
-def test_weights_that_a_trainer_moves_by_itself_are_put_back_after_every_frozen_step(runs):
+def test_weights_that_a_trainer_moves_by_itself_are_put_back_after_every_frozen_step(
+    runs, frozen_norms
+):
     moved = {"inject": f"{BUGS}:decay_weights_without_the_optimizer"}
     plain, _ = runs.run("moved", **moved)
     steps, _ = runs.run("moved_frozen", frozen=2, **moved)
     assert without_measurements(steps) == without_measurements(plain)
-    runs.run("right_frozen", frozen=2)
-    found, expected = (
-        np.load(runs.folder / name / "frozen.npz")["gradients_norm"]
-        for name in ("moved_frozen", "right_frozen")
-    )
-    assert np.array_equal(found, expected)
+    assert np.array_equal(norms_of_frozen_steps(runs, "moved_frozen"), frozen_norms)
 
 
 def test_buffers_are_put_back_after_frozen_steps(runs):

@@ -1,5 +1,6 @@
 """Jobs of the torchtitan 0.2 dialect, and real torchrun calls of them, for the tests."""
 
+import functools
 import importlib.metadata
 import json
 import tomllib
@@ -7,8 +8,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from run_folders import RunFolders
-from warm_ranks import torchrun
+from run_folders import RunFolders, Start
+from warm_ranks import lasting_folder, torchrun
 
 from harness.corpus import prepare
 from harness.model import SyntheticData
@@ -85,16 +86,23 @@ def job(run_folder, **changes):
     return read_job(write_job(run_folder, **changes))
 
 
+@functools.cache
+def start():
+    """Made once in a process, for all its modules."""
+    folder = lasting_folder()
+    data = prepare(SyntheticData(vocab_size=512, tokens=60_000), folder / "data").folder
+    path = write_job(folder / "seed", data=data, role="seed checkpoint", dp_shard=1)
+    done = torchrun("titan_0_2", 1, [path], folder=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Start(data, str(folder / "seed" / "checkpoint" / "step-0"))
+
+
 class Runs(RunFolders):
     """Real runs below one folder, all from one corpus and one seed checkpoint."""
 
     def __init__(self, folder):
         self.folder = folder
-        corpus = prepare(SyntheticData(vocab_size=512, tokens=60_000), folder / "data")
-        self.data = corpus.folder
-        self.seed_checkpoint = None
-        self.run("seed", role="seed checkpoint", dp_shard=1)
-        self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
+        self.data, self.seed_checkpoint = start()
 
     def torchrun(self, name, *, segment=None, **changes):
         """Run a job, or a segment of it; returns the finished process."""
@@ -112,8 +120,6 @@ class Runs(RunFolders):
         """Run a job to its end; returns its steps and its audit."""
         done = self.torchrun(name, **changes)
         assert done.returncode == 0, done.stderr[-4000:]
-        if changes.get("role") == "seed checkpoint":
-            return None, None
         folder = self.folder / name
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]

@@ -1,5 +1,6 @@
 """Jobs of the torchtitan 0.3 dialect, and real torchrun calls of them, for the tests."""
 
+import functools
 import importlib.metadata
 import json
 import tomllib
@@ -7,8 +8,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from run_folders import RunFolders
-from warm_ranks import torchrun
+from run_folders import RunFolders, Start
+from warm_ranks import lasting_folder, torchrun
 
 from harness.corpus import prepare
 from harness.model import SyntheticData
@@ -82,14 +83,23 @@ def job(folder, **changes):
     return read_job(write_job(folder, **changes))
 
 
+@functools.cache
+def start():
+    """Made once in a process, for all its modules."""
+    folder = lasting_folder()
+    data = prepare(SyntheticData(vocab_size=512, tokens=60_000), folder / "data").folder
+    path = write_job(folder / "seed", data=data, role="seed checkpoint")
+    done = torchrun("titan_0_3", 1, [path], folder=ROOT)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Start(data, str(folder / "seed" / "checkpoint" / "step-0"))
+
+
 class Runs(RunFolders):
     """Real runs below one folder, all from one corpus and one seed checkpoint."""
 
     def __init__(self, folder):
         self.folder = folder
-        self.data = prepare(SyntheticData(vocab_size=512, tokens=60_000), folder / "data").folder
-        assert self.torchrun("seed", role="seed checkpoint").returncode == 0
-        self.seed_checkpoint = str(folder / "seed" / "checkpoint" / "step-0")
+        self.data, self.seed_checkpoint = start()
 
     def torchrun(self, name, *, segment=None, max_restarts=0, **changes):
         """Run a job, or a segment of it; returns the finished process."""

@@ -22,11 +22,17 @@ AGENT = "harness.rank.agent"
 TIMEOUT_S = 300
 
 
+def lasting_folder():
+    """A new folder that is there until this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="converge-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @functools.cache
 def warm_python(dialect):
     """The stand-in for a dialect's ranks; its server lives as long as these tests."""
-    folder = Path(tempfile.mkdtemp(prefix="converge-tests-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = lasting_folder()
     address, log = folder / "socket", folder / "server.log"
     arguments = ("--dialect", dialect, "--device", "cpu", "--socket", str(address))
     with log.open("wb") as stream:

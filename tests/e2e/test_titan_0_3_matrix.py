@@ -1,21 +1,10 @@
-"""Cut-down matrices of real torchtitan, both toolchains, through the real command line."""
+"""A cut-down matrix of real torchtitan 0.3: its verdicts, and what is done with them later."""
 
-import json
-import os
 import shlex
-import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-INJECTIONS = Path(__file__).parent / "injections.py"
-TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
-
-pytestmark = pytest.mark.slow
+from real_matrices import INJECTIONS, Matrix, run
 
 TITAN_03 = f"""
 schema = 1
@@ -65,116 +54,10 @@ parallelism.dp_shard = 2
 spmd_backend = "full_dtensor"
 """
 
-TITAN_02 = """
-schema = 1
-[trainer]
-train_config = "train_configs/llama3_debug_titan02.toml"
-toolchain = "torchtitan-0.2.2"
-startup_timeout_s = 900
-[trainer.set]
-"training.steps" = 4
-[control]
-name = "fsdp2"
-parallelism.dp_shard = 2
-[[test]]
-name = "pp2"
-parallelism = { dp_shard = 2, pp = 2 }
-[[test]]
-name = "ddp2"
-parallelism.dp_replicate = 2
-[[test]]
-name = "cp2"
-parallelism = { dp_shard = 2, cp = 2 }
-cp_rotation = "alltoall"
-[[test]]
-name = "cp2_rotation_ignored"
-parallelism = { dp_shard = 2, cp = 2 }
-cp_rotation = "alltoall"
-without_fixes = ["cp-rotation"]
-[[test]]
-name = "async_tp"
-parallelism = { dp_shard = 2, tp = 2 }
-techniques = ["compile", "async_tp"]
-"""
-
-DROPOUT = f"""
-schema = 1
-repeats = ["rerun"]
-[trainer]
-train_config = "train_configs/llama3_debug.toml"
-[trainer.set]
-"training.steps" = 16
-[probe]
-frozen = 8
-[control]
-name = "fsdp2"
-parallelism.dp_shard = 2
-inject = "{INJECTIONS}:dropout"
-waive = ["control-is-1d-fsdp"]
-[[test]]
-name = "other masks"
-parallelism.tp = 2
-set = {{ "training.local_batch_size" = 8 }}
-waive = ["same-dp-degree"]
-inject = "{INJECTIONS}:dropout"
-own_random_numbers = true
-margin = 0.01
-[[test]]
-name = "one matrix scaled"
-parallelism.tp = 2
-set = {{ "training.local_batch_size" = 8 }}
-waive = ["same-dp-degree"]
-inject = "{INJECTIONS}:dropout_and_scaled_matrix"
-own_random_numbers = true
-margin = 0.01
-"""
-
-
-class Matrix(NamedTuple):
-    experiment: Path
-    store: Path
-    out: Path
-
-    def converge(self, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-        where = {
-            "run": (str(self.experiment), "--store", str(self.store), "--out", str(self.out)),
-            "report": (str(self.out),),
-            "calibrate": (str(self.experiment), "--store", str(self.store)),
-        }.get(command, ())
-        return subprocess.run(
-            [sys.executable, "-m", "harness", command, *where, *more],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
-                "CONVERGE_STORE": str(self.store),
-            },
-            capture_output=True,
-            text=True,
-            timeout=850,
-            check=False,
-        )
-
-    def tests(self) -> dict[str, dict]:
-        report = json.loads((self.out / "report.json").read_text())
-        return {test["name"]: test for test in report["tests"]}
-
-
-def run(folder: Path, text: str) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
-    experiment = folder / "matrix.toml"
-    experiment.write_text(text)
-    matrix = Matrix(experiment, folder / "store", folder / "report")
-    return matrix, matrix.converge("run")
-
 
 @pytest.fixture(scope="module")
 def titan_03(tmp_path_factory):
     return run(tmp_path_factory.mktemp("titan 03 é"), TITAN_03)
-
-
-@pytest.fixture(scope="module")
-def titan_02(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("titan02"), TITAN_02)
 
 
 def test_verdicts_of_0_3(titan_03):
@@ -280,36 +163,3 @@ def test_an_unknown_key_is_refused_before_anything_runs(titan_03, tmp_path):
     assert "training.local_batch_size" in result.stderr
     assert "Traceback" not in result.stderr
     assert not list((tmp_path / "store").glob("runs/*/metrics.jsonl*"))
-
-
-def test_known_bugs_of_0_2_2_do_not_pass(titan_02):
-    matrix, result = titan_02
-    assert result.returncode == 1, result.stdout + result.stderr
-    tests = matrix.tests()
-    verdicts = {name: test["verdict"] for name, test in tests.items()}
-    assert verdicts == {
-        "pp2": "FAIL",
-        "ddp2": "FAIL",
-        "cp2": "PASS",
-        "cp2_rotation_ignored": "INVALID",
-        "async_tp": "PASS",
-    }
-    classes = {tests[name]["cause_class"] for name in ("pp2", "ddp2")}
-    assert classes == {"gradient scale"}
-    assert "valid tokens" in tests["pp2"]["cause"]
-    assert "replicate degree" in tests["ddp2"]["cause"]
-    assert tests["pp2"]["onset_step"] == 1
-    assert tests["ddp2"]["onset_step"] == 1
-    assert "rotation" in tests["cp2_rotation_ignored"]["cause"]
-
-
-def test_dropout_of_other_degrees_is_judged_in_the_mean(tmp_path):
-    matrix, result = run(tmp_path, DROPOUT)
-    assert result.returncode == 1, result.stdout + result.stderr
-    tests = matrix.tests()
-    assert {name: test["verdict"] for name, test in tests.items()} == {
-        "other masks": "PASS",
-        "one matrix scaled": "FAIL",
-    }
-    assert "layers.1.feed_forward.w2" in tests["one matrix scaled"]["cause"]
-    assert "gradients-first-steps" in tests["other masks"]["not_asked"]

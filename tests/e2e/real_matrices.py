@@ -1,0 +1,49 @@
+"""A matrix of real torchtitan through the real command line, for the tests of such matrices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+INJECTIONS = Path(__file__).parent / "injections.py"
+TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
+
+
+class Matrix(NamedTuple):
+    experiment: Path
+    store: Path
+    out: Path
+
+    def converge(self, command: str, *more: str) -> subprocess.CompletedProcess[str]:
+        where = {
+            "run": (str(self.experiment), "--store", str(self.store), "--out", str(self.out)),
+            "report": (str(self.out),),
+            "calibrate": (str(self.experiment), "--store", str(self.store)),
+        }.get(command, ())
+        return subprocess.run(
+            [sys.executable, "-m", "harness", command, *where, *more],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+                "CONVERGE_STORE": str(self.store),
+            },
+            capture_output=True,
+            text=True,
+            timeout=850,
+            check=False,
+        )
+
+    def tests(self) -> dict[str, dict]:
+        report = json.loads((self.out / "report.json").read_text())
+        return {test["name"]: test for test in report["tests"]}
+
+
+def run(folder: Path, text: str) -> tuple[Matrix, subprocess.CompletedProcess[str]]:
+    experiment = folder / "matrix.toml"
+    experiment.write_text(text)
+    matrix = Matrix(experiment, folder / "store", folder / "report")
+    return matrix, matrix.converge("run")
