@@ -110,6 +110,7 @@ _OF_DRAWING = (
     first_step.reported_grad_norm_is_recomputed,
     first_step.gradients_present,
     *(each for each in reference_checks.CHECKS if each.tier is not Tier.INTEGRITY),
+    leftover_checks.optimizer_steps,
     tensor_checks.same_initial_parameters,
     tensor_checks.gradients_finite,
     tensor_checks.replicas_agree,
@@ -156,7 +157,8 @@ def asked(
             if each is not comparability.same_steps  # a run may end where it reached the target
         )
     if draws:
-        rest = tuple(each for each in rest if each in _OF_DRAWING or each not in CHECKS)
+        kept = tuple(each for each in rest if each in _OF_DRAWING or each not in CHECKS)
+        rest = (*kept, reference_checks.drawn_alike)
     names = {question.name for question in (*first, *rest)}
     stepwise_too = NEEDED if names.issuperset(NEEDED) else ()
     over = seed_checks.loss_no_worse if ask is Ask.NO_WORSE else seed_checks.loss_same_over_seeds
@@ -210,7 +212,8 @@ def answer(question: Question, case: Case) -> Check:
     if case.seeds is not None and question.name in _OF_EVERY_SEED:
         return of_every(question, case, case.seeds)
     check = question(case)
-    if case.draws and question in equivalence.CHECKS and check.outcome is Outcome.SKIPPED:
+    skipped = question in equivalence.CHECKS and check.outcome is Outcome.SKIPPED
+    if case.draws and case.seeds is None and skipped:
         # Nothing else is asked of what comes after the first update.
         return replace(check, outcome=Outcome.INCONCLUSIVE)
     return check

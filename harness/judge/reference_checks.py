@@ -9,16 +9,15 @@ import numpy as np
 
 from harness.judge.chance import student
 from harness.judge.check import Finding, Question, check, invalid, passed, skipped
+from harness.judge.drawing import by_chance, furthest, mean_by_chance, unlike
 from harness.judge.rounding import (
     ALARMS,
     LASTING_SPREAD,
     Errors,
     Measure,
-    drawn,
     flaw_of,
 )
-from harness.judge.soundness import Flaw
-from harness.model import FEWEST_DRAWN, Deviation, Evidence, Limit, Outcome, Precision, Tier
+from harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
 
 NAMED = 3
 MOST_DEVIATIONS = 20
@@ -46,7 +45,7 @@ def reference_sound(
         return invalid(f"own_random_numbers: {_NONE}, and single steps cannot be compared")
     if measure is None:
         return _unmeasured(test, control, measure)
-    flaw = flaw_of(test, measure) or (_undrawn(test, measure) if draws else None)
+    flaw = flaw_of(test, measure, draws=draws)
     if flaw:
         way_out = "" if draws else "; mend that, or set reference = false"
         return invalid(flaw.what + way_out, flaw.step)
@@ -59,11 +58,8 @@ def reference_sound(
         f"{MEASURED_FROM} {measure.reference.name} in float32, over {batches}; those of "
         f"{measure.matched.name} are their measure: {errors.error:.2g} of the median gradient"
     )
-    if errors.draws:
-        measured += (
-            " with what drawing random numbers leaves of it; so the first step and every step "
-            "after it are compared in their means alone"
-        )
+    if errors.drawing is not None:
+        measured += " with what random numbers leave of it; single steps are not compared"
     return passed(measured)
 
 
@@ -152,6 +148,27 @@ def gradient_scale(
 
 
 @check(Tier.FIRST_STEP)
+def drawn_alike(errors: Errors | None) -> Finding:
+    """Random numbers move gradients by as much as in the control.
+
+    Another rate of dropout, none at all, or noise that is added: what is drawn is wrong itself.
+    """
+    if errors is None or errors.drawing is None:
+        return skipped("nothing is known of what is drawn")
+    found = list(unlike(errors.drawing, errors.names, ALARMS))
+    if not found:
+        most = float(errors.drawing.test.max())
+        return passed(f"by up to {most:.2g} of a gradient's norm, or the control draws nothing")
+    words = ", ".join(f"{name} by {factor:.3g} times as much" for name, factor in found[:NAMED])
+    more = " …" if len(found) > NAMED else ""
+    return Finding(
+        Outcome.FAIL,
+        f"random numbers move gradients otherwise than in the control: {words}{more}",
+        onset=1,
+    )
+
+
+@check(Tier.FIRST_STEP)
 def frozen_loss(
     test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
 ) -> Finding:
@@ -170,10 +187,13 @@ def frozen_loss(
     mean = float(errors.loss.mean())
     t = float(student(np.array(ALARMS / 4), errors.batches))
     # Of two independent errors the difference is sqrt(2) times as large.
-    by_chance = errors.loss_error * np.sqrt(2) * t
+    chance = errors.loss_error * np.sqrt(2) * t
     lasting = errors.loss_error * np.hypot(LASTING_SPREAD, np.sqrt(2) * t / np.sqrt(errors.batches))
-    outside = not (size <= by_chance and abs(mean) <= lasting)
-    whole, limit = (abs(mean), lasting) if abs(mean) > lasting else (size, by_chance)
+    if errors.drawing is not None:  # what is drawn moves every loss, and hardly their mean
+        size, chance = furthest(errors.loss), chance + by_chance(errors.loss)
+        lasting = np.hypot(lasting, mean_by_chance(errors.loss, ALARMS / 4))
+    outside = not (size <= chance and abs(mean) <= lasting)
+    whole, limit = (abs(mean), lasting) if abs(mean) > lasting else (size, chance)
     return Finding(
         Outcome.FAIL if outside else Outcome.PASS,
         f"off by {mean:+.2g} on average over {_batches(errors)}, {size:.2g} rms; rounding of "
@@ -186,28 +206,6 @@ def frozen_loss(
 
 
 CHECKS: tuple[Question, ...] = (reference_sound, gradient_errors, gradient_scale, frozen_loss)
-
-
-def _undrawn(test: Evidence, measure: Measure) -> Flaw | None:
-    """Why a set that is said to draw random numbers of its own cannot be judged as such."""
-    if (test.frozen_steps or 0) < FEWEST_DRAWN:
-        return Flaw(
-            f"own_random_numbers needs {FEWEST_DRAWN} frozen steps or more, there are "
-            f"{test.frozen_steps}: set frozen under [probe]"
-        )
-    for run in (test, measure.reference):
-        if drawn(run) is None:
-            return Flaw(
-                f"{run.name} made no second pass over its first frozen batch: an older converge "
-                "trained it; run it again with --fresh"
-            )
-    moved = drawn(test)
-    if moved is not None and not moved.any():
-        return Flaw(
-            f"own_random_numbers is named but not in force: two passes of {test.name} over one "
-            "batch at the same weights agree to the last bit"
-        )
-    return None
 
 
 def _unmeasured(test: Evidence, control: Evidence, measure: Measure | None) -> Finding:

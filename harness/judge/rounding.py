@@ -25,7 +25,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.chance import normal, student
+from harness.judge.chance import normal
+from harness.judge.drawing import (
+    FLOAT32_ROUNDING,
+    Drawing,
+    by_chance,
+    drawing_of,
+    furthest,
+    mean_by_chance,
+)
+from harness.judge.drawing import SPREAD as DRAWING_SPREAD
 from harness.judge.soundness import Flaw, unfinished
 from harness.judge.storage import spacing
 from harness.model import (
@@ -59,13 +68,6 @@ ROUNDED_ONCE = 0.2
 two powers of two, which are 1.44 times the lower one on average."""
 MOST_SCALED = 0.5
 """Where only some parameters are scaled, the middle one is scaled by less than this of the mean."""
-DRAWING_SPREAD = 0.15
-"""Standard deviation of the logarithm of what drawing leaves of a mean over batches, over what the
-second pass says that it leaves: one pair of passes, as two sketches see it, stands for all batches.
-Measured over the 39 parameters of a set: at most 0.14, and the largest of all 1.3 times what the
-passes say (dropout of 0.1 in fp32: TP 2, HSDP 2x2, accumulation by 2, one device)."""
-MOST_DRAWN = 0.9
-"""Of a squared norm; where a gradient is all noise its length is not known any better."""
 SUMS = 64
 """Of a sketch: its squared length has the relative variance 2 / SUMS."""
 EMBEDDING = "embed"
@@ -89,13 +91,12 @@ class Errors:
     names: tuple[str, ...]
     frozen: bool
     """Whether these are frozen batches, and not the first step alone."""
-    draws: bool
-    """Whether the test set rightly draws other random numbers than its control."""
     test: Floats
-    """Shape (parameters,): relative error of the gradient, root mean square over the batches; of a
-    set that draws, the norm of their mean where that shows more."""
+    """Shape (parameters,): relative error of the gradient, root mean square over the batches. Of a
+    set that draws it is the norm of the errors' mean over the batches, where that is further beyond
+    what drawing leaves of it."""
     matched: Floats
-    """The same of the matched control; for a set that draws, with what drawing leaves of it."""
+    """The same of the matched control; of a set that draws, with what drawing leaves of it."""
     multiple: Floats
     """Shape (parameters,): how many times the matched control's error is allowed."""
     scale: Floats
@@ -104,9 +105,8 @@ class Errors:
     """Shape (batches,): relative difference of the loss to the matched control's, signed."""
     loss_error: float
     """Root mean square of the matched control's relative difference to the reference."""
-    longer: float = 0.0
-    """Logarithm of how much longer drawing makes gradients than the matched control's, in the mean
-    over parameters: what is drawn has no direction, and adds to every norm."""
+    drawing: Drawing | None = None
+    """What a set draws that rightly draws other random numbers than its control."""
 
     @property
     def batches(self) -> int:
@@ -137,7 +137,11 @@ class Errors:
     @property
     def scale_limits(self) -> Floats:
         """Shape (parameters,): how large these may be."""
-        return self.matched * self.multiple * SCALE_SPREAD * normal(ALARMS / len(self.names) / 2)
+        times = normal(ALARMS / len(self.names) / 2)
+        limits = self.matched * self.multiple * SCALE_SPREAD * times
+        if self.drawing is None:
+            return limits
+        return np.asarray(np.hypot(limits, times * self.drawing.uncertainty), dtype=np.float64)
 
     @property
     def scales_of_all(self) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -148,11 +152,11 @@ class Errors:
         of_batch, per_error = self.scale.mean(axis=1), self.error * normal(ALARMS / 4)
         mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
         lasting, varying = MEAN_SCALE_SPREAD * per_error, BATCH_SCALE_SPREAD * per_error
-        if self.draws:  # what is drawn moves the norms of every batch anew
-            t = float(student(np.array(ALARMS / 4), self.batches - 1))
-            chance = t * float(of_batch.std(ddof=1)) / math.sqrt(self.batches)
-            lasting = math.hypot(lasting, chance) + self.longer
-            varying = math.inf
+        if self.drawing is not None:  # what is drawn moves the norms of every batch anew
+            of_all = float(np.linalg.norm(self.drawing.uncertainty)) / len(self.names)
+            chance = mean_by_chance(of_batch, ALARMS / 4)
+            lasting = math.hypot(lasting, chance, normal(ALARMS / 4) * of_all)
+            size, varying = furthest(of_batch), varying + by_chance(of_batch)
         return (mean, lasting), (size, varying)
 
     @property
@@ -188,26 +192,11 @@ class Errors:
         return not all(measured <= limit for measured, limit in self.scales_of_all)
 
 
-def drawn(run: Evidence) -> Floats | None:
-    """Shape (parameters,): how far drawing random numbers moves gradients of the first batch.
-
-    The relative distance of two passes over it, over sqrt(2): that of one pass from the mean of
-    many. All 0 for a run that draws none; None where no second pass was made.
-    """
-    samples = run.frozen
-    if samples is None or samples.again is None or not len(samples.sketch):
-        return None
-    squares = np.sum((samples.again - samples.sketch[0]) ** 2, axis=-1) / 2
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(squares == 0, 0.0, squares / samples.norm[0] ** 2)
-    return np.asarray(np.sqrt(relative), dtype=np.float64)
-
-
 def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> Errors | None:
     """Compare the frozen batches, or without any the first step; None where neither can be.
 
     ``draws`` says that the test set rightly draws other random numbers than its control: then
-    there are no errors without frozen batches and a second pass over the first of them.
+    there are none where what it draws cannot be judged (:func:`flaw_of` says why).
     """
     runs = test, measure.matched, measure.reference
     frozen = [run.frozen for run in runs]
@@ -227,24 +216,22 @@ def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> 
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = np.log(ours.norm / like.norm)
         loss, loss_error = ours.loss / like.loss - 1, like.loss / truth.loss - 1
-    error, matched = _error(ours, truth), _error(like, truth)
-    of_loss = float(np.sqrt(np.mean(loss_error**2)))
+    error, matched = _size_of(_errors(ours, truth)), _size_of(_errors(like, truth))
     spread = math.hypot(IMPLEMENTATION_SPREAD, 1 / math.sqrt(SUMS * len(ours.norm)))
-    longer = 0.0
+    drawing = None
     if draws:
-        moved = [each for run in runs if (each := drawn(run)) is not None]
-        if len(moved) < len(runs) or not moved[0].any() or len(loss) < FEWEST_DRAWN:
+        found = drawing_of(test, measure.matched, measure.reference, matched)
+        if isinstance(found, Flaw) or len(loss) < FEWEST_DRAWN:
             return None
-        by_test, by_matched, by_truth = moved
-        of_batch = by_test**2 + by_truth**2
-        single = np.sqrt(matched**2 + of_batch)
-        lasting = np.sqrt(matched**2 + of_batch / len(loss))
-        mean = _mean_error(ours, truth)
-        # A fault is the same in every batch, and then in the mean, or as other as gradients are.
-        in_the_mean = mean * single >= error * lasting
+        drawing = found
+        rounding = matched**2 + FLOAT32_ROUNDING**2
+        single = np.sqrt(rounding + drawing.variance)
+        lasting = np.sqrt(rounding + drawing.variance / len(loss))
+        mean = np.linalg.norm(_errors(ours, truth).mean(axis=0), axis=-1)
+        # A fault that is the same in every batch shows in the mean, any other in the size.
+        in_the_mean = mean / lasting >= error / single
         error, matched = np.where(in_the_mean, (mean, lasting), (error, single))
-        longer = abs(float(np.mean(_drawn_length(by_test) - _drawn_length(by_matched))))
-        of_loss = math.hypot(of_loss, float(loss.std(ddof=1)))
+        scale = scale - drawing.longer
         spread = math.hypot(spread, DRAWING_SPREAD)
     with np.errstate(divide="ignore", invalid="ignore"):
         more = np.hypot(1.0, _of_additions(test, measure.matched) / matched)
@@ -252,19 +239,21 @@ def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> 
     return Errors(
         names=ours.names,
         frozen=frozen[0] is not None,
-        draws=draws,
         test=error,
         matched=matched,
         multiple=multiple * np.where(matched > 0, more, 1.0),
         scale=np.where((ours.norm == 0) & (like.norm == 0), 0.0, scale),
         loss=loss,
-        loss_error=of_loss,
-        longer=longer,
+        loss_error=float(np.sqrt(np.mean(loss_error**2))),
+        drawing=drawing,
     )
 
 
-def flaw_of(test: Evidence, measure: Measure) -> Flaw | None:
-    """Why errors cannot be measured: in the runs that are the measure, or in frozen steps."""
+def flaw_of(test: Evidence, measure: Measure, *, draws: bool = False) -> Flaw | None:
+    """Why errors cannot be measured: in the runs that are the measure, or in frozen steps.
+
+    For a set that ``draws`` random numbers of its own also why these cannot be judged.
+    """
     for run, what in ((measure.reference, "reference"), (measure.matched, "matched control")):
         flaw = unfinished(run)
         if flaw:
@@ -272,7 +261,15 @@ def flaw_of(test: Evidence, measure: Measure) -> Flaw | None:
     runs = measure.reference, measure.matched, test
     if len({run.frozen_steps for run in runs}) > 1:
         return Flaw("the test set, its matched control and the reference made other frozen steps")
-    return next((flaw for run in runs if (flaw := _frozen_flaw(run, measure.reference))), None)
+    broken = next((flaw for run in runs if (flaw := _frozen_flaw(run, measure.reference))), None)
+    if broken or not draws:
+        return broken
+    like, truth = measure.matched.frozen, measure.reference.frozen
+    if like is None or truth is None or like.sketch.shape != truth.sketch.shape:
+        return Flaw(f"{measure.matched.name} and {measure.reference.name} left no frozen steps")
+    rounding = _size_of(_errors(like, truth))
+    found = drawing_of(test, measure.matched, measure.reference, rounding)
+    return found if isinstance(found, Flaw) else None
 
 
 def _frozen_flaw(run: Evidence, reference: Evidence) -> Flaw | None:
@@ -307,25 +304,17 @@ def _first_step(run: Evidence) -> FrozenSamples | None:
     )
 
 
-def _error(run: FrozenSamples, truth: FrozenSamples) -> Floats:
-    """Shape (parameters,): relative, root mean square over the batches."""
-    squares = np.sum((run.sketch - truth.sketch) ** 2, axis=-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        relative = np.where(squares == 0, 0.0, squares / truth.norm**2)
-    return np.asarray(np.sqrt(relative.mean(axis=0)), dtype=np.float64)
-
-
-def _drawn_length(moved: Floats) -> Floats:
-    """Shape (parameters,): logarithm of how much longer norms are by what is drawn."""
-    return np.asarray(-np.log1p(-np.minimum(moved**2, MOST_DRAWN)) / 2, dtype=np.float64)
-
-
-def _mean_error(run: FrozenSamples, truth: FrozenSamples) -> Floats:
-    """Shape (parameters,): the norm of the relative errors' mean over the batches."""
+def _errors(run: FrozenSamples, truth: FrozenSamples) -> Floats:
+    """Shape (batches, parameters, k): sketches of the gradients' relative errors."""
     difference = run.sketch - truth.sketch
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(difference == 0, 0.0, difference / truth.norm[..., None])
-    return np.asarray(np.linalg.norm(relative.mean(axis=0), axis=-1), dtype=np.float64)
+    return np.asarray(relative, dtype=np.float64)
+
+
+def _size_of(errors: Floats) -> Floats:
+    """Shape (parameters,): of such sketches, root mean square over the batches."""
+    return np.asarray(np.sqrt(np.sum(errors**2, axis=-1).mean(axis=0)), dtype=np.float64)
 
 
 def _multiples(test: Evidence, matched: Evidence, names: tuple[str, ...], spread: float) -> Floats:

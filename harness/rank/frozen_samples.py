@@ -39,7 +39,9 @@ class FrozenSamples:
         *measured, _ = self._measured
         rows = np.stack(first)
         losses = [each["loss_recomputed"] for each in measured]
-        problems = sorted({each for some in self._measured for each in some.get("problems", ())})
+        problems = {each for some in self._measured for each in some.get("problems", ())}
+        if self._measured[-1]["batch_digest"] != self._measured[0]["batch_digest"]:
+            problems.add("the second pass over the first frozen batch took other samples")
         write_arrays(
             folder / FILE,
             {
@@ -51,6 +53,6 @@ class FrozenSamples:
                 "loss": np.array([math.nan if loss is None else loss for loss in losses]),
                 "batch_digests": np.array([each["batch_digest"] or "" for each in measured]),
                 "again_sketch": again[:, :SUMS],
-                "problems": np.array(problems, dtype=np.str_),
+                "problems": np.array(sorted(problems), dtype=np.str_),
             },
         )

@@ -71,6 +71,10 @@ def is_counts(value: object) -> TypeGuard[dict[str, int]]:
     return isinstance(value, dict) and all(map(is_count, value.values()))
 
 
+def _is_names(value: object) -> bool:
+    return isinstance(value, dict) and all(map(is_texts, value.values()))
+
+
 def _is_counts_seen(value: object) -> bool:
     """The same, where null is a count that nobody could tell."""
     known = isinstance(value, dict) and [each for each in value.values() if each is not None]
@@ -99,6 +103,7 @@ _TEXTS: Shape = (is_texts, "list of texts")
 _COUNT: Shape = (is_count, "count")
 _COUNTS: Shape = (is_counts, "JSON object of counts")
 _COUNTS_SEEN: Shape = (_is_counts_seen, "JSON object of counts")
+_NAMES: Shape = (_is_names, "JSON object of lists of texts")
 _STEPS: Shape = (_is_steps, "list of steps")
 _OBJECT: Shape = (_is_object, "JSON object")
 _OBJECTS: Shape = (_is_objects, "list of JSON objects")
@@ -149,7 +154,7 @@ _IN_FORCE: Mapping[str, Shape] = {
     "degrees": _COUNTS_SEEN,
     "spmd_backend": _TEXT,
     "param_dtype": _TEXT,
-    "param_dtypes": _OBJECT,
+    "param_dtypes": _NAMES,
     "mixed_precision_param": _TEXT,
     "float8": _OBJECT,
     "float8.modules": _COUNT,

@@ -424,7 +424,7 @@ def test_a_bug_that_is_another_in_every_batch_is_seen_beside_random_numbers():
 
 
 def test_a_factor_beside_random_numbers_is_seen():
-    found = judged(in_float32("tp2", drawing(4, factor=1.02)))
+    found = judged(in_float32("tp2", drawing(4, factor=1.05)))
     assert outcome_of(found, "gradient-scale") is Outcome.FAIL
     assert found.cause_class is CauseClass.GRADIENT_SCALE
 
@@ -434,6 +434,97 @@ def test_who_names_random_numbers_and_draws_none_is_invalid():
     found = judged(in_float32("tp2", replace(plain, again=plain.sketch[0])))
     assert found.judgement is Judgement.INVALID
     assert "named but not in force" in found.cause
+
+
+def attack(**changes):
+    samples = drawing(4)
+    return judged(
+        in_float32(
+            "tp2",
+            replace(
+                samples,
+                **{key: change(getattr(samples, key).copy()) for key, change in changes.items()},
+            ),
+        )
+    )
+
+
+def reversed_from_the_second(norms_or_sketches):
+    norms_or_sketches[1:, 3] *= -1
+    return norms_or_sketches
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sketch": lambda sketch: -sketch},  # the second pass is right
+        {"sketch": lambda sketch: -sketch, "again": lambda again: 1e6 * again},
+        {"again": lambda again: np.where(np.arange(len(NAMES))[:, None] == 3, np.inf, again)},
+        {"again": lambda again: np.where(np.arange(len(NAMES))[:, None] == 3, np.nan, again)},
+        {"sketch": lambda sketch: np.roll(sketch, 1, axis=0)},  # the gradient of the batch before
+        {"sketch": reversed_from_the_second},
+    ],
+)
+def test_no_second_pass_widens_limits_as_it_likes(changes):
+    found = attack(**changes)
+    assert found.judgement in (Judgement.FAIL, Judgement.INVALID)
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.5 * DRAWN, 1.6 * DRAWN])
+def test_who_draws_more_or_less_than_the_control_fails(size):
+    """Another rate of dropout, or nearly none."""
+    found = judged(in_float32("tp2", drawing(4, size)))
+    assert outcome_of(found, "drawn-alike") is Outcome.FAIL
+
+
+def test_noise_in_one_gradient_is_no_drawing():
+    samples = drawing(4)
+    noisy = samples.sketch + 0.0
+    numbers = np.random.default_rng(9)
+    add = lambda shape: 0.9 * samples.norm[0, 3] * numbers.standard_normal(shape) / 8  # noqa: E731
+    noisy[:, 3] += add((BATCHES, 64))
+    again = samples.again.copy()
+    again[3] += add(64)
+    found = judged(in_float32("tp2", replace(samples, sketch=noisy, again=again)))
+    assert found.judgement in (Judgement.FAIL, Judgement.INVALID)
+
+
+@pytest.mark.parametrize("factor", [1.1, 3.0])
+def test_one_batch_that_is_scaled_is_seen_beside_random_numbers(factor):
+    samples = drawing(4)
+    scaled = np.where(np.arange(BATCHES) == 9, factor, 1.0)
+    wrong = replace(
+        samples,
+        sketch=samples.sketch * scaled[:, None, None],
+        norm=samples.norm * scaled[:, None],
+    )
+    assert outcome_of(judged(in_float32("tp2", wrong)), "gradient-scale") is Outcome.FAIL
+
+
+def test_one_batch_of_another_loss_is_seen_beside_random_numbers():
+    samples = drawing(4)
+    wrong = replace(samples, loss=samples.loss * np.where(np.arange(BATCHES) == 9, 1.1, 1.0))
+    assert outcome_of(judged(in_float32("tp2", wrong)), "frozen-loss") is Outcome.FAIL
+
+
+@pytest.mark.parametrize(("size", "factor"), [(0.2, 0.9), (0.3, 0.9), (0.4, 0.9), (0.4, 1.1)])
+def test_a_factor_is_seen_where_the_control_draws_nothing(size, factor):
+    plain = frozen(TRUTH)
+    control = in_float32("fsdp2", replace(plain, again=plain.sketch[0]))
+    right = judged(in_float32("tp2", replace(drawing(4, size), loss=LOSS)), control)
+    assert outcome_of(right, "gradient-scale") is Outcome.PASS
+    wrong = judged(in_float32("tp2", replace(drawing(4, size, factor), loss=LOSS)), control)
+    assert outcome_of(wrong, "gradient-scale") is Outcome.FAIL
+
+
+def test_a_parameter_that_nothing_drawn_reaches_may_round():
+    control, test = drawing(0), drawing(4)
+    for samples in (control, test):
+        samples.sketch[:, 3] = frozen(TRUTH).sketch[:, 3] * (1 + (1e-7 if samples is test else 0))
+        samples.norm[:, 3] = frozen(TRUTH).norm[:, 3] * (1 + (1e-7 if samples is test else 0))
+        samples.again[3] = samples.sketch[0, 3]
+    found = judged(in_float32("tp2", test), in_float32("fsdp2", control))
+    assert found.judgement is Judgement.PASS, found.cause
 
 
 def test_random_numbers_without_a_second_pass_are_invalid():

@@ -14,10 +14,11 @@ from harness.judge.causes.forward import (
 )
 from harness.judge.causes.groups import describe
 from harness.judge.causes.places import Spot, spot_of
+from harness.judge.drawing import drawn, in_force
 from harness.judge.factors import FrozenMatch, Named, named_factor
-from harness.judge.rounding import Errors, drawn, measure_errors
+from harness.judge.rounding import Errors, measure_errors
 from harness.judge.scene import Scene, digits
-from harness.model import CauseClass, Floats, Integers
+from harness.model import CauseClass, Evidence, Floats, Integers
 
 _STEADY = 4.0
 """A factor is one for all batches where its mean is so many times its standard error."""
@@ -46,26 +47,26 @@ _FORWARD_AT = (
 def draws_by_itself(scene: Scene) -> Cause | None:
     """Nothing but random numbers: other gradients in every batch, and the same in the mean.
 
-    A set that shares its control's degrees draws what the control draws, and other numbers are a
-    fault. One of other degrees, or beside a control that draws none, may be right; whether it is,
-    only the person knows who set it up.
+    A set that runs as its control does draws what the control draws, and other numbers are a fault.
+    One of other degrees or batches, or beside a control that draws none, may be right; whether it
+    is, only the person knows who set it up.
     """
-    case, measure = scene.case, scene.case.measure
-    if measure is None or case.draws or not scene.failed("gradient-errors"):
+    case, measure, errors = scene.case, scene.case.measure, scene.case.errors
+    if measure is None or errors is None or case.draws or not scene.failed("gradient-errors"):
         return None
     ours, theirs = drawn(case.test), drawn(measure.matched)
-    if ours is None or theirs is None or not ours.any():
+    if ours is None or theirs is None or not in_force(ours, errors.matched):
         return None
-    degrees = [(run.in_force or {}).get("degrees") for run in (case.test, measure.matched)]
-    if theirs.any() and degrees[0] == degrees[1]:
+    control_draws = in_force(theirs, errors.matched)
+    if control_draws and _layout(case.test) == _layout(measure.matched):
         return None
     in_the_mean = measure_errors(case.test, measure, draws=True)
     if in_the_mean is None or in_the_mean.beyond.any() or in_the_mean.all_scaled:
         return None
-    control = "draws none" if not theirs.any() else "is of other degrees, and draws others"
+    control = "is laid out otherwise, and draws others" if control_draws else "draws none"
     sentence = (
         f"the test set draws random numbers, and its control {control}: two passes over one batch "
-        f"at the same weights move its gradients by {np.median(ours):.2g} (median parameter), and "
+        f"at the same weights move its gradients by up to {ours.max():.2g} of their norms, and "
         f"averaged over {in_the_mean.batches} frozen batches they agree with the control's"
     )
     look_at = (
@@ -73,6 +74,13 @@ def draws_by_itself(scene: Scene) -> Cause | None:
         "the set should draw other numbers than its control, say own_random_numbers = true"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
+
+
+def _layout(run: Evidence) -> tuple[object, ...]:
+    """What decides which random numbers a rank draws, of the same program."""
+    ran = run.in_force or {}
+    keys = ("degrees", "local_batch_size", "gradient_accumulation_steps", "compile")
+    return tuple(ran.get(key) for key in keys)
 
 
 def beyond_rounding(scene: Scene) -> Cause | None:
