@@ -23,9 +23,9 @@ TENSOR_ALARMS = 2e-4
 MEAN_ALARMS = 2e-4
 """The same of the mean difference of one test set."""
 USUAL = 5e-2
-"""How often a right run lies further off in the mean than a short run may without being asked why:
-the level of the test of equivalence. Chosen by measurement, see "Short runs" in
-docs/operating-characteristics.md."""
+"""How often the mean loss of a right run is further off than is usual among repeats. Less tells
+nothing in a short run, see :mod:`harness.judge.equivalence`; the level was chosen by measurement,
+see "Short runs" in docs/operating-characteristics.md."""
 CEILING_ALARMS = 1e-2
 """How often a right run may be above a ceiling that is lower than the limit of its repeats, before
 that ceiling judges nothing any more."""
@@ -107,10 +107,9 @@ def mean_multiple(repeats: int) -> float:
 
 
 def usual_multiple(repeats: int, level: float = USUAL) -> float:
-    """How many times what repeats' mean differences reach a right run's mean reaches so often.
+    """How many times what repeats' means are off by a right run exceeds with this probability.
 
-    As repeats do: without the implementation factor, for this allows nothing, it only tells what
-    so few steps cannot tell.
+    Of a run that deviates as repeats do: the implementation factor is for what may FAIL.
     """
     return float(_student(np.array(level / 2), repeats))
 

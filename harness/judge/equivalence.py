@@ -86,8 +86,8 @@ def loss_equivalent(
         most = usual(signal, known, repeats)
         if most.covers(found):
             return skipped(
-                f"too short to tell: {detail}: by what repeats of the control are off, 1 right run "
-                f"in {1 / USUAL:.0f} is off by {most.mean:.2g}, or {most.end:.2g} at the end"
+                f"too short to tell: {detail}: by the control's own repeats 1 right run in "
+                f"{1 / USUAL:.0f} is off by more than {most.mean:.2g}, at the end {most.end:.2g}"
             )
     return Finding(
         outcome,
