@@ -56,7 +56,7 @@ def _measure(cell: tuple[Law, int, int, int]) -> Sequence[ShortRuns]:
             found = equivalence(signed_difference(window), SAME_REGIME)
             outside = max(abs(found.mean), abs(found.end)) > SAME_REGIME
             for index, limit in enumerate(limits):
-                asked[index] += outside and not limit.covers(found)
+                asked[index] += outside and not limit.covers(found, SAME_REGIME)
     return [
         ShortRuns(law, steps, bias, tuple(Rate(hit, count) for hit in asked))
         for bias, asked in hits.items()

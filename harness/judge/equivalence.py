@@ -84,7 +84,7 @@ def loss_equivalent(
         if max(abs(found.mean), abs(found.end)) <= limit.value:
             return skipped(f"too short to tell: {detail}{why}")
         most = usual(signal, known, repeats)
-        if most.covers(found):
+        if most.covers(found, limit.value):
             return skipped(
                 f"too short to tell: {detail}: by the control's own repeats 1 right run in "
                 f"{1 / USUAL:.0f} is off by more than {most.mean:.2g}, at the end {most.end:.2g}"
@@ -163,8 +163,10 @@ class Usual(NamedTuple):
     end: float
     """Of the level at the end of the window."""
 
-    def covers(self, found: Equivalence) -> bool:
-        return abs(found.mean) <= self.mean and abs(found.end) <= self.end
+    def covers(self, found: Equivalence, margin: float) -> bool:
+        """Whether each level is within this, or within the margin anyway."""
+        mean, end = max(self.mean, margin), max(self.end, margin)
+        return abs(found.mean) <= mean and abs(found.end) <= end
 
 
 def usual(signal: str, known: SignalScale | None, repeats: int, level: float = USUAL) -> Usual:
