@@ -51,6 +51,7 @@ OLDER_TORCH_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-torch-2.13"
 OLDER_TOOLCHAIN = "torchtitan-0.2.2"
 TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
 """What the tests need. Every other toolchain is optional: its tests skip where it is missing."""
+UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
 OLDER_TORCH = {"torch": "2.13.0", "triton": "3.7.1"}
 """The one other torch, with the triton that its CUDA build pins."""
@@ -222,18 +223,15 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
         ("--no-deps", "-e", str(ROOT)),
     )
     # uv and not pip: toolchains share files by hard links from its cache, several gigabytes each.
-    session.install("--quiet", "-c", str(CONSTRAINTS), "uv")
-    told = session.run("python", "-m", "pip", "config", "list", silent=True, log=False) or ""
-    options, environment = uv_settings(pip_settings(told))
+    options, environment = install_uv(session)
     environment |= recipe.environment
-    uv = ("python", "-m", "uv")
     # Compiled now and by one process; ranks would do it side by side, and may not be allowed to.
-    install = (*uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python))
+    install = (*UV, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python))
     log = TOOLCHAIN_ROOT / f"{name}.log"
     try:
         with log.open("w") as output:
             to_log = {"stdout": output, "stderr": subprocess.STDOUT, "env": environment}
-            session.run(*uv, "venv", "--quiet", "--python", sys.executable, str(folder), **to_log)
+            session.run(*UV, "venv", "--quiet", "--python", sys.executable, str(folder), **to_log)
             for step in filter(None, steps):
                 session.run(*install, *options, "-c", str(constraints), *step, **to_log)
     except CommandFailed as error:
@@ -247,6 +245,14 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
         (packages / "converge_modules.pth").write_text(f"{ROOT / recipe.modules}\n")
     stamp.write_text(digest)
     return python
+
+
+def install_uv(session: nox.Session) -> tuple[list[str], dict[str, str]]:
+    """Have ``UV`` in the session; the options and variables by which it looks where pip looks."""
+    session.install("--quiet", "-c", str(CONSTRAINTS), "uv")
+    list_settings = ("python", "-m", "pip", "config", "list")
+    told = session.run_install(*list_settings, silent=True, log=False) or ""
+    return uv_settings(pip_settings(told))
 
 
 def pip_settings(told: str) -> dict[str, str]:
@@ -321,7 +327,11 @@ def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
 
 def install_light(session: nox.Session, *extras: str) -> None:
     suffix = f"[{','.join(extras)}]" if extras else ""
-    session.install("--quiet", "-c", str(CONSTRAINTS), "-e", f".{suffix}")
+    options, environment = install_uv(session)
+    install = (*UV, "pip", "install", "--quiet", "--python", str(Path(session.bin) / "python"))
+    session.run_install(
+        *(*install, *options, "-c", str(CONSTRAINTS), "-e", f".{suffix}"), env=environment
+    )
 
 
 @nox.session
