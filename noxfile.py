@@ -136,6 +136,7 @@ BENCHMARKS = {
     "scale": "benchmarks/scale.py",
     "report": "benchmarks/report.py",
     "history": "benchmarks/history.py",
+    "right_errors": "benchmarks/right_errors.py",
 }
 
 

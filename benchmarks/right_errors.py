@@ -1,0 +1,332 @@
+"""How far right set-ups lie from float32, over models, their sizes, precisions and seeds.
+
+``nox -s bench -- right_errors`` trains the set-ups of ``right_sets`` for one step by ``converge
+run``, with the frozen steps that every run of low precision makes, and measures each against its
+matched control as the judge does (``harness.judge.rounding``). The multiples that the judge allows
+stand on what is printed here. All set-ups are right, so one outside of a limit is a false alarm; it
+is named, and the exit code is 1.
+
+The sets of one seed, of all models, are one matrix: torch is imported once for it. An interrupted
+benchmark goes on where it was, and more seeds or models add to what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tomli_w
+from proof.regimes import Regime, rewritten
+
+from harness.cli.saved import load_matrix
+from harness.judge.rounding import EMBEDDING, Errors, Measure, measure_errors
+from harness.model import Role
+from harness.readers import read_run
+
+ROOT = Path(__file__).parent.parent
+SETS = ROOT / "benchmarks" / "right_sets"
+OUT = Path("reports/right_errors")
+CHECKS = ("reference-sound", "gradient-errors", "gradient-scale", "frozen-loss")
+"""Those that judge by the reference; every set has to pass them."""
+FAILED, INTERRUPTED = 1, 130
+"""Exit codes of ``converge run``: a set failed; a user's Ctrl-C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model to train: a train config of the repository, with another shape."""
+
+    name: str
+    """As in names of sets."""
+    title: str
+    config: str
+    """In ``train_configs``."""
+    base: Mapping[str, str] = field(default_factory=dict)
+    """Keys of ``[converge]`` in place of the config's."""
+    shape: Mapping[str, int] = field(default_factory=dict)
+    """Keys of ``[converge.model]`` beside the config's."""
+    sets: str = "dense"
+    """File in ``right_sets``."""
+
+    def train_config(self) -> dict[str, Any]:
+        """The parsed train config with this shape."""
+        path = ROOT / "train_configs" / f"{self.config}.toml"
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data["converge"] |= self.base
+        data["converge"]["model"] |= self.shape
+        return data
+
+
+_QWEN3 = {"module": "qwen3", "config": "qwen3_debugmodel"}
+MODELS = (
+    Model("llama3_64", "Llama 3, width 64, 2 layers", "llama3_debug", shape={"n_layers": 2}),
+    Model("llama3_128", "Llama 3, width 128, 4 layers", "llama3_debug", shape={"dim": 128}),
+    Model(
+        "llama3_256",
+        "Llama 3, width 256, 8 layers",
+        "llama3_debug",
+        shape={"dim": 256, "n_layers": 8},
+    ),
+    Model(
+        "qwen3_128",
+        "Qwen 3, width 128, 4 layers",
+        "llama3_debug",
+        base=_QWEN3,
+        shape={"dim": 128, "head_dim": 32},
+    ),
+    Model("experts_64", "Qwen 3, width 64, 2 layers, 4 experts", "moe_debug", sets="experts"),
+)
+SEEDS = (42, 43, 44, 45, 46)
+ONE_SIZE = MODELS[:1]
+"""What the precisions beside bf16 mixed are measured on."""
+PARTS: Mapping[Regime, Sequence[Model]] = {
+    Regime.MIXED: MODELS,
+    Regime.BF16: ONE_SIZE,
+    Regime.FLOAT8: ONE_SIZE,
+}
+QUICK = {"models": ("llama3_64", "experts_64"), "seeds": SEEDS[:1], "regimes": (Regime.MIXED,)}
+
+
+class Group(NamedTuple):
+    """A model in a precision: one control and its test sets."""
+
+    model: Model
+    regime: Regime
+
+    @property
+    def name(self) -> str:
+        return f"{self.model.name}_{self.regime.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One test set of one seed."""
+
+    group: Group
+    seed: int
+    name: str
+    """Of the set, within its group."""
+    errors: Errors | None
+    """None where there is nothing to measure: then a check is outside, too."""
+    outside: tuple[str, ...]
+    """Checks that it does not pass, with their words."""
+
+
+def matrix_of(groups: Sequence[Group], seed: int, configs: Path) -> dict[str, Any]:
+    """A matrix of all groups, as a parsed file; ``configs`` has their train configs."""
+    whole: dict[str, Any] = {"controls": {}, "test": []}
+    for model, regime in groups:
+        path = SETS / f"{model.sets}.toml"
+        data = rewritten(tomllib.loads(path.read_text(encoding="utf-8")), regime, frozenset())
+        # `rewritten` gives low precision its own repeats; here nothing is repeated.
+        whole |= {"schema": data["schema"], "trainer": data["trainer"], "repeats": []}
+        group = Group(model, regime)
+        own = {"train_config": str(configs / f"{model.name}.toml")}
+        control = data["control"] | own
+        if "control" not in whole:
+            whole["control"] = control | {"name": group.name}
+        else:
+            del control["name"]
+            whole["controls"][group.name] = control
+        whole["test"] += [
+            {**test, "name": f"{group.name}_{test['name']}", "control": group.name, **own}
+            for test in data["test"]
+        ]
+    return {**whole, "name": f"right_errors_{seed}", "seed": seed}
+
+
+def run_matrix(groups: Sequence[Group], seed: int, out: Path, store: Path | None) -> Path:
+    """``converge run`` on the groups with a seed; returns the folder of its report.
+
+    Raises SystemExit where there are no verdicts.
+    """
+    configs = out.resolve() / "train_configs"
+    configs.mkdir(parents=True, exist_ok=True)
+    for model in {group.model.name: group.model for group in groups}.values():
+        (configs / f"{model.name}.toml").write_text(tomli_w.dumps(model.train_config()))
+    file, report = out / f"seed{seed}.toml", out / f"seed{seed}"
+    file.write_text(tomli_w.dumps(matrix_of(groups, seed, configs)), encoding="utf-8")
+    command = [sys.executable, "-m", "harness", "run", str(file), "--out", str(report)]
+    command += ["--store", str(store)] if store else []
+    code = subprocess.run(command, check=False).returncode
+    if code in (2, INTERRUPTED) or code < 0:
+        raise SystemExit(code)
+    return report
+
+
+def measured(groups: Sequence[Group], seed: int, report: Path) -> list[Measured]:
+    """All test sets of a finished matrix."""
+    verdicts = json.loads((report / "report.json").read_text(encoding="utf-8"))["tests"]
+    wrong = {each["name"]: tuple(_not_passed(each)) for each in verdicts}
+    matrix = load_matrix(report)
+    runs = {
+        job.name: read_run(record.folder)
+        for job, record in zip(matrix.plan.jobs, matrix.records, strict=True)
+        if job.role is not Role.SEED
+    }
+    controls = {group.name: group for group in groups}
+    found = []
+    for job in matrix.plan.jobs:
+        if job.role is not Role.TEST:
+            continue
+        group = controls[job.spec.control or ""]
+        errors = None
+        if job.matched and job.reference:
+            measure = Measure(runs[job.matched], runs[job.reference])
+            errors = measure_errors(runs[job.name], measure)
+        name = job.name.removeprefix(f"{group.name}_")
+        found.append(Measured(group, seed, name, errors, wrong[job.name]))
+    return found
+
+
+def _not_passed(verdict: Mapping[str, Any]) -> Iterable[str]:
+    outcomes = {check["name"]: check for check in verdict["checks"]}
+    if verdict["error"]:
+        yield f"no run: {verdict['error']}"
+    for name in CHECKS:
+        check = outcomes.get(name)
+        if check is None or check["outcome"] != "PASS":
+            yield f"{name}: {check['detail'] if check else 'was not asked'}"
+
+
+class Row(NamedTuple):
+    """What a group of sets reached."""
+
+    sets: int
+    outside: int
+    error: tuple[float, float]
+    """Of the matched control, of the median parameter: least and most."""
+    ratio: float
+    """Largest ratio of errors, embeddings aside: their rows are added up token by token."""
+    spread: float
+    """Standard deviation of the logarithm of the ratios, the noise of sketches in it."""
+    of_limit: float
+    """Largest ratio of errors over its limit, embeddings too."""
+    mean: float
+    """Largest logarithm of the scale of all gradients, its mean over the batches, in errors."""
+    size: float
+    """The same of its root mean square."""
+    each: float
+    """Largest scale of one parameter over its limit."""
+
+
+def row_of(sets: Sequence[Measured]) -> Row | None:
+    """None where nothing could be measured."""
+    errors = [each.errors for each in sets if each.errors is not None]
+    if not errors:
+        return None
+    ratios = [each.ratio[[EMBEDDING not in name for name in each.names]] for each in errors]
+    scales = [each.scales_of_all for each in errors]
+    known = [each.error for each in errors]
+    return Row(
+        sets=len(sets),
+        outside=sum(bool(each.outside) for each in sets),
+        error=(min(known), max(known)),
+        ratio=max(float(ratio.max()) for ratio in ratios),
+        spread=float(np.std(np.log(np.concatenate(ratios)))),
+        of_limit=max(float((each.ratio / each.multiple).max()) for each in errors),
+        mean=max(mean / each.error for (((mean, _), _), each) in zip(scales, errors, strict=True)),
+        size=max(size / each.error for ((_, (size, _)), each) in zip(scales, errors, strict=True)),
+        each=max(float(each.scale_excess.max()) for each in errors),
+    )
+
+
+HEAD = (
+    *("sets", "outside", "error of the matched control", "largest ratio of errors"),
+    *("spread of ratios", "largest, over its limit", "scale of all: mean; rms"),
+    "scale of one, over its limit",
+)
+
+
+def table(first: str, sets: Sequence[Measured], key: Callable[[Measured], str]) -> str:
+    """In Markdown, a row for each value of the key in the order in which they come."""
+    lines = [f"| {first} | {' | '.join(HEAD)} |", "|---" * (1 + len(HEAD)) + "|"]
+    for title in dict.fromkeys(map(key, sets)):
+        row = row_of([each for each in sets if key(each) == title])
+        if row is None:
+            lines.append(f"| {title} | nothing measured |{' |' * (len(HEAD) - 1)}")
+            continue
+        least, most = (f"{100 * error:.2g}" for error in row.error)
+        error = f"{least}%" if least == most else f"{least} to {most}%"
+        cells = (
+            *(str(row.sets), str(row.outside), error, f"{row.ratio:.2f}", f"{row.spread:.3f}"),
+            *(f"{row.of_limit:.2f}", f"{row.mean:.3f}; {row.size:.3f}", f"{row.each:.2f}"),
+        )
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page(sets: Sequence[Measured]) -> str:
+    """Tables by model and by kind of set, and the sets that are outside of a limit."""
+    parts = [
+        table("model", sets, lambda each: f"{each.group.regime.title}: {each.group.model.title}"),
+        table("set", sets, lambda each: f"{each.group.regime.title}: {each.name}"),
+    ]
+    outside = [
+        f"- seed {each.seed}, {each.group.regime.title}, {each.group.model.title}, {each.name}: "
+        f"{'; '.join(each.outside)}"
+        for each in sets
+        if each.outside
+    ]
+    seeds = sorted({each.seed for each in sets})
+    parts.append(
+        f"{len(sets)} sets, seeds {', '.join(map(str, seeds))}; {len(outside)} outside of a limit"
+        + (":\n" + "\n".join(outside) if outside else ".")
+    )
+    return "\n\n".join(parts)
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    chosen = QUICK if arguments.quick else {}
+    models = arguments.models or chosen.get("models") or [model.name for model in MODELS]
+    seeds = arguments.seeds or chosen.get("seeds") or SEEDS
+    regimes = arguments.regimes or chosen.get("regimes") or list(PARTS)
+    groups = [
+        Group(model, regime)
+        for regime, parts in PARTS.items()
+        for model in (MODELS if arguments.models else parts)
+        if regime in regimes and model.name in models
+    ]
+    sets: list[Measured] = []
+    for seed in seeds:
+        report = run_matrix(groups, seed, arguments.out, arguments.store)
+        sets += measured(groups, seed, report)
+        text = page(sorted(sets, key=lambda each: groups.index(each.group)))
+        (arguments.out / "right_errors.md").write_text(f"{text}\n", encoding="utf-8")
+    print(f"\n{text}")
+    return FAILED if any(each.outside for each in sets) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nox -s bench -- right_errors", description=(__doc__ or "").split("\n", 1)[0]
+    )
+    names = [model.name for model in MODELS]
+    parser.add_argument("--models", nargs="+", choices=names, help="only these, in each regime")
+    parser.add_argument(
+        "--regimes",
+        nargs="+",
+        type=Regime,
+        choices=list(PARTS),
+        help="only these precisions; without --models, those beside bf16 mixed have one model",
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: 42 to 46")
+    parser.add_argument("--quick", action="store_true", help="two models, bf16 mixed, one seed")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="where runs are kept (default: as converge run)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
