@@ -85,14 +85,24 @@ MODELS = (
     Model("experts_64", "Qwen 3, width 64, 2 layers, 4 experts", "moe_debug", sets="experts"),
 )
 SEEDS = (42, 43, 44, 45, 46)
-ONE_SIZE = MODELS[:1]
-"""What the precisions beside bf16 mixed are measured on."""
-PARTS: Mapping[Regime, Sequence[Model]] = {
-    Regime.MIXED: MODELS,
-    Regime.BF16: ONE_SIZE,
-    Regime.FLOAT8: ONE_SIZE,
-}
-QUICK = {"models": ("llama3_64", "experts_64"), "seeds": SEEDS[:1], "regimes": (Regime.MIXED,)}
+FEW = SEEDS[:2]
+
+
+class Part(NamedTuple):
+    """A part of the benchmark: all of its models with all of its seeds."""
+
+    regime: Regime
+    models: Sequence[str]
+    seeds: Sequence[int]
+
+
+PARTS = (
+    Part(Regime.MIXED, ("llama3_64", "llama3_128", "qwen3_128", "experts_64"), SEEDS),
+    Part(Regime.MIXED, ("llama3_256",), FEW),
+    Part(Regime.BF16, ("llama3_64",), FEW),
+    Part(Regime.FLOAT8, ("llama3_64",), FEW),
+)
+QUICK = (Part(Regime.MIXED, ("llama3_64", "experts_64"), SEEDS[:1]),)
 
 
 class Group(NamedTuple):
@@ -266,6 +276,8 @@ def table(first: str, sets: Sequence[Measured], key: Callable[[Measured], str]) 
 
 def page(sets: Sequence[Measured]) -> str:
     """Tables by model and by kind of set, and the sets that are outside of a limit."""
+    order = [Group(model, regime) for regime in Regime for model in MODELS]
+    sets = sorted(sets, key=lambda each: order.index(each.group))
     parts = [
         table("model", sets, lambda each: f"{each.group.regime.title}: {each.group.model.title}"),
         table("set", sets, lambda each: f"{each.group.regime.title}: {each.name}"),
@@ -284,23 +296,38 @@ def page(sets: Sequence[Measured]) -> str:
     return "\n\n".join(parts)
 
 
+def groups_by_seed(parts: Iterable[Part]) -> dict[int, list[Group]]:
+    """What is trained with every seed."""
+    of = {model.name: model for model in MODELS}
+    found: dict[int, list[Group]] = {}
+    for regime, models, seeds in parts:
+        for seed in seeds:
+            found.setdefault(seed, []).extend(Group(of[name], regime) for name in models)
+    return found
+
+
+def _asked(arguments: argparse.Namespace) -> list[Part]:
+    """The parts to run; models, precisions and seeds that are named are each run with each."""
+    parts = QUICK if arguments.quick else PARTS
+    if arguments.models:
+        asked = {part.regime: part.seeds for part in reversed(parts)}
+        parts = tuple(Part(regime, arguments.models, seeds) for regime, seeds in asked.items())
+    return [
+        part._replace(seeds=arguments.seeds or part.seeds)
+        for part in parts
+        if part.regime in (arguments.regimes or list(Regime))
+    ]
+
+
 def main() -> int:
     arguments = _parser().parse_args()
-    chosen = QUICK if arguments.quick else {}
-    models = arguments.models or chosen.get("models") or [model.name for model in MODELS]
-    seeds = arguments.seeds or chosen.get("seeds") or SEEDS
-    regimes = arguments.regimes or chosen.get("regimes") or list(PARTS)
-    groups = [
-        Group(model, regime)
-        for regime, parts in PARTS.items()
-        for model in (MODELS if arguments.models else parts)
-        if regime in regimes and model.name in models
-    ]
+    plan = groups_by_seed(_asked(arguments))
     sets: list[Measured] = []
-    for seed in seeds:
+    text = ""
+    for seed, groups in plan.items():
         report = run_matrix(groups, seed, arguments.out, arguments.store)
         sets += measured(groups, seed, report)
-        text = page(sorted(sets, key=lambda each: groups.index(each.group)))
+        text = page(sets)
         (arguments.out / "right_errors.md").write_text(f"{text}\n", encoding="utf-8")
     print(f"\n{text}")
     return FAILED if any(each.outside for each in sets) else 0
@@ -311,15 +338,14 @@ def _parser() -> argparse.ArgumentParser:
         prog="nox -s bench -- right_errors", description=(__doc__ or "").split("\n", 1)[0]
     )
     names = [model.name for model in MODELS]
-    parser.add_argument("--models", nargs="+", choices=names, help="only these, in each regime")
+    regimes = sorted({part.regime for part in PARTS}, key=list(Regime).index)
+    parser.add_argument("--models", nargs="+", choices=names, help="only these")
     parser.add_argument(
-        "--regimes",
-        nargs="+",
-        type=Regime,
-        choices=list(PARTS),
-        help="only these precisions; without --models, those beside bf16 mixed have one model",
+        "--regimes", nargs="+", type=Regime, choices=regimes, help="only these precisions"
     )
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="default: 42 to 46")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, metavar="N", help="these for every model and precision"
+    )
     parser.add_argument("--quick", action="store_true", help="two models, bf16 mixed, one seed")
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"default: {OUT}")
     parser.add_argument(

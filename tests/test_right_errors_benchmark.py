@@ -30,9 +30,7 @@ def bench():
 
 @pytest.fixture
 def groups(bench):
-    return [
-        bench.Group(model, regime) for regime, models in bench.PARTS.items() for model in models
-    ]
+    return bench.groups_by_seed(bench.PARTS)[bench.SEEDS[0]]
 
 
 @pytest.fixture
@@ -62,6 +60,30 @@ def test_a_matrix_has_every_set_of_every_model_against_a_control_of_its_own(
             assert each.setting("training.steps") == 1
             assert each.train_config.path.endswith(f"{group.model.name}.toml")
             assert each.train_config.model == group.model.train_config()["converge"]["model"]
+
+
+def test_every_model_and_precision_has_several_seeds(bench):
+    plan = bench.groups_by_seed(bench.PARTS)
+    mixed = {seed: [g.model.name for g in of if g.regime == "mixed"] for seed, of in plan.items()}
+    assert list(plan) == [42, 43, 44, 45, 46]
+    assert {model.name for model in bench.MODELS} == set(mixed[42]) == set(mixed[43])
+    for groups in plan.values():
+        assert len({group.name for group in groups}) == len(groups) in (4, 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--quick", {42: 2}),
+        ("--regimes bf16 float8", {42: 2, 43: 2}),
+        ("--regimes mixed --seeds 7", {7: 5}),
+        ("--models qwen3_128 --seeds 7 8", {7: 3, 8: 3}),
+    ],
+)
+def test_a_part_can_be_asked_for(bench, words, expected):
+    parts = bench._asked(bench._parser().parse_args(words.split()))
+    plan = bench.groups_by_seed(parts)
+    assert {seed: len(groups) for seed, groups in plan.items()} == expected
 
 
 def test_sizes_and_families_are_those_that_titles_name(bench):
