@@ -11,11 +11,11 @@ batches first: an error of one batch varies, their mean hardly.
 A factor shows more sharply than an error does, for rounding hardly changes a gradient's length:
 exact norms are compared for it, not sketches.
 
-**A set that draws other random numbers than its control** (dropout under another parallelism,
-stochastic rounding) has other gradients in every batch, and may. What it draws has no direction
-that lasts, so the *mean* of its errors over the batches is compared beside their size, and limits
-have room for what drawing leaves of each. How far drawing moves a gradient, a second pass over the
-first batch shows. Such a set may compute in float32 as well.
+**A set that draws other random numbers than its control**, as dropout does under another
+parallelism, has other gradients in every batch, and may (:mod:`harness.judge.drawing`). What it
+draws has no direction that lasts, so the *mean* of its errors over the batches is compared beside
+their size, and limits have room for what drawing leaves of each. How far drawing moves a gradient,
+a second pass over the first batch shows. Such a set may compute in float32 as well.
 """
 
 from __future__ import annotations

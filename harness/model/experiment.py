@@ -237,8 +237,8 @@ class SetSpec:
     default of the pair's precision."""
     ask: Ask = Ask.SAME
     own_random_numbers: bool = False
-    """Draws other random numbers than its control, and should: dropout under another parallelism,
-    stochastic rounding. It is then compared in the mean over frozen steps, not step by step."""
+    """Draws other random numbers than its control, and should, as dropout does under another
+    parallelism. It is then compared in the mean over frozen steps, not step by step."""
     waive: tuple[str, ...] = ()
     """Names of rules of the converging guide that this set is excused from."""
     inject: str | None = None
