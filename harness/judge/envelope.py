@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.judge.alone import curves_alone
-from harness.judge.chance import SIGNAL_ALARMS, multiples
+from harness.judge.chance import SIGNAL_ALARMS, multiples, widest_scale
 from harness.judge.curves import (
     Pair,
     common_steps,
@@ -24,8 +24,10 @@ from harness.judge.curves import (
 )
 from harness.judge.dealing import fitting
 from harness.judge.floors import (
+    FIRST_STEPS,
     FLOORS,
     JUDGED_SIGNALS,
+    NORMS,
     ROUNDING,
     SPREAD_CEILING,
     WIDEST,
@@ -216,8 +218,14 @@ def _learnt(
     floor_origin = f"floor of {precision.value} arithmetic"
     learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""
     if calibration is not None and known is not None:
-        spread = jump * _multiples(curves.steps, calibration) * _scale_at(known, curves.steps)
-        spread = np.minimum(spread, WIDEST[signal])
+        scale = jump * _scale_at(known, curves.steps)
+        spread = _multiples(curves.steps, calibration) * scale
+        ceiling = np.full(spread.shape, WIDEST[signal])
+        if signal in NORMS:
+            # Where a right run in 100 is above the ceiling by chance, what repeats teach is alone.
+            chaotic = scale > widest_scale(WIDEST[signal], calibration.taught_by)
+            ceiling[chaotic & (curves.steps > FIRST_STEPS)] = np.inf
+        spread = np.minimum(spread, ceiling)
         learnt = spread > limit
         limit = np.maximum(limit, spread)
         if not calibration.problems:

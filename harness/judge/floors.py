@@ -23,6 +23,8 @@ from harness.model import Floats, Integers, Precision
 JUDGED_SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 """Signals that have an envelope; the recomputed two are the probe's, in float64."""
 
+NORMS = ("grad_norm", "grad_norm_recomputed")
+
 FIRST_STEPS = 2
 """Steps that belong to tier 1, where only rounding may differ."""
 
