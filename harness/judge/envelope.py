@@ -31,6 +31,7 @@ from harness.judge.floors import (
     ROUNDING,
     SPREAD_CEILING,
     WIDEST,
+    WIDEST_NORM,
     coarser,
 )
 from harness.judge.routing import JUMP, routed
@@ -222,9 +223,9 @@ def _learnt(
         spread = _multiples(curves.steps, calibration) * scale
         ceiling = np.full(spread.shape, WIDEST[signal])
         if signal in NORMS:
-            # Where a right run in 100 is above the ceiling by chance, what repeats teach is alone.
+            # There a right run in 100 is above the ceiling by chance.
             chaotic = scale > widest_scale(WIDEST[signal], calibration.taught_by)
-            ceiling[chaotic & (curves.steps > FIRST_STEPS)] = np.inf
+            ceiling[chaotic & (curves.steps > FIRST_STEPS)] = WIDEST_NORM
         spread = np.minimum(spread, ceiling)
         learnt = spread > limit
         limit = np.maximum(limit, spread)

@@ -41,6 +41,10 @@ WIDEST: Mapping[str, float] = {signal: 3 * spread for signal, spread in SPREAD_C
 """The widest that a learnt limit may be: +4.9% on the loss is never excused. A lower one would
 call right runs wrong whose arithmetic is noisy (docs/operating-characteristics.md)."""
 
+WIDEST_NORM = 1.0
+"""That of a norm after the first steps, where repeats show that one right run in 100 is above the
+narrower one by chance: a norm that is twice the control's."""
+
 TENSOR_CEILING = 0.9
 """The widest limit of a gradient or an update: 1.0 is a tensor that is not there at all."""
 

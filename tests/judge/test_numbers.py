@@ -175,6 +175,39 @@ def test_no_spread_of_repeats_excuses_more_than_the_ceiling():
     assert judged(test, repeats=repeats).judgement is Judgement.FAIL
 
 
+def noisy_norms(name, size):
+    numbers = np.random.default_rng(list(name.encode()))
+    noise = dict(enumerate(size * numbers.standard_normal(STEPS), 1))
+    return with_signals(
+        noisy(name, 1e-7),
+        **dict.fromkeys(
+            ("grad_norm", "grad_norm_recomputed"),
+            lambda step, value: value * (1 + (noise[step] if step > 2 else 0)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "factor", "outcome"),
+    [
+        (1e-3, 1.35, Outcome.FAIL),  # repeats agree, so no norm is a third off
+        (6e-2, 1.35, Outcome.PASS),  # one right run in 100 would be above the ceiling of 30%
+        (6e-2, 5.0, Outcome.FAIL),  # further than what repeats allow
+        (6e-2, math.nan, Outcome.FAIL),
+    ],
+)
+def test_the_ceiling_of_norms_gives_way_where_right_runs_are_above_it(size, factor, outcome):
+    repeats = tuple(noisy_norms(f"ulp.{n}", size) for n in range(5))
+    test = scaled(factor, "grad_norm", "grad_norm_recomputed", start=14, stop=14)
+    assert answer(judged(test, repeats=repeats), "grad-norm-envelope").outcome is outcome
+
+
+def test_the_ceiling_of_norms_holds_at_the_first_steps():
+    repeats = tuple(noisy_norms(f"ulp.{n}", 6e-2) for n in range(5))
+    test = scaled(1.35, "grad_norm", "grad_norm_recomputed", stop=1)
+    assert answer(judged(test, repeats=repeats), "grad-norm-first-step").outcome is Outcome.FAIL
+
+
 def spiked(name, factor, at):
     run = noisy(name, 1e-7)
     return with_signals(

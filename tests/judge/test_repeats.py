@@ -200,6 +200,20 @@ def test_a_permuted_repeat_that_hardly_differs_makes_no_other_an_outlier():
     assert outlier_among(CONTROL, repeats[3:]) is not None
 
 
+def test_three_repeats_of_a_kind_that_agree_are_in_line_however_quiet_another_kind_is():
+    """Float8 all-gather of torchtitan 0.2.2: to permute samples changes next to nothing there."""
+    loud = drawn(1e-3, KINDS[:3])
+    quiet = drawn(1e-6, KINDS)[3:]
+    assert {each.repeat for each in loud}.isdisjoint(each.repeat for each in quiet)
+    assert outlier_among(CONTROL, [*loud, *quiet]) is None
+    # Two permuted ones cannot hide behind each other, nor two of three behind the third.
+    hiding = outlier_among(CONTROL, [*drawn(1e-6, KINDS[:3]), *drawn(1e-3, KINDS)[3:]])
+    assert hiding.name in {each.name for each in quiet}
+    assert "over 30 times as far" in hiding.what
+    third = drawn(1e-6, KINDS[:3])[0]
+    assert outlier_among(CONTROL, [third, *loud[1:], *quiet]) is not None
+
+
 @pytest.mark.parametrize(
     "coarse", [(True,) * 5, (False, False, False, False, True), (True, *[False] * 4)]
 )
