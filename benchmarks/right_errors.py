@@ -166,7 +166,12 @@ def run_matrix(groups: Sequence[Group], seed: int, out: Path, store: Path | None
     file.write_text(tomli_w.dumps(matrix_of(groups, seed, configs)), encoding="utf-8")
     command = [sys.executable, "-m", "harness", "run", str(file), "--out", str(report)]
     command += ["--store", str(store)] if store else []
-    code = subprocess.run(command, check=False).returncode
+    with subprocess.Popen(command) as process:
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:  # it has reached the command, too, which puts its runs in order
+            process.wait()
+            raise
     if code in (2, INTERRUPTED) or code < 0:
         raise SystemExit(code)
     return report
