@@ -137,9 +137,9 @@ def matrix_of(groups: Sequence[Group], seed: int, configs: Path) -> dict[str, An
         path = SETS / f"{model.sets}.toml"
         data = rewritten(tomllib.loads(path.read_text(encoding="utf-8")), regime, frozenset())
         # `rewritten` gives low precision its own repeats; here nothing is repeated.
-        whole |= {"schema": data["schema"], "trainer": data["trainer"], "repeats": []}
-        group = Group(model, regime)
         own = {"train_config": str(configs / f"{model.name}.toml")}
+        whole |= {"schema": data["schema"], "trainer": data["trainer"] | own, "repeats": []}
+        group = Group(model, regime)
         control = data["control"] | own
         if "control" not in whole:
             whole["control"] = control | {"name": group.name}
