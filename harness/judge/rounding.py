@@ -196,7 +196,7 @@ def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> 
     """Compare the frozen batches, or without any the first step; None where neither can be.
 
     ``draws`` says that the test set rightly draws other random numbers than its control: then
-    there are none where what it draws cannot be judged (:func:`flaw_of` says why).
+    None is returned, too, where what it draws cannot be judged (:func:`flaw_of` says why).
     """
     runs = test, measure.matched, measure.reference
     frozen = [run.frozen for run in runs]

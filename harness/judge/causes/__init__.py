@@ -45,6 +45,7 @@ from harness.judge.causes.later import (
 )
 from harness.judge.causes.low_precision import (
     beyond_rounding,
+    drawn_otherwise,
     draws_by_itself,
     forward_at_frozen_weights,
     scaled_at_frozen_weights,
@@ -167,6 +168,7 @@ OF_DRAWING: tuple[Signature, ...] = (
     replicas,
     initial,
     metric_only,
+    drawn_otherwise,
     scaled_at_frozen_weights,
     beyond_rounding,
 )

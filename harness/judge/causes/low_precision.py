@@ -76,6 +76,14 @@ def draws_by_itself(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
+def drawn_otherwise(scene: Scene) -> Cause | None:
+    """A set that draws random numbers, as its control does, and more or fewer of them."""
+    if not scene.failed("drawn-alike"):
+        return None
+    look_at = "the rate of dropout, where it is switched on, and what else adds noise"
+    return Cause(scene.detail("drawn-alike"), CauseClass.OBJECTIVE, look_at)
+
+
 def _layout(run: Evidence) -> tuple[object, ...]:
     """What decides which random numbers a rank draws, of the same program."""
     ran = run.in_force or {}
