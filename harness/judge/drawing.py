@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge.chance import normal, student
+from harness.judge.floors import GRADIENT_FLOORS
 from harness.judge.soundness import Flaw
-from harness.model import FEWEST_DRAWN, Evidence, Floats
+from harness.model import FEWEST_DRAWN, Evidence, Floats, Precision
 
 SPREAD = 0.15
 """Standard deviation of the logarithm of what drawing leaves of a gradient, over what the two
@@ -28,8 +29,8 @@ RATIO_SPREAD, MEAN_RATIO_SPREAD = 0.16, 0.06
 """Standard deviation of the logarithm of how far drawing moves a gradient, over the same in the
 control: of one parameter, and of the mean over all. Measured at most 0.16 and 0.058 (the same sets,
 and those in bf16 mixed)."""
-FLOAT32_ROUNDING = 1e-5
-"""Relative error of a gradient that computes in float32: the floor of harness.judge.floors."""
+FLOAT32_ROUNDING = GRADIENT_FLOORS[Precision.FP32].first
+"""Relative error of a gradient that computes in float32."""
 IN_FORCE = 3.0
 """How many times rounding a gradient moves, of one parameter at least, in a run that draws."""
 MOST = 0.5

@@ -216,7 +216,8 @@ def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> 
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = np.log(ours.norm / like.norm)
         loss, loss_error = ours.loss / like.loss - 1, like.loss / truth.loss - 1
-    error, matched = _size_of(_errors(ours, truth)), _size_of(_errors(like, truth))
+    errors = _errors(ours, truth)
+    error, matched = _size_of(errors), _size_of(_errors(like, truth))
     spread = math.hypot(IMPLEMENTATION_SPREAD, 1 / math.sqrt(SUMS * len(ours.norm)))
     drawing = None
     if draws:
@@ -227,7 +228,7 @@ def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> 
         rounding = matched**2 + FLOAT32_ROUNDING**2
         single = np.sqrt(rounding + drawing.variance)
         lasting = np.sqrt(rounding + drawing.variance / len(loss))
-        mean = np.linalg.norm(_errors(ours, truth).mean(axis=0), axis=-1)
+        mean = np.linalg.norm(errors.mean(axis=0), axis=-1)
         # A fault that is the same in every batch shows in the mean, any other in the size.
         in_the_mean = mean / lasting >= error / single
         error, matched = np.where(in_the_mean, (mean, lasting), (error, single))
