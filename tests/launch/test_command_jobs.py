@@ -13,8 +13,8 @@ import pytest
 from launch_jobs import plan_of, tiny_job
 
 from harness.launch import run_plan
+from harness.launch.local.agents import PROCESS_GUARD
 from harness.launch.program_failure import program_error
-from harness.launch.start import TIED
 from harness.model import Command, Parallelism, RankLauncher, RunStatus, Toolchain
 
 pytestmark = pytest.mark.timeout(300)
@@ -110,7 +110,7 @@ def test_a_program_ends_with_the_harness(tmp_path):
     starter = (
         "import os, subprocess, sys\n"
         "os.environ['CONVERGE_PARENT'] = str(os.getpid())\n"
-        f"subprocess.run([sys.executable, '-I', {str(TIED)!r}, sys.executable, '-c', {program!r}])"
+        f"subprocess.run([sys.executable, '-I', {str(PROCESS_GUARD)!r}, sys.executable, '-c', {program!r}])"
     )
     with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE) as harness:
         sleeper = psutil.Process(int(harness.stdout.readline()))
