@@ -6,7 +6,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
 
 from harness.model.calibration import Calibration, SignalScale, TensorScale
 from harness.model.cluster import Cluster, Launcher
-from harness.model.command import Command, RankLauncher, TrainerKind
+from harness.model.command import Command, RankLauncher
 from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.evidence import (
     BufferRows,
@@ -69,6 +69,7 @@ from harness.model.kinds import (
 from harness.model.parallelism import Parallelism
 from harness.model.plan import Job, Plan, Surroundings, Toolchain
 from harness.model.runs import RankError, RunRecord, RunStatus
+from harness.model.trainer import DEFAULT_TRAINER, EVERYTHING, Capabilities, TrainerSpec
 from harness.model.verdict import (
     CauseClass,
     Check,
@@ -85,6 +86,8 @@ __all__ = [
     "CURVE_REPEATS",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
+    "DEFAULT_TRAINER",
+    "EVERYTHING",
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
     "GLOBAL_BATCH",
@@ -102,6 +105,7 @@ __all__ = [
     "BufferRows",
     "Cadence",
     "Calibration",
+    "Capabilities",
     "CauseClass",
     "Check",
     "Cluster",
@@ -158,7 +162,7 @@ __all__ = [
     "Toolchain",
     "Torn",
     "TrainConfig",
-    "TrainerKind",
+    "TrainerSpec",
     "UpdateRows",
     "Verdict",
 ]

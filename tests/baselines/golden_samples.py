@@ -11,8 +11,7 @@ from harness.cli import matrix
 from harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
 from harness.plan import identity_facts
 from harness.store import write_json
-from harness.toolchain import assume_toolchain
-from harness.trainers import job_payload
+from harness.trainers import assume_toolchain, job_payload
 
 TRAIN_CONFIG = """
 [training]
