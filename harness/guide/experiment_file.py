@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from harness.guide.base import CUDA_GRAPHS, Base, config_setting
 from harness.guide.factor import DATA, Factor
-from harness.guide.facts import TITAN_03
+from harness.guide.fit import TITAN_03
 from harness.guide.recommend import KEPT, Recommended
 from harness.model import Setting
 from harness.rules import RULES
