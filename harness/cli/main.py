@@ -9,14 +9,15 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-
-from harness.cli.console import PlainConsole
 from harness.cli.leaving import leaving_when_interrupted
 from harness.cli.parser import build_parser
 from harness.errors import ConfigError, ConvergeError, Interrupted
 from harness.gate import ExitCode
+
+if TYPE_CHECKING:
+    from harness.cli.console import PlainConsole
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
+    # Here, and not above: `converge --help` ends in the line before, and should not pay for rich.
+    with leaving_when_interrupted():
+        from harness.cli.console import PlainConsole  # noqa: PLC0415
     errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -64,7 +68,7 @@ def _launched(arguments: argparse.Namespace) -> bool:
     return getattr(arguments, "launched", False)
 
 
-def _cut_off(errors: Console) -> ExitCode:
+def _cut_off(errors: PlainConsole) -> ExitCode:
     """Of an error, such as a full disk, that came when jobs had been launched."""
     errors.print("no verdict; finished runs are kept: the same command goes on from here")
     return ExitCode.UNDECIDED

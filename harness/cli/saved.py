@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.calibrations import FILE as CALIBRATION
 from harness.cli.matrix import Finder, load_plan
 from harness.errors import StoreError
 from harness.model import (
@@ -25,6 +24,7 @@ from harness.model import (
 )
 from harness.plan import broken_by
 from harness.readers import read_spec
+from harness.references import CALIBRATION_FILE
 from harness.store import read_json, read_record, write_json
 from harness.trainers import assume_toolchain, comes_in_passes
 
@@ -114,7 +114,7 @@ def load_matrix(folder: Path) -> SavedMatrix:
             experiment,
             saved.only,
             on_gpu=saved.on_gpu,
-            calibration=folder / CALIBRATION if saved.calibrated else None,
+            calibration=folder / CALIBRATION_FILE if saved.calibrated else None,
             launcher=saved.launcher,
             cluster=saved.cluster,
             find=find,

@@ -1,4 +1,9 @@
-"""What may run in one job: asked of the rules, of stated facts, and of the number of GPUs."""
+"""What may run in one job: asked of the rules, of the trainer, and of the number of GPUs.
+
+What a trainer's release refuses, or silently makes another run of, its trainer tells, with the
+source. That is asked only when sets are proposed: a set that somebody writes by hand is checked by
+the trainer itself.
+"""
 
 from __future__ import annotations
 

@@ -2,30 +2,17 @@
 
 Every stage takes some of these and returns others; none changes one. Mappings and arrays inside
 are treated as read-only. See ``docs/architecture.md`` for who makes what.
+
+``calibration`` and ``evidence`` hold arrays. They are imported at the first use of one of their
+names, so that ``converge --help`` need not wait for numpy.
 """
 
-from harness.model.calibration import Calibration, SignalScale, TensorScale
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from harness.model.cluster import Cluster, Launcher
 from harness.model.command import Command, RankLauncher
 from harness.model.convergence import Convergence, ReferencePoint
-from harness.model.evidence import (
-    BufferRows,
-    Column,
-    Disagreement,
-    Evidence,
-    Flags,
-    Floats,
-    FrozenSamples,
-    Integers,
-    Pass,
-    ReplicaSample,
-    SeedRuns,
-    StateSample,
-    Struck,
-    TensorRows,
-    TensorSample,
-    UpdateRows,
-)
 from harness.model.experiment import (
     CADENCE_OFF,
     CURVE_REPEATS,
@@ -80,6 +67,27 @@ from harness.model.verdict import (
     Tier,
     Verdict,
 )
+
+if TYPE_CHECKING:
+    from harness.model.calibration import Calibration, SignalScale, TensorScale
+    from harness.model.evidence import (
+        BufferRows,
+        Column,
+        Disagreement,
+        Evidence,
+        Flags,
+        Floats,
+        FrozenSamples,
+        Integers,
+        Pass,
+        ReplicaSample,
+        SeedRuns,
+        StateSample,
+        Struck,
+        TensorRows,
+        TensorSample,
+        UpdateRows,
+    )
 
 __all__ = [
     "CADENCE_OFF",
@@ -166,3 +174,15 @@ __all__ = [
     "UpdateRows",
     "Verdict",
 ]
+
+_OF_ARRAYS = ("harness.model.calibration", "harness.model.evidence")
+
+if not TYPE_CHECKING:  # mypy takes any name to be there where a module has this function
+
+    def __getattr__(name: str) -> object:
+        """A name of the modules that need numpy (PEP 562)."""
+        if name in __all__:
+            for module in map(import_module, _OF_ARRAYS):
+                if hasattr(module, name):
+                    return globals().setdefault(name, getattr(module, name))
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

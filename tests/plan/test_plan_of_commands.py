@@ -10,6 +10,7 @@ from harness.errors import ConfigError
 from harness.experiment import load_experiment
 from harness.model import Precision, Role, Toolchain
 from harness.plan import describe, make_plan
+from harness.trainers.command import trained_by
 
 MINE = Toolchain("mine", Path("/mine/bin/python"), "command", {"torch": "2.13.0"})
 TOP = "schema = 1\n"

@@ -8,21 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.calibrations import (
-    Learnt,
+from harness.errors import StoreError
+from harness.model import Calibration, Precision, SignalScale, TensorScale
+from harness.references import (
+    StoredCalibration,
     find_calibration,
     read_calibrations,
     what_changed,
     write_calibrations,
 )
-from harness.errors import StoreError
-from harness.model import Calibration, Precision, SignalScale, TensorScale
 from harness.store import Store
 
 FACTS = {"versions": {"torch": "2.13.0"}, "hardware": "cpu A", "sample_steps": [0, 1]}
 
 
-def learnt(scales=(1e-7, 2.5e-7), name="fsdp2", identity: str | None = "a" * 64) -> Learnt:
+def learnt(
+    scales=(1e-7, 2.5e-7), name="fsdp2", identity: str | None = "a" * 64
+) -> StoredCalibration:
     steps = np.arange(1, len(scales) + 1)
     calibration = Calibration(
         control=name,
@@ -37,7 +39,7 @@ def learnt(scales=(1e-7, 2.5e-7), name="fsdp2", identity: str | None = "a" * 64)
         },
     )
     repeats = {f"{name}.rerun": "b" * 64, f"{name}.ulp": "c" * 64}
-    return Learnt(calibration, repeats, FACTS, "2026-02-03T04:05:06+00:00")
+    return StoredCalibration(calibration, repeats, FACTS, "2026-02-03T04:05:06+00:00")
 
 
 def same(ours, theirs) -> bool:

@@ -1,4 +1,4 @@
-"""A golden's folder (schema 1): the evidence of a control, and who blessed it.
+"""Goldens (schema 1): folders with the evidence of a control, and who blessed it.
 
 ::
 
@@ -25,34 +25,47 @@
 
 ``replaces`` is null for the first golden of its name. Paths of the machine that ran the control
 are left out of ``job.json`` and ``record.json``.
+
+Whether a golden is still the control that a file describes is asked of their facts (``misfits``):
+versions, rank code and SPMD backend are free, since what they change is what a golden is there to
+show. All else must mean the same, or the file says what may differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness import __version__
-from harness.calibrations import FILE as CALIBRATION
-from harness.calibrations import Learnt, find_calibration, read_calibrations, write_calibrations
 from harness.errors import StoreError
-from harness.model import Blessing, Golden, Precision, RunRecord, Toolchain
+from harness.model import GOLDENS, Across, Blessing, Golden, Precision, RunRecord, Toolchain
 from harness.readers import read_spec
+from harness.references.calibrations import (
+    CALIBRATION_FILE,
+    StoredCalibration,
+    find_calibration,
+    read_calibrations,
+    what_changed,
+    write_calibrations,
+)
 from harness.store import read_json, spell_not_finite, write_json
 
-FILE = "baseline.json"
+GOLDEN_FILE = "baseline.json"
 PREVIOUS = "previous"
 REFERENCE = "reference"
 _FROZEN = "frozen.npz"
 _COPIED = ("metrics.jsonl", "in_force.json")
+EXPERIMENTS = "experiments"
+"""A folder beside which goldens lie."""
 
 
 class _Table(BaseModel):
@@ -86,7 +99,7 @@ class _Environment(_Table):
     dialect: str
 
 
-class _Baseline(_Table):
+class _GoldenFile(_Table):
     name: str
     author: str
     reason: str
@@ -105,11 +118,11 @@ class _Baseline(_Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredGolden:
     """All that a golden's folder says of it."""
 
     golden: Golden
-    learnt: Learnt
+    learnt: StoredCalibration
     """What repeats of the control taught."""
     hardware: str
     dtype: Mapping[str, str | None]
@@ -121,18 +134,18 @@ class Stored:
 # ------------------------------------------------------------------ reading
 
 
-def read_stored(folder: Path) -> Stored:
+def read_golden(folder: Path) -> StoredGolden:
     """The golden of a folder.
 
     Raises StoreError when the folder holds none, when a file of it is missing, was added or is not
     what was blessed, or when it was written by a newer converge.
     """
-    path = folder / FILE
+    path = folder / GOLDEN_FILE
     if not path.is_file():
-        raise StoreError(f"{folder}: there is no golden here (no {FILE})")
+        raise StoreError(f"{folder}: there is no golden here (no {GOLDEN_FILE})")
     try:
         document = read_json(path)
-        found = _Baseline.model_validate(document)
+        found = _GoldenFile.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -142,11 +155,11 @@ def read_stored(folder: Path) -> Stored:
     for name, digest in {**found.files, **dict.fromkeys(_added(folder, found.files), "")}.items():
         if not (folder / name).is_file() or _digest(folder / name) != digest:
             raise _other_file(folder / name, found.author)
-    learnt = find_calibration(read_calibrations(folder / CALIBRATION), found.identity)
+    learnt = find_calibration(read_calibrations(folder / CALIBRATION_FILE), found.identity)
     spec = read_spec(folder)
     if learnt is None or spec is None:
         raise StoreError(f"{folder} holds no whole golden; bless the control again")
-    return Stored(
+    return StoredGolden(
         golden=Golden(
             name=found.name,
             folder=folder,
@@ -184,7 +197,7 @@ def _reference(folder: Path) -> tuple[Path, str] | None:
 def _added(folder: Path, known: Collection[str]) -> list[str]:
     """Files that were not blessed, and that a reader of runs might take for evidence."""
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
-    ours = (name for name in found if name.parts[0] not in (FILE, PREVIOUS))
+    ours = (name for name in found if name.parts[0] not in (GOLDEN_FILE, PREVIOUS))
     return [
         name.as_posix()
         for name in ours
@@ -205,7 +218,7 @@ def _other_file(path: Path, author: str) -> StoreError:
 def write_golden(
     folder: Path,
     record: RunRecord,
-    learnt: Learnt,
+    learnt: StoredCalibration,
     toolchain: Toolchain,
     blessing: Blessing,
     change: Change | None = None,
@@ -225,7 +238,7 @@ def write_golden(
     Raises:
         StoreError: the run left no evidence in one piece, or the folder cannot be written.
     """
-    before = read_stored(folder) if change is not None else None
+    before = read_golden(folder) if change is not None else None
     for each in (record, *([reference] if reference else [])):
         if not (each.folder / "metrics.jsonl").is_file():
             raise StoreError(
@@ -239,12 +252,13 @@ def write_golden(
             _copy_evidence(record, new)
             if reference is not None:
                 _copy_evidence(reference, new / REFERENCE)
-            write_calibrations(new / CALIBRATION, [learnt])
+            write_calibrations(new / CALIBRATION_FILE, [learnt])
             replaces = None
             if before is not None and change is not None:
                 replaces = _keep(before, folder, new, change)
             write_json(
-                new / FILE, _document(folder.name, new, learnt, toolchain, blessing, replaces)
+                new / GOLDEN_FILE,
+                _document(folder.name, new, learnt, toolchain, blessing, replaces),
             )
             if before is not None:
                 folder.rename(old)
@@ -278,7 +292,7 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     )
 
 
-def _keep(before: Stored, folder: Path, new: Path, change: Change) -> Replaced:
+def _keep(before: StoredGolden, folder: Path, new: Path, change: Change) -> Replaced:
     """Copy the golden that is there, and those before it, into the new one's folder."""
     kept = new / PREVIOUS
     if (folder / PREVIOUS).is_dir():
@@ -299,7 +313,7 @@ def _keep(before: Stored, folder: Path, new: Path, change: Change) -> Replaced:
 def _document(
     name: str,
     new: Path,
-    learnt: Learnt,
+    learnt: StoredCalibration,
     toolchain: Toolchain,
     blessing: Blessing,
     replaces: Replaced | None,
@@ -307,7 +321,7 @@ def _document(
     calibration = learnt.calibration
     ran = read_json(new / "in_force.json")
     files = [path for path in sorted(new.rglob("*")) if path.is_file()]
-    document = _Baseline(
+    document = _GoldenFile(
         name=name,
         author=blessing.author,
         reason=blessing.reason,
@@ -340,3 +354,101 @@ def _seal(document: Mapping[str, Any]) -> str:
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------------ where they lie
+
+
+def default_folder(experiment: Path) -> Path:
+    """The folder that holds goldens of an experiment: beside ``experiments/``, else beside it."""
+    beside = experiment.absolute().parent
+    return (beside.parent if beside.name == EXPERIMENTS else beside) / GOLDENS
+
+
+def find_goldens(folder: Path) -> tuple[Path, ...]:
+    """Every golden in a folder of goldens, by name."""
+    return tuple(sorted(path.parent for path in folder.glob(f"*/{GOLDEN_FILE}")))
+
+
+def not_there(folder: Path) -> str:
+    """That there is no golden of this folder, and which are beside it."""
+    beside = ", ".join(each.name for each in find_goldens(folder.parent)) or "none"
+    return f"there is no golden {folder} (there: {beside})"
+
+
+# --------------------------------------------------------------- is it still the control
+
+
+FREE = ("versions", "rank_code", "software", "spmd_backend")
+"""Facts that a golden may always differ in. Which SPMD backend is the default follows the torch."""
+_DTYPE = re.compile(r"^train_config\.training\.(dtype|mixed_precision_\w+)\b")
+_PRECISE = ("bf16", "float8", "float8_rowwise", "float8_tp")
+"""Techniques that choose a data type."""
+
+
+class Misfits(NamedTuple):
+    """Clauses on what differs."""
+
+    refused: tuple[str, ...]
+    """What makes it another training, or is not named in ``baseline_across``."""
+    named: tuple[str, ...]
+    """What is, and so may differ."""
+    across: frozenset[Across]
+    """Which words of ``baseline_across`` would excuse all that is refused; empty: none would."""
+
+
+def misfits(
+    then: Mapping[str, Any], now: Mapping[str, Any], across: tuple[Across, ...] = ()
+) -> Misfits:
+    """Compare the facts of a golden with those of a control (``harness.plan.identity_facts``)."""
+    found = list(_differences(_meaning(then), _meaning(now)))
+    refused = [each for each in found if each.kind is None or each.kind not in across]
+    kinds = [each.kind for each in refused]
+    return Misfits(
+        tuple(each.clause for each in refused),
+        tuple(each.clause for each in found if each not in refused),
+        frozenset() if None in kinds else frozenset(kind for kind in kinds if kind),
+    )
+
+
+class _Difference(NamedTuple):
+    clause: str
+    kind: Across | None
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[_Difference]:
+    for key in dict.fromkeys((*now, *then)):
+        before = {key: then[key]} if key in then else {}
+        after = {key: now[key]} if key in now else {}
+        for clause in what_changed(before, after):
+            yield _Difference(clause, _kind(key, then.get(key), now.get(key)))
+
+
+def _kind(key: str, before: Any, after: Any) -> Across | None:
+    """Which word of ``baseline_across`` is about a fact."""
+    if key == "hardware":
+        return Across.HARDWARE
+    if _DTYPE.match(key):
+        return Across.DTYPE
+    if key == "techniques" and {*(before or ())} ^ {*(after or ())} <= {*_PRECISE}:
+        return Across.DTYPE
+    return None
+
+
+def _meaning(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the training, by dotted key; ``set`` and train config say one thing."""
+    config = facts["train_config"]
+    settings = {**dict(_flat(config["settings"])), **facts["overrides"]}
+    told = {f"train_config.{key}": value for key, value in sorted(settings.items())}
+    shape = {f"model.{key}": value for key, value in config["model"].items()}
+    skipped = {*FREE, "train_config", "overrides"}
+    rest = {key: value for key, value in facts.items() if key not in skipped}
+    return {"module": config["module"], "config": config["config"], **shape, **told, **rest}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

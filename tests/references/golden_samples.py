@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.baselines import Change, write_golden
-from harness.calibrations import Learnt
 from harness.cli import matrix
 from harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
 from harness.plan import identity_facts
+from harness.references import Change, StoredCalibration, write_golden
 from harness.store import write_json
 from harness.trainers import assume_toolchain, job_payload
 
@@ -64,7 +63,7 @@ def bless(golden: Path, path: Path, author: str = "ada", change: Change | None =
     record, *reference = [run_of(job, path) for job in (control, *references)]
     surroundings = matrix.surroundings_of(plan_of(path).experiment, on_gpu=False)
     calibration = Calibration(control.name, control.identity, control.precision, (), 0)
-    learnt = Learnt(calibration, {}, identity_facts(control, surroundings), "2026-11-22")
+    learnt = StoredCalibration(calibration, {}, identity_facts(control, surroundings), "2026-11-22")
     toolchain = replace(control.toolchain, versions={"torchtitan": "0.3.0", "torch": "2.12.0"})
     blessing = Blessing(author, "why", "2026-11-22")
     write_golden(golden, record, learnt, toolchain, blessing, change, *reference)

@@ -22,6 +22,7 @@ Numbers are in full precision: what is read is what was written, bit for bit.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,12 +37,12 @@ from harness.errors import StoreError
 from harness.model import Calibration, Floats, Precision, SignalScale, TensorScale
 from harness.store import read_json, write_json
 
-FILE = "calibration.json"
+CALIBRATION_FILE = "calibration.json"
 """In a report folder: the calibrations that its verdicts were made with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learnt:
+class StoredCalibration:
     """A calibration with what it was learnt from."""
 
     calibration: Calibration
@@ -110,7 +111,7 @@ class _File(BaseModel):
 # ------------------------------------------------------------------ writing
 
 
-def write_calibrations(path: Path, learnt: Sequence[Learnt]) -> None:
+def write_calibrations(path: Path, learnt: Sequence[StoredCalibration]) -> None:
     """Write a calibration file all at once.
 
     Raises StoreError as ``harness.store.atomic_write`` does.
@@ -118,7 +119,7 @@ def write_calibrations(path: Path, learnt: Sequence[Learnt]) -> None:
     write_json(path, {"calibrations": [_entry(each) for each in learnt]})
 
 
-def _entry(learnt: Learnt) -> dict[str, Any]:
+def _entry(learnt: StoredCalibration) -> dict[str, Any]:
     calibration = learnt.calibration
     alike = calibration.alike
     return {
@@ -167,7 +168,7 @@ def _scales(calibration: Calibration) -> dict[str, Any]:
 # ------------------------------------------------------------------ reading
 
 
-def read_calibrations(path: Path) -> tuple[Learnt, ...]:
+def read_calibrations(path: Path) -> tuple[StoredCalibration, ...]:
     """All calibrations of a file, in its order.
 
     Raises StoreError when the file is missing, damaged or of a newer schema.
@@ -231,12 +232,12 @@ def _is_size(scale: float) -> bool:
     return math.isfinite(scale) and scale >= 0
 
 
-def _learnt(entry: _Entry) -> Learnt:
+def _learnt(entry: _Entry) -> StoredCalibration:
     learnt = _calibration(entry, entry, [repeat.name for repeat in entry.repeats])
     if entry.alike is not None:
         alike = _calibration(entry, entry.alike, entry.alike.repeats)
         learnt = replace(learnt, alike=alike)
-    return Learnt(
+    return StoredCalibration(
         calibration=learnt,
         repeats={repeat.name: repeat.identity for repeat in entry.repeats},
         facts=entry.facts,
@@ -278,3 +279,49 @@ def _calibration(entry: _Entry, scales: _Scales, repeats: Sequence[str]) -> Cali
 
 def _floats(values: list[float] | None) -> Floats | None:
     return None if values is None else np.array(values, dtype=np.float64)
+
+
+# -------------------------------------------------------- is it that of a control
+
+DIGESTS = frozenset({"rank_code", "data", "inject"})
+"""Facts that are hashes of content."""
+LONGEST_SHOWN = 60
+"""Characters of a value in a sentence on what has changed."""
+
+
+def find_calibration(
+    learnt: Sequence[StoredCalibration], identity: str | None
+) -> StoredCalibration | None:
+    """The calibration of the control with that identity; None when there is none."""
+    return next((each for each in learnt if each.calibration.identity == identity), None)
+
+
+def what_changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Clauses on what differs between the facts of two controls, in the order of ``now``."""
+    before, after = dict(_flat(then)), dict(_flat(now))
+    return tuple(
+        _change(key, before.get(key), after.get(key))
+        for key in dict.fromkeys((*after, *before))
+        if after.get(key) != before.get(key)
+    )
+
+
+def _change(key: str, before: object, after: object) -> str:
+    """One clause; of digests only that they differ, because they tell nobody anything."""
+    if key in DIGESTS and before is not None and after is not None:
+        return f"{key} has changed"
+    return f"{key} is {_show(after)}, was {_show(before)}"
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in json.loads(json.dumps(dict(facts))).items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _flat(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _show(value: object) -> str:
+    text = "not there" if value is None else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 1]}…"

@@ -3,12 +3,12 @@
 import pytest
 from golden_samples import EXPERIMENT, ROUNDING, TRAIN_CONFIG, bless, experiment, plan_of
 
-from harness.baselines import misfits, read_stored
 from harness.cli.goldens import golden_learnt, golden_record
 from harness.cli.learnt import read_given
 from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import ConfigError
 from harness.model import Across, Role
+from harness.references import misfits, read_golden
 from harness.store import read_record, write_json
 
 BY_GOLDEN = EXPERIMENT.replace("schema = 1", 'schema = 1\nbaseline = "g"')
@@ -67,7 +67,7 @@ def test_a_golden_of_low_precision_holds_its_reference(low):
     assert list(golden_learnt(plan)) == ["fsdp2"]
     test = plan.job("ddp2")
     assert (test.matched, test.reference) == ("fsdp2", "fsdp2.float32")
-    assert test.frozen == read_stored(folder).golden.frozen == 16
+    assert test.frozen == read_golden(folder).golden.frozen == 16
 
 
 @pytest.mark.parametrize("lacks", ["a reference", "as many frozen steps"])
@@ -192,4 +192,4 @@ def test_what_a_golden_may_differ_in_needs_a_golden(path):
 
 
 def control_facts(path):
-    return read_stored(path.parent / "baselines" / "g").golden.facts
+    return read_golden(path.parent / "baselines" / "g").golden.facts

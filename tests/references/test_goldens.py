@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from golden_samples import ROUNDING, bless, control_of, experiment
 
-from harness.baselines import default_folder, find_goldens, read_stored
 from harness.errors import StoreError
 from harness.readers import read_spec
+from harness.references import default_folder, find_goldens, read_golden
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def golden(path):
 
 
 def test_what_was_blessed_is_read(path, golden):
-    stored = read_stored(golden)
+    stored = read_golden(golden)
     control = control_of(path)
     assert stored.golden.identity == control.identity
     assert stored.golden.spec.parallelism == control.spec.parallelism
@@ -47,10 +47,10 @@ def test_no_path_and_host_of_the_machine_is_kept(path, golden):
 def test_goldens_before_are_kept_whole_with_author_and_change(path, golden):
     bless(golden, path, "bob", ROUNDING)
     bless(golden, path, "cid", ROUNDING)
-    newest = read_stored(golden)
+    newest = read_golden(golden)
     assert (newest.golden.blessing.author, newest.replaces.author) == ("cid", "bob")
     assert newest.replaces.change == ROUNDING
-    authors = [read_stored(golden / "previous" / n).golden.blessing.author for n in "12"]
+    authors = [read_golden(golden / "previous" / n).golden.blessing.author for n in "12"]
     assert authors == ["ada", "bob"]
     assert not [each for each in golden.parent.iterdir() if each != golden]
 
@@ -59,7 +59,7 @@ def test_goldens_before_are_kept_whole_with_author_and_change(path, golden):
 def test_a_golden_that_somebody_changed_is_refused(golden, name):
     (golden / name).write_bytes((golden / name).read_bytes() + b" ")
     with pytest.raises(StoreError, match=f"{name} is not the file that ada blessed"):
-        read_stored(golden)
+        read_golden(golden)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_baseline_that_somebody_edited_is_refused(golden, change):
     document = json.loads((golden / "baseline.json").read_text())
     (golden / "baseline.json").write_text(json.dumps({**document, **change}))
     with pytest.raises(StoreError, match=r"baseline\.json is not the file that ada blessed"):
-        read_stored(golden)
+        read_golden(golden)
 
 
 @pytest.mark.parametrize("name", ["tensors/step-00000003.npz", "passes/001/metrics.jsonl"])
@@ -79,7 +79,7 @@ def test_evidence_that_nobody_blessed_is_refused(golden, name):
     (golden / name).parent.mkdir(parents=True, exist_ok=True)
     (golden / name).write_bytes((golden / "metrics.jsonl").read_bytes())
     with pytest.raises(StoreError, match=f"{name} is not the file that ada blessed"):
-        read_stored(golden)
+        read_golden(golden)
 
 
 def test_a_golden_survives_a_bless_that_cannot_be_finished(path, golden, monkeypatch):
@@ -93,23 +93,23 @@ def test_a_golden_survives_a_bless_that_cannot_be_finished(path, golden, monkeyp
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(StoreError, match="No space left"):
         bless(golden, path, "bob", ROUNDING)
-    assert read_stored(golden).golden.blessing.author == "ada"
+    assert read_golden(golden).golden.blessing.author == "ada"
 
 
 def test_a_damaged_or_newer_baseline_is_refused(golden):
     document = json.loads((golden / "baseline.json").read_text())
     (golden / "baseline.json").write_text(json.dumps({**document, "schema": 2}))
     with pytest.raises(StoreError, match="newer converge"):
-        read_stored(golden)
+        read_golden(golden)
     del document["author"]
     (golden / "baseline.json").write_text(json.dumps(document))
     with pytest.raises(StoreError, match="author: Field required; bless the control again"):
-        read_stored(golden)
+        read_golden(golden)
 
 
 def test_a_folder_that_is_none_is_said_to_be_none(tmp_path):
     with pytest.raises(StoreError, match="no golden here"):
-        read_stored(tmp_path)
+        read_golden(tmp_path)
 
 
 def test_goldens_lie_beside_the_experiments(tmp_path):
