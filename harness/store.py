@@ -220,7 +220,7 @@ class Store:
         return found
 
     def calibration_file(self, identity: str) -> Path:
-        """Where what repeats of that control taught is kept (``harness/calibrations/``)."""
+        """Where what repeats of that control taught is kept (``harness/references/``)."""
         return self.root / "calibrations" / f"{identity}.json"
 
     def checked_file(self, identity: str) -> Path:

@@ -12,16 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.baselines import (
-    Change,
-    Stored,
-    default_folder,
-    find_goldens,
-    misfits,
-    not_there,
-    read_stored,
-    write_golden,
-)
 from harness.cli import matrix
 from harness.cli.blessing_options import golden_name
 from harness.cli.learnt import keep, learn, timestamp
@@ -45,6 +35,16 @@ from harness.model import (
 )
 from harness.plan import select_controls
 from harness.readers import read_run
+from harness.references import (
+    Change,
+    StoredGolden,
+    default_folder,
+    find_goldens,
+    misfits,
+    not_there,
+    read_golden,
+    write_golden,
+)
 from harness.store import require_writable
 
 _USABLE = (Judgement.PASS, Judgement.INCONCLUSIVE)
@@ -135,12 +135,13 @@ def _control_of(whole: Experiment, arguments: argparse.Namespace) -> Experiment:
     """The experiment's control alone, and its repeats."""
     wanted = arguments.control or whole.controls[0].name
     chosen = select_controls(whole, (wanted,), references=True)
-    if any(spec.command is not None for spec in chosen.controls):
+    if not all(spec.trainer.can.goldens for spec in chosen.controls):
         raise ConfigError(
             Problem(
                 f"{whole.path}: trainer.kind",
-                "is command, and only a control that torchtitan trains can be blessed: the files "
-                "and packages that make up another program are not all known",
+                f"is {chosen.controls[0].trainer.kind}, and only a control that torchtitan trains "
+                "can be blessed: the files and packages that make up another program are not all "
+                "known",
                 f"judge against it in every run: converge run {shlex.quote(str(whole.path))}",
             )
         )
@@ -153,12 +154,12 @@ def _reference_of(plan: Plan, records: Sequence[RunRecord]) -> RunRecord | None:
     return next((record for record in records if record.identity in made), None)
 
 
-def _golden_there(folder: Path) -> Stored | None:
+def _golden_there(folder: Path) -> StoredGolden | None:
     """The golden that is to be replaced; None when there is none yet."""
     if not folder.exists():
         return None
     try:
-        return read_stored(folder)
+        return read_golden(folder)
     except StoreError as error:
         raise ConfigError(
             Problem(str(folder), str(error), "move the folder away, or choose another --name")
@@ -181,7 +182,9 @@ def _flaws(job: Job, control: Evidence) -> Iterator[str]:
 # ------------------------------------------------------------------ changes
 
 
-def _change(before: Stored, job: Job, control: Evidence, facts: Mapping[str, Any]) -> RunChange:
+def _change(
+    before: StoredGolden, job: Job, control: Evidence, facts: Mapping[str, Any]
+) -> RunChange:
     """What lies between the golden and the control of now; another training is semantic."""
     golden = before.golden
     found = misfits(golden.facts, facts)
@@ -211,7 +214,7 @@ def _as_stored(found: RunChange) -> Change:
     )
 
 
-def _tell(console: Console, before: Stored, found: RunChange) -> None:
+def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
     """What has changed since the golden that is there."""
     say(console, f"\nagainst {before.golden.words}")
     say(console, f"the change is {found.kind.value}: {found.sentence}")
@@ -258,7 +261,7 @@ def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
         return ExitCode.PASS
     if not (folder / arguments.show).is_dir():
         raise StoreError(not_there(folder / arguments.show))
-    stored = read_stored(folder / arguments.show)
+    stored = read_golden(folder / arguments.show)
     for line in _lines(stored):
         say(console, line)
     return ExitCode.PASS
@@ -269,7 +272,7 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
     for title in ("golden", "author", "date", "reason", "toolchain", "hardware", "dtype"):
         table.add_column(title, overflow="fold")
     for folder in folders:
-        stored = read_stored(folder)
+        stored = read_golden(folder)
         golden = stored.golden
         told = golden.blessing
         table.add_row(
@@ -289,7 +292,7 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
     console.print(table)
 
 
-def _lines(stored: Stored) -> Iterator[str]:
+def _lines(stored: StoredGolden) -> Iterator[str]:
     golden = stored.golden
     versions = ", ".join(f"{name} {text}" for name, text in golden.toolchain.versions.items())
     dtypes = ", ".join(f"{key} {value}" for key, value in stored.dtype.items())
@@ -308,4 +311,4 @@ def _lines(stored: Stored) -> Iterator[str]:
         kept = golden.folder / before.kept
         if not kept.is_dir():
             return
-        stored = read_stored(kept)
+        stored = read_golden(kept)

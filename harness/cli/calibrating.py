@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.calibrations import Learnt, read_calibrations, write_calibrations
 from harness.cli import matrix
 from harness.cli.learnt import keep, learn
 from harness.cli.running import gpu_ids, run_jobs
@@ -20,6 +19,7 @@ from harness.errors import ConfigError, Problem, StoreError
 from harness.gate import ExitCode
 from harness.model import Plan, Role, SignalScale
 from harness.plan import select_controls
+from harness.references import StoredCalibration, read_calibrations, write_calibrations
 from harness.store import require_writable
 
 
@@ -66,7 +66,7 @@ def _require_file(out: Path | None) -> None:
         )
 
 
-def _others(out: Path, controls: Collection[str]) -> list[Learnt]:
+def _others(out: Path, controls: Collection[str]) -> list[StoredCalibration]:
     """What a file holds of other controls, for a part that is calibrated alone.
 
     Whether that still fits its control is asked when it is used. A damaged file is made anew.
@@ -100,7 +100,7 @@ def _next(arguments: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _show(console: Console, learnt: Sequence[Learnt]) -> None:
+def _show(console: Console, learnt: Sequence[StoredCalibration]) -> None:
     """A table: per control and signal, how far its repeats lie from it, and how that grows."""
     table = Table(
         title="relative differences of the repeats (root mean square)",

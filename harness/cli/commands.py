@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from harness import corpus
-from harness.calibrations import FILE, Learnt, write_calibrations
 from harness.cli import matrix
 from harness.cli.explaining import explain
 from harness.cli.learnt import keep, learn, read_given, read_judged_by
@@ -23,6 +22,7 @@ from harness.experiment import load_experiment
 from harness.gate import ExitCode, exit_code
 from harness.history import History
 from harness.model import Calibration, Evidence, Plan, Surroundings, SyntheticData, Verdict
+from harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from harness.store import Store, require_writable
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def conclude(
     store: Store,
     history: History,
     surroundings: Surroundings,
-    given: Mapping[str, Learnt] | None,
+    given: Mapping[str, StoredCalibration] | None,
     only: Sequence[str] | None,
     begun: float | None,
     then: Callable[[Sequence[Verdict]], None] | None = None,
@@ -101,7 +101,7 @@ def conclude(
     if learnt is None:
         learnt = learn(plan, evidences, surroundings)
         keep(store, learnt.values())
-    write_calibrations(folder / FILE, tuple(learnt.values()))
+    write_calibrations(folder / CALIBRATION_FILE, tuple(learnt.values()))
     calibrations = {name: each.calibration for name, each in learnt.items()}
     wall_s = None if begun is None else time.monotonic() - begun
     judged = _judge(finished, evidences, calibrations, wall_s=wall_s)
@@ -141,7 +141,7 @@ def judge_again(folder: Path) -> tuple[SavedMatrix, Mapping[str, Evidence], matr
     else:
         jobs = zip(finished.plan.jobs, finished.records, strict=True)
         identities = {job.name: record.identity for job, record in jobs}
-        calibrations = read_judged_by(finished.plan, folder / FILE, identities)
+        calibrations = read_judged_by(finished.plan, folder / CALIBRATION_FILE, identities)
     return finished, evidences, _judge(finished, evidences, calibrations)
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.calibrations import FILE, Learnt, write_calibrations
 from harness.cli.compare_forms import (
     check_form,
     columns_of,
@@ -29,6 +28,7 @@ from harness.gate import ExitCode, exit_code
 from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
 from harness.model import Ask, Calibration, Evidence, Verdict
 from harness.readers import read_curves, read_spec, same_path
+from harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
 from harness.report import build_view
 
 
@@ -144,7 +144,9 @@ def _calibration(
     learnt = calibrate(control, repeats)
     if arguments.out is not None:
         known = {repeat.name: repeat.identity for repeat in repeats}
-        write_calibrations(arguments.out / FILE, [Learnt(learnt, known, {}, timestamp())])
+        write_calibrations(
+            arguments.out / CALIBRATION_FILE, [StoredCalibration(learnt, known, {}, timestamp())]
+        )
     return learnt
 
 

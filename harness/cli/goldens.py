@@ -6,18 +6,24 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from harness.baselines import Stored, default_folder, misfits, not_there, read_stored
-from harness.calibrations import Learnt
 from harness.errors import ConfigError, Problem, StoreError
 from harness.model import GOLDENS, Experiment, Job, Plan, Role, RunRecord, Surroundings
 from harness.plan import identity_facts, judged_by
+from harness.references import (
+    StoredCalibration,
+    StoredGolden,
+    default_folder,
+    misfits,
+    not_there,
+    read_golden,
+)
 from harness.store import read_record
 
 SHOWN = 6
 """Differences that a message names."""
 
 
-def golden_of(experiment: Experiment) -> Stored | None:
+def golden_of(experiment: Experiment) -> StoredGolden | None:
     """The golden that stands for an experiment's control; None where it names none.
 
     Raises ConfigError when it is not there, or is not what was blessed.
@@ -32,7 +38,7 @@ def golden_of(experiment: Experiment) -> Stored | None:
         make = f"make it: {blessing(experiment.path, folder)}"
         raise ConfigError(Problem(place, not_there(folder), make))
     try:
-        return read_stored(folder)
+        return read_golden(folder)
     except StoreError as error:
         raise ConfigError(Problem(place, str(error))) from error
 
@@ -44,7 +50,7 @@ def blessing(experiment: Path, folder: Path) -> str:
     return shlex.join(words)
 
 
-def stand_in(plan: Plan, stored: Stored, surroundings: Surroundings) -> Plan:
+def stand_in(plan: Plan, stored: StoredGolden, surroundings: Surroundings) -> Plan:
     """The plan with the golden in its control's place.
 
     Raises ConfigError when the golden is another training than the control that the file
@@ -78,12 +84,12 @@ def golden_record(job: Job) -> RunRecord:
     return replace(read_record(job.golden), name=job.name, reused=True)
 
 
-def golden_learnt(plan: Plan) -> dict[str, Learnt] | None:
+def golden_learnt(plan: Plan) -> dict[str, StoredCalibration] | None:
     """What repeats of the golden taught, by the control's name; None without a golden."""
     found = {}
     for job in plan.jobs:
         if job.golden is not None and job.role is Role.CONTROL:
-            learnt = read_stored(job.golden).learnt
+            learnt = read_golden(job.golden).learnt
             calibration = replace(learnt.calibration, control=job.name)
             found[job.name] = replace(learnt, calibration=calibration)
     return found or None

@@ -8,18 +8,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.calibrations import (
-    Learnt,
-    find_calibration,
-    read_calibrations,
-    what_changed,
-    write_calibrations,
-)
 from harness.cli import matrix
 from harness.cli.goldens import golden_learnt
 from harness.errors import ConfigError, Problem, StoreError
 from harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
 from harness.plan import identity_facts
+from harness.references import (
+    StoredCalibration,
+    find_calibration,
+    read_calibrations,
+    what_changed,
+    write_calibrations,
+)
 from harness.store import Store
 
 SHOWN_CHANGES = 6
@@ -27,11 +27,11 @@ SHOWN_CHANGES = 6
 
 def learn(
     plan: Plan, evidences: Mapping[str, Evidence], surroundings: Surroundings
-) -> dict[str, Learnt]:
+) -> dict[str, StoredCalibration]:
     """Calibrations from the repeats of every control of a plan, by its name."""
     now = timestamp()
     return {
-        name: Learnt(
+        name: StoredCalibration(
             calibration=calibration,
             repeats={job.name: job.identity for job in matrix.repeats_of(plan, plan.job(name))},
             facts=identity_facts(plan.job(name), surroundings),
@@ -41,7 +41,7 @@ def learn(
     }
 
 
-def keep(store: Store, learnt: Iterable[Learnt]) -> list[Path]:
+def keep(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:
     """Write each sound calibration to the store; where each of them is."""
     paths = []
     for each in learnt:
@@ -60,7 +60,7 @@ def timestamp() -> str:
 # ------------------------------------------------------------------ for a matrix
 
 
-def read_given(plan: Plan, surroundings: Surroundings) -> dict[str, Learnt] | None:
+def read_given(plan: Plan, surroundings: Surroundings) -> dict[str, StoredCalibration] | None:
     """The calibration of every control from the file that the experiment or the user names.
 
     Of a golden, what repeats of it taught. None when no file is named: the repeats then teach.
@@ -82,7 +82,7 @@ def read_given(plan: Plan, surroundings: Surroundings) -> dict[str, Learnt] | No
     if not path.is_file():
         raise ConfigError(Problem(str(path), "there is no such calibration", f"make it: {renew}"))
     known = _read(path)
-    given: dict[str, Learnt] = {}
+    given: dict[str, StoredCalibration] = {}
     problems = []
     for job in plan.jobs:
         if job.role is not Role.CONTROL:
@@ -122,7 +122,7 @@ def renewing(experiment: Path, path: Path) -> str:
     return shlex.join(["converge", "calibrate", str(experiment), "--out", str(path)])
 
 
-def _read(path: Path) -> tuple[Learnt, ...]:
+def _read(path: Path) -> tuple[StoredCalibration, ...]:
     try:
         return read_calibrations(path)
     except StoreError as error:
@@ -130,7 +130,7 @@ def _read(path: Path) -> tuple[Learnt, ...]:
         raise ConfigError(Problem(str(path), str(error).removeprefix(f"{path}: "))) from error
 
 
-def _why_not(job: Job, known: Sequence[Learnt], surroundings: Surroundings) -> str:
+def _why_not(job: Job, known: Sequence[StoredCalibration], surroundings: Surroundings) -> str:
     """What is known about why a file has no calibration of a control."""
     named = [each for each in known if each.calibration.control == job.name]
     if not named:
@@ -183,7 +183,7 @@ def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
     return calibration, f"{note}; that {control.name!r} is such a run cannot be checked"
 
 
-def _described(learnt: Learnt) -> str:
+def _described(learnt: StoredCalibration) -> str:
     identity = learnt.calibration.identity
     what = f"run {identity[:12]}" if identity else "curves from elsewhere"
     return f"{learnt.calibration.control!r} ({what})"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.calibrations import FILE as CALIBRATION
 from harness.cli.matrix import Finder, load_plan
 from harness.errors import StoreError
 from harness.model import (
@@ -25,9 +24,9 @@ from harness.model import (
 )
 from harness.plan import broken_by
 from harness.readers import read_spec
+from harness.references import CALIBRATION_FILE
 from harness.store import read_json, read_record, write_json
-from harness.toolchain import assume_toolchain
-from harness.trainers import comes_in_passes
+from harness.trainers import assume_toolchain, comes_in_passes
 
 FILE = "matrix.json"
 
@@ -115,7 +114,7 @@ def load_matrix(folder: Path) -> SavedMatrix:
             experiment,
             saved.only,
             on_gpu=saved.on_gpu,
-            calibration=folder / CALIBRATION if saved.calibrated else None,
+            calibration=folder / CALIBRATION_FILE if saved.calibrated else None,
             launcher=saved.launcher,
             cluster=saved.cluster,
             find=find,
@@ -129,7 +128,7 @@ def load_matrix(folder: Path) -> SavedMatrix:
         # stands in the toolchain's folder by now.
         then = _versions_then(plan, records)
         plan = plan_by(
-            lambda name, *, command=None: _as_then(assume_toolchain(name, command=command), then)
+            lambda name, *, trainer=None: _as_then(assume_toolchain(name, trainer=trainer), then)
         )
     return SavedMatrix(
         plan=replace(plan, jobs=tuple(map(_with_backend_of, plan.jobs, records))),

@@ -1,8 +1,7 @@
 """The project's own corpus: a synthetic language of known entropy, and its tokenizer.
 
-``chance`` holds exact integer probabilities, ``language`` the source and its likelihood,
-``grammar`` the words and sentences of the project's language, ``tokenizer`` the BPE vocabulary,
-``folder`` the files that training reads.
+``language`` holds the source and its likelihood, ``grammar`` the words and sentences of the
+project's language, ``folder`` the tokenizer and the files that training reads.
 """
 
 from harness.corpus.folder import PreparedData, digest, prepare

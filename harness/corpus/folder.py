@@ -8,6 +8,8 @@ The folder ``<root>/<digest>/`` holds::
     tokenizer_config.json   which of its tokens are bos and eos
     sample.txt              the first documents, one a line, for people
     text/documents.jsonl    every document, {"text": ...} a line, for loaders that tokenize
+
+The tokenizer is byte-pair encoding, trained on the language it is for.
 """
 
 from __future__ import annotations
@@ -18,18 +20,17 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from random import Random
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from harness.corpus.grammar import language
 from harness.corpus.language import Language
-from harness.corpus.tokenizer import BOS_ID, EOS_ID, hugging_face_config, train
 from harness.errors import ConfigError, Problem, StoreError
 from harness.model import SyntheticData
 
@@ -239,3 +240,36 @@ def _entropy(source: Language, documents: list[str], tokens: int) -> float:
     """Nats per predicted token, rounded so that libm's last bits do not show."""
     nats = -math.fsum(source.log_probability(document) for document in documents)
     return round(nats / (tokens - len(documents)), 9)
+
+
+BOS, EOS = "<bos>", "<eos>"
+BOS_ID, EOS_ID = 0, 1
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train byte-level BPE; decoding gives back every text made of the training texts' letters.
+
+    Its vocabulary has ``vocab_size`` entries, special tokens included, or fewer when the texts
+    hold too few different words.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[BOS, EOS], show_progress=False),
+    )
+    return tokenizer
+
+
+def hugging_face_config() -> str:
+    """``tokenizer_config.json``: tells torchtitan (0.2 and 0.3) and transformers bos from eos."""
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "add_bos_token": True,
+        "add_eos_token": True,
+        "clean_up_tokenization_spaces": False,
+    }
+    return json.dumps(config, indent=2) + "\n"

@@ -11,8 +11,7 @@ from __future__ import annotations
 from decimal import Decimal
 from random import Random
 
-from harness.corpus.chance import Distribution, log_normal, zipf
-from harness.corpus.language import Arc, Category, Language
+from harness.corpus.language import Arc, Category, Distribution, Language, log_normal, zipf
 
 TOPICS = 8
 TOPIC_BOOST = 10

@@ -1,4 +1,9 @@
-"""What may run in one job: asked of the rules, of stated facts, and of the number of GPUs."""
+"""What may run in one job: asked of the rules, of the trainer, and of the number of GPUs.
+
+What a trainer's release refuses, or silently makes another run of, its trainer tells, with the
+source. That is asked only when sets are proposed: a set that somebody writes by hand is checked by
+the trainer itself.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,9 @@ from itertools import combinations, product
 from harness.errors import ConfigError, Problem
 from harness.guide.base import Base
 from harness.guide.factor import DDP, HSDP, SLOTS, Factor
-from harness.guide.facts import facts_against
 from harness.model import Technique
 from harness.rules import RULES
+from harness.trainers import trainer_of
 
 NEEDS = "technique-needs"
 """The rule that says what a technique stands on."""
@@ -80,8 +85,8 @@ def breaches(base: Base, factors: Combination, gpus: int | None = None) -> list[
         found.append(f"it takes {needed} ranks, and there are {gpus} GPUs")
     found += _rule_findings(base, factors, tuple(RULES))
     spec = base.spec(factors)
-    dialect = base.control.toolchain.dialect
-    found += [f"{fact.says} ({fact.source})" for fact in facts_against(spec, dialect)]
+    limits = trainer_of(spec).limitations(spec, base.control.toolchain)
+    found += [f"{each.says} ({each.source})" for each in limits]
     return found
 
 

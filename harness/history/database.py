@@ -1,22 +1,30 @@
-"""``history.sqlite``: nights go in, one transaction each; listings and trends come out."""
+"""``history.sqlite``: nights go in, one transaction each; listings and trends come out.
+
+Several processes may have the file open at once. Its version is ``PRAGMA user_version``: a later
+change of the tables is one more entry of :data:`MIGRATIONS`; entries that were released are never
+edited.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import psutil
 
 from harness.errors import HistoryError
-from harness.history.file import opened, transaction
-from harness.history.nights import insert, is_known, text_of
-from harness.history.query import Entry, Filter, NightMark, Series, SetNight
-from harness.history.record import Measurement, Night
+from harness.history.query import Entry, Filter, NightMark, Series, SetNight, stamp
+from harness.history.record import Measurement, Night, Result
 from harness.model import CauseClass, Judgement, Outcome, Tier
 
 _ALL = -1
@@ -267,3 +275,300 @@ def _entry(row: sqlite3.Row, circumstances: Mapping[str, str]) -> Entry:
 
 def _number(value: float | str | None) -> float | None:
     return None if value is None else float(value)
+
+
+def is_known(connection: sqlite3.Connection, night: Night) -> bool:
+    """Whether the newest night of its experiment is of the same day (UTC) and content."""
+    newest = connection.execute(
+        "SELECT finished, content FROM nights WHERE experiment = ? ORDER BY id DESC LIMIT 1",
+        (text_of(night.experiment),),
+    ).fetchone()
+    if newest is None or newest["content"] != night.content:
+        return False
+    day = slice(len("2026-01-31"))
+    return bool(newest["finished"][day] == stamp(night.finished)[day])
+
+
+def insert(connection: sqlite3.Connection, night: Night) -> None:
+    """Add a night with its results and all that they measured."""
+    facts = json.dumps(dict(night.circumstances), sort_keys=True)
+    connection.execute("INSERT OR IGNORE INTO circumstances (facts) VALUES (?)", (facts,))
+    number = connection.execute(
+        "INSERT INTO nights (experiment, source, finished, circumstances_id, content, wall_s, "
+        "report) VALUES (?, ?, ?, (SELECT id FROM circumstances WHERE facts = ?), ?, ?, ?)",
+        (
+            *(text_of(night.experiment), text_of(night.source), stamp(night.finished), facts),
+            *(night.content, night.wall_s, text_of(night.report)),
+        ),
+    ).lastrowid
+    for result in night.results:
+        connection.execute(
+            "INSERT INTO results (night_id, experiment, test_set, control, verdict, cause_class, "
+            "cause, onset, wall_s, reused, definition) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(number, text_of(night.experiment)),
+                *(text_of(result.test_set), text_of(result.control)),
+                result.verdict.value,
+                result.cause_class and result.cause_class.value,
+                *(text_of(result.cause), result.onset, result.wall_s, result.reused),
+                result.definition,
+            ),
+        )
+        _insert_measurements(connection, number, night.experiment, result)
+
+
+def _insert_measurements(
+    connection: sqlite3.Connection, number: int | None, experiment: str, result: Result
+) -> None:
+    of_set = (text_of(experiment), text_of(result.test_set))
+    known = _series_ids(connection, of_set)
+    new = [each for each in result.measurements if each.check not in known]
+    if new:
+        connection.executemany(
+            "INSERT INTO series (experiment, test_set, name, tier, unit) VALUES (?, ?, ?, ?, ?)",
+            [(*of_set, each.check, each.tier.value, each.unit) for each in new],
+        )
+        known = _series_ids(connection, of_set)
+    connection.executemany(
+        "INSERT INTO measurements VALUES (?, ?, ?, ?, ?)",
+        [
+            (
+                *(known[each.check], number, each.outcome.value),
+                *(_spelt(each.measured), _spelt(each.limit)),
+            )
+            for each in result.measurements
+        ],
+    )
+
+
+def _series_ids(connection: sqlite3.Connection, of_set: tuple[str, str]) -> dict[str, int]:
+    rows = connection.execute(
+        "SELECT name, id FROM series WHERE experiment = ? AND test_set = ?", of_set
+    )
+    return {row["name"]: row["id"] for row in rows}
+
+
+def text_of(value: str) -> str:
+    """Text that UTF-8 has a form for: a path or a log may hold lone surrogates."""
+    return value.encode(errors="replace").decode()
+
+
+def _spelt(value: float | None) -> float | str | None:
+    """SQLite stores NaN as NULL, and a word in a column of numbers as a word."""
+    return "nan" if value is not None and math.isnan(value) else value
+
+
+PATIENCE_S = 60.0
+"""How long one process waits for the transactions of others, which take milliseconds."""
+APPLICATION = 0x436F6E76
+"""``PRAGMA application_id`` of our files: "Conv"."""
+_SHARED = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "fuse.")
+"""How the types of file systems begin that several machines may mount."""
+
+
+class Mount(NamedTuple):
+    """A mounted file system."""
+
+    point: str
+    type: str
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A history file in autocommit mode, made or brought to today's version if need be.
+
+    A file that may not be written is only read.
+
+    Raises:
+        HistoryError: for every error of the file, here and in the block.
+    """
+    try:
+        read_only = path.is_file() and not os.access(path.parent, os.W_OK)
+        if not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with closing(_connect(path, read_only=read_only)) as connection:
+            _refuse_foreign(connection)
+            if not read_only:
+                _set_journal(connection, path)
+                connection.execute("PRAGMA foreign_keys = ON")
+            migrate(connection, APPLICATION)
+            yield connection
+    except HistoryError as error:
+        raise HistoryError(f"{path}: {error}") from None
+    except sqlite3.OperationalError as error:
+        raise HistoryError(f"{path}: {error}; give another --history FILE") from error
+    except (sqlite3.DatabaseError, ValueError, KeyError) as error:
+        raise HistoryError(
+            f"{path}: damaged ({error}); move it away, and the next `converge run` starts a new one"
+        ) from error
+    except OSError as error:
+        raise HistoryError(
+            f"{path}: {error.strerror or error}; give another --history FILE"
+        ) from error
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All of the block or nothing of it, with no other writer in between."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        if connection.in_transaction:  # on a full disk SQLite has rolled back itself
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def journal_mode(path: Path, mounts: Iterable[Mount]) -> str:
+    """``WAL``, or ``DELETE`` on a file system that other machines may mount too.
+
+    Readers and one writer of a write-ahead log share memory, so all of them must be on one machine
+    (https://www.sqlite.org/wal.html, "WAL does not work over a network filesystem").
+    """
+    parents = {str(parent) for parent in path.absolute().parents}
+    holding = [mount for mount in mounts if mount.point in parents]
+    nearest = max(holding, key=lambda mount: len(mount.point), default=Mount("/", ""))
+    return "DELETE" if nearest.type.startswith(_SHARED) else "WAL"
+
+
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    # Nothing can lie beside a file in a folder that is read-only, not even what readers share.
+    mode = "?mode=ro&immutable=1" if read_only else ""
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}{mode}", uri=True, timeout=PATIENCE_S, isolation_level=None
+    )
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _refuse_foreign(connection: sqlite3.Connection) -> None:
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    if application != APPLICATION and (application or tables):
+        raise HistoryError("a database of another program; give another --history FILE")
+
+
+def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
+    """Choose how transactions are kept; SQLite does not wait by itself for this."""
+    mounts = [Mount(each.mountpoint, each.fstype) for each in psutil.disk_partitions(all=True)]
+    mode = journal_mode(path, mounts)
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            if not busy or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+Migration: TypeAlias = Sequence[str]
+"""The statements that bring a file from one version to the next."""
+
+MIGRATIONS: tuple[Migration, ...] = (
+    (
+        # What may explain a change; nights share a row as long as nothing does.
+        """CREATE TABLE circumstances (
+            id INTEGER PRIMARY KEY,
+            facts TEXT NOT NULL UNIQUE
+        )""",
+        """CREATE TABLE nights (
+            id INTEGER PRIMARY KEY,
+            experiment TEXT NOT NULL,
+            source TEXT NOT NULL,
+            finished TEXT NOT NULL,
+            circumstances_id INTEGER NOT NULL REFERENCES circumstances,
+            content TEXT NOT NULL,
+            wall_s REAL,
+            report TEXT NOT NULL
+        )""",
+        "CREATE INDEX nights_by_experiment ON nights (experiment, id)",
+        "CREATE INDEX nights_by_time ON nights (finished)",
+        """CREATE TABLE results (
+            id INTEGER PRIMARY KEY,
+            night_id INTEGER NOT NULL REFERENCES nights,
+            experiment TEXT NOT NULL,
+            test_set TEXT NOT NULL,
+            control TEXT NOT NULL,
+            verdict TEXT NOT NULL,
+            cause_class TEXT,
+            cause TEXT NOT NULL,
+            onset INTEGER,
+            wall_s REAL,
+            reused INTEGER NOT NULL,
+            definition TEXT NOT NULL,
+            UNIQUE (experiment, test_set, night_id)
+        )""",
+        "CREATE INDEX results_by_night ON results (night_id)",
+        "CREATE INDEX results_by_set ON results (test_set, night_id)",
+        "CREATE INDEX results_by_verdict ON results (verdict, night_id)",
+        """CREATE TABLE series (
+            id INTEGER PRIMARY KEY,
+            experiment TEXT NOT NULL,
+            test_set TEXT NOT NULL,
+            name TEXT NOT NULL,
+            tier TEXT NOT NULL,
+            unit TEXT NOT NULL,
+            UNIQUE (experiment, test_set, name)
+        )""",
+        # By series first: a trend is then one stretch of the file, however many nights there are.
+        """CREATE TABLE measurements (
+            series_id INTEGER NOT NULL REFERENCES series,
+            night_id INTEGER NOT NULL REFERENCES nights,
+            outcome TEXT NOT NULL,
+            measured REAL,
+            limit_value REAL,
+            PRIMARY KEY (series_id, night_id)
+        ) WITHOUT ROWID""",
+    ),
+)
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """The version of a file; 0 for one without tables."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(
+    connection: sqlite3.Connection,
+    application: int,
+    migrations: Sequence[Migration] = MIGRATIONS,
+) -> None:
+    """Bring a file to the newest version, and mark whose it is, in one transaction.
+
+    ``connection`` is in autocommit mode (``isolation_level`` None). Several processes may do this
+    at once: the first one migrates, the others find it done.
+
+    Raises:
+        HistoryError: the file was written by a newer release.
+        sqlite3.Error: it cannot be written; it is then as it was.
+    """
+    target = len(migrations)
+    if version_of(connection) == target:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for migration in migrations[_known_version(connection, target) :]:
+            for statement in migration:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {application}")
+        connection.execute(f"PRAGMA user_version = {target}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:  # on a full disk SQLite has rolled back itself
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _known_version(connection: sqlite3.Connection, target: int) -> int:
+    found = version_of(connection)
+    if found > target:
+        raise HistoryError(
+            f"written with version {found} by a newer converge; this one reads up to {target}: "
+            "upgrade converge, or give another --history FILE"
+        )
+    return found

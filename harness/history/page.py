@@ -17,8 +17,7 @@ import numpy.typing as npt
 from harness import __version__
 from harness.history.overview import Move, SetHistory
 from harness.history.query import Changed
-from harness.history.steps import FEWEST
-from harness.history.trend import DEFINITION, StepChange, Trend
+from harness.history.trend import DEFINITION, FEWEST, StepChange, Trend
 from harness.model import Judgement, Outcome
 from harness.report.assets import packed_plotly, resource, source
 from harness.report.palette import SYMBOLS

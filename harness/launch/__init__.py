@@ -10,11 +10,9 @@
     dry_run.py          jobs built and stepped here without their GPUs
     next_call.py        what comes after a torchrun call, and which faults are due
     progress.py         steps as they end, growing output, forecasts
-    failure.py          why a run failed
-    program_failure.py  why a program of the user's failed
     torn.py             torn checkpoints
     processes.py        starting and ending processes
-    process_guard.py    a program of the user's and all that it starts, tied to the harness
+    process_guard.py    runs a user's program that has to end with the harness
     warm.py             servers that fork ranks with their imports done
     private_folder.py   folders that only this user can enter
     interruption.py     Ctrl-C and signals

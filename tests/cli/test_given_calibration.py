@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.calibrations import Learnt, read_calibrations, write_calibrations
 from harness.cli import learnt as cli
 from harness.cli import main, matrix
 from harness.errors import ConfigError, StoreError
 from harness.model import Calibration, Evidence, Precision, Role, SignalScale
 from harness.plan import identity_facts
+from harness.references import StoredCalibration, read_calibrations, write_calibrations
 from harness.store import Store
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 TRAIN_CONFIG = """
 [training]
@@ -85,7 +85,7 @@ def calibrated(experiment, tmp_path):
     write_calibrations(
         path,
         [
-            Learnt(
+            StoredCalibration(
                 calibration(job.name, job.identity),
                 {},
                 identity_facts(job, surroundings_of(plan)),
@@ -175,9 +175,9 @@ def test_a_missing_or_damaged_file_is_refused(experiment, calibrated, content):
 
 def test_only_sound_calibrations_are_kept_in_the_store(tmp_path):
     store = Store(tmp_path)
-    sound = Learnt(calibration("a", "a" * 64), {}, {}, "")
-    problem = Learnt(calibration("b", "b" * 64, problems=("it differs",)), {}, {}, "")
-    untaught = Learnt(calibration("c", "c" * 64, repeats=()), {}, {}, "")
+    sound = StoredCalibration(calibration("a", "a" * 64), {}, {}, "")
+    problem = StoredCalibration(calibration("b", "b" * 64, problems=("it differs",)), {}, {}, "")
+    untaught = StoredCalibration(calibration("c", "c" * 64, repeats=()), {}, {}, "")
     assert cli.keep(store, [sound, problem, untaught]) == [store.calibration_file("a" * 64)]
     assert [path.name for path in (tmp_path / "calibrations").iterdir()] == [f"{'a' * 64}.json"]
 
@@ -216,7 +216,7 @@ def curve(identity: str | None, precision: Precision = Precision.FP32) -> Eviden
 
 def for_curves(tmp_path, held: Calibration, control: Evidence):
     path = tmp_path / "c.json"
-    write_calibrations(path, [Learnt(held, {}, {}, "")])
+    write_calibrations(path, [StoredCalibration(held, {}, {}, "")])
     return cli.read_for_curves(path, control)
 
 

@@ -8,9 +8,8 @@ from random import Random
 
 import pytest
 
-from harness.corpus.chance import Distribution
 from harness.corpus.grammar import language
-from harness.corpus.language import Arc, Category, Language, log_sum_exp, render
+from harness.corpus.language import Arc, Category, Distribution, Language, log_sum_exp, render
 
 
 def category(*words, weights=None, by_topic=None):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 
-from harness.baselines import read_stored
+from harness.references import read_golden
 
 pytestmark = pytest.mark.slow
 
@@ -99,8 +99,8 @@ def test_another_training_has_to_be_accepted(blessed):
     assert "the change is semantic" in refused.stdout
     assert "off by more than rounding from step 1 on" in refused.stdout
     assert "--accept-semantic-change" in refused.stdout
-    assert read_stored(golden).replaces is None
+    assert read_golden(golden).replaces is None
     accepted = bless(blessed, OTHERWISE, "--accept-semantic-change")
     assert accepted.returncode == 0, accepted.stdout + accepted.stderr
-    assert read_stored(golden).replaces.change.kind == "semantic"
-    assert read_stored(golden / "previous" / "1").replaces is None
+    assert read_golden(golden).replaces.change.kind == "semantic"
+    assert read_golden(golden / "previous" / "1").replaces is None

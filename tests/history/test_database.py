@@ -17,8 +17,7 @@ from small_disks import small_disk_at
 
 from harness.errors import HistoryError
 from harness.history import Filter, History
-from harness.history.file import Mount, journal_mode
-from harness.history.schema import MIGRATIONS, migrate
+from harness.history.database import MIGRATIONS, Mount, journal_mode, migrate
 from harness.model import Judgement
 
 HERE = Path(__file__).parent

@@ -7,10 +7,10 @@ import jsonschema
 import pytest
 from stored_samples import NAMES, copied
 
-from harness.calibrations import read_calibrations
 from harness.cli import main
 from harness.gate import ExitCode
 from harness.readers import read_run
+from harness.references import read_calibrations
 from harness.report import __file__ as report_package
 from harness.store import SCHEMA
 

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from signal import SIGABRT, SIGUSR1
 
 from harness.errors import ConfigError, Problem
 from harness.launch import processes
@@ -31,7 +30,6 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
-from harness.launch.failure import is_infrastructure_fault
 from harness.launch.interruption import Interruption, interruptible
 from harness.launch.local.agents import Place, end_faults, start_next_call, start_run, strike
 from harness.launch.local.run import Run
@@ -49,7 +47,9 @@ from harness.trainers import (
     environment,
     is_complete,
     seed_checkpoint_of,
+    trainer_of,
 )
+from harness.trainers.failure import is_infrastructure_fault
 
 
 def run_plan(
@@ -117,13 +117,14 @@ def _run(
     common = environment(inherited, Resources(device=options.device, loopback=loopback))
     slots = _slots(plan, jobs, options)
     with private_folder() as private, closing(WarmServers(common, options.device)) as servers:
-        ours = tuple(job for job in jobs if job.spec.command is None)
-        toolchains = {job.toolchain.name: job.toolchain for job in ours}
+        warmed = tuple(job for job in jobs if job.spec.trainer.can.warm_start)
+        toolchains = {job.toolchain.name: job.toolchain for job in warmed}
         if options.warm and not options.gpus:
             for name, toolchain in toolchains.items():
                 observer(Preparing(time.time(), f"loading {name} once for all its ranks"))
                 servers.want(name, toolchain.python, toolchain.dialect)
-        to_check = unchecked(ours, store) if options.check else ()
+        asked = tuple(job for job in jobs if job.spec.trainer.can.checks_config)
+        to_check = unchecked(asked, store) if options.check else ()
         if to_check:
             observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
             check_jobs(to_check, store, options, inherited, servers, stop)
@@ -315,8 +316,7 @@ class Supervisor:
             self._finish(run, RunStatus.CRASHED, error)
 
     def _leave_hung(self, run: Run, sentence: str) -> None:
-        ours = run.job.spec.command is None
-        processes.ask_for_stacks(run.call.targets, SIGUSR1 if ours else SIGABRT)
+        processes.ask_for_stacks(run.call.targets, trainer_of(run.job.spec).stack_signal)
         self._end([run])
         if not self._goes_on(run, sentence):
             self._finish(run, RunStatus.HUNG, run.hung(sentence))

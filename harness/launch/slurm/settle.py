@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import StoreError
-from harness.launch.failure import log_tail, rank_error, rank_log
 from harness.launch.next_call import Outcome, after
 from harness.launch.progress import last_line
 from harness.launch.slurm.backend import JobState, Phase
@@ -22,6 +21,7 @@ from harness.launch.slurm.submission import Submission
 from harness.model import Cluster, Job, RankError, RunRecord, RunStatus
 from harness.store import read_json
 from harness.trainers import Call, comes_in_passes, is_complete
+from harness.trainers.failure import log_tail, rank_error, rank_log
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from launch_jobs import ROOT
 
-from harness.launch.failure import rank_error
 from harness.launch.slurm.backend import Phase, Request
 from harness.launch.slurm.batch_script import batch_script, job_name
 from harness.launch.slurm.commands import Slurm
@@ -22,6 +21,7 @@ from harness.model import (
     Segment,
 )
 from harness.trainers import job_payload
+from harness.trainers.failure import rank_error
 
 pytestmark = pytest.mark.timeout(400)
 

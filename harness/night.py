@@ -1,0 +1,236 @@
+"""What to report of a night: on the first bad one, and not again on the next. Pure.
+
+``night`` finds what is new among the results of an experiment, ``reported`` reads results from a
+``report.json`` where the history has none, and ``body`` writes the Markdown of an issue, a comment
+or a mail.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from harness.history import Changed, Entry, NightMark, changed_between
+from harness.model import CauseClass, Judgement
+from harness.report.report_markdown import escape, fenced
+from harness.report.text import plain, plain_block, tail
+
+
+@dataclass(frozen=True, slots=True)
+class BadSet:
+    """A test set that did not PASS."""
+
+    entry: Entry
+    told: bool
+    """Whether a night since its last PASS had the same verdict and class of cause."""
+    last_good: Entry | None
+    """Its newest PASS; None when it never had one."""
+
+    @property
+    def changed(self) -> tuple[Changed, ...]:
+        """Circumstances that differ from the last good night; empty, too, when there was none."""
+        if self.last_good is None:
+            return ()
+        return changed_between(self.last_good.circumstances, self.entry.circumstances)
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """One night of an experiment, as a person is told of it."""
+
+    bad: tuple[BadSet, ...]
+    recovered: tuple[Entry, ...]
+    """Sets that PASS, and did not in their night before."""
+
+    @property
+    def news(self) -> tuple[BadSet, ...]:
+        """Bad sets that nobody was told of yet."""
+        return tuple(each for each in self.bad if not each.told)
+
+
+def night(entries: Iterable[Entry], number: int) -> Night:
+    """Night ``number`` among the results of an experiment, newest first; later ones do not count.
+
+    A set that goes from FAIL to ERROR and back is told of twice, not three times: what counts is
+    what was told since its last PASS. A FAIL of another class of cause is told of.
+    """
+    known = [entry for entry in entries if entry.night <= number]
+    tonight = [entry for entry in known if entry.night == number]
+    before = [entry for entry in known if entry.night < number]
+    return Night(
+        bad=tuple(
+            _bad(entry, [each for each in before if each.test_set == entry.test_set])
+            for entry in tonight
+            if entry.verdict is not Judgement.PASS
+        ),
+        recovered=tuple(
+            entry
+            for entry in tonight
+            if entry.verdict is Judgement.PASS and entry.previous not in (None, Judgement.PASS)
+        ),
+    )
+
+
+def _bad(entry: Entry, before: Sequence[Entry]) -> BadSet:
+    """``before``: earlier results of the same set, newest first."""
+    good = next((at for at, each in enumerate(before) if each.verdict is Judgement.PASS), None)
+    since = before[:good]
+    return BadSet(
+        entry=entry,
+        told=any(_state(each) == _state(entry) for each in since),
+        last_good=None if good is None else before[good],
+    )
+
+
+def _state(entry: Entry) -> tuple[object, ...]:
+    return entry.verdict, entry.cause_class
+
+
+def reported(
+    document: Mapping[str, Any], folder: str, before: Sequence[Entry] = ()
+) -> tuple[Entry, ...]:
+    """The test sets of a report, as the night after all those before it.
+
+    Args:
+        document: ``report.json``.
+        folder: that it lies in.
+        before: earlier results of the experiment, newest first. What the report does not tell of
+            the circumstances (driver, commit) is taken to be as it was in the newest of them.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no report of ours.
+    """
+    known = dict(before[0].circumstances) if before else {}
+    last = {entry.test_set: entry.verdict for entry in reversed(before)}
+    when = datetime.strptime(document["generated"], "%Y-%m-%d %H:%M UTC").replace(tzinfo=UTC)
+    return tuple(
+        Entry(
+            night=before[0].night + 1 if before else 1,
+            finished=when,
+            experiment=document["experiment"],
+            source=document["source"],
+            test_set=test["name"],
+            control=test["control"],
+            verdict=Judgement(test["verdict"]),
+            previous=last.get(test["name"]),
+            cause_class=CauseClass(test["cause_class"]) if test["cause_class"] else None,
+            cause=test["cause"],
+            onset=test["onset_step"],
+            wall_s=test["wall_s"],
+            reused=test["reused"],
+            circumstances={**known, **document["versions"]},
+            report=folder,
+        )
+        for test in document["tests"]
+    )
+
+
+MOST_CHARACTERS = 40_000
+"""Of what is told set by set; GitHub refuses an issue or a comment of more than 65,536."""
+LISTED = 100
+"""Test sets that one sentence names."""
+LOG_LINES = 30
+"""Of what a failed command said, in a message."""
+
+
+def body(night: Night, note: str = "") -> str | None:
+    """What to tell of a night; None when it has no news, whether it was good or bad.
+
+    ``note`` is told under the title.
+    """
+    if not night.news:
+        return None
+    first = night.news[0].entry
+    when = f"{first.finished:%Y-%m-%d %H:%M} UTC"
+    title = f"{escape(plain(first.experiment))}: {_count(len(night.news))} bad for the first time"
+    blocks = [
+        f"**{title}** ({when})",
+        *([escape(plain(note))] if note else []),
+        *_sets(night.news),
+    ]
+    told = [each.entry for each in night.bad if each.told]
+    if told:
+        blocks.append(f"Still bad, told of before: {_listed(told)}.")
+    if night.recovered:
+        blocks.append(f"Good again: {_listed(night.recovered)}.")
+    report, name = shlex.quote(plain(first.report)), shlex.quote(plain(first.experiment))
+    commands = f"converge report {report}\nconverge history {name} --html history.html"
+    blocks += ["What to do next stands in docs/nightly.md.", fenced(commands, "console")]
+    return "\n\n".join(blocks) + "\n"
+
+
+def nothing_judged(
+    experiment: str, when: datetime, last: NightMark | None, log: str, history: str = ""
+) -> str:
+    """What to tell of a night that came to no report.
+
+    Args:
+        experiment: its name.
+        when: the night ended.
+        last: the newest night that judged something; None when there was none.
+        log: what `converge run` said; its last lines are quoted.
+        history: why the history was of no help; empty when it was.
+    """
+    title = f"{escape(plain(experiment))}: nothing was judged"
+    blocks = [
+        f"**{title}** ({when:%Y-%m-%d %H:%M} UTC)",
+        "The matrix ended without a report, so no test set has an answer.",
+    ]
+    if history:
+        blocks.append(escape(plain(history)))
+    elif last is None:
+        blocks.append("No night of this history has ever judged anything.")
+    else:
+        blocks.append(f"The last night that judged something was {last.finished:%Y-%m-%d}.")
+    if said := tail(plain_block(log), LOG_LINES):
+        blocks += ["What it said last:", fenced(said)]
+    blocks.append("What to do next stands in docs/nightly.md.")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _sets(bad: Sequence[BadSet]) -> Iterator[str]:
+    """A block for each, as long as they fit; of the others the names that fit."""
+    room = MOST_CHARACTERS
+    for place, each in enumerate(bad):
+        block = _set(each)
+        room -= len(block)
+        if room < 0:
+            rest = _listed([each.entry for each in bad[place:]])
+            yield f"There is no room to tell more of {rest}: see the report."
+            return
+        yield block
+
+
+def _set(bad: BadSet) -> str:
+    entry = bad.entry
+    kind = f" ({entry.cause_class})" if entry.cause_class else ""
+    onset = f", from step {entry.onset}" if entry.onset is not None else ""
+    lines = [f"### {entry.verdict}: {escape(plain(entry.test_set))}{kind}{onset}"]
+    lines.append(escape(plain(entry.cause)) or "No cause is named.")
+    if bad.last_good is None:
+        lines.append("It has never passed in this history.")
+    else:
+        lines.append(f"It passed last on {bad.last_good.finished:%Y-%m-%d}.")
+        lines += [
+            f"- {escape(plain(name))}: {_value(then)} → {_value(now)}"
+            for name, then, now in bad.changed
+        ] or ["No circumstance that is recorded has changed since."]
+    return "\n".join(f"{line}\n" if not line.startswith("- ") else line for line in lines).rstrip()
+
+
+def _value(text: str) -> str:
+    return escape(plain(text)) or "unknown"
+
+
+def _listed(entries: Sequence[Entry]) -> str:
+    named = ", ".join(
+        f"{escape(plain(each.test_set))} ({each.verdict})" for each in entries[:LISTED]
+    )
+    return named + (f" and {len(entries) - LISTED} more" if entries[LISTED:] else "")
+
+
+def _count(amount: int) -> str:
+    return "1 test set is" if amount == 1 else f"{amount} test sets are"

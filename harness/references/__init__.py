@@ -1,0 +1,50 @@
+"""What later runs are judged by, kept in files of their own.
+
+::
+
+    calibrations.py   calibration files: what repeats of a control taught, and of which control
+    goldens.py        goldens: controls that somebody blessed, in folders that can be committed, and
+                      whether one is still the control that an experiment describes
+"""
+
+from harness.references.calibrations import (
+    CALIBRATION_FILE,
+    StoredCalibration,
+    find_calibration,
+    read_calibrations,
+    what_changed,
+    write_calibrations,
+)
+from harness.references.goldens import (
+    GOLDEN_FILE,
+    Change,
+    Misfits,
+    Replaced,
+    StoredGolden,
+    default_folder,
+    find_goldens,
+    misfits,
+    not_there,
+    read_golden,
+    write_golden,
+)
+
+__all__ = [
+    "CALIBRATION_FILE",
+    "GOLDEN_FILE",
+    "Change",
+    "Misfits",
+    "Replaced",
+    "StoredCalibration",
+    "StoredGolden",
+    "default_folder",
+    "find_calibration",
+    "find_goldens",
+    "misfits",
+    "not_there",
+    "read_calibrations",
+    "read_golden",
+    "what_changed",
+    "write_calibrations",
+    "write_golden",
+]

@@ -1,0 +1,454 @@
+"""Goldens (schema 1): folders with the evidence of a control, and who blessed it.
+
+::
+
+    baselines/NAME/
+      baseline.json      whose it is, from what, and which it replaces
+      job.json  record.json  metrics.jsonl  in_force.json  tensors/*.npz     as in a run folder
+      frozen.npz         where the control made frozen steps
+      calibration.json   what repeats of the control taught
+      reference/         the control in float32, where it computes in less: the same files
+      previous/1/ …      goldens that were here before, whole, the oldest first
+
+``baseline.json``::
+
+    {"schema": 1, "name": "llama3", "author": "ada", "reason": "first release",
+     "date": "2026-11-22T04:05:06+00:00", "converge": "0.1.0",
+     "control": "fsdp2", "identity": "…", "precision": "fp32", "hardware": "cpu-x86_64 …",
+     "dtype": {"param_dtype": "float32", "mixed_precision_param": "float32"},
+     "toolchain": {"name": "torchtitan-0.3.0", "dialect": "titan_0_3"},
+     "versions": {"torch": "2.13.0", "…": "…"}, "facts": {"…": "what the identity is a hash of"},
+     "files": {"metrics.jsonl": "SHA-256", "…": "…"}, "digest": "SHA-256 of the rest of this",
+     "replaces": {"kept": "previous/1", "identity": "…", "author": "…", "reason": "…", "date": "…",
+                  "change": {"kind": "rounding-like", "sentence": "…", "onset": 3,
+                             "growth": {"loss_recomputed": "step^0.5"}}}}
+
+``replaces`` is null for the first golden of its name. Paths of the machine that ran the control
+are left out of ``job.json`` and ``record.json``.
+
+Whether a golden is still the control that a file describes is asked of their facts (``misfits``):
+versions, rank code and SPMD backend are free, since what they change is what a golden is there to
+show. All else must mean the same, or the file says what may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness import __version__
+from harness.errors import StoreError
+from harness.model import GOLDENS, Across, Blessing, Golden, Precision, RunRecord, Toolchain
+from harness.readers import read_spec
+from harness.references.calibrations import (
+    CALIBRATION_FILE,
+    StoredCalibration,
+    find_calibration,
+    read_calibrations,
+    what_changed,
+    write_calibrations,
+)
+from harness.store import read_json, spell_not_finite, write_json
+
+GOLDEN_FILE = "baseline.json"
+PREVIOUS = "previous"
+REFERENCE = "reference"
+_FROZEN = "frozen.npz"
+_COPIED = ("metrics.jsonl", "in_force.json")
+EXPERIMENTS = "experiments"
+"""A folder beside which goldens lie."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Change(_Table):
+    """How a golden differs from the one before it (``harness.judge.changes``)."""
+
+    kind: str
+    sentence: str
+    onset: int | None = None
+    growth: dict[str, str] = {}
+    """Signal to how its difference grows over the steps."""
+
+
+class Replaced(_Table):
+    """The golden that was here before."""
+
+    kept: str
+    """Its folder, within the golden's."""
+    identity: str
+    author: str
+    reason: str
+    date: str
+    change: Change
+
+
+class _Environment(_Table):
+    name: str
+    dialect: str
+
+
+class _GoldenFile(_Table):
+    name: str
+    author: str
+    reason: str
+    date: str
+    converge: str
+    control: str
+    identity: str
+    precision: Precision
+    hardware: str
+    dtype: dict[str, str | None]
+    toolchain: _Environment
+    versions: dict[str, str]
+    facts: dict[str, Any]
+    files: dict[str, str]
+    replaces: Replaced | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGolden:
+    """All that a golden's folder says of it."""
+
+    golden: Golden
+    learnt: StoredCalibration
+    """What repeats of the control taught."""
+    hardware: str
+    dtype: Mapping[str, str | None]
+    converge: str
+    """Version that wrote it."""
+    replaces: Replaced | None
+
+
+# ------------------------------------------------------------------ reading
+
+
+def read_golden(folder: Path) -> StoredGolden:
+    """The golden of a folder.
+
+    Raises StoreError when the folder holds none, when a file of it is missing, was added or is not
+    what was blessed, or when it was written by a newer converge.
+    """
+    path = folder / GOLDEN_FILE
+    if not path.is_file():
+        raise StoreError(f"{folder}: there is no golden here (no {GOLDEN_FILE})")
+    try:
+        document = read_json(path)
+        found = _GoldenFile.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{path}: {where}: {first['msg']}; bless the control again") from None
+    if document.get("digest") != _seal(document):
+        raise _other_file(path, found.author)
+    for name, digest in {**found.files, **dict.fromkeys(_added(folder, found.files), "")}.items():
+        if not (folder / name).is_file() or _digest(folder / name) != digest:
+            raise _other_file(folder / name, found.author)
+    learnt = find_calibration(read_calibrations(folder / CALIBRATION_FILE), found.identity)
+    spec = read_spec(folder)
+    if learnt is None or spec is None:
+        raise StoreError(f"{folder} holds no whole golden; bless the control again")
+    return StoredGolden(
+        golden=Golden(
+            name=found.name,
+            folder=folder,
+            identity=found.identity,
+            spec=replace(spec, toolchain=found.toolchain.name),
+            precision=found.precision,
+            frozen=_frozen_steps(folder),
+            reference=_reference(folder),
+            toolchain=Toolchain(
+                found.toolchain.name, Path("/"), found.toolchain.dialect, found.versions
+            ),
+            facts=found.facts,
+            blessing=Blessing(found.author, found.reason, found.date),
+        ),
+        learnt=learnt,
+        hardware=found.hardware,
+        dtype=found.dtype,
+        converge=found.converge,
+        replaces=found.replaces,
+    )
+
+
+def _frozen_steps(folder: Path) -> int:
+    there = (folder / _FROZEN).is_file()
+    return int(read_json(folder / "job.json").get("frozen") or 0) if there else 0
+
+
+def _reference(folder: Path) -> tuple[Path, str] | None:
+    path = folder / REFERENCE
+    if not path.is_dir():
+        return None
+    return path, str(read_json(path / "record.json")["identity"])
+
+
+def _added(folder: Path, known: Collection[str]) -> list[str]:
+    """Files that were not blessed, and that a reader of runs might take for evidence."""
+    found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    ours = (name for name in found if name.parts[0] not in (GOLDEN_FILE, PREVIOUS))
+    return [
+        name.as_posix()
+        for name in ours
+        if name.as_posix() not in known and not name.name.startswith(".")
+    ]
+
+
+def _other_file(path: Path, author: str) -> StoreError:
+    return StoreError(
+        f"{path} is not the file that {author} blessed; restore it (git restore {path.parent}), or "
+        "bless the control again"
+    )
+
+
+# ------------------------------------------------------------------ writing
+
+
+def write_golden(
+    folder: Path,
+    record: RunRecord,
+    learnt: StoredCalibration,
+    toolchain: Toolchain,
+    blessing: Blessing,
+    change: Change | None = None,
+    reference: RunRecord | None = None,
+) -> None:
+    """Store a finished control as golden, all at once; one that is there goes to ``previous``.
+
+    Args:
+        folder: of the golden; its last part is its name.
+        record: of the control's run.
+        learnt: what its repeats taught, with the facts of the control.
+        toolchain: that it ran in.
+        blessing: who blesses it.
+        change: against the golden that is there; None when there is none.
+        reference: record of the control's run in float32, where it computes in less.
+
+    Raises:
+        StoreError: the run left no evidence in one piece, or the folder cannot be written.
+    """
+    before = read_golden(folder) if change is not None else None
+    for each in (record, *([reference] if reference else [])):
+        if not (each.folder / "metrics.jsonl").is_file():
+            raise StoreError(
+                f"{each.folder}: its evidence is not in one piece (it was interrupted and "
+                "resumed); run the control again with --fresh"
+            )
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+            new, old = Path(scratch) / "new", Path(scratch) / "old"
+            _copy_evidence(record, new)
+            if reference is not None:
+                _copy_evidence(reference, new / REFERENCE)
+            write_calibrations(new / CALIBRATION_FILE, [learnt])
+            replaces = None
+            if before is not None and change is not None:
+                replaces = _keep(before, folder, new, change)
+            write_json(
+                new / GOLDEN_FILE,
+                _document(folder.name, new, learnt, toolchain, blessing, replaces),
+            )
+            if before is not None:
+                folder.rename(old)
+            try:
+                new.rename(folder)
+            except OSError:
+                if before is not None:  # or it would go with the scratch folder
+                    old.rename(folder)
+                raise
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot write: {error.strerror}") from error
+
+
+def _copy_evidence(record: RunRecord, new: Path) -> None:
+    """The files of a run folder that later runs are judged by, without paths of this machine."""
+    new.mkdir()
+    for name in _COPIED:
+        shutil.copyfile(record.folder / name, new / name)
+    if (record.folder / _FROZEN).is_file():
+        shutil.copyfile(record.folder / _FROZEN, new / _FROZEN)
+    if (record.folder / "tensors").is_dir():
+        shutil.copytree(record.folder / "tensors", new / "tensors")
+    job = read_json(record.folder / "job.json")
+    data = job.get("data")
+    job |= {"run_folder": "", "seed_checkpoint": None, "data": data and {**data, "folder": ""}}
+    write_json(new / "job.json", job)
+    told = read_json(record.folder / "record.json")
+    kept = ("name", "identity", "status", "wall_s", "error", "started", "versions")
+    write_json(
+        new / "record.json", {**{key: told.get(key) for key in kept}, "folder": "", "argv": []}
+    )
+
+
+def _keep(before: StoredGolden, folder: Path, new: Path, change: Change) -> Replaced:
+    """Copy the golden that is there, and those before it, into the new one's folder."""
+    kept = new / PREVIOUS
+    if (folder / PREVIOUS).is_dir():
+        shutil.copytree(folder / PREVIOUS, kept)
+    number = 1 + max((int(each.name) for each in kept.glob("[0-9]*")), default=0)
+    shutil.copytree(folder, kept / str(number), ignore=shutil.ignore_patterns(PREVIOUS))
+    golden = before.golden
+    return Replaced(
+        kept=f"{PREVIOUS}/{number}",
+        identity=golden.identity,
+        author=golden.blessing.author,
+        reason=golden.blessing.reason,
+        date=golden.blessing.date,
+        change=change,
+    )
+
+
+def _document(
+    name: str,
+    new: Path,
+    learnt: StoredCalibration,
+    toolchain: Toolchain,
+    blessing: Blessing,
+    replaces: Replaced | None,
+) -> dict[str, Any]:
+    calibration = learnt.calibration
+    ran = read_json(new / "in_force.json")
+    files = [path for path in sorted(new.rglob("*")) if path.is_file()]
+    document = _GoldenFile(
+        name=name,
+        author=blessing.author,
+        reason=blessing.reason,
+        date=blessing.date,
+        converge=__version__,
+        control=calibration.control,
+        identity=calibration.identity or "",
+        precision=calibration.precision,
+        hardware=learnt.facts["hardware"],
+        dtype={key: ran.get(key) for key in ("param_dtype", "mixed_precision_param")},
+        toolchain=_Environment(name=toolchain.name, dialect=toolchain.dialect),
+        versions=dict(toolchain.versions),
+        facts=json.loads(json.dumps(learnt.facts)),
+        files={
+            path.relative_to(new).as_posix(): _digest(path)
+            for path in files
+            if PREVIOUS not in path.relative_to(new).parts
+        },
+        replaces=replaces,
+    )
+    told = document.model_dump(mode="json")
+    return {**told, "digest": _seal(told)}
+
+
+def _seal(document: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of all that a document says: its facts and precision decide what it may judge."""
+    told = {key: value for key, value in document.items() if key not in ("schema", "digest")}
+    return hashlib.sha256(json.dumps(spell_not_finite(told), sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# ------------------------------------------------------------------ where they lie
+
+
+def default_folder(experiment: Path) -> Path:
+    """The folder that holds goldens of an experiment: beside ``experiments/``, else beside it."""
+    beside = experiment.absolute().parent
+    return (beside.parent if beside.name == EXPERIMENTS else beside) / GOLDENS
+
+
+def find_goldens(folder: Path) -> tuple[Path, ...]:
+    """Every golden in a folder of goldens, by name."""
+    return tuple(sorted(path.parent for path in folder.glob(f"*/{GOLDEN_FILE}")))
+
+
+def not_there(folder: Path) -> str:
+    """That there is no golden of this folder, and which are beside it."""
+    beside = ", ".join(each.name for each in find_goldens(folder.parent)) or "none"
+    return f"there is no golden {folder} (there: {beside})"
+
+
+# --------------------------------------------------------------- is it still the control
+
+
+FREE = ("versions", "rank_code", "software", "spmd_backend")
+"""Facts that a golden may always differ in. Which SPMD backend is the default follows the torch."""
+_DTYPE = re.compile(r"^train_config\.training\.(dtype|mixed_precision_\w+)\b")
+_PRECISE = ("bf16", "float8", "float8_rowwise", "float8_tp")
+"""Techniques that choose a data type."""
+
+
+class Misfits(NamedTuple):
+    """Clauses on what differs."""
+
+    refused: tuple[str, ...]
+    """What makes it another training, or is not named in ``baseline_across``."""
+    named: tuple[str, ...]
+    """What is, and so may differ."""
+    across: frozenset[Across]
+    """Which words of ``baseline_across`` would excuse all that is refused; empty: none would."""
+
+
+def misfits(
+    then: Mapping[str, Any], now: Mapping[str, Any], across: tuple[Across, ...] = ()
+) -> Misfits:
+    """Compare the facts of a golden with those of a control (``harness.plan.identity_facts``)."""
+    found = list(_differences(_meaning(then), _meaning(now)))
+    refused = [each for each in found if each.kind is None or each.kind not in across]
+    kinds = [each.kind for each in refused]
+    return Misfits(
+        tuple(each.clause for each in refused),
+        tuple(each.clause for each in found if each not in refused),
+        frozenset() if None in kinds else frozenset(kind for kind in kinds if kind),
+    )
+
+
+class _Difference(NamedTuple):
+    clause: str
+    kind: Across | None
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[_Difference]:
+    for key in dict.fromkeys((*now, *then)):
+        before = {key: then[key]} if key in then else {}
+        after = {key: now[key]} if key in now else {}
+        for clause in what_changed(before, after):
+            yield _Difference(clause, _kind(key, then.get(key), now.get(key)))
+
+
+def _kind(key: str, before: Any, after: Any) -> Across | None:
+    """Which word of ``baseline_across`` is about a fact."""
+    if key == "hardware":
+        return Across.HARDWARE
+    if _DTYPE.match(key):
+        return Across.DTYPE
+    if key == "techniques" and {*(before or ())} ^ {*(after or ())} <= {*_PRECISE}:
+        return Across.DTYPE
+    return None
+
+
+def _meaning(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the training, by dotted key; ``set`` and train config say one thing."""
+    config = facts["train_config"]
+    settings = {**dict(_flat(config["settings"])), **facts["overrides"]}
+    told = {f"train_config.{key}": value for key, value in sorted(settings.items())}
+    shape = {f"model.{key}": value for key, value in config["model"].items()}
+    skipped = {*FREE, "train_config", "overrides"}
+    rest = {key: value for key, value in facts.items() if key not in skipped}
+    return {"module": config["module"], "config": config["config"], **shape, **told, **rest}
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
