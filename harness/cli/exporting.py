@@ -13,7 +13,7 @@ from harness.export import ExportedRun, Points, exported, write_tensorboard, wri
 from harness.gate import ExitCode
 from harness.model import Evidence, Job, Plan, Role
 from harness.report.passes import degrees_of
-from harness.report.text import plain
+from harness.report.sanitize import plain
 from harness.report.view import Comparison
 
 

@@ -21,7 +21,8 @@ from harness.gate import ExitCode
 from harness.history import Entry, Filter, History
 from harness.history.overview import overview
 from harness.history.page import to_page
-from harness.report.text import ABSENT, duration, plain
+from harness.report.sanitize import plain
+from harness.report.text import ABSENT, duration
 from harness.store import atomic_write, spell_not_finite
 
 SCHEMA = 1

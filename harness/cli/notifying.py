@@ -16,7 +16,7 @@ from harness.gate import ExitCode
 from harness.history import Entry, Filter, History, NightMark
 from harness.history import Night as Remembered
 from harness.night import body, night, nothing_judged, reported
-from harness.report.text import plain
+from harness.report.sanitize import plain
 from harness.store import atomic_write
 
 REPORT = "report.json"

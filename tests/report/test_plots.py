@@ -8,7 +8,7 @@ from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
 
 from harness.model import Evidence, Judgement, Verdict
 from harness.report import build_view
-from harness.report.plots import draw
+from harness.report.renderers.plots import draw
 
 
 def pixels(png):

@@ -1,14 +1,14 @@
-"""The view model to files."""
+"""Writes every form of a report into a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from harness.report.plots import draw
-from harness.report.report_html import to_html
-from harness.report.report_json import to_json
-from harness.report.report_junit import to_junit
-from harness.report.report_markdown import to_markdown
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import to_json
+from harness.report.renderers.junit import to_junit
+from harness.report.renderers.markdown import to_markdown
+from harness.report.renderers.plots import draw
 from harness.report.view import ReportView
 from harness.store import atomic_write
 
