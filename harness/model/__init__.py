@@ -14,7 +14,6 @@ from harness.model.cluster import Cluster, Launcher
 from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.experiment import (
     CADENCE_OFF,
-    CURVE_REPEATS,
     DATA_TYPES,
     DEFAULT_REPEATS,
     FEWEST_DRAWN,
@@ -22,7 +21,6 @@ from harness.model.experiment import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     POWERS_OF_TWO,
-    PROBED_REPEATS,
     RESHARD,
     SPMD_BACKEND,
     SPMD_BACKENDS,
@@ -56,7 +54,13 @@ from harness.model.kinds import (
 from harness.model.parallelism import Parallelism
 from harness.model.plan import Job, Plan, Surroundings, Toolchain
 from harness.model.runs import RankError, RunRecord, RunStatus
-from harness.model.trainer import DEFAULT_TRAINER, EVERYTHING, Capabilities, TrainerSpec
+from harness.model.trainer import (
+    DEFAULT_TRAINER,
+    EVERYTHING,
+    TORCHTITAN,
+    Capabilities,
+    TrainerSpec,
+)
 from harness.model.verdict import (
     CauseClass,
     Check,
@@ -91,7 +95,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CADENCE_OFF",
-    "CURVE_REPEATS",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
     "DEFAULT_TRAINER",
@@ -102,10 +105,10 @@ __all__ = [
     "GOLDENS",
     "LOCAL_BATCH",
     "POWERS_OF_TWO",
-    "PROBED_REPEATS",
     "RESHARD",
     "SPMD_BACKEND",
     "SPMD_BACKENDS",
+    "TORCHTITAN",
     "ZERO_2",
     "ZERO_3",
     "Across",
