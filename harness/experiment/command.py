@@ -12,7 +12,7 @@ from harness.experiment.read import flatten
 from harness.experiment.tables import SetTable, TestTable
 from harness.experiment.trainer import CommandTable, Where
 from harness.model import Command, Launcher, RankLauncher, SetSpec, TrainConfig
-from harness.model.template import CONFIG, PLACEHOLDERS, placeholders
+from harness.model.trainer import CONFIG, PLACEHOLDERS, placeholders
 
 EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 OUTPUT = "{output}/"

@@ -14,7 +14,7 @@ from harness.experiment.paths import expanded, find_file
 from harness.experiment.program import File, Module, Program, program_of
 from harness.experiment.trainer import CommandTable, Where
 from harness.model import Command, RankLauncher, SetSpec
-from harness.model.template import CONFIG, fill, placeholders
+from harness.model.trainer import CONFIG, fill, placeholders
 
 _STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec")
 """What people write in front of their script; a template begins after it."""

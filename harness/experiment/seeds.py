@@ -23,7 +23,7 @@ from harness.errors import Problem
 from harness.experiment.sets import Where
 from harness.experiment.tables import LARGEST_SEED, FileTable, Table, validate
 from harness.model import Command
-from harness.model.template import placeholders
+from harness.model.trainer import placeholders
 
 FEWEST, MOST = 2, 100
 SEED = "seed"

@@ -15,7 +15,7 @@ from harness.model import (
     RankLauncher,
     SyntheticData,
 )
-from harness.model.template import PLACEHOLDERS
+from harness.model.trainer import PLACEHOLDERS
 
 CONFIG = """
 [trainer.config]

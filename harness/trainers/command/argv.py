@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.model import Command, Job, RankLauncher, SetSpec, Setting
-from harness.model.template import CONFIG, fill
+from harness.model.trainer import CONFIG, fill
 from harness.trainers.calls import Rendezvous
 
 OUTPUT = "output"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.model import Command, Job, Parallelism, RankLauncher
-from harness.model.template import CONFIG, placeholders
+from harness.model.trainer import CONFIG, placeholders
 from harness.trainers.command.argv import command_of
 
 PYTHON = "{python}"

@@ -19,7 +19,7 @@ from harness.model import (
     Toolchain,
     TrainerSpec,
 )
-from harness.model.template import placeholders
+from harness.model.trainer import placeholders
 from harness.toolchain import assume_environment, find_environment, own_source
 from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
 from harness.trainers.calls import Rendezvous
