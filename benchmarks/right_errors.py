@@ -2,7 +2,7 @@
 
 ``nox -s bench -- right_errors`` trains the set-ups of ``right_sets`` for one step by ``converge
 run``, with the frozen steps that every run of low precision makes, and measures each against its
-matched control as the judge does (``harness.judge.rounding``). The multiples that the judge allows
+matched control as the judge does (``harness.judge.compare.precision_errors``). The multiples that the judge allows
 stand on what is printed here. All set-ups are right, so one outside of a limit is a false alarm; it
 is named, and the exit code is 1.
 
@@ -27,7 +27,7 @@ import tomli_w
 from proof.regimes import Regime, rewritten
 
 from harness.cli.saved import load_matrix
-from harness.judge.rounding import EMBEDDING, Errors, Measure, measure_errors
+from harness.judge.compare.precision_errors import EMBEDDING, Errors, Measure, measure_errors
 from harness.model import Role
 from harness.readers import read_run
 

@@ -1,12 +1,12 @@
 """Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes."""
 
-from harness.judge.asked import CHECKS, SEED_CHECKS
 from harness.judge.calibrate import calibrate
 from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
-from harness.judge.envelope import Envelope, limits
-from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.checks.selection import CHECKS, SEED_CHECKS
+from harness.judge.compare.envelopes import Envelope, limits
+from harness.judge.compare.floors import JUDGED_SIGNALS
+from harness.judge.compare.precision_errors import Measure
 from harness.judge.rcp import Submission, judge_submission
-from harness.judge.rounding import Measure
 from harness.judge.verdict import judge
 
 __all__ = [

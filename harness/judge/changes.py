@@ -13,10 +13,10 @@ from enum import StrEnum
 import numpy as np
 
 from harness.judge.calibrate import growth_law
-from harness.judge.case import make_case
-from harness.judge.envelope import Envelope
-from harness.judge.floors import JUDGED_SIGNALS
-from harness.judge.sketches import shared_samples
+from harness.judge.compare.envelopes import Envelope
+from harness.judge.compare.floors import JUDGED_SIGNALS
+from harness.judge.compare.sketches import shared_samples
+from harness.judge.comparison import make_case
 from harness.judge.verdict import judge
 from harness.model import Calibration, Evidence, Judgement, SetSpec
 

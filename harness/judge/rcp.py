@@ -18,7 +18,7 @@ chance, since that would be another training. The rule is that of ``mlperf_loggi
 Stricter than the checker, which counts no runs: fewer than are demanded are INVALID.
 
 Beside it stands our own question, the other way round: that the submission converges *no later*
-than the reference by more than a margin (:func:`harness.judge.seeds.over_seeds`, one-sided).
+than the reference by more than a margin (:func:`harness.judge.compare.seeds.over_seeds`, one-sided).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from harness.judge.check import Finding, check, counted, invalid, passed, skipped
-from harness.judge.equivalence import OUTCOMES
-from harness.judge.seeds import FEWEST_SEEDS, Group, over_seeds
-from harness.judge.tost import ALPHA, Answer
+from harness.judge.checks.equivalence import OUTCOMES
+from harness.judge.checks.question import Finding, check, counted, invalid, passed, skipped
+from harness.judge.compare.seeds import FEWEST_SEEDS, Group, over_seeds
+from harness.judge.compare.tost import ALPHA, Answer
 from harness.model import (
     Ask,
     CauseClass,

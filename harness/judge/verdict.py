@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from harness.judge import integrity
-from harness.judge.alone import REPEATS, curves_alone
-from harness.judge.asked import SEED_CHECKS, Asked, answer, asked
-from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
-from harness.judge.open_curves import what_settles
-from harness.judge.passes import at_resume
-from harness.judge.rounding import Measure
+from harness.judge.checks import integrity
+from harness.judge.checks.envelope import what_settles
+from harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
+from harness.judge.compare.envelopes import REPEATS, curves_alone
+from harness.judge.compare.precision_errors import Measure
+from harness.judge.comparison import Case, make_case
+from harness.judge.resume.passes import at_resume
 from harness.judge.soundness import non_finite
 from harness.model import (
     Ask,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from harness.judge.calibrate import calibrate
-from harness.judge.case import Case
-from harness.judge.equivalence import loss_equivalent
-from harness.judge.tost import FEWEST, Answer, equivalence
+from harness.judge.checks.equivalence import loss_equivalent
+from harness.judge.compare.tost import FEWEST, Answer, equivalence
+from harness.judge.comparison import Case
 from harness.model import Evidence, Outcome, Precision, Tier
 
 MARGIN = 1e-3

@@ -9,7 +9,7 @@ from judge_examples import in_force
 from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
 
 from harness.judge import judge
-from harness.judge.leftovers import unchanging
+from harness.judge.compare.post_step_state import unchanging
 from harness.model import BufferRows, CauseClass, Judgement, Outcome, Parallelism, Precision
 
 PP2 = Parallelism(dp_shard=2, pp=2)

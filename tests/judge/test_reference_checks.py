@@ -7,7 +7,7 @@ import pytest
 from judge_examples import STEPS, run, spec
 
 from harness.judge import Measure, judge
-from harness.judge.rounding import measure_errors
+from harness.judge.compare.precision_errors import measure_errors
 from harness.model import (
     CauseClass,
     Evidence,

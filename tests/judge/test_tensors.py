@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from judge_examples import PARAMETERS, REPLICAS, SAMPLES, run, samples, sketch, spec
 
 from harness.judge import calibrate, judge
-from harness.judge.sketches import fit, gradient_difference, shared_samples
+from harness.judge.compare.sketches import fit, gradient_difference, shared_samples
 from harness.model import (
     Disagreement,
     Judgement,

@@ -8,8 +8,8 @@ import pytest
 from proof.docstrings import Bug
 from proof.grading import Graded, read_answer
 
-from harness.judge.reference_checks import frozen_loss, gradient_errors, gradient_scale
-from harness.judge.rounding import Errors, Measure
+from harness.judge.checks.precision import frozen_loss, gradient_errors, gradient_scale
+from harness.judge.compare.precision_errors import Errors, Measure
 from harness.model import CauseClass, Judgement, Tier
 
 BUG = Bug(

@@ -9,12 +9,12 @@ from pathlib import Path
 from tensor_samples import NAMES, replicas, tensor_samples
 
 from harness.judge import calibrate, limits
-from harness.judge.case import make_case
-from harness.judge.tensor_checks import (
+from harness.judge.checks.tensors import (
     gradients_first_steps,
     replicas_agree,
     updates_first_steps,
 )
+from harness.judge.comparison import make_case
 from harness.model import (
     Calibration,
     CauseClass,

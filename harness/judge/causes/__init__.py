@@ -10,39 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.judge.alone import curves_alone
-from harness.judge.case import Case
-from harness.judge.causes.bare import curves_part, logged_twice
+from harness.judge.causes.backward import (
+    faintly_scaled,
+    no_gradient,
+    sampled_gradients,
+    sampled_gradients_later,
+)
 from harness.judge.causes.buffers import (
     other_buffers,
     other_tables,
     rounded_tables,
     still_buffers,
 )
-from harness.judge.causes.carried import moved_too_far, rounded, some_parted
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.clipping import clipping
+from harness.judge.causes.context import Scene
+from harness.judge.causes.curves import (
+    curves_part,
+    gradients_from,
+    later,
+    logged_twice,
+    lost_at_resume,
+    one_step,
+    rounding_growth,
+)
 from harness.judge.causes.first_steps import (
     gradient_direction,
     gradients_scaled,
     norm_scaled,
     objective,
 )
-from harness.judge.causes.forward import forward_on_new_data, hidden_forward
-from harness.judge.causes.gradients import (
-    faintly_scaled,
-    no_gradient,
-    sampled_gradients,
-    sampled_gradients_later,
+from harness.judge.causes.forward import (
+    added_term,
+    forward_on_new_data,
+    hidden_forward,
+    scaled_objective,
+    trained_objective,
 )
 from harness.judge.causes.inputs import blown_up_at, not_finite, other_input
-from harness.judge.causes.later import (
-    gradients_from,
-    later,
-    lost_at_resume,
-    one_step,
-    rounding_growth,
-)
 from harness.judge.causes.low_precision import (
     beyond_rounding,
     drawn_otherwise,
@@ -56,15 +59,15 @@ from harness.judge.causes.metrics import (
     loss_scaled_alone,
     metric_only,
 )
-from harness.judge.causes.objectives import added_term, scaled_objective, trained_objective
 from harness.judge.causes.optimizer import (
     averaged_otherwise,
+    clipping,
     counted_first,
     counted_otherwise,
     moments_lost,
 )
 from harness.judge.causes.replicas import replicas
-from harness.judge.causes.resumes import (
+from harness.judge.causes.resume import (
     data_lost,
     follows_from_resume,
     not_continued,
@@ -74,8 +77,17 @@ from harness.judge.causes.resumes import (
     state_lost,
     torn_loaded,
 )
-from harness.judge.causes.updates import frozen, initial, updated
-from harness.judge.scene import Scene
+from harness.judge.causes.signature import Cause
+from harness.judge.causes.updates import (
+    frozen,
+    initial,
+    moved_too_far,
+    rounded,
+    some_parted,
+    updated,
+)
+from harness.judge.compare.envelopes import curves_alone
+from harness.judge.comparison import Case
 from harness.model import CauseClass, Check, Outcome
 
 _DOUBTS = (

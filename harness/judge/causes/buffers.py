@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.groups import fold, joined
-from harness.judge.leftovers import buffers as compared
-from harness.judge.leftovers import unchanging, unmoved
-from harness.judge.scene import Scene, loss_agrees
-from harness.judge.sketches import fit, relative
-from harness.judge.tensors import TensorComparison
+from harness.judge.causes.context import Scene, loss_agrees
+from harness.judge.causes.parameter_names import fold, joined
+from harness.judge.causes.signature import Cause
+from harness.judge.compare.post_step_state import buffers as compared
+from harness.judge.compare.post_step_state import unchanging, unmoved
+from harness.judge.compare.sketches import fit, relative
+from harness.judge.compare.tensors import TensorComparison
 from harness.model import BufferRows, CauseClass, Floats
 
 _MULTIPLE = 1e-3

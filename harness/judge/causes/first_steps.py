@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from harness.judge.apart import apart
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.forward import look_in_forward
-from harness.judge.causes.places import spot
-from harness.judge.causes.wrong import worst_words, wrong_gradients
-from harness.judge.envelope import Envelope
-from harness.judge.factors import FIRST_STEP_MATCH
-from harness.judge.scene import (
+from harness.judge.causes.context import (
     Scene,
     is_constant,
     loss_agrees,
@@ -17,6 +10,13 @@ from harness.judge.scene import (
     ratio_words,
     words_of,
 )
+from harness.judge.causes.factors import FIRST_STEP_MATCH
+from harness.judge.causes.forward import look_in_forward
+from harness.judge.causes.gradient_patterns import worst_words, wrong_gradients
+from harness.judge.causes.location import spot
+from harness.judge.causes.signature import Cause
+from harness.judge.compare.envelopes import Envelope
+from harness.judge.wording import apart
 from harness.model import CauseClass, Outcome
 
 _SCALING = (

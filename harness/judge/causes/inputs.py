@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
+from harness.judge.causes.context import Scene, words_of
 from harness.judge.causes.optimizer import counted_otherwise
-from harness.judge.causes.resumes import of_pass
-from harness.judge.curves import series
-from harness.judge.floors import FIRST_STEPS
-from harness.judge.scene import Scene, words_of
+from harness.judge.causes.resume import of_pass
+from harness.judge.causes.signature import Cause
+from harness.judge.compare.curves import series
+from harness.judge.compare.floors import FIRST_STEPS
 from harness.model import CauseClass, Evidence, Outcome
 
 

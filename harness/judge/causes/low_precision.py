@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.families import family, of_scores, scores_scaled, stage_words
+from harness.judge.causes.context import Scene, digits
+from harness.judge.causes.factors import FrozenMatch, Named, named_factor
 from harness.judge.causes.forward import (
     LEAST_LOSS,
     SAME_BITS,
     look_in_forward,
     same_program,
 )
-from harness.judge.causes.groups import describe
-from harness.judge.causes.places import Spot, spot_of
-from harness.judge.drawing import drawn, in_force
-from harness.judge.factors import FrozenMatch, Named, named_factor
-from harness.judge.rounding import Errors, measure_errors
-from harness.judge.scene import Scene, digits
+from harness.judge.causes.location import (
+    Spot,
+    family,
+    of_scores,
+    scores_scaled,
+    spot_of,
+    stage_words,
+)
+from harness.judge.causes.parameter_names import describe
+from harness.judge.causes.signature import Cause
+from harness.judge.compare.precision_errors import Errors, measure_errors
+from harness.judge.compare.random_numbers import drawn, in_force
 from harness.model import CauseClass, Evidence, Floats, Integers
 
 _STEADY = 4.0

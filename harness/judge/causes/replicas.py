@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.groups import fold, joined
+from harness.judge.causes.context import Scene
+from harness.judge.causes.parameter_names import fold, joined
+from harness.judge.causes.signature import Cause
 from harness.judge.causes.updates import first_part
-from harness.judge.scene import Scene
 from harness.model import CauseClass, Disagreement, ReplicaSample
 
 _NAMED = 3
