@@ -1,6 +1,6 @@
 """Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes."""
 
-from harness.judge.calibrate import calibrate
+from harness.judge.calibration import calibrate
 from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
 from harness.judge.checks.selection import CHECKS, SEED_CHECKS
 from harness.judge.compare.envelopes import Envelope, limits

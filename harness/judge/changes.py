@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from harness.judge.calibrate import growth_law
+from harness.judge.calibration import growth_law
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import JUDGED_SIGNALS
 from harness.judge.compare.sketches import shared_samples

@@ -10,7 +10,7 @@ from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples,
 from scipy import stats
 
 from harness.judge import calibrate
-from harness.judge.calibrate import _spread, _typical
+from harness.judge.calibration import _spread, _typical
 from harness.judge.compare.envelopes import compare
 from harness.judge.compare.limits import (
     IMPLEMENTATION_FACTOR,

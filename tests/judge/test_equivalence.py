@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.judge.calibrate import calibrate
+from harness.judge.calibration import calibrate
 from harness.judge.checks.equivalence import loss_equivalent
 from harness.judge.compare.tost import FEWEST, Answer, equivalence
 from harness.judge.comparison import Case
