@@ -4,13 +4,11 @@ The scale of a signal at a step is the root mean square of the repeats' relative
 control, smoothed over nearby steps (a handful of repeats crosses zero now and then) and never
 falling: what rounding did once, it may do again.
 
-Whether A/A repeats of a control can teach a scale: each by itself, then among the others.
-
 A repeat is the control's own set-up, so it has to pass all that a test set has to, and more: it has
-the control's samples, tokens and learning rates, and starts from its weights. What right repeats
-then still differ by is rounding, of which each has about as much as the others. One that has far
-more is an outlier, whatever the reason: learnt from, it would excuse a test set that has the same
-fault.
+the control's samples, tokens and learning rates, and starts from its weights (:func:`flaw_of`).
+What right repeats then still differ by is rounding, of which each has about as much as the others.
+One that has far more is an outlier (:func:`outlier_among`), whatever the reason: learnt from, it
+would excuse a test set that has the same fault.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ from harness.judge.compare.sketches import (
 )
 from harness.judge.compare.tensors import lost_in_storing
 from harness.judge.compare.tost import end_level
-from harness.judge.comparison import make_case
+from harness.judge.comparison import compare_runs
 from harness.judge.in_force import unlike_a_repeat
 from harness.judge.soundness import (
     disordered,
@@ -425,9 +423,9 @@ def _left_by(control: Evidence) -> tuple[str, ...]:
 
 
 def _fails(repeat: Evidence, control: Evidence) -> str:
-    case = make_case(repeat, control)
+    compared = compare_runs(repeat, control)
     for question in _AS_OF_A_TEST_SET:
-        check = question(case)
+        check = question(compared)
         if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
             return f"the repeat {repeat.name} fails {check.name}: {check.detail}"
     return ""

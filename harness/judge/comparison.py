@@ -1,4 +1,4 @@
-"""What a judge looks at: the evidence of one test set, of its control, and of its repeats."""
+"""Two runs compared: the inputs of every check, made once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from harness.judge.compare.envelopes import Envelope, compare
 from harness.judge.compare.floors import JUDGED_SIGNALS
 from harness.judge.compare.limits import fitting
-from harness.judge.compare.precision_errors import Errors, Measure, measure_errors
+from harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
 from harness.judge.compare.sketches import Renamed, align
 from harness.judge.compare.tensors import Comparisons, compare_tensors
 from harness.judge.programs import is_curve
@@ -17,7 +17,7 @@ from harness.model import Calibration, Evidence, SeedRuns, SetSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RunComparison:
     """The inputs of all checks; a check takes those that its parameters name."""
 
     test: Evidence
@@ -40,7 +40,7 @@ class Case:
     but their initial parameters says that they start alike."""
     renamed: Renamed | None = None
     """What two releases call by other names; the samples are then without it."""
-    measure: Measure | None = None
+    measure: PrecisionRuns | None = None
     """By which errors of low precision are judged; None: there is no reference."""
     errors: Errors | None = None
     """These errors; None where they could not be measured."""
@@ -57,7 +57,7 @@ class Case:
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
 
-def make_case(
+def compare_runs(
     test: Evidence,
     control: Evidence,
     calibration: Calibration | None = None,
@@ -67,11 +67,11 @@ def make_case(
     tolerances: Mapping[str, float] | None = None,
     margin: float | None = None,
     own_start: bool = False,
-    measure: Measure | None = None,
+    measure: PrecisionRuns | None = None,
     one_path: bool = False,
     seeds: SeedRuns | None = None,
     target: float | None = None,
-) -> Case:
+) -> RunComparison:
     """Gather the inputs and compare the runs.
 
     A run whose steps are out of order has no envelope: which of its values is which is not known.
@@ -90,7 +90,7 @@ def make_case(
     compared = [
         compare(signal, test, control, calibration, tolerances, margin) for signal in signals
     ]
-    return Case(
+    return RunComparison(
         test=test,
         control=control,
         calibration=calibration,

@@ -80,13 +80,13 @@ if TYPE_CHECKING:
         FrozenSamples,
         Integers,
         Pass,
+        PostStepState,
         ReplicaSample,
         SeedRuns,
         StateSample,
         Struck,
         TensorRows,
         TensorSample,
-        UpdateRows,
     )
 
 __all__ = [
@@ -141,6 +141,7 @@ __all__ = [
     "Parallelism",
     "Pass",
     "Plan",
+    "PostStepState",
     "Precision",
     "RankError",
     "RankLauncher",
@@ -171,7 +172,6 @@ __all__ = [
     "Torn",
     "TrainConfig",
     "TrainerSpec",
-    "UpdateRows",
     "Verdict",
 ]
 

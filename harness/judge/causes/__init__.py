@@ -1,7 +1,7 @@
 """The likely cause of a failure: its signature against the known classes of silent bugs.
 
 Classes and their signatures were collected from public issues of torchtitan, Megatron-LM,
-DeepSpeed and PyTorch. A signature is a function of a :class:`Scene`; the first that recognises it
+DeepSpeed and PyTorch. A signature is a function of a :class:`Context`; the first that recognises it
 says so in one sentence with the numbers behind it. What nothing recognises is called unknown: no
 cause is better than a wrong one.
 """
@@ -22,7 +22,7 @@ from harness.judge.causes.buffers import (
     rounded_tables,
     still_buffers,
 )
-from harness.judge.causes.context import Scene
+from harness.judge.causes.context import Context
 from harness.judge.causes.curves import (
     curves_part,
     gradients_from,
@@ -87,7 +87,7 @@ from harness.judge.causes.updates import (
     updated,
 )
 from harness.judge.compare.envelopes import curves_alone
-from harness.judge.comparison import Case
+from harness.judge.comparison import RunComparison
 from harness.model import CauseClass, Check, Outcome
 
 _DOUBTS = (
@@ -102,7 +102,7 @@ _DOUBTS = (
 )
 """Integrity checks that, when INVALID, may explain a difference by themselves."""
 
-Signature = Callable[[Scene], Cause | None]
+Signature = Callable[[Context], Cause | None]
 
 SIGNATURES: tuple[Signature, ...] = (
     nothing_loaded,
@@ -188,31 +188,31 @@ OF_DRAWING: tuple[Signature, ...] = (
 differ by what it draws, so they do not tell a forward from a backward fault."""
 
 
-def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
+def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
     """Why a test set failed. ``checks`` hold at least one FAIL."""
-    scene = Scene(case, {check.name: check for check in checks})
-    bare = curves_alone(case.test, case.control)
-    signatures = OF_CURVES if bare else OF_DRAWING if case.draws else SIGNATURES
-    found = next((cause for signature in signatures if (cause := signature(scene))), None)
-    cause = found or _unknown(scene)
+    context = Context(compared, {check.name: check for check in checks})
+    bare = curves_alone(compared.test, compared.control)
+    signatures = OF_CURVES if bare else OF_DRAWING if compared.draws else SIGNATURES
+    found = next((cause for signature in signatures if (cause := signature(context))), None)
+    cause = found or _unknown(context)
     sentence = cause.sentence
-    step = blown_up_at(scene)
+    step = blown_up_at(context)
     if step is not None and cause.kind is not CauseClass.NOT_FINITE:
         sentence += f"; training then blew up at step {step}"
     doubts = [
-        scene.detail(name)
+        context.detail(name)
         for name in _DOUBTS
-        if scene.outcome(name) is Outcome.INVALID
-        and scene.detail(name) not in sentence
-        and not follows_from_resume(scene, name)
+        if context.outcome(name) is Outcome.INVALID
+        and context.detail(name) not in sentence
+        and not follows_from_resume(context, name)
     ]
     sentence += f"; mind that {doubts[0]}" if doubts else ""
     return cause._replace(sentence=sentence)
 
 
-def _unknown(scene: Scene) -> Cause:
+def _unknown(context: Context) -> Cause:
     """No class fits: say what failed and nothing more."""
-    failed = next(check for check in scene.checks.values() if check.outcome is Outcome.FAIL)
+    failed = next(check for check in context.checks.values() if check.outcome is Outcome.FAIL)
     return Cause(f"unknown: {failed.name} failed ({failed.detail})", CauseClass.UNKNOWN)
 
 

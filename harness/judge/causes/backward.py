@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.context import ABRUPT, Scene, digits, loss_agrees, off_at_first_step
+from harness.judge.causes.context import ABRUPT, Context, digits, loss_agrees, off_at_first_step
 from harness.judge.causes.factors import Match, Named, named_factor
 from harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
@@ -39,17 +39,17 @@ _BESIDE = 0.1
 _WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
 
 
-def no_gradient(scene: Scene) -> Cause | None:
+def no_gradient(context: Context) -> Cause | None:
     """C2: a parameter is not trained."""
     look_at = (
         "what cuts these parameters off from the loss: detach and no_grad, requires_grad lost in "
         "a wrapper or by the compiler, a pipeline stage that sends no gradient back"
     )
-    onset, first = scene.checks["gradients-present"].onset, scene.first_failure()
-    if scene.failed("gradients-present") and (onset is None or onset == first):
-        sentence = f"{scene.detail('gradients-present')}: these parameters are not trained"
+    onset, first = context.checks["gradients-present"].onset, context.first_failure()
+    if context.failed("gradients-present") and (onset is None or onset == first):
+        sentence = f"{context.detail('gradients-present')}: these parameters are not trained"
         return Cause(sentence, CauseClass.NO_GRADIENT, look_at)
-    wrong = _first_wrong(scene)
+    wrong = _first_wrong(context)
     if wrong is None or not wrong.sorting.gone or wrong.sorting.off != wrong.sorting.gone:
         return None
     sentence = (
@@ -59,20 +59,20 @@ def no_gradient(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.NO_GRADIENT, look_at)
 
 
-def sampled_gradients(scene: Scene) -> Cause | None:
+def sampled_gradients(context: Context) -> Cause | None:
     """C1, C2: gradients of the first steps differ, and nothing else did so before."""
-    wrong = _first_wrong(scene)
+    wrong = _first_wrong(context)
     if wrong is None:
         return None
-    return _kept(wrong, scene.sample(wrong.step - 1)) or _said(wrong, scene)
+    return _kept(wrong, context.sample(wrong.step - 1)) or _said(wrong, context)
 
 
-def faintly_scaled(scene: Scene) -> Cause | None:
+def faintly_scaled(context: Context) -> Cause | None:
     """C1: all gradients are one multiple, each inside its own limit; only their norm is outside."""
-    norm, loss = scene.curve("grad_norm"), scene.curve("loss")
+    norm, loss = context.curve("grad_norm"), context.curve("loss")
     if norm is None or not off_at_first_step(norm) or loss is None or off_at_first_step(loss):
         return None
-    sample = scene.sample(int(norm.steps[0]))
+    sample = context.sample(int(norm.steps[0]))
     if sample is None or sample.gradients is None or sample.gradients.outside.size:
         return None
     ours, theirs = sample.test.gradients, sample.control.gradients
@@ -82,12 +82,12 @@ def faintly_scaled(scene: Scene) -> Cause | None:
     whole = scaled_together(ours.sketch, theirs.sketch, sorting.judged)
     sizes = sample.control.sizes
     wrong = Wrong(sample.step, sample.names, sizes, ours, theirs, sample.gradients, sorting)
-    return _scaled(wrong, whole, scene) if whole is not None else None
+    return _scaled(wrong, whole, context) if whole is not None else None
 
 
-def sampled_gradients_later(scene: Scene) -> Cause | None:
+def sampled_gradients_later(context: Context) -> Cause | None:
     """C1, C2, beginning later: a later sample is the first thing to differ, and by much."""
-    for sample in scene.case.tensors:
+    for sample in context.compared.tensors:
         if sample.updates is not None and sample.updates.outside.size:
             return None
         wrong = wrong_gradients(sample)
@@ -95,21 +95,21 @@ def sampled_gradients_later(scene: Scene) -> Cause | None:
             continue
         if sample.step <= FIRST_STEPS:
             return None
-        first, loss = scene.first_failure(), scene.agrees("loss", sample.step)
+        first, loss = context.first_failure(), context.agrees("loss", sample.step)
         far = wrong.found.difference[wrong.found.worst] / wrong.found.limit[wrong.found.worst]
         if first != sample.step or loss is False or not far > ABRUPT:
             return None
-        cause = _said(wrong, scene)
+        cause = _said(wrong, context)
         return cause._replace(sentence=f"{cause.sentence}; the samples before agree")
     return None
 
 
-def _said(wrong: Wrong, scene: Scene) -> Cause:
+def _said(wrong: Wrong, context: Context) -> Cause:
     if wrong.sorting.factor_of_all is not None:
-        return _scaled(wrong, wrong.sorting.factor_of_all, scene)
+        return _scaled(wrong, wrong.sorting.factor_of_all, context)
     if wrong.sorting.scaled and not wrong.sorting.gone and _nothing_beside(wrong):
-        return _group_scaled(wrong, scene)
-    return _direction(wrong, scene)
+        return _group_scaled(wrong, context)
+    return _direction(wrong, context)
 
 
 def _nothing_beside(wrong: Wrong) -> bool:
@@ -119,14 +119,14 @@ def _nothing_beside(wrong: Wrong) -> bool:
     return bool(turned.max(initial=0.0) <= _BESIDE * scaled)
 
 
-def _first_wrong(scene: Scene) -> Wrong | None:
+def _first_wrong(context: Context) -> Wrong | None:
     """The first wrong sample, if it is of the first steps, and no loss or update is to blame.
 
     Later samples compare runs that have long parted for whatever reason.
     """
     moved = 0.0
-    for sample in scene.case.tensors:
-        if sample.step > FIRST_STEPS or scene.agrees("loss", sample.step) is False:
+    for sample in context.compared.tensors:
+        if sample.step > FIRST_STEPS or context.agrees("loss", sample.step) is False:
             return None
         if sample.initial is not None and sample.initial.outside.size:
             return None
@@ -142,25 +142,25 @@ def _first_wrong(scene: Scene) -> Wrong | None:
     return None
 
 
-def name_of(scaled: Scaled, step: int, scene: Scene) -> Named:
+def name_of(scaled: Scaled, step: int, context: Context) -> Named:
     """What the factor of tensors equals: sharper than for curves, as far as rounding allows."""
     near = float(np.clip(3 * scaled.residual, _LEAST_MATCH, _MOST_MATCH))
     return named_factor(
         np.array([scaled.factor]),
         np.array([step], dtype=np.int64),
-        scene.case.test,
-        scene.case.control,
+        context.compared.test,
+        context.compared.control,
         Match(near, near),
     )
 
 
-def _scaled(wrong: Wrong, scaled: Scaled, scene: Scene) -> Cause:
-    named = name_of(scaled, wrong.step, scene)
+def _scaled(wrong: Wrong, scaled: Scaled, context: Context) -> Cause:
+    named = name_of(scaled, wrong.step, context)
     known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
     sentence = (
         f"gradients are scaled by {digits(scaled.factor)}{known}: all {len(scaled.members)} "
         f"parameters alike at step {wrong.step} ({_rounding(scaled)})"
-        f"{loss_agrees(scene, wrong.step)}"
+        f"{loss_agrees(context, wrong.step)}"
     )
     look_at = f"{named.where}; {_WHERE}" if named.where else f"{_WHERE}, DDP's averaging"
     return Cause(sentence, CauseClass.GRADIENT_SCALE, look_at)
@@ -179,24 +179,24 @@ def _rounding(scaled: Scaled) -> str:
     return f"what the factor leaves of any is at most {scaled.residual:.1g}, {size}"
 
 
-def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
+def _group_scaled(wrong: Wrong, context: Context) -> Cause:
     sorting, among = wrong.sorting, wrong.among
     off = wrong.named(index for each in sorting.scaled for index in each.members)
     if len(sorting.scaled) == 1 and not sorting.turned and of_scores(off):
         (scaled,) = sorting.scaled
-        if not name_of(scaled, wrong.step, scene).words:
+        if not name_of(scaled, wrong.step, context).words:
             where = f"at step {wrong.step} ({describe(off, among)}; {_rounding(scaled)})"
             return scores_scaled(scaled.factor, where)
-    hint = family(off, among, scene)
+    hint = family(off, among, context)
     where = ""
     if len(sorting.scaled) <= MOST_FACTORS:
         parts = []
         for scaled in sorting.scaled:
-            named = name_of(scaled, wrong.step, scene)
+            named = name_of(scaled, wrong.step, context)
             where = where or named.where
             known = f", which equals {named.words}" if named.words else _equals_nothing(scaled)
             group = wrong.named(scaled.members)
-            stage = stage_words(group, among, scene)
+            stage = stage_words(group, among, context)
             parts.append(f"{describe(group, among)}{stage} by {digits(scaled.factor)}{known}")
         said = "; ".join(parts)
     else:
@@ -212,27 +212,27 @@ def _group_scaled(wrong: Wrong, scene: Scene) -> Cause:
     worst = max(sorting.scaled, key=lambda scaled: scaled.residual)
     sentence = (
         f"gradients are scaled in {len(off)} of {len(among)} parameters at step "
-        f"{wrong.step}: {said}{rest}{clue} ({_rounding(worst)}){loss_agrees(scene, wrong.step)}"
+        f"{wrong.step}: {said}{rest}{clue} ({_rounding(worst)}){loss_agrees(context, wrong.step)}"
     )
     look_at = "; ".join(words for words in (hint.look_at, where) if words)
     return Cause(sentence, CauseClass.GROUP_SCALE, look_at)
 
 
-def _direction(wrong: Wrong, scene: Scene) -> Cause:
+def _direction(wrong: Wrong, context: Context) -> Cause:
     sorting, among, names = wrong.sorting, wrong.among, wrong.off
     rest = f"; the other {len(sorting.right)} are right" if sorting.right else ""
     scaled = sum(len(each.members) for each in sorting.scaled)
     more = f", {scaled} more only in scale" if scaled else ""
     gone = f", {len(sorting.gone)} more are all zeros" if sorting.gone else ""
     which = f"; off: {describe(names, among)}" if len(names) < len(among) else ""
-    hint = family(names, among, scene)
+    hint = family(names, among, context)
     clue = f"; {hint.words}" if hint.words else ""
     sentence = (
         f"the backward pass differs: {len(sorting.turned)} of {len(among)} gradients are wrong in "
-        f"direction at step {wrong.step}{more}{gone}{loss_agrees(scene, wrong.step)}: worst "
+        f"direction at step {wrong.step}{more}{gone}{loss_agrees(context, wrong.step)}: worst "
         f"{worst_words(wrong)}{which}"
-        f"{stage_words(names, among, scene)}{rest}{clue}{_moved(wrong)}{_holes(wrong)}"
-        f"{precision_words(wrong, scene)}"
+        f"{stage_words(names, among, context)}{rest}{clue}{_moved(wrong)}{_holes(wrong)}"
+        f"{precision_words(wrong, context)}"
     )
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, hint.look_at)
 
@@ -271,11 +271,11 @@ def _holes(wrong: Wrong) -> str:
     return f"; {share:.0%} of {name}{others} get no gradient at all"
 
 
-def precision_words(wrong: Wrong, scene: Scene) -> str:
+def precision_words(wrong: Wrong, context: Context) -> str:
     """Whether all that is off is so by what bfloat16 rounds away."""
     difference = wrong.found.difference[list(wrong.sorting.off)]
     low, high = _BF16_ROUNDING
-    fp32 = scene.precision is Precision.FP32
+    fp32 = context.precision is Precision.FP32
     if not fp32 or np.median(difference) < low or not np.all(difference < high):
         return ""
     return (

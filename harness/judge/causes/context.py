@@ -13,7 +13,7 @@ from harness.judge.causes.factors import Named, named_factor
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import coarser
 from harness.judge.compare.tensors import TensorComparison
-from harness.judge.comparison import Case
+from harness.judge.comparison import RunComparison
 from harness.judge.degrees import ran_at
 from harness.model import Check, Floats, Integers, Outcome, Precision
 
@@ -28,10 +28,10 @@ ABRUPT = 8.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Context:
     """The checks' answers, and the curves and tensors behind them."""
 
-    case: Case
+    compared: RunComparison
     checks: Mapping[str, Check]
 
     def outcome(self, name: str) -> Outcome:
@@ -56,7 +56,7 @@ class Scene:
 
     def curve(self, signal: str) -> Envelope | None:
         """The recomputed signal, which no wrong metric can disturb, else the reported one."""
-        envelopes = self.case.envelopes
+        envelopes = self.compared.envelopes
         return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
 
     def agrees(self, signal: str, step: int) -> bool | None:
@@ -69,11 +69,11 @@ class Scene:
 
     def off(self) -> list[Envelope]:
         """Curves outside their limits, the first to leave first."""
-        off = [each for each in self.case.envelopes.values() if each.onset is not None]
+        off = [each for each in self.compared.envelopes.values() if each.onset is not None]
         return sorted(off, key=lambda each: each.onset or 0)
 
     def sample(self, step: int) -> TensorComparison | None:
-        return next((each for each in self.case.tensors if each.step == step), None)
+        return next((each for each in self.compared.tensors if each.step == step), None)
 
     def ratio(self, envelope: Envelope) -> tuple[Floats, Integers]:
         """Test over control per step; NaN where the control is zero or either is not finite."""
@@ -84,7 +84,7 @@ class Scene:
     def named(self, envelope: Envelope, since: int = 0) -> Named:
         """What an envelope's ratio equals, from entry number ``since`` on."""
         ratio, steps = self.ratio(envelope)
-        return named_factor(ratio[since:], steps[since:], self.case.test, self.case.control)
+        return named_factor(ratio[since:], steps[since:], self.compared.test, self.compared.control)
 
     def factor(self, envelope: Envelope) -> str:
         """The same in words, with a leading comma; empty if it equals nothing."""
@@ -94,12 +94,12 @@ class Scene:
     @property
     def precision(self) -> Precision:
         """The coarser of the two."""
-        return coarser(self.case.test.precision, self.case.control.precision)
+        return coarser(self.compared.test.precision, self.compared.control.precision)
 
     @property
     def in_force(self) -> Mapping[str, Any]:
         """What was in force in the test set where it first failed; empty when not known."""
-        return ran_at(self.case.test, self.first_failure() or 1)
+        return ran_at(self.compared.test, self.first_failure() or 1)
 
     @property
     def degrees(self) -> Mapping[str, Any]:
@@ -150,10 +150,10 @@ def words_of(envelope: Envelope) -> str:
     return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported
 
 
-def loss_agrees(scene: Scene, step: int) -> str:
+def loss_agrees(context: Context, step: int) -> str:
     """``while the loss agrees to 1e-08``, with a leading comma; empty when nobody compared it."""
-    loss = scene.curve("loss")
-    if loss is None or not scene.agrees("loss", step):
+    loss = context.curve("loss")
+    if loss is None or not context.agrees("loss", step):
         return ""
     difference = loss.difference[loss.index_of(step)]
     same = f"agrees to {difference:.1g}" if difference else "is the same"

@@ -1,6 +1,6 @@
-"""What shows after the first steps: glitches, lost state, and rounding that grows.
+"""What curves show after the first steps: glitches, lost state, rounding that grows.
 
-What curves say of a cause: when they part and how, and nothing about gradients.
+Two curves alone say when they part and how, and nothing about gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.judge.causes.context import (
     ABRUPT,
-    Scene,
+    Context,
     begins,
     is_constant,
     loss_agrees,
@@ -22,7 +22,7 @@ from harness.judge.causes.signature import Cause
 from harness.judge.causes.updates import first_part
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from harness.judge.wording import apart
+from harness.judge.wording import distinct_digits
 from harness.model import CauseClass, Floats, Outcome, Precision, Tier
 
 _ONE_OFF = (
@@ -39,9 +39,9 @@ _STATE = (
 )
 
 
-def one_step(scene: Scene) -> Cause | None:
+def one_step(context: Context) -> Cause | None:
     """A glitch: one step is off, alone or by far, and training goes on from where it led."""
-    off = scene.off()
+    off = context.off()
     if not off:
         return None
     step = off[0].onset or 0
@@ -55,12 +55,12 @@ def one_step(scene: Scene) -> Cause | None:
         envelope.onset == step and envelope.outside.size == 1 and _stands_out(envelope)
         for envelope in off
     )
-    if alone and index < worst.steps.size - 1 and not _tensors_off_after(scene, step):
+    if alone and index < worst.steps.size - 1 and not _tensors_off_after(context, step):
         sentence = f"one step alone is off: {head}, and all others agree"
     elif all(_spikes(envelope) for envelope in off if envelope.onset == step):
         then = worst.difference[index + 1 :]
         sentence = (
-            f"one step is off by far: {head}{loss_agrees(scene, step)}; what follows is off by "
+            f"one step is off by far: {head}{loss_agrees(context, step)}; what follows is off by "
             f"{np.median(then):.2g} in the median, as after any other update"
         )
     else:
@@ -88,17 +88,17 @@ def _spikes(curve: Envelope) -> bool:
     return bool(then.max() <= peak / 2 and ABRUPT * np.median(then) <= peak)
 
 
-def lost_at_resume(scene: Scene) -> Cause | None:
+def lost_at_resume(context: Context) -> Cause | None:
     """C6: a restart replayed steps with other values, or the runs part right after one."""
-    test = scene.case.test
+    test = context.compared.test
     if test.passes or not (test.replayed or test.replay_conflicts):
         return None  # passes tell exactly what a resume lost (causes/resumes.py)
     look_at = (
         "what the checkpoint holds and what is loaded: optimizer, lr scheduler, loader, RNG and "
         "buffers (checkpoint.exclude_from_loading, load_only)"
     )
-    onset = scene.first_failure()
-    where = first_part(scene)
+    onset = context.first_failure()
+    where = first_part(context)
     if test.replay_conflicts:
         first, more = test.replay_conflicts[0], len(test.replay_conflicts) - 1
         others = f" (and {more} more)" if more else ""
@@ -116,19 +116,19 @@ def lost_at_resume(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.STATE, look_at)
 
 
-def gradients_from(scene: Scene) -> Cause | None:
+def gradients_from(context: Context) -> Cause | None:
     """C1, C2, beginning later: the grad norm jumps at a step whose loss is right."""
-    norm = scene.curve("grad_norm")
-    onset = scene.first_failure()
+    norm = context.curve("grad_norm")
+    onset = context.first_failure()
     if norm is None or norm.onset is None or onset is None or norm.onset > onset:
         return None
     index, step = norm.index_of(norm.onset), norm.onset
-    if not index or not scene.agrees("loss", step) or not begins(norm, index):
+    if not index or not context.agrees("loss", step) or not begins(norm, index):
         return None
-    ratio, _ = scene.ratio(norm)
-    named = scene.named(norm, index)
+    ratio, _ = context.ratio(norm)
+    named = context.named(norm, index)
     head = f"from step {step} on"
-    tail = f"{loss_agrees(scene, step)}, and all before agrees{first_part(scene)}"
+    tail = f"{loss_agrees(context, step)}, and all before agrees{first_part(context)}"
     if (named.words and ratio.size - index > 1) or is_constant(ratio[index:]):
         known = f", which equals {named.words}" if named.words else ""
         sentence = (
@@ -146,23 +146,25 @@ def gradients_from(scene: Scene) -> Cause | None:
     )
 
 
-def rounding_growth(scene: Scene) -> Cause | None:
+def rounding_growth(context: Context) -> Cause | None:
     """Benign kernel drift: from rounding, smoothly, and all tensors alike."""
     if any(
         check.outcome is Outcome.FAIL and check.tier in (Tier.INTEGRITY, Tier.FIRST_STEP)
-        for check in scene.checks.values()
+        for check in context.checks.values()
     ):
         return None
-    off = scene.off()
-    curve = scene.curve("loss") if off and scene.curve("loss") in off else off[0] if off else None
-    if curve is None or not all(_smooth(each) for each in off) or not _alike(scene):
+    off = context.off()
+    curve = (
+        context.curve("loss") if off and context.curve("loss") in off else off[0] if off else None
+    )
+    if curve is None or not all(_smooth(each) for each in off) or not _alike(context):
         return None
     rate = _rate(curve)
     if rate is None:
         return None
     known = np.flatnonzero(curve.difference > 0)
     first, last = int(known[0]), curve.steps.size - 1
-    tensors = " and no tensor" if scene.case.tensors else ""
+    tensors = " and no tensor" if context.compared.tensors else ""
     sentence = (
         f"rounding grows: {words_of(curve)} differs by {curve.difference[first]:.1g} at step "
         f"{curve.steps[first]}, inside the limit of rounding, and from there smoothly, doubling "
@@ -230,11 +232,11 @@ def _line(x: Floats, y: Floats) -> tuple[float, float]:
     return float(slope), float(np.std(y - (slope * x + start)))
 
 
-def _alike(scene: Scene) -> bool:
+def _alike(context: Context) -> bool:
     """No tensor of any sample is much further outside its limit than the others."""
     return all(
         _together(found)
-        for sample in scene.case.tensors
+        for sample in context.compared.tensors
         for found in _kinds(sample)
         if found.outside.size
     )
@@ -252,25 +254,25 @@ def _kinds(sample: TensorComparison) -> list[TensorDifferences]:
     return [found for found in (sample.gradients, sample.updates) if found is not None]
 
 
-def _tensors_off_after(scene: Scene, step: int) -> bool:
+def _tensors_off_after(context: Context, step: int) -> bool:
     return any(
         found.outside.size
-        for sample in scene.case.tensors
+        for sample in context.compared.tensors
         if sample.step > step
         for found in _kinds(sample)
     )
 
 
-def later(scene: Scene) -> Cause | None:
+def later(context: Context) -> Cause | None:
     """C3, C6: the first step is right, the runs part later."""
-    where = first_part(scene)
-    off = scene.off()
+    where = first_part(context)
+    off = context.off()
     if not off:
-        return _only_tensors(scene, where)
+        return _only_tensors(context, where)
     first = off[0]
     onset = first.onset or 0
     index = first.index_of(onset)
-    precision, look_at = scene.precision, _STATE
+    precision, look_at = context.precision, _STATE
     if precision is not Precision.FP32:
         suspects = (
             f"before that, a difference may hide below the floor of {precision.value} arithmetic; "
@@ -291,9 +293,9 @@ def later(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.LATER, look_at)
 
 
-def _only_tensors(scene: Scene, where: str) -> Cause | None:
+def _only_tensors(context: Context, where: str) -> Cause | None:
     """The curves do not show it yet."""
-    if not where or not scene.failed("gradients-envelope", "updates-envelope"):
+    if not where or not context.failed("gradients-envelope", "updates-envelope"):
         return None
     sentence = f"the curves agree throughout, and tensors do not{where}"
     return Cause(sentence, CauseClass.LATER, _STATE)
@@ -309,9 +311,9 @@ _UNTOLD = (
 )
 
 
-def logged_twice(scene: Scene) -> Cause | None:
+def logged_twice(context: Context) -> Cause | None:
     """Steps that stand twice in a log, with other values."""
-    conflicts = scene.case.test.replay_conflicts
+    conflicts = context.compared.test.replay_conflicts
     if not conflicts:
         return None
     others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
@@ -323,16 +325,16 @@ def logged_twice(scene: Scene) -> Cause | None:
     )
 
 
-def curves_part(scene: Scene) -> Cause | None:
+def curves_part(context: Context) -> Cause | None:
     """Where two curves part, for good or not; causes look alike in a curve."""
-    failed = [check for check in scene.checks.values() if check.outcome is Outcome.FAIL]
-    curves = [each for each in scene.off() if _failed(scene, each)]
+    failed = [check for check in context.checks.values() if check.outcome is Outcome.FAIL]
+    curves = [each for each in context.off() if _failed(context, each)]
     if not failed:
         return None
     if not curves:
         return Cause(f"the curves differ: {failed[0].detail}; {_UNTOLD}", _KIND, _LOOK_AT)
     curve = curves[0]
-    onset = scene.first_failure()
+    onset = context.first_failure()
     index = curve.index_of(onset if onset is not None else curve.onset or 0)
     index = min(index, curve.steps.size - 1)
     step, off = int(curve.steps[index]), float(curve.difference[index])
@@ -342,12 +344,12 @@ def curves_part(scene: Scene) -> Cause | None:
             f"the curves agree until step {step}, where {words_of(curve)} is {how}off by {off:.2g}"
         )
     else:
-        test, control = apart(float(curve.test[index]), float(curve.control[index]))
+        test, control = distinct_digits(float(curve.test[index]), float(curve.control[index]))
         head = (
             f"the curves differ: {words_of(curve)} {test} for {control} at step {step} (relative "
             f"{off:.2g})"
         )
-    lasting = onset is None and scene.detail(f"{_slug(curve)}-envelope")
+    lasting = onset is None and context.detail(f"{_slug(curve)}-envelope")
     return Cause(f"{head}; {lasting + '; ' if lasting else ''}{_UNTOLD}", _KIND, _LOOK_AT)
 
 
@@ -358,5 +360,5 @@ def _slug(curve: Envelope) -> str:
     return curve.signal.replace("_", "-")
 
 
-def _failed(scene: Scene, curve: Envelope) -> bool:
-    return scene.failed(f"{_slug(curve)}-first-step", f"{_slug(curve)}-envelope")
+def _failed(context: Context, curve: Envelope) -> bool:
+    return context.failed(f"{_slug(curve)}-first-step", f"{_slug(curve)}-envelope")

@@ -1,16 +1,12 @@
-"""A model's tensors sorted by how they differ: scaled, turned into another direction, or gone.
+"""How a model's tensors differ: scaled, turned into another direction, gone, or exchanged.
 
 From two sketches follow the best ``test = factor x control`` of a tensor and what that leaves
 (:func:`harness.judge.compare.sketches.fit`). What is left is *rounding* when it would be inside the
 tensor's own limit, or nearly: limits are those of the precision, or learnt from repeats.
 
-The gradients of one sample that are outside their limits, sorted by how they are wrong.
-
-Gradients that are right numbers in wrong places: their norms tell.
-
-The norm of a tensor does not depend on the order of its entries, and is taken in float64. Shards
-that are exchanged and tensors that are transposed keep it; a gradient that another parameter got
-has the norm of the other's.
+The norm of a tensor does not depend on the order of its entries, and is taken in float64. So right
+numbers in wrong places show by it: shards that are exchanged and tensors that are transposed keep
+it; a gradient that another parameter got has the norm of the other's.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 What breaks in the backward pass of layer k spoils the gradients of everything upstream of it: of
 the layers below k and the embeddings. What breaks in one tensor's own gradient (a reduction, a
-placement) spoils that tensor alone.
-
-Where in the model gradients are furthest off: by layer and branch.
+placement) spoils that tensor alone (:func:`family`).
 
 A layer of a transformer adds what its branches (attention, feed-forward) make of the residual
 stream. What goes wrong inside of one branch spoils that branch's own gradients by far more than any
-others, for the residual stream carries most of both passes around it.
+others, for the residual stream carries most of both passes around it (:func:`spot`).
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Scene, digits
+from harness.judge.causes.context import Context, digits
 from harness.judge.causes.parameter_names import (
     Role,
     depth_of,
@@ -45,33 +43,33 @@ class Hint(NamedTuple):
     look_at: str = ""
 
 
-def family(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint:
+def family(off: Collection[str], among: Sequence[str], context: Context) -> Hint:
     """The family of bugs that spoils just these gradients.
 
     Args:
         off: canonical names of the tensors that are wrong.
         among: those of all tensors that have a gradient.
-        scene: for the degrees of the test set.
+        context: for the degrees of the test set.
     """
     if len(off) == len(among):
         return Hint(
             "every gradient is off, that of the output projection too, so it begins at the loss "
             "or where gradients are summed",
             "how gradients of ranks and microbatches are summed and weighted (data-parallel "
-            f"reduction, no_sync, accumulation), and the backward of the loss{_with(scene)}",
+            f"reduction, no_sync, accumulation), and the backward of the loss{_with(context)}",
         )
     roles = {role_of(name) for name in off}
     alone = _ALONE.get(next(iter(roles))) if len(roles) == 1 else None
     if alone is not None and Role.ATTENTION not in roles:
-        return _norms(scene) if Role.NORM in roles else alone
+        return _norms(context) if Role.NORM in roles else alone
     if roles <= {Role.EMBEDDING, Role.OUTPUT}:
         return _VOCABULARY
     if roles <= {Role.EXPERTS, Role.ROUTER}:
         return _MIXTURE
-    upstream = _upstream(off, among, scene) or _whole_layers(off, among)
+    upstream = _upstream(off, among, context) or _whole_layers(off, among)
     if upstream is not None:
         return upstream
-    return alone or _in_one_layer(off, among, scene)
+    return alone or _in_one_layer(off, among, context)
 
 
 _VOCABULARY = Hint(
@@ -135,8 +133,8 @@ def scores_scaled(factor: float, where: str) -> Cause:
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
-def _norms(scene: Scene) -> Hint:
-    if scene.degree("tp") == 1:
+def _norms(context: Context) -> Hint:
+    if context.degree("tp") == 1:
         return _ALONE[Role.NORM]
     return Hint(
         "only norms are off, which TP replicates: under sequence parallel each tp rank holds a "
@@ -146,7 +144,7 @@ def _norms(scene: Scene) -> Hint:
     )
 
 
-def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint | None:
+def _upstream(off: Collection[str], among: Sequence[str], context: Context) -> Hint | None:
     """Whether all is off from some layer down to the input, and nothing above it."""
     layers = layers_of(among)
     if not layers:
@@ -155,7 +153,7 @@ def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint 
     depth = {name: depth_of(name, last) for name in among}
     top = max(depth[name] for name in wrong)
     if top > last:
-        return _below_output(wrong, among, scene)
+        return _below_output(wrong, among, context)
     if top < 0 or not any(depth[name] < top for name in among):
         return None
     if any(name not in wrong for name in among if depth[name] < top):
@@ -167,7 +165,7 @@ def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint 
         words = f"everything from layer {top} down to the embeddings is off and all above is right"
         stage = (
             ": what a pipeline stage hands back to the one before, or"
-            if scene.degree("pp") > 1
+            if context.degree("pp") > 1
             else ":"
         )
         above = f"layers {top} and {top + 1}" if top < last else f"layer {top} and the output"
@@ -177,10 +175,10 @@ def _upstream(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint 
         f"in layer {top}, where the backward pass first goes wrong, {modules} "
         f"{_are(here)} off and {_modules(right)} {_are(right)} right; everything upstream follows"
     )
-    return Hint(words, _first_wrong(here, right, top, scene))
+    return Hint(words, _first_wrong(here, right, top, context))
 
 
-def _below_output(wrong: Collection[str], among: Sequence[str], scene: Scene) -> Hint | None:
+def _below_output(wrong: Collection[str], among: Sequence[str], context: Context) -> Hint | None:
     """Whether the output projection alone is right."""
     right = [name for name in among if name not in wrong]
     if not right or any(role_of(name) is not Role.OUTPUT for name in right):
@@ -188,32 +186,32 @@ def _below_output(wrong: Collection[str], among: Sequence[str], scene: Scene) ->
     return Hint(
         "the output projection is right and everything below it is off",
         "what the output projection and the loss hand back to the hidden states: a sum over tp "
-        f"where the vocabulary is split, the chunks of a chunked loss{_with(scene)}",
+        f"where the vocabulary is split, the chunks of a chunked loss{_with(context)}",
     )
 
 
-def _first_wrong(off: Sequence[str], right: Sequence[str], layer: int, scene: Scene) -> str:
+def _first_wrong(off: Sequence[str], right: Sequence[str], layer: int, context: Context) -> str:
     """Where in a layer the backward pass goes wrong, by what is off and what is right there."""
     here = f"the backward of layer {layer}"
     wrong, fine = ({role_of(name) for name in names} for names in (off, right))
     if {Role.ATTENTION} <= wrong & fine:
-        ring = "the ring of context parallel, " if scene.degree("cp") > 1 else ""
+        ring = "the ring of context parallel, " if context.degree("cp") > 1 else ""
         return (
             f"the backward of the attention itself: {ring}its kernel, mask, softmax statistics and "
             "the gradients of queries, keys and values"
         )
     if {Role.FEED_FORWARD} <= wrong & fine:
-        return f"{here} in its feed-forward: the activation and its gate{_with(scene)}"
+        return f"{here} in its feed-forward: the activation and its gate{_with(context)}"
     norm = (
         "what the projections hand back to the norm before them (a sum over tp where they are "
         "split by columns), and the norm's own backward"
     )
     if wrong == {Role.NORM} and fine & {Role.ATTENTION, Role.FEED_FORWARD}:
-        return f"{here}: {norm}{_with(scene)}"
+        return f"{here}: {norm}{_with(context)}"
     if wrong <= {Role.NORM, Role.ATTENTION} and Role.FEED_FORWARD in fine:
         between = "the norm's own backward and the residual" if Role.NORM in fine else norm
-        return f"{here} between its feed-forward and its attention: {between}{_with(scene)}"
-    return f"{here} at {_modules(off)}{_with(scene)}"
+        return f"{here} between its feed-forward and its attention: {between}{_with(context)}"
+    return f"{here} at {_modules(off)}{_with(context)}"
 
 
 def _whole_layers(off: Collection[str], among: Sequence[str]) -> Hint | None:
@@ -231,7 +229,7 @@ def _whole_layers(off: Collection[str], among: Sequence[str]) -> Hint | None:
     )
 
 
-def _in_one_layer(off: Collection[str], among: Sequence[str], scene: Scene) -> Hint:
+def _in_one_layer(off: Collection[str], among: Sequence[str], context: Context) -> Hint:
     """Some parameters that have nothing but perhaps their layer in common."""
     layers = layers_of(off)
     alone = (
@@ -240,7 +238,7 @@ def _in_one_layer(off: Collection[str], among: Sequence[str], scene: Scene) -> H
     which = f"{_modules(list(off))} in layer {layers[0]}" if alone else "these modules"
     own = "the backward of {0}, and the placements and reductions of their gradients{1}"
     rest = "the gradients of {0}: placements, reductions{1}"
-    return Hint("", (own if alone else rest).format(which, _with(scene)))
+    return Hint("", (own if alone else rest).format(which, _with(context)))
 
 
 def _are(names: Sequence[str]) -> str:
@@ -253,16 +251,16 @@ def _modules(names: Sequence[str]) -> str:
     return joined(modules[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _with(scene: Scene) -> str:
+def _with(context: Context) -> str:
     """What the test set has and the control has not, to narrow a search."""
-    news = differences(scene)
+    news = differences(context)
     adds = "adds" if len(news) == 1 else "add"
     return f"; first what {joined(news)} {adds} to the control" if news else ""
 
 
-def differences(scene: Scene) -> list[str]:
+def differences(context: Context) -> list[str]:
     """Parallelism and techniques in force in the test set and not, or less, in its control."""
-    test, control = scene.in_force, scene.case.control.in_force or {}
+    test, control = context.in_force, context.compared.control.in_force or {}
     ours, theirs = (dict(each.get("degrees") or {}) for each in (test, control))
     news = [
         f"{name} {degree}"
@@ -283,10 +281,10 @@ def differences(scene: Scene) -> list[str]:
     return news
 
 
-def stage_words(names: Collection[str], among: Sequence[str], scene: Scene) -> str:
+def stage_words(names: Collection[str], among: Sequence[str], context: Context) -> str:
     """`` (the end of the model, as the last pipeline stage holds it)``, or nothing."""
     layers, all_layers = layers_of(names), layers_of(among)
-    if scene.degree("pp") == 1 or not layers or len(names) == len(among):
+    if context.degree("pp") == 1 or not layers or len(names) == len(among):
         return ""
     wrong = set(names)
     if any(name not in wrong for name in among if place_of(name).layer in layers):

@@ -1,6 +1,6 @@
-"""Wrong clipping: what lies between right gradients and wrong updates, and AdamW hides.
+"""Between gradient and weight: clipping, and what the optimizer counts and keeps.
 
-C6 from what the optimizer keeps: its counters, its moments, and the gradients it was given.
+Wrong clipping lies between right gradients and wrong updates, and AdamW hides it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Scene, loss_agrees
+from harness.judge.causes.context import Context, loss_agrees
 from harness.judge.causes.location import stage_words
 from harness.judge.causes.parameter_names import describe, joined
 from harness.judge.causes.signature import Cause
 from harness.judge.compare.post_step_state import UNCLIPPED, Clipping, clippings
 from harness.judge.compare.tensors import TensorComparison
-from harness.model import CauseClass, Flags, Floats, Outcome, UpdateRows
+from harness.model import CauseClass, Flags, Floats, Outcome, PostStepState
 
 _CHECKS = ("clipping-first-steps", "clipping-envelope")
 _MISREPORTED = "reported-grad-norm-is-recomputed"
@@ -51,19 +51,21 @@ class _Group(NamedTuple):
     factor: float
 
 
-def clipping(scene: Scene) -> Cause | None:
+def clipping(context: Context) -> Cause | None:
     """Gradients are multiplied by another factor than their norm asks for."""
-    if not scene.failed(*_CHECKS):
+    if not context.failed(*_CHECKS):
         return None
-    found = list(clippings(scene.case.tensors, scene.case.test, scene.case.control))
+    found = list(
+        clippings(context.compared.tensors, context.compared.test, context.compared.control)
+    )
     index = next((place for place, each in enumerate(found) if each.wrong), None)
     if index is None:
         return None
     wrong, before = found[index], found[index - 1].step if index else None
-    first = scene.first_failure(*_CHECKS, *_METRIC_CHECKS)
+    first = context.first_failure(*_CHECKS, *_METRIC_CHECKS)
     if first is not None and first <= (before or 0):
         return None
-    sample = scene.sample(wrong.step)
+    sample = context.sample(wrong.step)
     if sample is None or not _by_itself(wrong, sample):
         return None
     when = (
@@ -79,12 +81,13 @@ def clipping(scene: Scene) -> Cause | None:
             f"multiplies all by one factor ({wrong.expected:.4g} here) and makes none longer, and "
             f"their lengths are now {wrong.factors.min():.4g} to {wrong.factors.max():.4g} of what "
             f"they were; {describe(odd, sample.names)} differ from most"
-            f"{loss_agrees(scene, wrong.step)}"
+            f"{loss_agrees(context, wrong.step)}"
         )
         return Cause(sentence, CauseClass.UPDATE, _CHANGED_AFTER)
     sentence = (
         f"gradients are not clipped as they should be {when}: "
-        f"{_said(wrong, groups, sample, scene)}{loss_agrees(scene, wrong.step)}{_norm_too(scene)}"
+        f"{_said(wrong, groups, sample, context)}{loss_agrees(context, wrong.step)}"
+        f"{_norm_too(context)}"
     )
     return Cause(sentence, CauseClass.CLIPPING, _LOOK_AT)
 
@@ -99,7 +102,9 @@ def _by_itself(wrong: Clipping, sample: TensorComparison) -> bool:
     return max(float(wrong.apart.max()), wrong.off) > _BEYOND * apart
 
 
-def _said(wrong: Clipping, groups: Sequence[_Group], sample: TensorComparison, scene: Scene) -> str:
+def _said(
+    wrong: Clipping, groups: Sequence[_Group], sample: TensorComparison, context: Context
+) -> str:
     asked = f"their norm asks for {wrong.expected:.4g}"
     if wrong.odd and len(groups) > _MOST_GROUPS:
         return _each_otherwise(wrong, asked)
@@ -107,7 +112,7 @@ def _said(wrong: Clipping, groups: Sequence[_Group], sample: TensorComparison, s
         words = []
         for group in groups:
             names = [wrong.names[index] for index in group.members]
-            stage = stage_words(names, sample.names, scene)
+            stage = stage_words(names, sample.names, context)
             words.append(f"{describe(names, sample.names)}{stage} by {group.factor:.4g}")
         own = ""
         if all(_own_norm(wrong, group) for group in groups):
@@ -156,8 +161,8 @@ def _own_norm(wrong: Clipping, group: _Group) -> bool:
     return abs(group.factor / min(1.0, wrong.most / norm) - 1) <= _OWN
 
 
-def _norm_too(scene: Scene) -> str:
-    wrong = scene.failed(_MISREPORTED) if _MISREPORTED in scene.checks else False
+def _norm_too(context: Context) -> str:
+    wrong = context.failed(_MISREPORTED) if _MISREPORTED in context.checks else False
     return "; the grad norm that is reported is wrong, too: clipping uses it" if wrong else ""
 
 
@@ -178,21 +183,21 @@ _RESUMED = (
 _SKIPPED = "what skips or repeats updates: a loss scaler, a guard against spikes, accumulation"
 
 
-def counted_first(scene: Scene) -> Cause | None:
+def counted_first(context: Context) -> Cause | None:
     """Counts part before any gradient does: they are exact, and gradients follow from updates."""
-    counts = scene.checks.get("optimizer-steps")
+    counts = context.checks.get("optimizer-steps")
     if counts is None or counts.outcome is not Outcome.FAIL or counts.onset is None:
         return None
-    others = scene.first_failure(
+    others = context.first_failure(
         "optimizer-steps", "optimizer-state-first-steps", "optimizer-state-envelope"
     )
-    return counted_otherwise(scene) if others is None or others > counts.onset else None
+    return counted_otherwise(context) if others is None or others > counts.onset else None
 
 
-def counted_otherwise(scene: Scene) -> Cause | None:
+def counted_otherwise(context: Context) -> Cause | None:
     """The optimizer has counted other updates than the control's: it started over, or skipped."""
-    for before, sample in pairwise(scene.case.tensors):
-        ours, theirs = sample.test.left, sample.control.left
+    for before, sample in pairwise(context.compared.tensors):
+        ours, theirs = sample.test.post_step, sample.control.post_step
         if ours is None or theirs is None:
             continue
         off = np.flatnonzero(np.abs(ours.state_steps - theirs.state_steps) > COUNTED)
@@ -208,32 +213,34 @@ def counted_otherwise(scene: Scene) -> Cause | None:
         since = sample.step - counts
         if np.all((since >= before.step - COUNTED) & (since < sample.step)):
             sentence = f"optimizer state is lost after step {_range(since)}: {said}"
-            return Cause(f"{sentence}{_agreed(scene, sample)}", CauseClass.STATE, _RESUMED)
+            return Cause(f"{sentence}{_agreed(context, sample)}", CauseClass.STATE, _RESUMED)
         if np.any(np.abs(counts - np.round(counts)) > COUNTED):
             sentence = (
                 f"optimizer state is lost on some ranks between steps {before.step} and "
                 f"{sample.step}: {said} in the mean over a tensor's shards"
             )
-            return Cause(f"{sentence}{_agreed(scene, sample)}", CauseClass.STATE, _RESUMED)
+            return Cause(f"{sentence}{_agreed(context, sample)}", CauseClass.STATE, _RESUMED)
         sentence = f"updates are skipped or repeated since step {before.step}: {said}"
         return Cause(sentence, CauseClass.UPDATE, _SKIPPED)
     return None
 
 
-def averaged_otherwise(scene: Scene) -> Cause | None:
+def averaged_otherwise(context: Context) -> Cause | None:
     """Right gradients at the first update, and all moments are one multiple of the control's.
 
     The first update shows the settings alone: Adam's moments are then ``(1 - beta1) x gradient``
     and ``(1 - beta2) x gradient^2``, and its bias correction takes both out of the update.
     """
-    sample = next((each for each in scene.case.tensors if each.test.left is not None), None)
+    sample = next(
+        (each for each in context.compared.tensors if each.test.post_step is not None), None
+    )
     if sample is None or sample.gradients is None or sample.gradients.outside.size:
         return None
-    first = scene.first_failure()
-    ratios, left = _state_ratios(sample), (sample.test.left, sample.control.left)
+    first = context.first_failure()
+    ratios, left = _state_ratios(sample), (sample.test.post_step, sample.control.post_step)
     if ratios is None or left[0] is None or left[1] is None or sample.step != 1:
         return None
-    if (first is not None and first < sample.step) or scene.failed("same-initial-parameters"):
+    if (first is not None and first < sample.step) or context.failed("same-initial-parameters"):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         given = left[0].clipped_norm / left[1].clipped_norm - 1
@@ -255,7 +262,7 @@ def averaged_otherwise(scene: Scene) -> Cause | None:
     sentence = (
         f"the optimizer averages gradients otherwise: at step {sample.step} gradients agree, and "
         f"of all {np.count_nonzero(known)} parameters alike {joined(found)}"
-        f"{loss_agrees(scene, sample.step)}"
+        f"{loss_agrees(context, sample.step)}"
     )
     return Cause(sentence, CauseClass.UPDATE, _AVERAGES)
 
@@ -269,15 +276,15 @@ _AVERAGES = (
 )
 
 
-def moments_lost(scene: Scene) -> Cause | None:
+def moments_lost(context: Context) -> Cause | None:
     """Gradients agree, and what the optimizer keeps of the earlier ones does not any more."""
     explained = NOTABLE
-    for before, sample in pairwise(scene.case.tensors):
+    for before, sample in pairwise(context.compared.tensors):
         if sample.gradients is None or sample.gradients.outside.size:
             return None
         explained = max(explained, SQUARED * float(sample.gradients.difference.max()))
         ratios = _state_ratios(sample)
-        if ratios is None or sample.test.left is None:
+        if ratios is None or sample.test.post_step is None:
             continue
         off = _far(ratios, explained)
         if not off.any():
@@ -294,12 +301,12 @@ def moments_lost(scene: Scene) -> Cause | None:
             names = describe([sample.names[index] for index in rows], sample.names)
             factors = ratios[rows, column]
             parts.append(
-                f"{sample.test.left.states[column]} of {names} is {factors.min():.2g} to "
+                f"{sample.test.post_step.states[column]} of {names} is {factors.min():.2g} to "
                 f"{factors.max():.2g} times as long as the control's"
             )
         sentence = (
             f"optimizer state is lost between steps {before.step} and {sample.step}: gradients "
-            f"agree and {joined(parts)}{loss_agrees(scene, sample.step)}"
+            f"agree and {joined(parts)}{loss_agrees(context, sample.step)}"
         )
         return Cause(sentence, CauseClass.STATE, _RESUMED)
     return None
@@ -313,10 +320,10 @@ def _clipped(sample: TensorComparison) -> tuple[float, float, float] | None:
     ours, theirs = sample.test, sample.control
     if ours.gradients is None or theirs.gradients is None:
         return None
-    if ours.left is None or theirs.left is None:
+    if ours.post_step is None or theirs.post_step is None:
         return None
     given, reference = _whole(ours.gradients.norm), _whole(theirs.gradients.norm)
-    left, clipped = _whole(ours.left.clipped_norm), _whole(theirs.left.clipped_norm)
+    left, clipped = _whole(ours.post_step.clipped_norm), _whole(theirs.post_step.clipped_norm)
     known = all(np.isfinite(norm) and norm > 0 for norm in (given, reference, left, clipped))
     if not known or clipped >= reference * (1 - SAME):
         return None
@@ -329,7 +336,7 @@ def _whole(norms: Floats) -> float:
 
 def _state_ratios(sample: TensorComparison) -> Floats | None:
     """Shape (parameters, states): the test set's norms over the control's."""
-    ours, theirs = sample.test.left, sample.control.left
+    ours, theirs = sample.test.post_step, sample.control.post_step
     if ours is None or theirs is None or not _comparable(ours, theirs):
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -337,7 +344,7 @@ def _state_ratios(sample: TensorComparison) -> Floats | None:
     return np.where(np.isnan(ratio), 1.0, ratio)
 
 
-def _comparable(ours: UpdateRows, theirs: UpdateRows) -> bool:
+def _comparable(ours: PostStepState, theirs: PostStepState) -> bool:
     return ours.states == theirs.states and len(ours.states) > 0
 
 
@@ -350,7 +357,7 @@ def _range(numbers: Floats) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _agreed(scene: Scene, sample: TensorComparison) -> str:
+def _agreed(context: Context, sample: TensorComparison) -> str:
     """From when on the curves show it."""
-    off = [curve for curve in scene.off() if (curve.onset or 0) <= sample.step]
-    return f"; the curves part at step {off[0].onset}" if off else loss_agrees(scene, sample.step)
+    off = [curve for curve in context.off() if (curve.onset or 0) <= sample.step]
+    return f"; the curves part at step {off[0].onset}" if off else loss_agrees(context, sample.step)

@@ -1,10 +1,8 @@
-"""C6 from sketches: other weights to begin with, and right gradients that move them otherwise.
+"""C6 from sketches: weights that begin, move, or are carried on otherwise.
 
-C6 in the middle of a run: weights or their optimizer state were not carried on as they were.
-
-No curve shows what a resume lost. The first sample after it does: weights are where no update can
-have brought them, or rounded, or those of a few parameters part from the control while all others
-follow it.
+No curve shows what a resume lost in the middle of a run. The first sample after it does: weights
+are where no update can have brought them, or rounded, or those of a few parameters part from the
+control while all others follow it.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Scene, loss_agrees, words_of
+from harness.judge.causes.context import Context, loss_agrees, words_of
 from harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
     NAMED,
@@ -38,10 +36,10 @@ STILL = 1e-6
 """A tensor whose update has less than this of the control's length does not move."""
 
 
-def initial(scene: Scene) -> Cause | None:
+def initial(context: Context) -> Cause | None:
     """Training begins with other weights: nothing else can then be compared."""
-    sample = scene.sample(0)
-    if not scene.failed("same-initial-parameters") or sample is None or sample.initial is None:
+    sample = context.sample(0)
+    if not context.failed("same-initial-parameters") or sample is None or sample.initial is None:
         return None
     ours, theirs = sample.test.parameters, sample.control.parameters
     sorting = sort(ours.sketch, theirs.sketch, sample.initial)
@@ -105,9 +103,9 @@ def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
     return f"; by its norms {words}"
 
 
-def frozen(scene: Scene) -> Cause | None:
+def frozen(context: Context) -> Cause | None:
     """Parameters stay where they are although they have a gradient."""
-    for before, sample in pairwise(scene.case.tensors):
+    for before, sample in pairwise(context.compared.tensors):
         found = sample.updates
         if found is None or not found.outside.size:
             continue
@@ -139,23 +137,23 @@ _LEFT_OUT = (
 )
 
 
-def updated(scene: Scene) -> Cause | None:
+def updated(context: Context) -> Cause | None:
     """Gradients agree, and parameters move otherwise."""
-    for before, sample in pairwise(scene.case.tensors):
+    for before, sample in pairwise(context.compared.tensors):
         if sample.gradients is not None and sample.gradients.outside.size:
-            return _unseen(before, sample, scene)
+            return _unseen(before, sample, context)
         if sample.updates is not None and sample.updates.outside.size:
-            return _other_update(before, sample, sample.updates, scene)
+            return _other_update(before, sample, sample.updates, context)
     return None
 
 
-def _unseen(before: TensorComparison, sample: TensorComparison, scene: Scene) -> Cause | None:
+def _unseen(before: TensorComparison, sample: TensorComparison, context: Context) -> Cause | None:
     """The first thing off is what the first update led to: it is within its own, wider limit."""
     if before.updates is None or sample.step > FIRST_STEPS:
         return None
     worst = int(np.argmax(before.updates.difference))
-    start = scene.sample(before.step - 1)
-    decay = _decay(start, before, range(len(before.names)), scene) if start else ""
+    start = context.sample(before.step - 1)
+    decay = _decay(start, before, range(len(before.names)), context) if start else ""
     sentence = (
         f"the first update differs: the gradients of step {before.step} agree, those of step "
         f"{sample.step} do not; the update of {sample.names[worst]} is off by "
@@ -173,15 +171,15 @@ _OPTIMIZER = (
 
 
 def _other_update(
-    before: TensorComparison, sample: TensorComparison, found: TensorDifferences, scene: Scene
+    before: TensorComparison, sample: TensorComparison, found: TensorDifferences, context: Context
 ) -> Cause:
     sorting = sort(*_moves(before, sample), found)
     among = [sample.names[index] for index in sorting.judged]
     names = [sample.names[index] for index in found.outside]
     since = "" if before.step == sample.step - 1 else f" since step {before.step}"
     head = f"gradients agree and the update differs at step {sample.step}{since}"
-    tail = loss_agrees(scene, sample.step)
-    decay = _decay(before, sample, found.outside.tolist(), scene)
+    tail = loss_agrees(context, sample.step)
+    decay = _decay(before, sample, found.outside.tolist(), context)
     if decay:
         said, look_at = f"{describe(names, among)}{decay}", _DECAY
     elif sorting.scaled and not sorting.turned and len(sorting.scaled) <= MOST_FACTORS:
@@ -195,16 +193,16 @@ def _other_update(
         look_at = _OPTIMIZER
     if sample.step > FIRST_STEPS:
         look_at = f"what changes after step {before.step}: {look_at}"
-    return Cause(f"{head}: {said}{_still(found, names, scene)}{tail}", CauseClass.UPDATE, look_at)
+    return Cause(f"{head}: {said}{_still(found, names, context)}{tail}", CauseClass.UPDATE, look_at)
 
 
 def _off_by(difference: float) -> str:
     return f"by {difference:.2g}" if np.isfinite(difference) else "where the control stands still"
 
 
-def _still(found: TensorDifferences, off: Sequence[str], scene: Scene) -> str:
+def _still(found: TensorDifferences, off: Sequence[str], context: Context) -> str:
     """Whether all that is off stands still in the control, which coarse weights often do."""
-    stored = storage(scene.case.test, scene.case.control, 0.0)
+    stored = storage(context.compared.test, context.compared.control, 0.0)
     coarse = float(stored.spacings(off).max())
     if not coarse or np.isfinite(found.difference[found.outside]).any():
         return ""
@@ -235,7 +233,7 @@ def _factors(sample: TensorComparison, sorting: Sorting, among: Sequence[str]) -
 
 
 def _decay(
-    before: TensorComparison, sample: TensorComparison, off: Iterable[int], scene: Scene
+    before: TensorComparison, sample: TensorComparison, off: Iterable[int], context: Context
 ) -> str:
     """Whether the updates differ by a multiple of the weights: that is weight decay.
 
@@ -249,14 +247,14 @@ def _decay(
     multiple = common_multiple((ours - theirs)[chosen], before.control.parameters.sketch[chosen])
     if multiple is None:
         return ""
-    rate = series(scene.case.test, "lr").at(sample.step)
+    rate = series(context.compared.test, "lr").at(sample.step)
     known = f", so weight decay differs by {-multiple / rate:.3g}" if rate else ""
     return f"; the updates differ by {multiple:.3g} times the weights themselves{known}"
 
 
-def first_part(scene: Scene) -> str:
+def first_part(context: Context) -> str:
     """Which tensors parted first, at a later sample, for the words of other causes."""
-    for sample in scene.case.tensors:
+    for sample in context.compared.tensors:
         wrong = wrong_gradients(sample)
         if wrong is not None:
             names, what = wrong.off, "gradients"
@@ -318,15 +316,15 @@ class _Parting(NamedTuple):
         return f"between steps {self.before.step} and {self.sample.step}"
 
 
-def moved_too_far(scene: Scene) -> Cause | None:
+def moved_too_far(context: Context) -> Cause | None:
     """Weights moved once by more than the learning rate lets an optimizer move them."""
-    parting = _parting(scene)
+    parting = _parting(context)
     if parting is None or parting.after is None:
         return None
     before, sample, after = parting.before, parting.sample, parting.after
-    control = _reach(before.control, sample.control, scene)
-    ours = _reach(before.test, sample.test, scene)
-    later = _reach(sample.test, after.test, scene)
+    control = _reach(before.control, sample.control, context)
+    ours = _reach(before.test, sample.test, context)
+    later = _reach(sample.test, after.test, context)
     if not control.max(initial=0.0) <= ADAM_REACH:
         return None
     far = np.flatnonzero(ours > BEYOND)
@@ -338,15 +336,15 @@ def moved_too_far(scene: Scene) -> Cause | None:
         f"state is lost {parting.between}: {describe(names, sample.names)} move up to "
         f"{ours.max():.3g} learning rates a step, where the control moves at most "
         f"{control.max():.2g} and Adam hardly more than one, and not so later: weights were "
-        f"replaced, or the optimizer lost its second moments{_seen(scene)}"
+        f"replaced, or the optimizer lost its second moments{_seen(context)}"
     )
     return Cause(sentence, CauseClass.STATE, _LOADED)
 
 
-def rounded(scene: Scene) -> Cause | None:
+def rounded(context: Context) -> Cause | None:
     """All weights differ by what bfloat16 rounds away of them, and did not before."""
-    parting = _parting(scene)
-    if parting is None or scene.precision is not Precision.FP32:
+    parting = _parting(context)
+    if parting is None or context.precision is not Precision.FP32:
         return None
     _, sample, _ = parting
     ours, theirs = sample.test.parameters, sample.control.parameters
@@ -360,7 +358,7 @@ def rounded(scene: Scene) -> Cause | None:
     sentence = (
         f"weights are rounded {parting.between}: each of {apart.size} parameters differs from the "
         f"control's by {apart.min():.1g} to {apart.max():.1g} of itself, as bfloat16 leaves it"
-        f"{_seen(scene)}"
+        f"{_seen(context)}"
     )
     look_at = (
         "what stores or exports weights in lower precision and is loaded again "
@@ -369,10 +367,10 @@ def rounded(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.STATE, look_at)
 
 
-def some_parted(scene: Scene) -> Cause | None:
+def some_parted(context: Context) -> Cause | None:
     """A few parameters part from the control, and not by their gradients."""
-    parting = _parting(scene)
-    if parting is None or _gradients_first(scene):
+    parting = _parting(context)
+    if parting is None or _gradients_first(context):
         return None
     sample = parting.sample
     few, rest = _standing_out(sample)
@@ -390,30 +388,30 @@ def some_parted(scene: Scene) -> Cause | None:
         least, most = f"{min(factors):.3g}", f"{max(factors):.3g}"
         by = least if least == most else f"{least} to {most}"
         sentence = f"updates begin to differ {parting.between}: {head}; moved {by} times as far"
-        return Cause(f"{sentence}{_seen(scene)}", CauseClass.UPDATE, _SETTINGS)
+        return Cause(f"{sentence}{_seen(context)}", CauseClass.UPDATE, _SETTINGS)
     if parting.after is None:  # it may have happened once, or go on
-        sentence = f"the runs part {parting.between}: {head}{_seen(scene)}"
+        sentence = f"the runs part {parting.between}: {head}{_seen(context)}"
         return Cause(sentence, CauseClass.LATER, f"{_LOADED}; {_SETTINGS}")
     if _gap(parting.after, few) > _gap(sample, few) / 2:
         sentence = f"updates begin to differ {parting.between}: {head}, and as much later"
-        return Cause(f"{sentence}{_seen(scene)}", CauseClass.UPDATE, _SETTINGS)
+        return Cause(f"{sentence}{_seen(context)}", CauseClass.UPDATE, _SETTINGS)
     sentence = (
         f"state is lost {parting.between}: {head}: the weights or the optimizer state of "
-        f"{'it' if one else 'these'} alone were lost or exchanged{_seen(scene)}"
+        f"{'it' if one else 'these'} alone were lost or exchanged{_seen(context)}"
     )
     return Cause(sentence, CauseClass.STATE, _LOADED)
 
 
-def _gradients_first(scene: Scene) -> bool:
+def _gradients_first(context: Context) -> bool:
     """Whether the first thing to be off is the gradient norm, under a right loss."""
-    norm, first = scene.curve("grad_norm"), scene.first_failure()
+    norm, first = context.curve("grad_norm"), context.first_failure()
     if norm is None:
         return True  # nobody knows
-    return first is not None and norm.onset == first and bool(scene.agrees("loss", first))
+    return first is not None and norm.onset == first and bool(context.agrees("loss", first))
 
 
-def _parting(scene: Scene) -> _Parting | None:
-    samples = scene.case.tensors
+def _parting(context: Context) -> _Parting | None:
+    samples = context.compared.tensors
     for number, (before, sample) in enumerate(pairwise(samples), start=1):
         if sample.updates is not None and sample.updates.outside.size:
             after = samples[number + 1] if number + 1 < len(samples) else None
@@ -423,10 +421,10 @@ def _parting(scene: Scene) -> _Parting | None:
     return None
 
 
-def _reach(before: TensorSample, sample: TensorSample, scene: Scene) -> Floats:
+def _reach(before: TensorSample, sample: TensorSample, context: Context) -> Floats:
     """Shape (parameters,): what the entries moved by, in learning rates of the control per step."""
     moved = np.linalg.norm(update(before, sample), axis=1) / np.sqrt(np.maximum(sample.sizes, 1))
-    schedule = series(scene.case.control, "lr")
+    schedule = series(context.compared.control, "lr")
     steps = (schedule.steps > before.step) & (schedule.steps <= sample.step)
     rates = float(np.sum(schedule.values[steps]))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -489,7 +487,7 @@ def _gap(sample: TensorComparison, few: Integers) -> float:
     return float(difference[few].min() / np.delete(difference, few).max())
 
 
-def _seen(scene: Scene) -> str:
+def _seen(context: Context) -> str:
     """What the curves show of it, and when."""
-    off = scene.off()
+    off = context.off()
     return f"; {words_of(off[0])} leaves the control at step {off[0].onset}" if off else ""

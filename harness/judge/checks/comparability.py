@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from harness.judge.checks.question import Finding, Question, check, invalid, passed, skipped
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.compare.curves import common_steps, first_hole, has, pair, relative_difference
 from harness.judge.compare.floors import SAME_LR
 from harness.judge.degrees import spec_of
 from harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
 from harness.judge.programs import differently_probed
 from harness.judge.soundness import disordered, other_data, other_steps, ranks_disagree
-from harness.judge.wording import apart
+from harness.judge.wording import distinct_digits
 from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
 LEAST_COVERAGE = 0.5
@@ -27,7 +27,7 @@ LARGEST_HOLE = 0.6
 
 
 @check(Tier.INTEGRITY)
-def control_in_force(control: Evidence, control_spec: SetSpec | None) -> Finding:
+def control_in_force(control: Evidence, control_spec: SetSpec | None) -> CheckResult:
     """The control runs what it names and nothing else.
 
     A control with a technique of its own is a reference for something else.
@@ -42,7 +42,7 @@ def control_in_force(control: Evidence, control_spec: SetSpec | None) -> Finding
 
 
 @check(Tier.INTEGRITY)
-def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """The run has the control's steps, or covers the same range on another grid.
 
     The number of steps also shapes the lr schedule, and what one side lacks nobody compared. So a
@@ -62,7 +62,7 @@ def same_steps(test: Evidence, control: Evidence, spec: SetSpec | None) -> Findi
 
 
 @check(Tier.INTEGRITY)
-def same_data(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def same_data(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Both runs trained on the same samples at every step (batch digests).
 
     Different data makes different curves: nothing else can be concluded from them.
@@ -76,7 +76,7 @@ def same_data(test: Evidence, control: Evidence, spec: SetSpec | None) -> Findin
 
 
 @check(Tier.INTEGRITY)
-def ranks_see_same_batch(test: Evidence, spec: SetSpec | None) -> Finding:
+def ranks_see_same_batch(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """All ranks of a data-parallel coordinate read the same samples.
 
     Ranks that share a sample (TP, CP, PP) and read different ones train on garbage.
@@ -89,7 +89,7 @@ def ranks_see_same_batch(test: Evidence, spec: SetSpec | None) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def same_tokens(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def same_tokens(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Both runs count the same valid tokens at every step.
 
     A different token budget per optimizer step is a different training.
@@ -98,7 +98,7 @@ def same_tokens(test: Evidence, control: Evidence, spec: SetSpec | None) -> Find
 
 
 @check(Tier.INTEGRITY)
-def same_lr(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def same_lr(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Both runs use the same learning rate at every step.
 
     The schedule was configured differently, or restarted after a resume.
@@ -109,7 +109,7 @@ def same_lr(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
 @check(Tier.INTEGRITY)
 def config_differs_as_declared(
     test: Evidence, control: Evidence, spec: SetSpec | None, control_spec: SetSpec | None
-) -> Finding:
+) -> CheckResult:
     """The configurations differ only where the sets declare it.
 
     An undeclared difference makes it unclear what is being compared.
@@ -132,7 +132,7 @@ def config_differs_as_declared(
 
 
 @check(Tier.INTEGRITY)
-def named_in_force(test: Evidence, spec: SetSpec | None) -> Finding:
+def named_in_force(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every technique, degree and schedule that the set names really ran.
 
     Numbers of a technique that did not run say nothing about it, however good they look.
@@ -148,7 +148,7 @@ def named_in_force(test: Evidence, spec: SetSpec | None) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
+def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Nothing ran that the set does not name.
 
     A technique that slipped in would be blamed on what the set names.
@@ -159,7 +159,7 @@ def nothing_unnamed(test: Evidence, spec: SetSpec | None) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def probed_alike(test: Evidence, control: Evidence) -> Finding:
+def probed_alike(test: Evidence, control: Evidence) -> CheckResult:
     """The probes of both runs saw as much of their loops.
 
     Gradients that one side took before clipping and the other after it are not the same thing.
@@ -199,7 +199,7 @@ def torn(evidence: Evidence) -> str:
     return f"{evidence.name} {hole.words}" if hole else ""
 
 
-def _covered(test: Evidence, control: Evidence) -> Finding:
+def _covered(test: Evidence, control: Evidence) -> CheckResult:
     """Curves logged on other grids are judged at their common steps, if those cover both."""
     common = common_steps(test.steps, control.steps).steps
     coarser = min(test, control, key=lambda evidence: evidence.steps.size)
@@ -209,7 +209,7 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
         f"{control.steps.size} in the control"
     )
     if share < LEAST_COVERAGE:
-        return Finding(
+        return CheckResult(
             Outcome.INVALID,
             f"too little to compare: {words}",
             measured=share,
@@ -242,7 +242,7 @@ def _covered(test: Evidence, control: Evidence) -> Finding:
                 f"{_cut(evidence, first, last)}",
                 None if late else last,
             )
-    return Finding(
+    return CheckResult(
         Outcome.PASS,
         f"judged at {words}",
         measured=share,
@@ -278,7 +278,7 @@ CHECKS: tuple[Question, ...] = (
 )
 
 
-def _clauses(prefix: str, clauses: Iterable[str]) -> Finding:
+def _clauses(prefix: str, clauses: Iterable[str]) -> CheckResult:
     """INVALID with the clauses; PASS when there are none."""
     found = list(clauses)
     return invalid(prefix + "; ".join(found)) if found else passed()
@@ -291,7 +291,7 @@ def _same_signal(
     signal: str,
     limit: float,
     origin: str,
-) -> Finding:
+) -> CheckResult:
     curves = pair(test, control, signal)
     absent = not has(test, signal) or not has(control, signal)
     if absent and spec is None:
@@ -305,9 +305,11 @@ def _same_signal(
     if outside.size:
         first = int(outside[0])
         onset = int(curves.steps[first])
-        of_test, of_control = apart(float(curves.test[first]), float(curves.control[first]))
+        of_test, of_control = distinct_digits(
+            float(curves.test[first]), float(curves.control[first])
+        )
         detail = f"{signal} is {of_test} at step {onset}, {of_control} in the control"
-    return Finding(
+    return CheckResult(
         Outcome.INVALID if outside.size else Outcome.PASS,
         detail,
         measured=measured,

@@ -1,13 +1,12 @@
 """Tier 2: every step inside the growth envelope; the first one outside is the onset.
 
 One step outside is enough for a FAIL: limits are such that a right run leaves them at any step with
-a probability fixed beforehand (:mod:`harness.judge.compare.limits`), and a curve that left and came back
-(one step x100, say) was wrong all the same.
+a probability fixed beforehand (:mod:`harness.judge.compare.limits`), and a curve that left and came
+back (one step x100, say) was wrong all the same.
 
-What is found where two curves differ and nothing says how far right runs lie apart.
-
-See :mod:`harness.judge.compare.envelopes`: a gross difference is a FAIL, within a margin that somebody set the
-margin decides, and everything else is open.
+Where two curves are all that there is, nothing says how far right runs lie apart
+(:mod:`harness.judge.compare.envelopes`). Then a gross difference is a FAIL, within a margin that
+somebody set the margin decides, and everything else is open.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.judge.checks.question import Finding, Question, check, skipped
+from harness.judge.checks.question import CheckResult, Question, check, skipped
 from harness.judge.compare.envelopes import (
     GROSS,
     REPEATS,
@@ -24,14 +23,14 @@ from harness.judge.compare.envelopes import (
     gross_steps,
     lasting_difference,
 )
-from harness.judge.wording import apart
+from harness.judge.wording import distinct_digits
 from harness.model import Limit, Outcome, Tier
 
 Envelopes = Mapping[str, Envelope]
 
 
 @check(Tier.ENVELOPE)
-def loss_envelope(envelopes: Envelopes) -> Finding:
+def loss_envelope(envelopes: Envelopes) -> CheckResult:
     """The loss stays inside the growth envelope at every step.
 
     The curve leaves what rounding explains: training is not the control's any more.
@@ -40,7 +39,7 @@ def loss_envelope(envelopes: Envelopes) -> Finding:
 
 
 @check(Tier.ENVELOPE)
-def grad_norm_envelope(envelopes: Envelopes) -> Finding:
+def grad_norm_envelope(envelopes: Envelopes) -> CheckResult:
     """The grad norm stays inside the growth envelope at every step.
 
     Gradients, or the norm that the trainer reports of them, differ from the control's.
@@ -49,7 +48,7 @@ def grad_norm_envelope(envelopes: Envelopes) -> Finding:
 
 
 @check(Tier.ENVELOPE)
-def loss_recomputed_envelope(envelopes: Envelopes) -> Finding:
+def loss_recomputed_envelope(envelopes: Envelopes) -> CheckResult:
     """The recomputed loss stays inside the growth envelope at every step.
 
     The training itself differs, whatever the trainer reports.
@@ -58,7 +57,7 @@ def loss_recomputed_envelope(envelopes: Envelopes) -> Finding:
 
 
 @check(Tier.ENVELOPE)
-def grad_norm_recomputed_envelope(envelopes: Envelopes) -> Finding:
+def grad_norm_recomputed_envelope(envelopes: Envelopes) -> CheckResult:
     """The recomputed grad norm stays inside the growth envelope at every step.
 
     The gradients themselves differ, whatever norm the trainer reports.
@@ -74,7 +73,7 @@ CHECKS: tuple[Question, ...] = (
 )
 
 
-def _envelope(signal: str, envelopes: Envelopes) -> Finding:
+def _envelope(signal: str, envelopes: Envelopes) -> CheckResult:
     envelope = envelopes.get(signal)
     if envelope is None:
         return skipped(f"no {signal} on one side")
@@ -82,14 +81,14 @@ def _envelope(signal: str, envelopes: Envelopes) -> Finding:
         return open_curve(envelope)
     count = envelope.steps.size
     if not envelope.outside.size and envelope.unprinted > count / 2:
-        return Finding(
+        return CheckResult(
             Outcome.INCONCLUSIVE,
             f"nothing of the {signal.replace('_', ' ')} was printed at {envelope.unprinted} of "
             f"{count} steps, where it is smaller than the last digit: log more digits",
         )
     worst, outside = envelope.worst, envelope.outside
     step = int(envelope.steps[worst])
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if outside.size else Outcome.PASS,
         f"{outside.size} of {count} steps outside, the worst is step {step}: "
         f"{envelope.test[worst]:.8g} for {envelope.control[worst]:.8g}"
@@ -118,12 +117,12 @@ STEP_ORIGIN = "beyond it a difference is gross: no rounding makes it"
 LASTING_ORIGIN = "beyond it a lasting difference is gross: no rounding makes it"
 
 
-def open_first_step(envelope: Envelope) -> Finding:
+def open_first_step(envelope: Envelope) -> CheckResult:
     """The first common step of a signal that is outside of its floor there."""
     step = int(envelope.steps[0])
     gross = step in gross_steps(envelope.signal, envelope.curves)
     detail = f"{envelope.test[0]:.8g} for {envelope.control[0]:.8g}"
-    return Finding(
+    return CheckResult(
         _outcome(envelope, gross=gross),
         detail if gross else f"{detail}, {_beyond(envelope, 0)}",
         measured=float(envelope.difference[0]),
@@ -134,7 +133,7 @@ def open_first_step(envelope: Envelope) -> Finding:
     )
 
 
-def open_curve(envelope: Envelope) -> Finding:
+def open_curve(envelope: Envelope) -> CheckResult:
     """A whole signal that leaves its floor somewhere."""
     gross = gross_steps(envelope.signal, envelope.curves)
     lasting = lasting_difference(envelope.curves)
@@ -143,7 +142,7 @@ def open_curve(envelope: Envelope) -> Finding:
     most = int(np.argmax(envelope.difference))
     at, name = int(envelope.steps[most]), envelope.signal.replace("_", " ")
     if lasting > limits.lasting and not gross.size:
-        return Finding(
+        return CheckResult(
             Outcome.FAIL,
             f"the mean {name} of the second half is off by {lasting:.2g}",
             measured=lasting,
@@ -151,9 +150,9 @@ def open_curve(envelope: Envelope) -> Finding:
             unit="relative",
             steps=steps,
         )
-    test, control = apart(float(envelope.test[most]), float(envelope.control[most]))
+    test, control = distinct_digits(float(envelope.test[most]), float(envelope.control[most]))
     first = envelope.index_of(int(envelope.outside[0]))
-    return Finding(
+    return CheckResult(
         _outcome(envelope, gross=bool(gross.size)),
         f"{envelope.outside.size} of {envelope.steps.size} steps differ, most step {at}: {test} "
         f"for {control}; from step {envelope.steps[first]} on {_beyond(envelope, first)}",

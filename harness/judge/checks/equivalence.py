@@ -1,7 +1,8 @@
 """Tier 3: whether the loss of a whole run is near enough to the control's not to matter.
 
 The earlier tiers ask whether a difference is more than rounding. This one asks by two one-sided
-tests (:mod:`harness.judge.compare.tost`) whether it is small against a margin that somebody cares about.
+tests (:mod:`harness.judge.compare.tost`) whether it is small against a margin that somebody cares
+about.
 
 * **Window**: the second half of the run. The first half holds warm-up, where the loss falls so
   fast that a run a fraction of a step behind looks far off, and where every run starts alike.
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.checks.question import Finding, Question, check, invalid, skipped
+from harness.judge.checks.question import CheckResult, Question, check, invalid, skipped
 from harness.judge.compare.curves import Pair, pair, rounding_share, second_half, signed_difference
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import SPREAD_CEILING, WIDEST
@@ -47,7 +48,7 @@ def loss_equivalent(
     calibration: Calibration | None,
     margin: float | None,
     envelopes: Mapping[str, Envelope],
-) -> Finding:
+) -> CheckResult:
     """The loss is equivalent to the control's over the second half of the run.
 
     The mean difference, or the level that it drifts to, is larger than the margin: the model does
@@ -89,7 +90,7 @@ def loss_equivalent(
                 f"too short to tell: {detail}: by the control's own repeats 1 right run in "
                 f"{1 / USUAL:.0f} is off by more than {most.mean:.2g}, at the end {most.end:.2g}"
             )
-    return Finding(
+    return CheckResult(
         outcome,
         detail + why,
         measured=found.bound,
@@ -110,12 +111,12 @@ OUTCOMES: Mapping[Answer, Outcome] = {
 """What an answer makes of a check."""
 
 
-def _too_short(count: int, margin: float | None) -> Finding:
+def _too_short(count: int, margin: float | None) -> CheckResult:
     """Skipped, unless somebody set a margin: what was asked is answered, or said to be open."""
     words = f"{count} steps in common, at least {2 * FEWEST} are needed"
     if margin is None:
         return skipped(f"too short for a test of equivalence: {words}")
-    return Finding(
+    return CheckResult(
         Outcome.INCONCLUSIVE,
         f"nothing tells whether the mean loss is within the margin of {margin:g}: {words}",
         limit=Limit(margin, "margin set in the file"),
@@ -123,10 +124,10 @@ def _too_short(count: int, margin: float | None) -> Finding:
     )
 
 
-def printed_too_coarsely(printed: float, limit: Limit, steps: Integers) -> Finding:
+def printed_too_coarsely(printed: float, limit: Limit, steps: Integers) -> CheckResult:
     """Open, however short the run: equal digits would be no evidence of equal values."""
     share = f"{printed:.2g} of" if np.isfinite(printed) else "all there is of"
-    return Finding(
+    return CheckResult(
         Outcome.INCONCLUSIVE,
         f"the loss is printed too coarsely: what is rounded off is {share} it on average, and the "
         f"margin is {limit.value:g}; log it with more digits",

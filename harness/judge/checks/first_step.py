@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from harness.judge.checks.envelope import open_first_step
-from harness.judge.checks.question import Finding, Question, check, invalid, passed, skipped
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.compare.curves import common_steps, series
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.reported import agreement, other_objective
@@ -22,7 +22,7 @@ Envelopes = Mapping[str, Envelope]
 
 
 @check(Tier.FIRST_STEP)
-def loss_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
+def loss_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> CheckResult:
     """The loss of the first step agrees with the control's.
 
     The forward pass or the objective differs: nothing was updated yet.
@@ -31,7 +31,7 @@ def loss_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> 
 
 
 @check(Tier.FIRST_STEP)
-def grad_norm_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
+def grad_norm_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> CheckResult:
     """The grad norm of the first step agrees with the control's.
 
     Gradients are scaled, incomplete or wrong, or their norm is measured wrongly. Under AdamW the
@@ -41,7 +41,9 @@ def grad_norm_first_step(test: Evidence, control: Evidence, envelopes: Envelopes
 
 
 @check(Tier.FIRST_STEP)
-def loss_recomputed_first_step(test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
+def loss_recomputed_first_step(
+    test: Evidence, control: Evidence, envelopes: Envelopes
+) -> CheckResult:
     """The recomputed loss of the first step agrees with the control's.
 
     The forward pass or the objective itself differs, whatever the trainer reports.
@@ -52,7 +54,7 @@ def loss_recomputed_first_step(test: Evidence, control: Evidence, envelopes: Env
 @check(Tier.FIRST_STEP)
 def grad_norm_recomputed_first_step(
     test: Evidence, control: Evidence, envelopes: Envelopes
-) -> Finding:
+) -> CheckResult:
     """The recomputed grad norm of the first step agrees with the control's.
 
     The gradients themselves differ, whatever norm the trainer reports.
@@ -61,7 +63,7 @@ def grad_norm_recomputed_first_step(
 
 
 @check(Tier.FIRST_STEP)
-def reported_loss_is_recomputed(test: Evidence, control: Evidence) -> Finding:
+def reported_loss_is_recomputed(test: Evidence, control: Evidence) -> CheckResult:
     """The loss that the run reports is the one that its probe recomputes.
 
     Only the metric is wrong: training may be right and its curve is not.
@@ -72,7 +74,7 @@ def reported_loss_is_recomputed(test: Evidence, control: Evidence) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def reported_grad_norm_is_recomputed(test: Evidence) -> Finding:
+def reported_grad_norm_is_recomputed(test: Evidence) -> CheckResult:
     """The grad norm that the run reports is the one that its probe recomputes.
 
     Only the metric is wrong; but clipping uses it, so training may follow.
@@ -84,7 +86,7 @@ def reported_grad_norm_is_recomputed(test: Evidence) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every parameter that gets a gradient in the control gets one in the run.
 
     A parameter without gradient stays as it was initialised; the loss hardly shows it. A control
@@ -115,7 +117,7 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
     which = ", ".join(names) or f"{count:g} parameters"
     when = f" at step {onset}" if onset is not None else ""
     allowed = theirs.at(onset) if onset is not None else None
-    return Finding(
+    return CheckResult(
         Outcome.FAIL,
         f"no gradient for {which}{when}",
         measured=count,
@@ -136,7 +138,9 @@ CHECKS: tuple[Question, ...] = (
 )
 
 
-def _first_step(signal: str, test: Evidence, control: Evidence, envelopes: Envelopes) -> Finding:
+def _first_step(
+    signal: str, test: Evidence, control: Evidence, envelopes: Envelopes
+) -> CheckResult:
     """The envelope's first entry, which has to be the first step that both runs have."""
     envelope = envelopes.get(signal)
     if envelope is None:
@@ -148,7 +152,7 @@ def _first_step(signal: str, test: Evidence, control: Evidence, envelopes: Envel
     outside = not difference <= limit.value
     if outside and envelope.open:
         return open_first_step(envelope)
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if outside else Outcome.PASS,
         f"{envelope.test[0]:.8g} for {envelope.control[0]:.8g}",
         measured=difference,
@@ -159,12 +163,12 @@ def _first_step(signal: str, test: Evidence, control: Evidence, envelopes: Envel
     )
 
 
-def _reported(test: Evidence, signal: str) -> Finding:
+def _reported(test: Evidence, signal: str) -> CheckResult:
     compared = agreement(test, signal)
     if compared is None:
         return skipped(f"no recomputed {signal}")
     index, outside = compared.worst, compared.outside
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if outside.size else Outcome.PASS,
         f"reported {compared.reported[index]:.8g}, recomputed {compared.recomputed[index]:.8g} "
         f"at step {compared.steps[index]}",

@@ -1,13 +1,13 @@
-"""Tier 0: whether the evidence is whole, and speaks about the comparison that was meant.
+"""Tier 0, integrity: whether the evidence is whole and can be judged at all.
 
-Broken evidence is INVALID; a test set that turned non-finite while its control did not is a FAIL.
+Of both runs and of the repeats that limits are learnt from: complete, in order, finite; per-tensor
+evidence of one model that starts as one. Broken evidence is INVALID; a test set that turned
+non-finite while its control did not is a FAIL. Whether the two runs are the comparison that was
+meant is asked by :mod:`harness.judge.checks.comparability`.
 
-Whether there is anything to compare: two runs, each of which learns something.
-
-A file compared with itself, or curves of a model that stands still, agree whatever is wrong with
-the code that made them. What compares nothing is INVALID, however equal the numbers are.
-
-Whether the two runs' per-tensor evidence is whole, and of one model that starts as one.
+Two runs also have to learn something. A file compared with itself, or curves of a model that stands
+still, agree whatever is wrong with the code that made them. What compares nothing is INVALID,
+however equal the numbers are.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from harness.judge.checks.question import (
-    Finding,
-    Question,
-    check,
-    counted,
-    invalid,
-    passed,
-    skipped,
-)
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.checks.resume import badly_requeued
 from harness.judge.compare.curves import has, pair, rounding_of, series
 from harness.judge.compare.envelopes import curves_alone
@@ -45,12 +37,12 @@ from harness.judge.soundness import (
     unfinished,
     unsampled,
 )
-from harness.judge.wording import apart
+from harness.judge.wording import counted, distinct_digits
 from harness.model import Calibration, Evidence, Floats, Outcome, SetSpec, Tier
 
 
 @check(Tier.INTEGRITY)
-def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | None) -> Finding:
+def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | None) -> CheckResult:
     """The control is complete and finite, in one piece, and reports what it computes.
 
     Nothing can be judged against a control that is itself broken: repair or rerun it first. One
@@ -79,7 +71,7 @@ def control_sound(test: Evidence, control: Evidence, control_spec: SetSpec | Non
 
 
 @check(Tier.INTEGRITY)
-def repeats_sound(calibration: Calibration | None) -> Finding:
+def repeats_sound(calibration: Calibration | None) -> CheckResult:
     """The control's repeats are whole, saw the same data, and stay close to it.
 
     A control that does not reproduce itself teaches an envelope that excuses anything.
@@ -95,7 +87,7 @@ def repeats_sound(calibration: Calibration | None) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def complete(test: Evidence) -> Finding:
+def complete(test: Evidence) -> CheckResult:
     """The run finished all of its steps.
 
     The steps that are missing are the ones that might have diverged.
@@ -109,7 +101,7 @@ def complete(test: Evidence) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def steps_increase(test: Evidence) -> Finding:
+def steps_increase(test: Evidence) -> CheckResult:
     """Every step is recorded in order, and one that a restart replayed came out the same.
 
     The last values of a replayed step are judged. Other values mean that state was lost at the
@@ -129,7 +121,7 @@ def steps_increase(test: Evidence) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every step has a value for every judged signal.
 
     A value that is not there is never taken for a value that is right.
@@ -143,14 +135,16 @@ def values_present(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
 
 
 @check(Tier.INTEGRITY)
-def finite(test: Evidence) -> Finding:
+def finite(test: Evidence) -> CheckResult:
     """Loss and grad norm stay finite, as the control's do.
 
     The test set diverged to NaN or infinity where its control did not.
     """
     flaw = non_finite(test)
     if flaw:
-        return Finding(Outcome.FAIL, f"{flaw.what}, where the control is finite", onset=flaw.step)
+        return CheckResult(
+            Outcome.FAIL, f"{flaw.what}, where the control is finite", onset=flaw.step
+        )
     return passed()
 
 
@@ -189,7 +183,7 @@ def _misreports(evidence: Evidence, signals: Iterable[str]) -> Flaw | None:
         compared = agreement(evidence, signal)
         if compared is not None and compared.outside.size:
             index = compared.worst
-            reported, recomputed = apart(
+            reported, recomputed = distinct_digits(
                 float(compared.reported[index]), float(compared.recomputed[index])
             )
             return Flaw(
@@ -211,7 +205,7 @@ FEWEST_POINTS = 2
 @check(Tier.INTEGRITY)
 def something_trained(
     test: Evidence, control: Evidence, spec: SetSpec | None, *, one_path: bool
-) -> Finding:
+) -> CheckResult:
     """The test set and its control are two runs, and the control learns something.
 
     One file twice, a single step, a learning rate of zero, or a loss that is the same number at
@@ -239,7 +233,7 @@ def something_trained(
 
 
 @check(Tier.INTEGRITY)
-def test_set_trained(test: Evidence) -> Finding:
+def test_set_trained(test: Evidence) -> CheckResult:
     """The test set learns something itself.
 
     Asked where nothing holds its curve against the control's step by step: a loss that stands at 0
@@ -284,7 +278,7 @@ _OF_A_PROGRAM = (
 
 
 @check(Tier.INTEGRITY)
-def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Per-tensor evidence is there at every step at which it was asked for.
 
     What was not looked at cannot be taken for right: the probe failed, or the files are damaged.
@@ -303,7 +297,7 @@ def samples_whole(test: Evidence, control: Evidence, spec: SetSpec | None) -> Fi
 
 
 @check(Tier.INTEGRITY)
-def same_parameters(test: Evidence, control: Evidence) -> Finding:
+def same_parameters(test: Evidence, control: Evidence) -> CheckResult:
     """Both runs train the same parameters.
 
     Another model, or a parameter that one side does not train.
@@ -335,7 +329,7 @@ def starts_as_the_control(
     tensors: Comparisons,
     spec: SetSpec | None,
     own_start: bool,  # noqa: FBT001 - an input of the check
-) -> Finding:
+) -> CheckResult:
     """A run whose seed checkpoint is not the control's own starts from the same weights.
 
     Another release, or another machine, has made other initial weights of the same seed: the two

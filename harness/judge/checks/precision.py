@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.checks.question import Finding, Question, check, invalid, passed, skipped
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.compare.limits import student
 from harness.judge.compare.precision_errors import (
     ALARMS,
     LASTING_SPREAD,
     Errors,
-    Measure,
+    PrecisionRuns,
     flaw_of,
 )
 from harness.judge.compare.random_numbers import by_chance, furthest, mean_by_chance, unlike
@@ -31,11 +31,11 @@ _NONE = "not measured from a reference in float32"
 def reference_sound(
     test: Evidence,
     control: Evidence,
-    measure: Measure | None,
+    measure: PrecisionRuns | None,
     errors: Errors | None,
     *,
     draws: bool,
-) -> Finding:
+) -> CheckResult:
     """The reference in float32 and the matched control are whole, and saw the same samples.
 
     Without them errors of low precision cannot be told from rounding. Where a reference runs out
@@ -65,8 +65,8 @@ def reference_sound(
 
 @check(Tier.FIRST_STEP)
 def gradient_errors(
-    test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
-) -> Finding:
+    test: Evidence, control: Evidence, errors: Errors | None, measure: PrecisionRuns | None
+) -> CheckResult:
     """Every parameter's gradient is as near to float32 as that of the matched control.
 
     At the same weights and samples right implementations of one precision err alike. An error that
@@ -83,7 +83,7 @@ def gradient_errors(
         f"{1 / ALARMS:,.0f} sets"
     )
     limit = Limit(float(errors.multiple[worst] * errors.matched[worst]), origin)
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if outside.size else Outcome.PASS,
         _errors_in_words(errors, outside, worst),
         measured=float(errors.test[worst]),
@@ -104,8 +104,8 @@ def gradient_errors(
 
 @check(Tier.FIRST_STEP)
 def gradient_scale(
-    test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
-) -> Finding:
+    test: Evidence, control: Evidence, errors: Errors | None, measure: PrecisionRuns | None
+) -> CheckResult:
     """Gradients are as long as those of the matched control.
 
     Rounding turns a gradient and hardly changes its length. One that is longer or shorter is
@@ -129,7 +129,7 @@ def gradient_scale(
         own = float(np.abs(errors.scales[scaled[0]])) if scaled.size else 0.0
         if not of_all and not own <= errors.scale_limits[scaled[0]]:
             measured, limit = own, float(errors.scale_limits[scaled[0]])
-        return Finding(
+        return CheckResult(
             Outcome.FAIL,
             f"{words} {over}" if of_all else words,
             measured=measured,
@@ -138,7 +138,7 @@ def gradient_scale(
             onset=1,
         )
     nearest = int(np.argmax(errors.scale_excess))
-    return Finding(
+    return CheckResult(
         Outcome.PASS,
         f"nearest to its limit is {errors.names[nearest]} {over}",
         measured=float(np.abs(errors.scales[nearest])),
@@ -148,7 +148,7 @@ def gradient_scale(
 
 
 @check(Tier.FIRST_STEP)
-def drawn_alike(errors: Errors | None) -> Finding:
+def drawn_alike(errors: Errors | None) -> CheckResult:
     """Random numbers move gradients by as much as in the control.
 
     Another rate of dropout, none at all, or noise that is added: what is drawn is wrong itself.
@@ -161,7 +161,7 @@ def drawn_alike(errors: Errors | None) -> Finding:
         return passed(f"by up to {most:.2g} of a gradient's norm, or the control draws nothing")
     words = ", ".join(f"{name} by {factor:.3g} times as much" for name, factor in found[:NAMED])
     more = " …" if len(found) > NAMED else ""
-    return Finding(
+    return CheckResult(
         Outcome.FAIL,
         f"random numbers move gradients otherwise than in the control: {words}{more}",
         onset=1,
@@ -170,8 +170,8 @@ def drawn_alike(errors: Errors | None) -> Finding:
 
 @check(Tier.FIRST_STEP)
 def frozen_loss(
-    test: Evidence, control: Evidence, errors: Errors | None, measure: Measure | None
-) -> Finding:
+    test: Evidence, control: Evidence, errors: Errors | None, measure: PrecisionRuns | None
+) -> CheckResult:
     """At frozen weights the loss of every batch is that of the matched control, but for rounding.
 
     The forward pass or the objective differs: on the samples of many batches, and at weights that
@@ -182,7 +182,7 @@ def frozen_loss(
     if not errors.frozen:
         return skipped("one batch does not tell how far rounding takes a loss: frozen = 0")
     if not np.all(np.isfinite(errors.loss)) or not np.isfinite(errors.loss_error):
-        return Finding(Outcome.FAIL, "the loss of a frozen batch is not finite", onset=1)
+        return CheckResult(Outcome.FAIL, "the loss of a frozen batch is not finite", onset=1)
     size = float(np.sqrt(np.mean(errors.loss**2)))
     mean = float(errors.loss.mean())
     t = float(student(np.array(ALARMS / 4), errors.batches))
@@ -194,7 +194,7 @@ def frozen_loss(
         lasting = np.hypot(lasting, mean_by_chance(errors.loss, ALARMS / 4))
     outside = not (size <= chance and abs(mean) <= lasting)
     whole, limit = (abs(mean), lasting) if abs(mean) > lasting else (size, chance)
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if outside else Outcome.PASS,
         f"off by {mean:+.2g} on average over {_batches(errors)}, {size:.2g} rms; rounding of "
         f"{measure.matched.name} alone is {errors.loss_error:.2g}",
@@ -208,7 +208,7 @@ def frozen_loss(
 CHECKS: tuple[Question, ...] = (reference_sound, gradient_errors, gradient_scale, frozen_loss)
 
 
-def _unmeasured(test: Evidence, control: Evidence, measure: Measure | None) -> Finding:
+def _unmeasured(test: Evidence, control: Evidence, measure: PrecisionRuns | None) -> CheckResult:
     if measure is None and {test.precision, control.precision} == {Precision.FP32}:
         return passed("both runs compute in float32: limits are those of its rounding")
     return skipped(f"{_NONE}: limits are those of repeats, or fixed")

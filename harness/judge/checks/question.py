@@ -15,7 +15,7 @@ from harness.model import Check, Deviation, Limit, Outcome, Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What a check found: a :class:`harness.model.Check` but for what its function knows."""
 
     outcome: Outcome
@@ -30,18 +30,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A check before it is asked of a case."""
+    """A check before it is asked of two runs."""
 
     name: str
     title: str
     tier: Tier
     inputs: tuple[str, ...]
-    """Names of the case's fields that it looks at (:class:`harness.judge.comparison.Case`, or
-    :class:`harness.judge.rcp.Submission`)."""
-    ask: Callable[..., Finding]
+    """Names of the fields that it looks at, of a :class:`harness.judge.comparison.RunComparison` or
+    a :class:`harness.judge.rcp.Submission`."""
+    ask: Callable[..., CheckResult]
 
-    def __call__(self, case: object) -> Check:
-        finding = self.ask(**{name: getattr(case, name) for name in self.inputs})
+    def __call__(self, compared: object) -> Check:
+        finding = self.ask(**{name: getattr(compared, name) for name in self.inputs})
         return Check(
             name=self.name,
             title=self.title,
@@ -57,10 +57,10 @@ class Question:
         )
 
 
-def check(tier: Tier) -> Callable[[Callable[..., Finding]], Question]:
+def check(tier: Tier) -> Callable[[Callable[..., CheckResult]], Question]:
     """Make a documented function a :class:`Question` of a tier."""
 
-    def decorate(function: Callable[..., Finding]) -> Question:
+    def decorate(function: Callable[..., CheckResult]) -> Question:
         title = inspect.cleandoc(function.__doc__ or "").partition("\n")[0]
         if not title:
             raise TypeError(f"check {function.__name__} has no docstring, so nothing to print")
@@ -75,20 +75,13 @@ def check(tier: Tier) -> Callable[[Callable[..., Finding]], Question]:
     return decorate
 
 
-def counted(amount: int, noun: str) -> str:
-    """``1 step``, ``3 steps``, ``2 passes``."""
-    if amount == 1:
-        return f"1 {noun}"
-    return f"{amount} {noun}{'es' if noun.endswith('s') else 's'}"
+def passed(detail: str = "") -> CheckResult:
+    return CheckResult(Outcome.PASS, detail)
 
 
-def passed(detail: str = "") -> Finding:
-    return Finding(Outcome.PASS, detail)
+def invalid(detail: str, onset: int | None = None) -> CheckResult:
+    return CheckResult(Outcome.INVALID, detail, onset=onset)
 
 
-def invalid(detail: str, onset: int | None = None) -> Finding:
-    return Finding(Outcome.INVALID, detail, onset=onset)
-
-
-def skipped(detail: str) -> Finding:
-    return Finding(Outcome.SKIPPED, detail)
+def skipped(detail: str) -> CheckResult:
+    return CheckResult(Outcome.SKIPPED, detail)

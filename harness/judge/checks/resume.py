@@ -1,18 +1,14 @@
 """The resume tier: whether a run in several passes is the run that it would have been in one.
 
 Asked of runs that were made in passes, or should have been. The curve that the passes make is
-judged as any other; these checks say what each resume kept.
+judged as any other; these checks say what each resume kept, whether the run was broken and resumed
+as its set says, whether it recovered, and whether replayed steps come out as they did before.
 
-The resume tier, too: whether the run was broken and resumed as its set says, and recovered.
-
-Whether a control or repeat that a scheduler requeued is as good as an uninterrupted run.
-
-A test set answers for its resumes in the resume tier. A reference has to be right before anything
-is compared with it, so it is asked the same questions first. There is no other run to compare its
-samples with: whether its loader kept its place, the counter of samples and the replays tell, and a
-test set that trained on other samples than its control is INVALID in any case.
-
-The resume tier, too: whether steps that a restart replays come out as they did before.
+A control or repeat that a scheduler requeued has to be as good as an uninterrupted run, before
+anything is compared with it (:func:`badly_requeued`). It is asked the same questions. There is no
+other run to compare its samples with: the counter of samples and the replays show whether its
+loader kept its place, and a test set that trained on other samples than its control is INVALID in
+any case.
 """
 
 from __future__ import annotations
@@ -23,15 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.checks.question import (
-    Finding,
-    Question,
-    check,
-    counted,
-    invalid,
-    passed,
-    skipped,
-)
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.compare.curves import relative_difference
 from harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS
 from harness.judge.degrees import degrees_of, ranks
@@ -57,6 +45,7 @@ from harness.judge.resume.passes import (
 )
 from harness.judge.resume.saved_state import PARAMETERS, RESTORED, Part, parts, says_nothing
 from harness.judge.soundness import Flaw
+from harness.judge.wording import counted
 from harness.model import (
     Deviation,
     Evidence,
@@ -77,7 +66,7 @@ MOST_DEVIATIONS = 20
 
 
 @check(Tier.RESUME)
-def passes_continuous(test: Evidence, spec: SetSpec | None) -> Finding:
+def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every pass goes on from the newest checkpoint, and the final state has every step once.
 
     Every checkpoint that the set promises was written. Steps, tokens, samples and the optimizer's
@@ -98,11 +87,11 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> Finding:
     detail = "; ".join(gap.what for gap in told[:3])
     more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""  # noqa: PLR2004 (as many as shown)
     outcome = Outcome.FAIL if told[0].told else Outcome.INVALID
-    return Finding(outcome, detail + more, onset=told[0].step)
+    return CheckResult(outcome, detail + more, onset=told[0].step)
 
 
 @check(Tier.RESUME)
-def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Parameters, optimizer state and lr right after every load are those that were saved.
 
     Compared by sketches of whole tensors, so across a change of degrees too: all tensors that the
@@ -131,7 +120,7 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> F
         detail = "no pass loaded a checkpoint of the run"
         asked = spec is not None and spec.resumes and test.restarts is not RestartOwner.CLUSTER
         return invalid(f"{detail}, so no resume was tested") if asked else skipped(detail)
-    return Finding(
+    return CheckResult(
         Outcome.PASS,
         f"{counted(len(compared), 'load')} of {', '.join(part.name for part in compared[0].parts)}",
         measured=max(lost.worst for lost in compared),
@@ -170,7 +159,7 @@ def not_restored(load: Load) -> Lost | None:
     return Lost(tuple(parts(saved, loaded)), rates)
 
 
-def _not_restored(load: Load, lost: Lost, limit: Limit) -> Finding:
+def _not_restored(load: Load, lost: Lost, limit: Limit) -> CheckResult:
     step = load.step + 1
     deviations = [
         Deviation(
@@ -183,7 +172,7 @@ def _not_restored(load: Load, lost: Lost, limit: Limit) -> Finding:
         for index in part.off.tolist()
     ]
     deviations.sort(key=lambda each: -each.measured)
-    return Finding(
+    return CheckResult(
         Outcome.FAIL,
         f"in {load.words}, {lost_words(lost)}",
         measured=lost.worst if lost.off else None,
@@ -223,7 +212,7 @@ class Other(NamedTuple):
 
 
 @check(Tier.RESUME)
-def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Finding:
+def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every pass goes on with the samples that the control trains on, replayed steps too.
 
     The loader lost its place at a resume: it starts over, skips samples or gives them twice.
@@ -244,7 +233,7 @@ def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> Fin
     if other.number == test.passes[0].number:
         detail = f"the samples differ at step {other.step}, before any resume"
         return invalid(detail, other.step)
-    return Finding(Outcome.FAIL, data_words(other, control), onset=other.step)
+    return CheckResult(Outcome.FAIL, data_words(other, control), onset=other.step)
 
 
 def digests_of(evidence: Evidence) -> dict[int, str]:
@@ -283,7 +272,7 @@ CHECKS: tuple[Question, ...] = (passes_continuous, state_restored, data_resumed)
 
 
 @check(Tier.RESUME)
-def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> Finding:
+def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Each segment of the schedule is one pass, of its steps and its number of ranks.
 
     Another schedule is another experiment.
@@ -321,7 +310,7 @@ def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tupl
 
 
 @check(Tier.RESUME)
-def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
+def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Every fault of the script happened, once, and ended the pass that it struck; no other did.
 
     A run that was not broken says nothing about its recovery, nor does one that broke by itself.
@@ -339,7 +328,7 @@ def faults_struck(test: Evidence, spec: SetSpec | None) -> Finding:
     return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
 
 
-def _by_scheduler(test: Evidence) -> Finding:
+def _by_scheduler(test: Evidence) -> CheckResult:
     """No script names what a cluster does to a run; that one struck it is another experiment."""
     if wrong := next(_unscripted(test, ()), None):
         return invalid(*wrong)
@@ -435,7 +424,7 @@ def _other_world(
 
 
 @check(Tier.RESUME)
-def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
+def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """After every fault that ended a pass a step ends within the stated time.
 
     Training never went on, or took longer to than was promised.
@@ -456,7 +445,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
         if after is None:
             return invalid(f"some step does not tell when it ended: {name}", fault.step)
         if not after:
-            return Finding(
+            return CheckResult(
                 Outcome.FAIL,
                 f"no step ended after the fault {name}",
                 limit=limit,
@@ -468,7 +457,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
         if seconds > limit.value and late is None:
             late = fault
         longest = max(longest, seconds)
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if late else Outcome.PASS,
         "; ".join(details),
         measured=longest,
@@ -479,7 +468,7 @@ def recovers_in_time(test: Evidence, spec: SetSpec | None) -> Finding:
 
 
 @check(Tier.RESUME)
-def torn_never_loaded(test: Evidence) -> Finding:
+def torn_never_loaded(test: Evidence) -> CheckResult:
     """No pass loads a checkpoint that was torn when it was written.
 
     Half a checkpoint is another state, or a crash at the next resume.
@@ -493,7 +482,7 @@ def torn_never_loaded(test: Evidence) -> Finding:
         for each in test.passes:
             later = number is None or each.number > number
             if later and each.loaded_step == step and not _saved_whole(test, each, step):
-                return Finding(
+                return CheckResult(
                     Outcome.FAIL,
                     f"pass {each.number} loads the checkpoint of step {step}, which was torn when "
                     f"pass {number or 'before'} wrote it",
@@ -534,7 +523,7 @@ def badly_requeued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | No
     return _other_config(evidence)
 
 
-def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[Finding]:
+def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
     yield passes_continuous.ask(test=evidence, spec=spec)
     yield state_restored.ask(test=evidence, control=evidence, spec=spec)
     yield replays_agree.ask(test=evidence)
@@ -563,7 +552,7 @@ class Replay(NamedTuple):
 
 
 @check(Tier.RESUME)
-def replays_agree(test: Evidence) -> Finding:
+def replays_agree(test: Evidence) -> CheckResult:
     """A replayed step comes out as it did the first time: samples, tokens, lr, loss, grad norm.
 
     Restarts that change what follows make a run that nobody can repeat.
@@ -582,7 +571,7 @@ def replays_agree(test: Evidence) -> Finding:
     for replay in found:
         words = _differs_exactly(replay)
         if words:
-            return Finding(
+            return CheckResult(
                 Outcome.FAIL, f"step {replay.step} {words}{_of(replay)}", onset=replay.step
             )
         for signal in () if _poisoned(test, replay.step, replay.first[0]) else JUDGED_SIGNALS:
@@ -592,7 +581,7 @@ def replays_agree(test: Evidence) -> Finding:
             allowed = float(floors[signal].at(np.array([replay.step]))[0])
             difference = _apart(before, again)
             if not difference <= allowed:
-                return Finding(
+                return CheckResult(
                     Outcome.FAIL,
                     f"{signal} of step {replay.step} is {_spelled(again)}, {_spelled(before)} "
                     f"the first time{_of(replay)}",
@@ -605,7 +594,7 @@ def replays_agree(test: Evidence) -> Finding:
                 worst, measured = difference / allowed, difference
                 limit = Limit(allowed, origin)
     steps = [replay.step for replay in found]
-    return Finding(
+    return CheckResult(
         Outcome.PASS,
         f"{counted(len(found), 'step')} replayed" + ("" if measured else ", with equal values"),
         measured=measured,

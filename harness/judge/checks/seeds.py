@@ -1,13 +1,12 @@
 """Runs of several seeds: whether they can be compared at all, and what their losses say.
 
-The statistics are :mod:`harness.judge.compare.seeds`; these are its questions. Whether a set is the same as
-its control is asked seed by seed where both were trained by the same seeds. Whether a change that
-is meant is no worse is not: it is compared as one group with the other.
+The statistics are :mod:`harness.judge.compare.seeds`; these are its questions. Whether a set is the
+same as its control is asked seed by seed where both were trained by the same seeds. Whether a
+change that is meant is no worse is not: it is compared as one group with the other.
 
-How many steps the seeds of two sides need to reach a target loss.
-
-The form in which MLPerf Training states convergence: not how low a loss is at a step, but when it
-is there. Each seed gives one number, so the statistics are those of :mod:`harness.judge.compare.seeds`.
+With a target loss the question is how many steps the seeds of two sides need to reach it. That is
+the form in which MLPerf Training states convergence: not how low a loss is at a step, but when it
+is there.
 """
 
 from __future__ import annotations
@@ -29,15 +28,7 @@ from harness.judge.checks.equivalence import (
     outlook,
     printed_too_coarsely,
 )
-from harness.judge.checks.question import (
-    Finding,
-    Question,
-    check,
-    counted,
-    invalid,
-    passed,
-    skipped,
-)
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.compare.curves import has, rounding_of, rounding_share, second_half, series
 from harness.judge.compare.curves import signed_difference as difference_of
 from harness.judge.compare.seeds import (
@@ -52,7 +43,8 @@ from harness.judge.compare.seeds import (
     trajectory,
 )
 from harness.judge.compare.tost import ALPHA, FEWEST, Answer, equivalence
-from harness.judge.comparison import Case
+from harness.judge.comparison import RunComparison
+from harness.judge.wording import counted
 from harness.model import (
     Check,
     Evidence,
@@ -82,7 +74,7 @@ size, or length of sequences, makes more."""
 _WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.SKIPPED, Outcome.PASS)
 
 
-def of_every(question: Question, case: Case, seeds: SeedRuns) -> Check:
+def of_every(question: Question, compared: RunComparison, seeds: SeedRuns) -> Check:
     """Ask a question of every run instead of the first two, and answer with the worst.
 
     Every run of the test set is held against the first control, and every other control against the
@@ -93,14 +85,14 @@ def of_every(question: Question, case: Case, seeds: SeedRuns) -> Check:
     found: list[tuple[Check, Evidence]] = []
     for number, (test, control) in enumerate([*with_control, *with_test]):
         about = test if number < len(with_control) else control
-        found.append((question(replace(case, test=test, control=control)), about))
+        found.append((question(replace(compared, test=test, control=control)), about))
     worst, about = min(found, key=lambda each: _WORST.index(each[0].outcome))
     unnamed = worst.outcome in (Outcome.FAIL, Outcome.INVALID) and about.name not in worst.detail
     return replace(worst, detail=f"{about.name}: {worst.detail}") if unnamed else worst
 
 
 @check(Tier.INTEGRITY)
-def seeds_comparable(seeds: SeedRuns) -> Finding:
+def seeds_comparable(seeds: SeedRuns) -> CheckResult:
     """Test set and control have at least two seeds each, which are runs of their own.
 
     One run says nothing of how far seeds lie apart, and one that is counted twice says that they
@@ -141,7 +133,7 @@ def seeds_comparable(seeds: SeedRuns) -> Finding:
 
 
 @check(Tier.INTEGRITY)
-def same_token_budget(seeds: SeedRuns) -> Finding:
+def same_token_budget(seeds: SeedRuns) -> CheckResult:
     """Every seed whose tokens are counted trains on as many valid ones as the first.
 
     Other samples may hold a few more or less; a difference of more than 1% is another training.
@@ -154,7 +146,7 @@ def same_token_budget(seeds: SeedRuns) -> Finding:
     off = [abs(mean - expected) / expected if expected > 0 else math.inf for mean in means]
     worst = int(np.argmax(off))
     wrong = not off[worst] <= SAME_BUDGET
-    return Finding(
+    return CheckResult(
         Outcome.INVALID if wrong else Outcome.PASS,
         f"{every[worst].name} trains on {means[worst]:.6g} tokens a step, {every[0].name} on "
         f"{expected:.6g}"
@@ -169,7 +161,7 @@ def same_token_budget(seeds: SeedRuns) -> Finding:
 @check(Tier.EQUIVALENCE)
 def loss_same_over_seeds(
     test: Evidence, control: Evidence, seeds: SeedRuns, margin: float | None
-) -> Finding:
+) -> CheckResult:
     """The mean loss of the second half is the control's within the margin, over all seeds.
 
     Seeds of the test set end higher or lower than those of the control by more than the margin, and
@@ -182,7 +174,7 @@ def loss_same_over_seeds(
 @check(Tier.EQUIVALENCE)
 def trajectory_same_over_seeds(
     test: Evidence, control: Evidence, seeds: SeedRuns, margin: float | None
-) -> Finding:
+) -> CheckResult:
     """In no part of the run is the loss off by more than the margin beyond what seeds differ by.
 
     The run in up to 8 parts, each with its mean loss over the seeds: some part is off by more than
@@ -191,7 +183,7 @@ def trajectory_same_over_seeds(
     """
     limit = margin_of(test, control, margin)
     read = _losses(seeds)
-    if isinstance(read, Finding):
+    if isinstance(read, CheckResult):
         return read
     parts = trajectory(
         read.test, read.control, paired=seeds.paired, alarm=_SHARE, rounding=read.rounding
@@ -205,7 +197,7 @@ def trajectory_same_over_seeds(
         if off
         else f"none of {len(parts)} parts is off beyond chance, nearest to it"
     )
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if off else Outcome.PASS,
         f"{where} steps {first} to {last}: {shown.difference:+.2g}, of which "
         f"{max(shown.excess, 0.0):.2g} is more than seeds differ by",
@@ -220,7 +212,7 @@ def trajectory_same_over_seeds(
 @check(Tier.EQUIVALENCE)
 def loss_no_worse(
     test: Evidence, control: Evidence, seeds: SeedRuns | None, margin: float | None
-) -> Finding:
+) -> CheckResult:
     """The mean loss of the second half is no higher than the control's by more than the margin.
 
     A one-sided test: a lower loss will do. Over the seeds where there are several, with a look at
@@ -266,7 +258,7 @@ class _Losses(NamedTuple):
         return int(self.steps.size) // 2
 
 
-def _losses(seeds: SeedRuns) -> _Losses | Finding:
+def _losses(seeds: SeedRuns) -> _Losses | CheckResult:
     """What there is to compare, or why there is nothing."""
     every = [*seeds.control, *seeds.test]
     recomputed = all(has(each, "loss_recomputed") for each in every)
@@ -300,13 +292,13 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 def _of_level(
     seeds: SeedRuns, limit: Limit, *, one_sided: bool = False, paired: bool = False
-) -> tuple[Finding, _Losses | None]:
+) -> tuple[CheckResult, _Losses | None]:
     """The answer on the level, with what it was made of; without that, why there is none."""
     short = next((side for side, runs in _sides(seeds) if len(runs) < FEWEST_SEEDS), None)
     if short:
         return invalid(f"{short} has fewer than {FEWEST_SEEDS} seeds"), None
     read = _losses(seeds)
-    if isinstance(read, Finding):
+    if isinstance(read, CheckResult):
         return read, None
     window = slice(read.half, None)
     steps = (int(read.steps[read.half]), int(read.steps[-1]))
@@ -329,7 +321,7 @@ def _of_level(
         f"{'seed by seed, ' if paired else ''}over steps {steps[0]} to {steps[1]}"
         f"{_outlook(found, read, limit)}"
     )
-    return Finding(
+    return CheckResult(
         OUTCOMES[found.outcome],
         detail,
         measured=max(found.bound, 0.0),
@@ -358,7 +350,7 @@ def _outlook(found: OverSeeds, read: _Losses, limit: Limit) -> str:
     )
 
 
-def _worse_at_end(level: Finding, read: _Losses, limit: Limit) -> Finding | None:
+def _worse_at_end(level: CheckResult, read: _Losses, limit: Limit) -> CheckResult | None:
     """A FAIL where the last part of the run is higher beyond chance, whatever the mean is."""
     part = blocks(int(read.steps.size))[-1]
     window = slice(part.first, part.last + 1)
@@ -382,7 +374,7 @@ def _worse_at_end(level: Finding, read: _Losses, limit: Limit) -> Finding | None
     )
 
 
-def _of_one_pair(test: Evidence, control: Evidence, limit: Limit) -> Finding:
+def _of_one_pair(test: Evidence, control: Evidence, limit: Limit) -> CheckResult:
     """Over the steps of two runs, which speak for one seed."""
     signal, curves = loss_of(test, control)
     window = second_half(curves)
@@ -391,7 +383,7 @@ def _of_one_pair(test: Evidence, control: Evidence, limit: Limit) -> Finding:
     if not printed < limit.value:
         return printed_too_coarsely(printed, limit, window.steps)
     if count < FEWEST:
-        return Finding(
+        return CheckResult(
             Outcome.INCONCLUSIVE,
             f"nothing tells whether the mean loss is within the margin of {limit.value:g}: "
             f"{counted(int(curves.steps.size), 'step')} in common, at least {2 * FEWEST} are "
@@ -406,7 +398,7 @@ def _of_one_pair(test: Evidence, control: Evidence, limit: Limit) -> Finding:
         return invalid(f"the {signal.replace('_', ' ')} cannot be compared at step {step}", step)
     found = equivalence(difference, limit.value, rounding=printed, one_sided=True)
     first, last = int(window.steps[0]), int(window.steps[-1])
-    return Finding(
+    return CheckResult(
         OUTCOMES[found.outcome],
         f"mean difference of the {signal.replace('_', ' ')} {found.mean:+.2g} ± "
         f"{found.half_width:.1g} over steps {first} to {last}, {found.end:+.2g} ± "
@@ -466,7 +458,9 @@ class _Reached(NamedTuple):
 
 
 @check(Tier.EQUIVALENCE)
-def target_no_later(seeds: SeedRuns | None, target: float | None, margin: float | None) -> Finding:
+def target_no_later(
+    seeds: SeedRuns | None, target: float | None, margin: float | None
+) -> CheckResult:
     """The target loss is reached in no more steps than the control's seeds need, by the margin.
 
     A one-sided test of the step that reaches it: the first at or below the target of which the next
@@ -486,7 +480,7 @@ def target_no_later(seeds: SeedRuns | None, target: float | None, margin: float 
     found = over_seeds(*groups, margin, one_sided=True, rounding=rounding)
     outcome = OUTCOMES[found.outcome]
     if outcome is Outcome.INCONCLUSIVE and rounding >= margin:
-        return Finding(
+        return CheckResult(
             outcome,
             f"the distance of logged points, {counted(int(within), 'step')}, is {rounding:.2g} of "
             f"the {control.steps.min():,.0f} that a control needs to reach {target:g}, and the "
@@ -497,7 +491,7 @@ def target_no_later(seeds: SeedRuns | None, target: float | None, margin: float 
     if (test.never or test.left) and outcome is not Outcome.FAIL:
         # Its number of steps is only known to be larger: it may raise the mean, and lowers nothing.
         outcome = Outcome.INCONCLUSIVE
-    return Finding(
+    return CheckResult(
         outcome,
         f"loss {target:g} after {groups[0].mean:,.4g} steps, the mean of {len(seeds.test)} seeds, "
         f"and {groups[1].mean:,.4g} in the control's {len(seeds.control)}: "

@@ -26,7 +26,7 @@ from harness.judge.checks import (
 )
 from harness.judge.checks.question import Question
 from harness.judge.checks.seeds import of_every
-from harness.judge.comparison import Case
+from harness.judge.comparison import RunComparison
 from harness.model import Ask, Check, Outcome, Tier
 
 CHECKS: tuple[Question, ...] = (
@@ -203,13 +203,13 @@ def _questions(
     return first, (*_OF_ONE_RUN, *rates, *pair, *over[1:], *answer)
 
 
-def answer(question: Question, case: Case) -> Check:
+def answer(question: Question, compared: RunComparison) -> Check:
     """Ask a question, of every run where there are several seeds and it is about one run."""
-    if case.seeds is not None and question.name in _OF_EVERY_SEED:
-        return of_every(question, case, case.seeds)
-    check = question(case)
+    if compared.seeds is not None and question.name in _OF_EVERY_SEED:
+        return of_every(question, compared, compared.seeds)
+    check = question(compared)
     skipped = question in equivalence.CHECKS and check.outcome is Outcome.SKIPPED
-    if case.draws and case.seeds is None and skipped:
+    if compared.draws and compared.seeds is None and skipped:
         # Nothing else is asked of what comes after the first update.
         return replace(check, outcome=Outcome.INCONCLUSIVE)
     return check

@@ -1,13 +1,11 @@
-"""Eyes inside the gradient: what every tensor of the model did, against the control's.
+"""Tiers 1 and 2, tensor by tensor: gradients, updates, replicas, and post-step state.
 
 The first two steps belong to tier 1, where only rounding may differ; later samples to tier 2,
 where the limits have grown as the repeats' differences did.
 
-Between gradient and weight: how gradients were clipped, what the optimizer keeps, and buffers.
-
-A mistake there hides for long: AdamW forgets the scale of a gradient, and lost moments are made
-anew within some steps. As with gradients, the first two steps belong to tier 1, later ones to
-tier 2.
+Post-step state lies between gradient and weight: how gradients were clipped, what the optimizer
+keeps, and buffers. A mistake there hides for long: AdamW forgets the scale of a gradient, and lost
+moments are made anew within some steps.
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from harness.judge.checks.question import Finding, Question, check, invalid, passed, skipped
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
 from harness.judge.compare.floors import FIRST_STEPS, GRADIENT_FLOORS, coarser
 from harness.judge.compare.post_step_state import (
     Clipping,
-    Leftover,
+    PostStepDifference,
     buffers,
     clippings,
     counters,
@@ -45,7 +43,9 @@ NAMED = 3
 
 
 @check(Tier.FIRST_STEP)
-def renamed_parameters_agree(test: Evidence, control: Evidence, renamed: Renamed | None) -> Finding:
+def renamed_parameters_agree(
+    test: Evidence, control: Evidence, renamed: Renamed | None
+) -> CheckResult:
     """Parameters that two releases call by other names have the control's norms, as a whole.
 
     What a sketch cannot compare was loaded or trained otherwise. Gradients of single renamed
@@ -58,7 +58,7 @@ def renamed_parameters_agree(test: Evidence, control: Evidence, renamed: Renamed
     difference = np.maximum(renamed.parameters, renamed.gradients)
     outside = np.flatnonzero(~(difference <= limits))
     worst = int(outside[0]) if outside.size else int(np.argmax(difference / limits))
-    return Finding(
+    return CheckResult(
         Outcome.FAIL if outside.size else Outcome.PASS,
         f"{len(renamed.ours)} parameters here ({renamed.ours[0]} …) for {len(renamed.theirs)} in "
         f"the control ({renamed.theirs[0]} …), compared as one at step {renamed.steps[worst]}",
@@ -71,7 +71,7 @@ def renamed_parameters_agree(test: Evidence, control: Evidence, renamed: Renamed
 
 
 @check(Tier.FIRST_STEP)
-def same_initial_parameters(tensors: Comparisons) -> Finding:
+def same_initial_parameters(tensors: Comparisons) -> CheckResult:
     """Training begins with the control's weights.
 
     The checkpoint was loaded wrongly: layers swapped, a stage left out, weights made anew.
@@ -80,7 +80,7 @@ def same_initial_parameters(tensors: Comparisons) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def gradients_first_steps(tensors: Comparisons) -> Finding:
+def gradients_first_steps(tensors: Comparisons) -> CheckResult:
     """Every parameter's gradient agrees with the control's at the first two steps.
 
     A gradient that is scaled, partly reduced or wrong in direction, whatever the loss says.
@@ -89,7 +89,7 @@ def gradients_first_steps(tensors: Comparisons) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def updates_first_steps(tensors: Comparisons) -> Finding:
+def updates_first_steps(tensors: Comparisons) -> CheckResult:
     """Every parameter moves as in the control at the first two steps.
 
     The optimizer got other gradients, other settings or other state, or does not reach a tensor.
@@ -98,7 +98,7 @@ def updates_first_steps(tensors: Comparisons) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def gradients_finite(test: Evidence, control: Evidence) -> Finding:
+def gradients_finite(test: Evidence, control: Evidence) -> CheckResult:
     """No gradient has a NaN or an infinity that the control's has not.
 
     Clipping or a loss scaler may throw such a step away, and nothing else shows it.
@@ -118,7 +118,7 @@ def gradients_finite(test: Evidence, control: Evidence) -> Finding:
         ]
         if wrong and clean:
             count = int(sample.gradients.not_finite[wrong[0]])
-            return Finding(
+            return CheckResult(
                 Outcome.FAIL,
                 f"{count} entries of the gradient of {sample.names[wrong[0]]} are not finite at "
                 f"step {sample.step}",
@@ -130,7 +130,7 @@ def gradients_finite(test: Evidence, control: Evidence) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def replicas_agree(test: Evidence, spec: SetSpec | None) -> Finding:
+def replicas_agree(test: Evidence, spec: SetSpec | None) -> CheckResult:
     """Ranks that hold the same shard of a tensor hold the same bits.
 
     Copies drift apart unseen: the loss of any one of them looks right for thousands of steps.
@@ -146,7 +146,7 @@ def replicas_agree(test: Evidence, spec: SetSpec | None) -> Finding:
     steps = (test.replicas[0].step, test.replicas[-1].step)
     flaw = replicas_differ(test)
     if flaw:
-        return Finding(
+        return CheckResult(
             Outcome.FAIL,
             f"{test.name} {flaw.what}",
             measured=float(max(sample.count for sample in test.replicas)),
@@ -154,7 +154,7 @@ def replicas_agree(test: Evidence, spec: SetSpec | None) -> Finding:
             steps=steps,
             onset=flaw.step,
         )
-    return Finding(
+    return CheckResult(
         Outcome.PASS,
         f"{compared} comparisons of shards that several ranks hold"
         if compared
@@ -166,7 +166,7 @@ def replicas_agree(test: Evidence, spec: SetSpec | None) -> Finding:
 
 
 @check(Tier.ENVELOPE)
-def gradients_envelope(tensors: Comparisons) -> Finding:
+def gradients_envelope(tensors: Comparisons) -> CheckResult:
     """Every parameter's gradient stays inside its growth envelope at the later samples.
 
     Some part of the model is not trained as in the control any more.
@@ -175,7 +175,7 @@ def gradients_envelope(tensors: Comparisons) -> Finding:
 
 
 @check(Tier.ENVELOPE)
-def updates_envelope(tensors: Comparisons) -> Finding:
+def updates_envelope(tensors: Comparisons) -> CheckResult:
     """Every parameter moves as in the control, within its growth envelope, at the later samples.
 
     Some part of the model is not trained as in the control any more.
@@ -219,7 +219,7 @@ def _all_inside(
     tensors: Iterable[TensorComparison],
     kind: Callable[[TensorComparison], TensorDifferences | None],
     noun: str,
-) -> Finding:
+) -> CheckResult:
     """FAIL at the first sample with a tensor outside; else PASS with the one nearest its limit."""
     both = [(comparison, found) for comparison in tensors if (found := kind(comparison))]
     if not both:
@@ -234,7 +234,7 @@ def _all_inside(
     comparison, found = max(looked, key=lambda pair: _nearness(pair[1]))
     index = found.worst
     unjudged = _unjudged([found for _, found in both])
-    return Finding(
+    return CheckResult(
         Outcome.PASS,
         f"nearest to its limit is {comparison.names[index]} at step {comparison.step}{unjudged}",
         measured=float(found.difference[index]),
@@ -246,11 +246,11 @@ def _all_inside(
 
 def _outside(
     comparison: TensorComparison, found: TensorDifferences, noun: str, steps: tuple[int, int]
-) -> Finding:
+) -> CheckResult:
     deviations = comparison.deviations(found)
     count, index = found.outside.size, int(found.outside[0])
     others = f", of {len(comparison.names)} parameters" if count > 1 else ""
-    return Finding(
+    return CheckResult(
         Outcome.FAIL,
         f"{count} {noun}{'s' * (count > 1)} differ{'s' * (count == 1)} at step "
         f"{comparison.step}{others}: {_named(deviations, count)}",
@@ -289,7 +289,7 @@ _NOTHING = "no such evidence on one side"
 
 
 @check(Tier.FIRST_STEP)
-def clipping_first_steps(tensors: Comparisons, test: Evidence, control: Evidence) -> Finding:
+def clipping_first_steps(tensors: Comparisons, test: Evidence, control: Evidence) -> CheckResult:
     """Gradients are clipped as in the control at the first two steps, all by one factor.
 
     Clipping uses another norm, another largest norm, or leaves parameters out.
@@ -299,7 +299,7 @@ def clipping_first_steps(tensors: Comparisons, test: Evidence, control: Evidence
 
 
 @check(Tier.ENVELOPE)
-def clipping_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -> Finding:
+def clipping_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -> CheckResult:
     """Gradients are clipped as in the control at the later samples, all by one factor.
 
     Clipping is switched off, or begins to use another norm.
@@ -308,7 +308,7 @@ def clipping_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -
 
 
 @check(Tier.FIRST_STEP)
-def optimizer_steps(tensors: Comparisons) -> Finding:
+def optimizer_steps(tensors: Comparisons) -> CheckResult:
     """The optimizer has counted as many updates of every parameter as the control's has.
 
     Its state was lost or made anew, or it skipped an update or made one too many.
@@ -319,7 +319,9 @@ def optimizer_steps(tensors: Comparisons) -> Finding:
 
 
 @check(Tier.FIRST_STEP)
-def optimizer_state_first_steps(tensors: Comparisons, test: Evidence, control: Evidence) -> Finding:
+def optimizer_state_first_steps(
+    tensors: Comparisons, test: Evidence, control: Evidence
+) -> CheckResult:
     """The optimizer's moments have the control's norms at the first two steps.
 
     The optimizer got other gradients, or averages them otherwise.
@@ -329,7 +331,9 @@ def optimizer_state_first_steps(tensors: Comparisons, test: Evidence, control: E
 
 
 @check(Tier.ENVELOPE)
-def optimizer_state_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -> Finding:
+def optimizer_state_envelope(
+    tensors: Comparisons, test: Evidence, control: Evidence
+) -> CheckResult:
     """The optimizer's moments have the control's norms at the later samples.
 
     Moments were lost, exchanged or never loaded.
@@ -339,7 +343,7 @@ def optimizer_state_envelope(tensors: Comparisons, test: Evidence, control: Evid
 
 
 @check(Tier.FIRST_STEP)
-def buffers_first_steps(tensors: Comparisons, test: Evidence, control: Evidence) -> Finding:
+def buffers_first_steps(tensors: Comparisons, test: Evidence, control: Evidence) -> CheckResult:
     """Every buffer agrees with the control's at the first two steps.
 
     A table was made otherwise, or what should be updated (a router's biases) is not.
@@ -349,7 +353,7 @@ def buffers_first_steps(tensors: Comparisons, test: Evidence, control: Evidence)
 
 
 @check(Tier.ENVELOPE)
-def buffers_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -> Finding:
+def buffers_envelope(tensors: Comparisons, test: Evidence, control: Evidence) -> CheckResult:
     """Every buffer agrees with the control's at the later samples.
 
     A buffer was lost, or is not updated any more.
@@ -372,7 +376,7 @@ POST_STEP_CHECKS: tuple[Question, ...] = (
 )
 
 
-def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evidence) -> Finding:
+def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evidence) -> CheckResult:
     """FAIL at the first step that is clipped wrongly; else PASS with the one nearest its limits.
 
     INVALID for a run of our own that shows less than its control.
@@ -393,7 +397,7 @@ def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evide
     limit = Limit(each.alike if odd else each.right, "rounding" if odd else "rounding of the norm")
     if wrong is None:
         detail = f"nearest to its limit at step {each.step}"
-        return Finding(Outcome.PASS, detail, measured, limit, "relative", steps)
+        return CheckResult(Outcome.PASS, detail, measured, limit, "relative", steps)
     index = each.odd
     factors = sorted({f"{each.factors[place]:.4g}" for place in index})
     listed = ", ".join(factors[:NAMED]) + (" …" if len(factors) > NAMED else "")
@@ -409,7 +413,9 @@ def _clipped(tensors: Sequence[TensorComparison], test: Evidence, control: Evide
         Deviation(each.names[place], each.step, float(each.apart[place]), each.alike)
         for place in furthest
     )
-    return Finding(Outcome.FAIL, detail, measured, limit, "relative", steps, each.step, deviations)
+    return CheckResult(
+        Outcome.FAIL, detail, measured, limit, "relative", steps, each.step, deviations
+    )
 
 
 def _clipping_excess(each: Clipping) -> float:
@@ -417,8 +423,8 @@ def _clipping_excess(each: Clipping) -> float:
 
 
 def _state_inside(
-    found: Iterable[tuple[str, Leftover]], noun: str, unit: str, origin: str
-) -> Finding:
+    found: Iterable[tuple[str, PostStepDifference]], noun: str, unit: str, origin: str
+) -> CheckResult:
     """FAIL at the first step with something outside; else PASS with what is nearest its limit."""
     listed = list(found)
     if not listed:
@@ -433,7 +439,7 @@ def _state_inside(
     measured, limit = float(each.difference[index]), Limit(float(each.limit[index]), origin)
     if first is None:
         detail = f"nearest to its limit is {what} at step {each.step}"
-        return Finding(Outcome.PASS, detail, measured, limit, unit, steps)
+        return CheckResult(Outcome.PASS, detail, measured, limit, unit, steps)
     count = len(each.outside)
     verb = "differs" if count == 1 else "differ"
     noun = noun + "s" * (count > 1) + (f" {name}" if name else "")
@@ -451,9 +457,9 @@ def _state_inside(
         )
         for place in each.outside[:MOST_DEVIATIONS]
     )
-    return Finding(Outcome.FAIL, detail, measured, limit, unit, steps, each.step, deviations)
+    return CheckResult(Outcome.FAIL, detail, measured, limit, unit, steps, each.step, deviations)
 
 
-def _state_excess(each: Leftover) -> float:
+def _state_excess(each: PostStepDifference) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.nan_to_num(each.difference / each.limit, nan=0.0).max())

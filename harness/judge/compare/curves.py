@@ -1,10 +1,9 @@
 """Curves of evidence as arrays, aligned by step; a value that is not finite never agrees.
 
-The steps at which a curve was logged: every one, every n-th, or doubling; what else is a hole.
-
-Loggers write the first and the last step beside every n-th (1, 10, 20, …, 95), so the first and
-the last distance may be shorter. A longer one than n is a hole, wherever it is: what happened in it
-nobody saw.
+Also the grid of steps at which a curve was logged: every one, every n-th, or doubling. Loggers
+write the first and the last step beside every n-th (1, 10, 20, …, 95), so the first and the last
+distance may be shorter. A longer one than n is a hole, wherever it is: what happened in it nobody
+saw.
 """
 
 from __future__ import annotations

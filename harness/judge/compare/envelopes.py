@@ -3,16 +3,14 @@
 Learnt from the control's A/A repeats, never narrower than the floating-point floor, and replaced
 by a tolerance that the experiment file sets.
 
-Two curves and nothing else: no gradients, no audit, and no repeat that shows what noise is.
-
-(A repeat that is the same to the last bit shows it, too: there is none on this machine.)
-
-Right runs on other hardware, or with other kernels, part by rounding, and how far depends on the
-model, the data and the length of the run: from 1e-7 to tens of percent at a step. So a difference
-between two curves alone says nothing by itself. Within the arithmetic's floor and the digits that
-are printed they are the same; within a margin that somebody asked for they are equivalent; and what
-is *gross* is no rounding. Everything between is open, until repeats of the control, a tolerance or
-a margin say what right runs do here.
+**Two curves alone** have no gradients, no audit, and no repeat that shows what noise is. (A repeat
+that is the same to the last bit shows it, too: there is none on this machine.) Right runs on other
+hardware, or with other kernels, part by rounding, and how far depends on the model, the data and
+the length of the run: from 1e-7 to tens of percent at a step. So a difference between two curves
+alone says nothing by itself. Within the arithmetic's floor and the digits that are printed they are
+the same; within a margin that somebody asked for they are equivalent; and what is *gross* is no
+rounding. Everything between is open, until repeats of the control, a tolerance or a margin say what
+right runs do here.
 
 Gross is what hardly any right pair does. Of 1,463 pairs of Megatron-LM's golden curves (one test on
 other GPUs, or in another container, 2026) the loss at a step of 1 was off by 90% (by 112%, a spike

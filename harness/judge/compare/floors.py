@@ -6,11 +6,13 @@ repeats, and for a test set of coarser precision than its control, which really 
 else, there is nothing to learn from, and the second tables decide. Those were chosen by hand above
 what was measured on CPU debug models, and are not derived from the model, its size or its batch.
 
-Every number is a relative difference (see :func:`harness.judge.compare.curves.relative_difference`).
-Unless a comment names another source, the numbers were measured on torch 2.13 for CPU, torchtitan
-0.3.0 and 0.2.2, on 4- and 6-layer Llama debug models with and without TP, CP, PP, DDP and HSDP.
+Every number is a relative difference, as :func:`harness.judge.compare.curves.relative_difference`
+has it. Unless a comment names another source, the numbers were measured on torch 2.13 for CPU,
+torchtitan 0.3.0 and 0.2.2, on 4- and 6-layer Llama debug models with and without TP, CP, PP, DDP
+and HSDP.
 
-How far apart neighbouring numbers lie in what a run stores its parameters in.
+Also (:func:`storage`): how far apart neighbouring numbers lie in what a run stores its parameters
+in.
 """
 
 from __future__ import annotations

@@ -1,27 +1,26 @@
-"""How many times the calibrated scale a right run may reach: false alarms, budgeted.
+"""From repeats to limits: how many times the calibrated scale a right run may reach.
 
-A limit is crossed by chance sooner or later if one looks at enough steps, signals and tensors. So
-the false-alarm probability of a test set is fixed beforehand and spent: every look gets a share,
-and the shares add up to the whole (a union bound, Bonferroni with weights). That holds however the
-looks depend on each other, however long the run goes on, and whenever somebody looks: the rule is
-anytime-valid in the sense of Ramdas, Grunwald, Vovk and Shafer, "Game-theoretic statistics and
-safe anytime-valid inference" (2023), where it is the plainest case. It has little power against a
-small bias that lasts; the equivalence tier is for that.
+**The false-alarm budget.** A limit is crossed by chance sooner or later if one looks at enough
+steps, signals and tensors. So the false-alarm probability of a test set is fixed beforehand and
+spent: every look gets a share, and the shares add up to the whole (a union bound, Bonferroni with
+weights). That holds however the looks depend on each other, however long the run goes on, and
+whenever somebody looks: the rule is anytime-valid in the sense of Ramdas, Grunwald, Vovk and
+Shafer, "Game-theoretic statistics and safe anytime-valid inference" (2023), where it is the
+plainest case. It has little power against a small bias that lasts; the equivalence tier is for
+that.
 
-Which repeats speak for a test set: those that deal samples out as it does.
-
-A repeat that deals the samples of a batch out to the ranks otherwise changes the order of sums, as
+**Which repeats count** (:func:`fitting`): those that distribute samples to ranks as the test set
+does. A repeat that distributes the samples of a batch otherwise changes the order of sums, as
 another data-parallel degree does. In a low precision it changes more than that: what lies in one
 tensor is scaled together, so other samples beside a token give it another rounding (gradients of
 Float8 layers with tensorwise scaling differ by 4% on a debug model, a hundred times what an ulp on
-every weight does). A test set that deals samples as its control does has no such excuse.
+every weight does). A test set that distributes samples as its control does has no such excuse.
 
-Mixtures of experts: there rounding acts through a step function.
-
-A token whose two best experts are near a tie goes to one or the other by the last bit of a score,
-and a router's bias moves by the sign of a count. Most right runs route alike; one that does not is
-off by a jump, in the router's gradient by a tenth and more, which the few repeats that happened to
-be made need not have met.
+**Mixtures of experts** (:func:`routed`): there rounding acts through a step function. A token whose
+two best experts are near a tie goes to one or the other by the last bit of a score, and a router's
+bias moves by the sign of a count. Most right runs route alike; one that does not is off by a jump,
+in the router's gradient by a tenth and more, which the few repeats that happened to be made need
+not have met.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ MEAN_ALARMS = 2e-4
 """The same of the mean difference of one test set."""
 USUAL = 5e-2
 """How often the mean loss of a right run is further off than is usual among repeats. Less tells
-nothing in a short run, see :mod:`harness.judge.checks.equivalence`; the level was chosen by measurement,
-see "Short runs" in docs/operating-characteristics.md."""
+nothing in a short run, see :mod:`harness.judge.checks.equivalence`; the level was chosen by
+measurement, see "Short runs" in docs/operating-characteristics.md."""
 CEILING_ALARMS = 1e-2
 """How often a right run may be above a ceiling that is lower than the limit of its repeats, before
 that ceiling judges nothing any more."""

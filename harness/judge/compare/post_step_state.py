@@ -76,7 +76,7 @@ class Clipping(NamedTuple):
         return bool(self.odd) or not self.off <= self.right
 
 
-class Leftover(NamedTuple):
+class PostStepDifference(NamedTuple):
     """Relative differences of something at one step."""
 
     step: int
@@ -104,13 +104,13 @@ def clippings(
     alike = max(CLIPPED_ALIKE, *(2 * spacing(run, 0.0) for run in (test, control)))
     for sample in tensors:
         ours, theirs = sample.test, sample.control
-        if ours.left is None or theirs.left is None:
+        if ours.post_step is None or theirs.post_step is None:
             continue
         if ours.gradients is None or theirs.gradients is None:
             continue
         with np.errstate(divide="ignore", invalid="ignore"):
-            mine = ours.left.clipped_norm / ours.gradients.norm
-            other = theirs.left.clipped_norm / theirs.gradients.norm
+            mine = ours.post_step.clipped_norm / ours.gradients.norm
+            other = theirs.post_step.clipped_norm / theirs.gradients.norm
         judged = np.flatnonzero(np.isfinite(mine) & np.isfinite(other) & (other > 0))
         norm, reference = _total(ours.gradients.norm), _total(theirs.gradients.norm)
         if not judged.size or not np.isfinite(norm + reference) or not norm:
@@ -143,10 +143,14 @@ def unseen(tensors: Sequence[TensorComparison]) -> str:
     """Where the control's clipped gradients are known and the test set's are not; else empty."""
     for sample in tensors:
         ours, theirs = sample.test, sample.control
-        if theirs.left is None or ours.gradients is None:
+        if theirs.post_step is None or ours.gradients is None:
             continue
-        known = np.isfinite(theirs.left.clipped_norm)
-        here = ours.left.clipped_norm if ours.left is not None else np.full(known.shape, np.nan)
+        known = np.isfinite(theirs.post_step.clipped_norm)
+        here = (
+            ours.post_step.clipped_norm
+            if ours.post_step is not None
+            else np.full(known.shape, np.nan)
+        )
         gone = np.flatnonzero(known & np.isfinite(ours.gradients.norm) & ~np.isfinite(here))
         if gone.size:
             first = sample.names[int(gone[0])]
@@ -158,10 +162,10 @@ def unseen(tensors: Sequence[TensorComparison]) -> str:
     return ""
 
 
-def counters(tensors: Sequence[TensorComparison]) -> Iterator[Leftover]:
+def counters(tensors: Sequence[TensorComparison]) -> Iterator[PostStepDifference]:
     """How far the optimizer's counters are from the control's, in updates; infinite where lost."""
     for sample in tensors:
-        ours, theirs = sample.test.left, sample.control.left
+        ours, theirs = sample.test.post_step, sample.control.post_step
         if ours is None or theirs is None:
             continue
         judged = np.flatnonzero(np.isfinite(theirs.state_steps))
@@ -169,18 +173,20 @@ def counters(tensors: Sequence[TensorComparison]) -> Iterator[Leftover]:
             continue
         off = np.abs(ours.state_steps - theirs.state_steps)[judged]
         names = tuple(sample.names[index] for index in judged)
-        yield Leftover(sample.step, names, np.nan_to_num(off, nan=np.inf), np.zeros(off.shape))
+        yield PostStepDifference(
+            sample.step, names, np.nan_to_num(off, nan=np.inf), np.zeros(off.shape)
+        )
 
 
 def states(
     tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
-) -> Iterator[tuple[str, Leftover]]:
+) -> Iterator[tuple[str, PostStepDifference]]:
     """Every state's name, and its norms' relative differences, at every step."""
     precision = coarser(test.precision, control.precision)
     limit: Floats = np.zeros(())
     chaotic: Flags = np.zeros((), dtype=np.bool_)
     for sample in tensors:
-        ours, theirs = sample.test.left, sample.control.left
+        ours, theirs = sample.test.post_step, sample.control.post_step
         limit = np.maximum(limit, _gradient_limit(sample, precision))
         if sample.gradients is not None and sample.gradients.chaotic is not None:
             chaotic = chaotic | sample.gradients.chaotic  # moments remember it
@@ -198,12 +204,12 @@ def states(
                 off = _apart(here[judged], there[judged])
                 untold = np.broadcast_to(chaotic, there.shape)[judged] & np.isfinite(off)
                 limits = np.where(untold, np.inf, allowed[judged])
-                yield name, Leftover(sample.step, names, off, limits)
+                yield name, PostStepDifference(sample.step, names, off, limits)
 
 
 def buffers(
     tensors: Sequence[TensorComparison], test: Evidence, control: Evidence
-) -> Iterator[Leftover]:
+) -> Iterator[PostStepDifference]:
     """Buffers that both runs have: tables relative to their norm, others to how far they move.
 
     What is zero in the control at every sample (a count that is cleared in each step) is left out.
@@ -236,7 +242,7 @@ def buffers(
         multiple = np.array([each.residual <= MULTIPLE_LEAVES for each in fits])
         limit = np.where(multiple, MULTIPLE_OFF, ENTRIES_TURNED / math.sqrt(step))
         limit = np.where(table, rounded, limit)
-        yield Leftover(sample.step, names, np.where(table, of_norm, of_pace), limit)
+        yield PostStepDifference(sample.step, names, np.where(table, of_norm, of_pace), limit)
 
 
 def _pace(control: Evidence) -> dict[str, float]:

@@ -12,10 +12,11 @@ A factor shows more sharply than an error does, for rounding hardly changes a gr
 exact norms are compared for it, not sketches.
 
 **A set that draws other random numbers than its control**, as dropout does under another
-parallelism, has other gradients in every batch, and may (:mod:`harness.judge.compare.random_numbers`). What it
-draws has no direction that lasts, so the *mean* of its errors over the batches is compared beside
-their size, and limits have room for what drawing leaves of each. How far drawing moves a gradient,
-a second pass over the first batch shows. Such a set may compute in float32 as well.
+parallelism, has other gradients in every batch, and may
+(:mod:`harness.judge.compare.random_numbers`). What it draws has no direction that lasts, so the
+*mean* of its errors over the batches is compared beside their size, and limits have room for what
+drawing leaves of each. How far drawing moves a gradient, a second pass over the first batch shows.
+Such a set may compute in float32 as well.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ EMBEDDING = "embed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measure:
+class PrecisionRuns:
     """The runs by which errors of a test set are judged."""
 
     matched: Evidence
@@ -192,7 +193,7 @@ class Errors:
         return not all(measured <= limit for measured, limit in self.scales_of_all)
 
 
-def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> Errors | None:
+def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Errors | None:
     """Compare the frozen batches, or without any the first step; None where neither can be.
 
     ``draws`` says that the test set rightly draws other random numbers than its control: then
@@ -250,7 +251,7 @@ def measure_errors(test: Evidence, measure: Measure, *, draws: bool = False) -> 
     )
 
 
-def flaw_of(test: Evidence, measure: Measure, *, draws: bool = False) -> Flaw | None:
+def flaw_of(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Flaw | None:
     """Why errors cannot be measured: in the runs that are the measure, or in frozen steps.
 
     For a set that ``draws`` random numbers of its own also why these cannot be judged.

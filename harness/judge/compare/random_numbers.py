@@ -3,8 +3,8 @@
 After its frozen steps a run takes the first batch once more. Only random numbers (dropout,
 stochastic rounding) make the two passes differ, and by as much as they move any gradient. A test
 set may draw other numbers than its control and be right; what it draws then widens its limits
-(:mod:`harness.judge.compare.precision_errors`). So how much it draws is looked at first: it has to be real,
-bounded, and as much as the control draws, if that draws.
+(:mod:`harness.judge.compare.precision_errors`). So how much it draws is looked at first: it has to
+be real, bounded, and as much as the control draws, if that draws.
 """
 
 from __future__ import annotations

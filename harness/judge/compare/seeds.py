@@ -234,7 +234,7 @@ def blocks(steps: int) -> tuple[Block, ...]:
     return tuple(Block(int(part[0]), int(part[-1])) for part in parts)
 
 
-class Apart(NamedTuple):
+class BlockDifference(NamedTuple):
     """One block of two groups."""
 
     block: Block
@@ -251,7 +251,7 @@ def trajectory(
     paired: bool = False,
     alarm: float = ALPHA,
     rounding: float = 0.0,
-) -> tuple[Apart, ...]:
+) -> tuple[BlockDifference, ...]:
     """Compare two groups block by block.
 
     ``test`` and ``control`` have shapes (seeds, steps) with the same steps; ``paired`` says that a
@@ -266,7 +266,7 @@ def trajectory(
         compared = welch(*groups_of(test[:, window], control[:, window], paired=paired))
         # At the margin's edge only one side can exceed it, so a side takes the block's whole share.
         width = _student(compared.degrees, 1 - alarm / len(parts)) * compared.error + rounding
-        found.append(Apart(part, compared.difference, abs(compared.difference) - width))
+        found.append(BlockDifference(part, compared.difference, abs(compared.difference) - width))
     return tuple(found)
 
 

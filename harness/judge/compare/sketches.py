@@ -1,4 +1,4 @@
-"""Two runs' sketches to the relative difference of their tensors, with no tensor at hand.
+"""Two runs' samples aligned by parameter, and the relative difference of their tensors.
 
 A sketch holds k signed projections of a tensor (``docs/architecture.md``). It is linear, so the
 difference of two sketches is the sketch of the difference, whose squared length estimates the
@@ -7,11 +7,10 @@ sqrt(2 / k) (Alon, Matias and Szegedy, "The space complexity of approximating th
 moments", 1996; for the sparse projections in use here Thorup and Zhang, "Tabulation based
 4-universal hashing with applications to second moment estimation", 2004).
 
-Parameters that two releases of a trainer call by other names.
-
-A sketch hashes the parameter's name, so sketches under two names cannot be compared; norms can. Two
-releases may also keep as one tensor what was several (``wq wk wv`` as ``wqkv``), so what both do
-not call alike is compared as a whole: entries, and the norm of its values and gradients.
+A sketch hashes the parameter's name, so sketches under the names of two releases of a trainer
+cannot be compared; norms can (:func:`align`). Two releases may also keep as one tensor what was
+several (``wq wk wv`` as ``wqkv``), so what both do not call alike is compared as a whole: entries,
+and the norm of its values and gradients.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from harness.model import (
     Flags,
     Floats,
     Integers,
+    PostStepState,
     SetSpec,
     TensorRows,
     TensorSample,
-    UpdateRows,
 )
 
 
@@ -135,13 +134,13 @@ def rows_of(sample: TensorSample, order: Integers) -> TensorSample:
         sizes=sample.sizes[order],
         parameters=rows(sample.parameters),
         gradients=rows(sample.gradients) if sample.gradients else None,
-        left=_left_in_order(sample.left, order) if sample.left else None,
+        post_step=_left_in_order(sample.post_step, order) if sample.post_step else None,
         buffers=sample.buffers,
     )
 
 
-def _left_in_order(left: UpdateRows, order: Integers) -> UpdateRows:
-    return UpdateRows(
+def _left_in_order(left: PostStepState, order: Integers) -> PostStepState:
+    return PostStepState(
         left.clipped_norm[order], left.states, left.state_norm[order], left.state_steps[order]
     )
 

@@ -1,6 +1,6 @@
 """What a pass loaded against what was saved, by sketch: exact whatever the sharding of either.
 
-Whether what was saved and loaded says anything: what is on neither side is equal, too.
+What is on neither side is equal, too; so :func:`says_nothing` asks whether the two are known.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import numpy as np
 
 from harness.judge.compare.sketches import relative
 from harness.judge.resume.passes import Load
-from harness.model import Evidence, Flags, Floats, Integers, StateSample, TensorSample, UpdateRows
+from harness.model import (
+    Evidence,
+    Flags,
+    Floats,
+    Integers,
+    PostStepState,
+    StateSample,
+    TensorSample,
+)
 
 PARAMETERS = "parameters"
 RESTORED = 1e-12
@@ -114,7 +122,7 @@ def says_nothing(load: Load, test: Evidence, control: Evidence) -> str:
 
 def _left(samples: tuple[TensorSample, ...], step: int) -> TensorSample | None:
     """The last sample up to a step with what a step leaves behind its gradients."""
-    found = [each for each in samples if each.left is not None and 0 < each.step <= step]
+    found = [each for each in samples if each.post_step is not None and 0 < each.step <= step]
     return found[-1] if found else None
 
 
@@ -136,11 +144,11 @@ def _empty(
         yield f"the value of {state.names[np.flatnonzero(unfit)[0]]}"
     if not (values.norm > 0).any():
         yield "the value of any parameter but 0"
-    if left is not None and left.left is not None:
-        yield from _empty_states(state, left, left.left)
+    if left is not None and left.post_step is not None:
+        yield from _empty_states(state, left, left.post_step)
 
 
-def _empty_states(state: StateSample, sample: TensorSample, kept: UpdateRows) -> Iterator[str]:
+def _empty_states(state: StateSample, sample: TensorSample, kept: PostStepState) -> Iterator[str]:
     """Optimizer states and counts of updates that a sample has, and a state has not."""
     places = {name: index for index, name in enumerate(state.names)}
     shared = [index for index, name in enumerate(sample.names) if name in places]
