@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness.readers.program import unread
 from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples, with_signals
 from scipy import stats
 
@@ -20,6 +19,7 @@ from harness.judge.compare.limits import (
     tensor_multiple,
 )
 from harness.model import Precision
+from harness.readers.run_folder import _unread as unread
 
 CONTROL = run()
 
