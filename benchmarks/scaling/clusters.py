@@ -13,14 +13,14 @@ from rich.console import Console
 
 from harness.cli.progress import Display
 from harness.launch import RunOptions
-from harness.launch.cluster.follow import follow_plan
-from harness.launch.cluster.slurm import Slurm
-from harness.launch.cluster.standing import Site
 from harness.launch.events import Event, Overview
+from harness.launch.slurm.commands import Slurm
+from harness.launch.slurm.follow import follow_plan
+from harness.launch.slurm.job_status import Site
 from harness.matrix.load import load_with_cluster, plan_experiment
 from harness.model import Cluster, Plan
 from harness.store import Store
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 from scaling.experiments import KINDS, ROOT, write_experiment
 
 sys.path.append(str(ROOT / "tests"))

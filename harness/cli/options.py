@@ -179,7 +179,7 @@ def plan_of(
     """
     from harness.matrix.load import load_plan
     from harness.surroundings import gpu_models
-    from harness.toolchain import find_toolchain
+    from harness.trainers import find_toolchain
 
     return load_plan(
         arguments.experiment,

@@ -104,8 +104,7 @@ def _sampled(made: Plan) -> str:
     steps = max((job.sample_steps for job in made.jobs), key=len)
     if steps:
         return f"at steps {', '.join(map(str, steps))}"
-    commands = [job.spec.command for job in made.jobs if job.spec.command is not None]
-    if any(not command.probed for command in commands):
+    if not all(job.spec.trainer.can.probed for job in made.jobs):
         return "none, and no other (trainer.probe is false): the loss of a curve alone is judged"
     return "none (probe.cadence is off)"
 

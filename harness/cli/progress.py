@@ -19,7 +19,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from harness.launch.cluster.batch import JOB_SCRIPT
 from harness.launch.events import (
     Ended,
     Event,
@@ -35,6 +34,7 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
+from harness.launch.slurm.batch_script import JOB_SCRIPT
 from harness.matrix.run import Ran, run_jobs
 from harness.model import Job, Plan, RunRecord, RunStatus
 from harness.store import Store

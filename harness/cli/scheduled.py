@@ -45,12 +45,12 @@ def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Pla
     Raises ConfigError also where its launcher is no scheduler, or its trainer cannot be given one.
     """
     plan = plan_of(arguments, whole=whole)
-    if any(job.spec.command is not None for job in plan.jobs):
+    if not all(job.spec.trainer.can.several_nodes for job in plan.jobs):
         raise ConfigError(
             Problem(
                 f"{arguments.experiment}: trainer.kind",
-                f"is command, and `converge {arguments.command}` is for jobs of a scheduler, which "
-                "runs torchtitan alone",
+                f"is {plan.jobs[0].spec.trainer.kind}, and `converge {arguments.command}` is for "
+                "jobs of a scheduler, which runs torchtitan alone",
                 f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
             )
         )

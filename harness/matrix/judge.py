@@ -204,7 +204,7 @@ def seed_runs(plan: Plan, pair: Pair, evidences: Mapping[str, Evidence]) -> Seed
 def may_be_rounding(job: Job, verdict: Verdict) -> bool:
     """Whether a verdict is a failure that the same set in float32 would tell more of."""
     low = job.precision is not Precision.FP32 and job.spec.ask is Ask.SAME
-    return low and job.spec.command is None and verdict.judgement is Judgement.FAIL
+    return low and job.spec.trainer.can.references and verdict.judgement is Judgement.FAIL
 
 
 def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:

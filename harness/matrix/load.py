@@ -15,26 +15,26 @@ from harness.experiment import load_experiment
 from harness.model import (
     GOLDENS,
     Cluster,
-    Command,
     Experiment,
     Launcher,
     Plan,
     Role,
     Toolchain,
+    TrainerSpec,
 )
 from harness.plan import identity_facts, judged_by, make_plan, measured_by, select
 from harness.references import StoredGolden, default_folder, misfits, not_there, read_golden
 from harness.surroundings import read_surroundings
-from harness.toolchain import find_toolchain
+from harness.trainers import find_toolchain
 
 SHOWN_MISFITS = 6
 """Differences between a golden and a control that a message names."""
 
 
 class Finder(Protocol):
-    """Finds a toolchain by its name, for torchtitan or for what trains there instead."""
+    """Finds a toolchain by its name and the trainer that it is for (None: torchtitan)."""
 
-    def __call__(self, name: str, *, command: Command | None = None) -> Toolchain: ...
+    def __call__(self, name: str, *, trainer: TrainerSpec | None = None) -> Toolchain: ...
 
 
 def load_plan(
@@ -117,8 +117,8 @@ def plan_experiment(
     if slots is not None:
         experiment = replace(experiment, cpu_ranks=slots)
     surroundings = read_surroundings(experiment, corpus.digest, on_gpu=on_gpu)
-    command = experiment.controls[0].command  # one trainer per file
-    toolchains = {name: find(name, command=command) for name in toolchain_names(experiment)}
+    trainer = experiment.controls[0].trainer  # one per file
+    toolchains = {name: find(name, trainer=trainer) for name in toolchain_names(experiment)}
     stored = golden_of(experiment)
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)

@@ -13,7 +13,7 @@ from harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
 from harness.experiment.train_config import load_train_config
 from harness.matrix.load import load_plan
 from harness.model import Loader, Role, SetSpec, Setting, Toolchain, TrainConfig
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 TITAN_03, TITAN_02 = "torchtitan-0.3.0", "torchtitan-0.2.2"
 STREAMING = "torchtitan-0.3.0-streaming"

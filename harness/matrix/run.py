@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from harness import corpus
 from harness.errors import ClusterError
 from harness.launch import RunOptions, run_plan
-from harness.launch.cluster.follow import follow_plan
-from harness.launch.cluster.slurm import Slurm
-from harness.launch.cluster.standing import Site
 from harness.launch.events import Observer, Preparing
+from harness.launch.slurm.commands import Slurm
+from harness.launch.slurm.follow import follow_plan
+from harness.launch.slurm.job_status import Site
 from harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
 from harness.store import Store, read_record
 from harness.surroundings import gpu_models

@@ -7,32 +7,37 @@ import socket
 from collections.abc import Callable, Sequence
 
 from harness.errors import ConfigError, Problem, suggest
-from harness.launch.cluster import detached
-from harness.launch.cluster import status as standings
-from harness.launch.cluster.detached import Cancelled, Collected, Handed
-from harness.launch.cluster.standing import Standing
-from harness.launch.cluster.status import BROKEN_OFF, NOT_SUBMITTED, Row
 from harness.launch.events import Observer
+from harness.launch.slurm import detached
+from harness.launch.slurm.detached import (
+    BROKEN_OFF,
+    NOT_SUBMITTED,
+    Cancelled,
+    Collected,
+    StatusRow,
+    Submitted,
+)
+from harness.launch.slurm.job_status import JobStatus
 from harness.matrix.run import Ran, golden_record, options_of, prepare, prepare_data, site_of
 from harness.model import Job, Plan, RankError, RunRecord, RunStatus
 from harness.plan import select
 from harness.store import Store
 
 
-def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = False) -> Handed:
+def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = False) -> Submitted:
     """Hand every job to the scheduler that has not finished and is not in its queue.
 
-    Raises as ``harness.launch.cluster.detached.submit_plan`` does.
+    Raises as ``harness.launch.slurm.detached.submit_plan`` does.
     """
     data = prepare(plan, store, observer)
     site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer)
     return detached.submit_plan(plan.without_golden, site, observer)
 
 
-def jobs_status(plan: Plan, store: Store, observer: Observer) -> tuple[Row, ...]:
+def jobs_status(plan: Plan, store: Store, observer: Observer) -> tuple[StatusRow, ...]:
     """How every job stands, in the plan's order. Nothing is written."""
     site = site_of(plan, store, options_of(plan, {}), observer)
-    return standings.status(plan.without_golden, site)
+    return detached.status(plan.without_golden, site)
 
 
 def collect_jobs(plan: Plan, store: Store, observer: Observer) -> Collected:
@@ -86,14 +91,14 @@ def jobs_named(plan: Plan, only: Sequence[str]) -> Callable[[Job], bool]:
     return lambda job: job.name in chosen
 
 
-def how_it_stands(standing: Standing) -> str:
+def state_of(status: JobStatus) -> str:
     """``pending as job 12 (Priority)``."""
-    if standing.submission is None:
+    if status.submission is None:
         return NOT_SUBMITTED
-    if standing.state is None:
+    if status.state is None:
         return BROKEN_OFF
-    reason = f" ({standing.state.reason})" if standing.state.reason else ""
-    return f"{standing.state.phase} as job {standing.submission.job_id}{reason}"
+    reason = f" ({status.state.reason})" if status.state.reason else ""
+    return f"{status.state.phase} as job {status.submission.job_id}{reason}"
 
 
 def _is_set(plan: Plan, name: str) -> bool:
@@ -105,16 +110,16 @@ def _is_set(plan: Plan, name: str) -> bool:
     return True
 
 
-def _not_over(standing: Standing) -> RunRecord:
+def _not_over(status: JobStatus) -> RunRecord:
     """What a matrix is judged by where a job is not over."""
     return RunRecord(
-        name=standing.job.name,
-        identity=standing.job.identity,
-        folder=standing.folder,
+        name=status.job.name,
+        identity=status.job.identity,
+        folder=status.folder,
         status=RunStatus.SKIPPED,
         wall_s=0.0,
         argv=(),
-        error=RankError(None, f"not over: {how_it_stands(standing)}"),
+        error=RankError(None, f"not over: {state_of(status)}"),
     )
 
 

@@ -12,7 +12,7 @@ from harness.launch.dry_run import Answer, parts_of, problems_of
 from harness.matrix.dry_run import DryRun, gpu_hours
 from harness.matrix.load import load_plan
 from harness.model import Role
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 LLAMA = Path(__file__).parents[2] / "experiments" / "llama3_8b.toml"
 

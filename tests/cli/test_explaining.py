@@ -12,7 +12,7 @@ from harness.matrix.judge import may_be_rounding
 from harness.matrix.load import load_plan
 from harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
 from harness.store import Store
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 
 def check(name, outcome, onset=None, tensors=()):

@@ -8,7 +8,7 @@ import pytest
 from harness.matrix.judge import next_command
 from harness.matrix.load import load_plan
 from harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
 

@@ -21,7 +21,7 @@ from harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.launch.cluster.standing import Standing
+    from harness.launch.slurm.job_status import JobStatus
 
 HELP = "judge an experiment that was submitted"
 DESCRIPTION = """\
@@ -83,13 +83,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code
 
 
-def _say_left(console: Console, left: Sequence[Standing], arguments: argparse.Namespace) -> None:
+def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.Namespace) -> None:
     from harness.cli.console import say
-    from harness.matrix.submit import how_it_stands
+    from harness.matrix.submit import state_of
 
     say(console, f"{counted(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
     for each in left[:_LISTED]:
-        say(console, f"  {each.job.name}: {how_it_stands(each)}")
+        say(console, f"  {each.job.name}: {state_of(each)}")
     if len(left) > _LISTED:
         say(console, f"  and {len(left) - _LISTED} more")
     new = any(not each.in_queue for each in left)

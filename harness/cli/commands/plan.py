@@ -164,7 +164,7 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
         from harness.cli.console import make_console
         from harness.cli.plan_table import print_besides, print_plan
         from harness.plan import describe
-        from harness.toolchain import assume_toolchain
+        from harness.trainers import assume_toolchain
     made = plan_of(arguments, find=assume_toolchain)
     store = store_of(arguments)
     if arguments.script is not None:
@@ -221,7 +221,7 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
 
 def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
     """How a job is started: by torchrun, or by its batch script."""
-    from harness.launch.cluster.batch import submit_argv
+    from harness.launch.slurm.batch_script import submit_argv
     from harness.trainers import printable_command
 
     if experiment.launcher is Launcher.SLURM:
@@ -232,7 +232,7 @@ def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | Non
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
     from harness.cli.console import error_console
-    from harness.launch.cluster.batch import JOB_SCRIPT, batch_script
+    from harness.launch.slurm.batch_script import JOB_SCRIPT, batch_script
 
     cluster = made.experiment.cluster
     if cluster is None:

@@ -13,7 +13,7 @@ from harness.cli.scheduled import EXAMPLES, add_plan, again, mend, scheduled_pla
 from harness.model import Role, RunStatus
 
 if TYPE_CHECKING:
-    from harness.launch.cluster.status import Row
+    from harness.launch.slurm.detached import StatusRow
 
 HELP = "show how the jobs of an experiment stand"
 DESCRIPTION = """\
@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
         from harness.cli.console import make_console, say
         from harness.cli.progress import Display
-        from harness.launch.cluster.backend import Phase
-        from harness.launch.cluster.status import BROKEN_OFF, NOT_SUBMITTED
+        from harness.launch.slurm.backend import Phase
+        from harness.launch.slurm.detached import BROKEN_OFF, NOT_SUBMITTED
         from harness.matrix.submit import jobs_status
     console = make_console()
     plan = scheduled_plan(arguments)
@@ -78,14 +78,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     return ExitCode.PASS
 
 
-def _reason(row: Row) -> str:
+def _reason(row: StatusRow) -> str:
     from harness.cli.progress import requeued
 
     told = [requeued(row.requeues)] if row.requeues else []
     return "; ".join([*told, row.reason] if row.reason else told)
 
 
-def _steps(row: Row) -> str:
+def _steps(row: StatusRow) -> str:
     if row.role is Role.SEED:
         return ""
     return f"{row.step or 0}/{row.steps}"

@@ -43,19 +43,19 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     store.require_writable()
     with Display(console) as display:
         observer = noticing_launches(display, arguments)
-        handed = submit_jobs(plan, store, observer, fresh=arguments.fresh)
-    told = [f"{handed.submitted} submitted"]
-    told += [f"{handed.queued} in the queue before"] if handed.queued else []
-    told += [f"{handed.reused} finished before"] if handed.reused else []
-    told += [f"{len(handed.refused)} refused or skipped"] if handed.refused else []
+        submitted = submit_jobs(plan, store, observer, fresh=arguments.fresh)
+    told = [f"{submitted.submitted} submitted"]
+    told += [f"{submitted.queued} in the queue before"] if submitted.queued else []
+    told += [f"{submitted.reused} finished before"] if submitted.reused else []
+    told += [f"{len(submitted.refused)} refused or skipped"] if submitted.refused else []
     say(console, f"jobs: {', '.join(told)}")
-    if handed.left:
-        say(console, f"{len(handed.left)} are not submitted: {handed.why_left}")
+    if submitted.left:
+        say(console, f"{len(submitted.left)} are not submitted: {submitted.why_left}")
         say(console, f"the same command submits them later: {again('submit', arguments)}")
-    if any(record.status is RunStatus.REFUSED for record in handed.refused):
+    if any(record.status is RunStatus.REFUSED for record in submitted.refused):
         say(console, f"next: {mend(plan)}, then: {again('submit', arguments)}")
-    elif handed.submitted or handed.queued:
+    elif submitted.submitted or submitted.queued:
         say(console, f"next: {again('status', arguments)}")
-    elif not handed.left:
+    elif not submitted.left:
         say(console, f"next: {again('collect', arguments)}")
-    return ExitCode.UNDECIDED if handed.left or handed.refused else ExitCode.PASS
+    return ExitCode.UNDECIDED if submitted.left or submitted.refused else ExitCode.PASS

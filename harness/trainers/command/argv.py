@@ -1,0 +1,248 @@
+"""Any program (``[trainer] kind = "command"``): its argv under each launcher, and its evidence.
+
+Pure functions of a job; ``tests/trainers`` compares what they build with golden files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.model import Command, Job, RankLauncher, SetSpec, Setting
+from harness.model.template import CONFIG, fill
+from harness.trainers.calls import Rendezvous
+
+OUTPUT = "output"
+"""In the run folder: ``{output}``, made before the start."""
+JOB_VARIABLE = "CONVERGE_JOB"
+"""The path of ``job.json``, by which the probe finds its job; set for probed programs only."""
+TORCHRUN = ("-m", "torch.distributed.run")
+ANY_PORT = 29500
+"""Where ranks meet by a printed command."""
+UNKNOWN_DATA = "DATA"
+"""Stands in a printed command for the folder of a corpus that was not made yet."""
+_ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "on_loopback"
+"""First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
+_WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
+"""Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""
+_FOREIGN = re.compile(
+    r"CONVERGE_JOB|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
+)
+"""Variables of a launcher around the harness, beside those that no job inherits."""
+
+
+def command_of(spec: SetSpec) -> Command:
+    """The command of a set that has one; raises TypeError for others."""
+    if not isinstance(spec.trainer.settings, Command):
+        raise TypeError(f"{spec.name} is trained by {spec.trainer.kind}")
+    return spec.trainer.settings
+
+
+def output_of(folder: Path) -> Path:
+    """What ``{output}`` stands for: a folder in the run folder."""
+    return folder.absolute() / OUTPUT
+
+
+def curves_of(job: Job, folder: Path) -> Path | None:
+    """Where a program that is not probed leaves its curve; None for a probed one."""
+    curves = command_of(job.spec).curves
+    return None if curves is None else Path(filled(curves, job, folder))
+
+
+def needs_port(job: Job) -> bool:
+    """Whether somebody has to choose a free port for the job's ranks."""
+    return command_of(job.spec).launcher in _WITH_PORT
+
+
+def payload(job: Job, folder: Path, data: Path | None) -> dict[str, Any]:
+    """The value of ``command`` in ``job.json``, placeholders filled in."""
+    command = command_of(job.spec)
+    curves = curves_of(job, folder)
+    return {
+        "argv": list(arguments(job, folder, data)),
+        "launcher": command.launcher.value,
+        "probed": command.probed,
+        "curves": None if curves is None else str(curves),
+        "columns": dict(command.columns),
+        "environment": _variables(job, folder, data),
+        "folder": str(command.folder),
+    }
+
+
+def arguments(job: Job, folder: Path, data: Path | None = None) -> tuple[str, ...]:
+    """The template filled in: the argv without the launcher's part."""
+    return tuple(filled(each, job, folder, data) for each in command_of(job.spec).argv)
+
+
+def filled(template: str, job: Job, folder: Path, data: Path | None = None) -> str:
+    """A template of the job's command with its values."""
+    values = _values(job, folder, data)
+
+    def value_of(name: str) -> str:
+        if name.startswith(CONFIG):
+            return written(job.spec.setting(name.removeprefix(CONFIG)))
+        return values[name]
+
+    return fill(template, value_of)
+
+
+def written(value: Setting) -> str:
+    """A value of the train config as an argument: text as it is, all else as JSON writes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _values(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
+    degrees = job.spec.parallelism
+    return {
+        "output": str(output_of(folder)),
+        "data": UNKNOWN_DATA if data is None else str(data.absolute()),
+        "python": str(job.toolchain.python),
+        "name": job.name,
+        **{
+            name: str(value)
+            for name, value in {
+                "steps": job.steps,
+                "seed": job.seed,
+                "ranks": job.world_size,
+                "dp": degrees.dp,
+                "dp_replicate": degrees.dp_replicate,
+                "dp_shard": degrees.dp_shard,
+                "tp": degrees.tp,
+                "cp": degrees.cp,
+                "pp": degrees.pp,
+                "ep": degrees.ep,
+                "local_batch_size": job.local_batch_size,
+                "global_batch_size": job.global_batch_size,
+                "gradient_accumulation_steps": job.gradient_accumulation_steps,
+                "seq_len": job.seq_len,
+            }.items()
+        },
+    }
+
+
+def command_argv(
+    job: Job,
+    folder: Path,
+    *,
+    torchrun: tuple[str, ...] = TORCHRUN,
+    meeting: Rendezvous | None = None,
+    logs: Path | None = None,
+    devices: tuple[int, ...] | None = (),
+    data: Path | None = None,
+) -> tuple[str, ...]:
+    """The whole call, launcher and program.
+
+    Args:
+        job: a job with a command.
+        folder: its run folder.
+        torchrun: what Python is given to be torchrun; only that launcher's.
+        meeting: with a port where ``needs_port`` says so.
+        logs: the folder for what ranks print, where torchrun keeps it; None: ``folder/logs``.
+        devices: ids of the job's GPUs; DeepSpeed is told them, for it overlooks the variable.
+        data: the folder of its corpus.
+    """
+    program = arguments(job, folder, data)
+    python, ranks = str(job.toolchain.python), job.world_size
+    match command_of(job.spec).launcher:
+        case RankLauncher.TORCHRUN:
+            meeting = meeting or Rendezvous()
+            nodes, *where = meeting.arguments()
+            return (
+                *(python, *torchrun, nodes, f"--nproc-per-node={ranks}", *where),
+                f"--rdzv-id={meeting.name or job.identity[:12]}",
+                "--max-restarts=0",
+                f"--log-dir={logs or folder.absolute() / 'logs'}",
+                "--redirects=3",
+                *program,
+            )
+        case RankLauncher.COMPOSER:
+            return (python, "-m", "composer.cli.launcher", f"--nproc={ranks}", *program)
+        case RankLauncher.DEEPSPEED:
+            # Without either option it takes every device that it finds.
+            chosen = f"--include=localhost:{','.join(map(str, devices))}" if devices else None
+            return (
+                *(python, "-m", "deepspeed.launcher.runner", f"--master_port={port_of(meeting)}"),
+                chosen or f"--num_gpus={ranks}",
+                *program,
+            )
+        case RankLauncher.MPIRUN:
+            return ("mpirun", "-n", str(ranks), *program)
+        case RankLauncher.NONE:
+            return program
+
+
+def port_of(meeting: Rendezvous | None) -> int:
+    """The port that was chosen, else that of printed commands."""
+    return (meeting and meeting.port) or ANY_PORT
+
+
+def with_variables(
+    base: Mapping[str, str],
+    job: Job,
+    folder: Path,
+    *,
+    device: str = "cpu",
+    here: bool = True,
+    meeting: Rendezvous | None = None,
+    data: Path | None = None,
+) -> dict[str, str]:
+    """An environment with what a job's program is given beside; its own variables come last.
+
+    ``here``: all its ranks are on this machine.
+    """
+    kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
+    made = {**kept, **own_variables(job, folder, device, meeting, data, kept.get("PATH"))}
+    if here and command_of(job.spec).launcher is not RankLauncher.TORCHRUN:
+        paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))
+        made["PYTHONPATH"] = os.pathsep.join(paths)
+    return made
+
+
+def own_variables(
+    job: Job,
+    folder: Path,
+    device: str = "cpu",
+    meeting: Rendezvous | None = None,
+    data: Path | None = None,
+    path: str | None = None,
+) -> dict[str, str]:
+    """Variables that only the job's program has. ``path`` is the ``PATH`` around the harness."""
+    command = command_of(job.spec)
+    # The environment's own programs (ninja, accelerate) come first, as if it were activated.
+    first = str(job.toolchain.python.parent)
+    variables = {"PATH": f"{first}{os.pathsep}{path}" if path else first}
+    if command.probed:  # else a probe that is in the program all the same stays off
+        variables = {JOB_VARIABLE: str(folder.absolute() / "job.json"), **variables}
+    if needs_port(job):
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of(meeting))}
+    if command.launcher is RankLauncher.DEEPSPEED:
+        # DeepSpeed 0.19 counts NUMA nodes for CPU devices, but for this variable.
+        variables["LOCAL_SIZE"] = str(job.world_size)
+        if device == "cpu":
+            variables["DS_ACCELERATOR"] = "cpu"
+    return variables | _variables(job, folder, data)
+
+
+def _variables(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
+    return {
+        name: filled(value, job, folder, data)
+        for name, value in command_of(job.spec).environment.items()
+    }
+
+
+def printable(job: Job, folder: Path, data: Path | None = None) -> str:
+    """The call as one line for a shell, started where the harness starts it.
+
+    A probe needs the run folder's ``job.json``, so it repeats a run that was started once.
+    """
+    command = command_of(job.spec)
+    own = own_variables(job, folder, device="", data=data)
+    shown = {name: own[name] for name in own if name != "PATH" or name in command.environment}
+    variables = shlex.join(f"{name}={value}" for name, value in shown.items())
+    call = shlex.join(command_argv(job, folder, data=data))
+    return f"cd {shlex.quote(str(command.folder))} && env {variables} {call}"

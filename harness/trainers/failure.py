@@ -1,0 +1,159 @@
+"""Why a run failed: the error of the rank that failed first."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any
+
+from harness.model import RankError
+
+FAILURES_FILE = "failures.json"
+"""Left by ``harness.rank.agent``: how each rank ended."""
+AGENT_LOG = "torchrun.log"
+"""Standard output and error of torchrun's agent."""
+PROGRAM_LOG = "program.log"
+"""The same of any other launcher, and of its ranks."""
+_TAIL_LINES = 40
+
+_AFTERMATH = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|peer closed"
+    r"|remote process exited|timed out waiting|DistNetworkError|DistStoreError",
+    re.IGNORECASE,
+)
+"""Errors of ranks that follow the death of another rank."""
+
+_INFRASTRUCTURE = re.compile(
+    r"address already in use|EADDRINUSE|RendezvousConnectionError|RendezvousTimeoutError"
+    r"|failed to bind|connection (was )?(reset|refused|aborted)|DistNetworkError"
+    r"|makeDeviceForHostname|lost its server",
+    re.IGNORECASE,
+)
+"""Errors of the machine that may not come a second time."""
+
+_SCHEDULER = re.compile(r"(srun|sbatch|slurmstepd|slurmd)(\[\d+\])?: ")
+"""Starts lines of a scheduler, which say that something ended and not why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    rank: int
+    exitcode: int
+    written: float
+    """When the rank wrote its error, or was seen dead; seconds since 1970."""
+    message: str
+    traceback: str
+
+
+def rank_error(*logs: Path, script: Path | None = None) -> RankError:
+    """The error of the rank that failed first, else the end of the best log there is.
+
+    ``logs`` are the log folders of a call's agents, ``script`` is the log of the batch script
+    around them.
+    """
+    found = [(failure, folder) for folder in logs for failure in _failures(folder)]
+    if not found:
+        text = next((text for folder in logs if (text := log_tail(folder / AGENT_LOG))), "")
+        if text or script is None:
+            return RankError(rank=0, message=_last_line(text), traceback=text)
+        text = log_tail(script)
+        return RankError(rank=None, message=_last_line(text), traceback=text)
+    first, folder = min(found, key=lambda pair: (_is_aftermath(pair[0]), pair[0].written))
+    text = first.traceback or rank_log(folder, first.rank)
+    return RankError(first.rank, first.message or _last_line(text), text)
+
+
+def is_infrastructure_fault(error: RankError) -> bool:
+    """Whether an error before the first step is one that may not come a second time."""
+    return bool(_INFRASTRUCTURE.search(error.message) or _INFRASTRUCTURE.search(error.traceback))
+
+
+def log_tail(path: Path) -> str:
+    """The last lines of a log; empty when there is none."""
+    return "\n".join(end_of(path).splitlines()[-_TAIL_LINES:])
+
+
+def end_of(path: Path) -> str:
+    """The last 64 KiB of a log; empty when there is none."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - 65536))
+            return stream.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def launcher_tail(logs: Path) -> str:
+    """The last lines of that log."""
+    return log_tail(logs / AGENT_LOG) or log_tail(logs / PROGRAM_LOG)
+
+
+def rank_log(logs: Path, rank: int, read: Callable[[Path], str] = log_tail) -> str:
+    """The end of what a rank last printed: on standard error, else on standard output."""
+    attempts = _attempts(logs)
+    files = (path / str(rank) / name for name in ("stderr.log", "stdout.log") for path in attempts)
+    return next((text for path in files if (text := read(path))), "")
+
+
+def _attempts(logs: Path) -> list[Path]:
+    """The folders of torchrun's attempts, one for each start of its ranks; the newest first."""
+    found = logs.glob("*/attempt_*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
+
+
+def is_aftermath(message: str) -> bool:
+    """Whether an error only follows the death of another rank."""
+    return bool(_AFTERMATH.search(message))
+
+
+def _failures(logs: Path) -> list[_Failure]:
+    try:
+        listed = json.loads((logs / FAILURES_FILE).read_bytes())["failures"]
+    except (OSError, ValueError):
+        # The agent itself was stopped; the ranks' own files may still be there.
+        listed = [
+            {"rank": int(path.parent.name), "exitcode": 1, "error_file": str(path)}
+            for newest in _attempts(logs)[:1]
+            for path in newest.glob("*/error.json")
+        ]
+    return [_failure(entry) for entry in listed]
+
+
+def _failure(entry: dict[str, Any]) -> _Failure:
+    exitcode, path = entry["exitcode"], Path(entry["error_file"])
+    try:
+        written = path.stat().st_mtime  # the time stamp inside has whole seconds only
+        error = json.loads(path.read_bytes())["message"]
+    except (OSError, ValueError, KeyError):
+        message = f"killed by {_signal_name(-exitcode)}" if exitcode < 0 else ""
+        return _Failure(entry["rank"], exitcode, float(entry.get("timestamp", 0)), message, "")
+    if isinstance(error, str):
+        return _Failure(entry["rank"], exitcode, written, _first_line(error), error)
+    trace = error.get("extraInfo", {}).get("py_callstack", "")
+    return _Failure(entry["rank"], exitcode, written, _first_line(error["message"]), trace)
+
+
+def _is_aftermath(failure: _Failure) -> bool:
+    """As other ranks end once one has failed: by torchrun's SIGTERM, or by a lost connection."""
+    return failure.exitcode == -SIGTERM or is_aftermath(failure.message)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    of_ranks = [line for line in lines if not _SCHEDULER.match(line)]
+    return next(reversed(of_ranks or lines), "ended without a word")
