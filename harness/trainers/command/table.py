@@ -1,26 +1,88 @@
-"""A command trainer as a ``Command``, and what of its placeholders has no value."""
+"""``[trainer]`` of a command trainer: its table, the ``Command`` that it means, and what is wrong.
+
+As TOML (docs/any-trainer.md)::
+
+    [trainer]
+    kind = "command"                # default: "torchtitan"
+    command = ["train.py", "--steps", "{steps}", "--stage", "{config.zero.stage}"]
+    launcher = "torchrun"           # the default; composer, deepspeed, mpirun, none
+    toolchain = "deepspeed-0.19.8"  # or python = "env/bin/python"; default: `python` on PATH
+    probe = true                    # the default: the program calls harness.probe
+    curves = "{output}/loss.csv"    # where probe = false
+    columns = { loss = "train/loss", step = "iteration" }
+    files = ["src/model.py"]        # further files whose bytes count to the identity
+    environment = { FLAG = "{config.flag}" }
+    [trainer.config]                # or train_config = "x.toml"
+    training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
+    zero = { stage = 0 }
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, suggest
-from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
-from harness.experiment.program_files import files_of
-from harness.experiment.read import flatten
-from harness.experiment.tables import SetTable, TestTable
-from harness.experiment.trainer import CommandTable, Where
-from harness.model import Command, Launcher, RankLauncher, SetSpec, TrainConfig
-from harness.model.template import CONFIG, PLACEHOLDERS, placeholders
+from harness.model import SetSpec, TrainConfig
+from harness.toml import FilePath, Where, flatten, one_of
+from harness.trainers.command.program import files_of
+from harness.trainers.command.settings import (
+    CONFIG,
+    PLACEHOLDERS,
+    Command,
+    RankLauncher,
+    placeholders,
+)
+from harness.trainers.table import InlineTable
+
+CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
+"""What can be named in a curve that a program leaves."""
+MAX_TEXT = 4096
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = re.compile(
+    r"CONVERGE_.*|CUDA_VISIBLE_DEVICES|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
+)
+
+
+def _is_variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise PydanticCustomError("variable", "must be the name of an environment variable")
+    if _RESERVED.fullmatch(name):
+        raise PydanticCustomError("variable", "is set by the harness or its launcher")
+    return name
+
+
+def _is_argument(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("argument", "must hold no NUL")
+    return text
+
+
+Template = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_is_argument)]
+Column = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class CommandTable(InlineTable):
+    """``kind = "command"``."""
+
+    kind: str = "command"
+    command: list[Template] = Field(default=[])
+    launcher: Annotated[str, one_of(RankLauncher)] = RankLauncher.TORCHRUN
+    python: FilePath | None = None
+    probe: bool = True
+    curves: Template | None = None
+    columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], Column] = Field(default={})
+    files: list[FilePath] = Field(default=[])
+    environment: dict[Annotated[str, AfterValidator(_is_variable)], Template] = Field(default={})
+
 
 EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 OUTPUT = "{output}/"
-TITANS = (
-    *("techniques", "pipeline_schedule", "cp_rotation", "spmd_backend"),
-    *("inject", "without_fixes"),
-)
-"""Keys of a set that only torchtitan's adapters give a meaning."""
 OURS = frozenset(
     f"training.{key}"
     for key in (
@@ -31,7 +93,7 @@ OURS = frozenset(
 """Keys of any train config that the harness itself reads."""
 
 
-def command_of(
+def read_command(
     table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
 ) -> Command:
     """The command that ``[trainer]`` describes; what is wrong with it is added to ``problems``.
@@ -47,11 +109,12 @@ def command_of(
     if table.command or not told:
         problems += _template_problems(table, where)
     problems += _curve_problems(table, where)
-    found = files_of(table, where, folders, problems)
+    launcher = RankLauncher(table.launcher)
+    found = files_of(table.command, launcher, table.files, where, folders, problems)
     return Command(
         argv=tuple(table.command),
         folder=found.folder,
-        launcher=RankLauncher(table.launcher),
+        launcher=launcher,
         probed=table.probe,
         curves=table.curves,
         columns=dict(table.columns),
@@ -204,61 +267,3 @@ def _missing(name: str, spec: SetSpec) -> str | None:
     if isinstance(value, Mapping):
         return f"is a table, and no value, in the train config {config.path}"
     return None
-
-
-def foreign_problems(table: SetTable | ElasticTable, where: Where) -> Iterator[Problem]:
-    """What a set asks for that only torchtitan's adapters can do."""
-    for key in TITANS:
-        if getattr(table, key):
-            yield Problem(
-                where(key),
-                "is known of torchtitan only: of a command trainer all settings are in its config",
-                "put it into trainer.config, and choose it by `set`",
-            )
-    if isinstance(table, TestTable) and table.own_random_numbers:
-        yield Problem(
-            where("own_random_numbers"),
-            "needs frozen steps, which converge makes of torchtitan only",
-            'leave it out; ask = "no worse" compares the loss alone',
-        )
-    if isinstance(table, ElasticTable | FaultSetTable):
-        yield Problem(
-            where("kind"),
-            f"{table.kind!r} needs torchtitan, whose checkpoints join its passes: a command "
-            "trainer has sets of kind 'parallel'",
-        )
-    elif isinstance(table, GeneratedTable):
-        yield Problem(
-            where("kind"),
-            "'space_time' needs torchtitan: a command trainer has sets of kind 'parallel'",
-            "write each as a [[test]] with its degrees and training.local_batch_size",
-        )
-
-
-def file_problems(
-    table: CommandTable, launcher: Launcher, data: Mapping[str, object], where: Where
-) -> Iterator[Problem]:
-    """What a file says at its top that a command trainer cannot do.
-
-    ``launcher`` is the one that counts, ``data`` is the file, ``where`` leads from its keys to
-    their places.
-    """
-    if launcher is not Launcher.LOCAL:
-        yield Problem(
-            where("launcher"),
-            f"is {launcher.value!r}: a command trainer runs on this machine only",
-            "leave it out, or --launcher local",
-        )
-    if "baseline" in data:
-        yield Problem(
-            where("baseline"),
-            "is a control that torchtitan trained: a command trainer's cannot be blessed, for the "
-            "files that make up its program are not all known",
-            "leave it out: the control runs along",
-        )
-    if not table.probe and "probe" in data:
-        yield Problem(
-            where("probe"),
-            "says nothing: with trainer.probe = false no per-tensor evidence is taken",
-            "leave [probe] out",
-        )

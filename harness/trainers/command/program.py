@@ -1,4 +1,7 @@
-"""The files of a command trainer: its Python, and those of its template that must be there."""
+"""The files of a command trainer: its Python, and those of its template that must be there.
+
+Which arguments of a template are the program, a file or a module, is found in the template alone.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,86 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from harness.errors import Problem
-from harness.experiment.paths import expanded, find_file
-from harness.experiment.program import File, Module, Program, program_of
-from harness.experiment.trainer import CommandTable, Where
-from harness.model import Command, RankLauncher, SetSpec
-from harness.model.template import CONFIG, fill, placeholders
+from harness.model import SetSpec
+from harness.toml import Where, expanded, find_file
+from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
+
+_MODULE = frozenset({"-m", "--module", "--module_mode"})
+"""Options after which torchrun, composer, deepspeed and Python want a module."""
+_PROGRAM = frozenset({"--no-python", "--no_python", "-c", "--command_mode"})
+"""Options after which torchrun, deepspeed and composer want a program that starts by itself."""
+_STARTS_PYTHON = frozenset({RankLauncher.TORCHRUN, RankLauncher.COMPOSER, RankLauncher.DEEPSPEED})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """An argument that must be a file."""
+
+    index: int
+    path: str
+    by_itself: bool = False
+    """Whether it is started as it is, without a Python before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """An argument that names a module, installed or beside."""
+
+    index: int
+    name: str
+
+
+Program: TypeAlias = File | Module
+
+
+def program_of(argv: Sequence[str], launcher: RankLauncher) -> tuple[Program, ...]:
+    """The script or module of a template, then every other Python file in it.
+
+    What holds a placeholder is known only when it is filled in, and left out.
+    """
+    index = _first(argv)
+    if index is None:
+        return ()
+    before, first = argv[:index], argv[index]
+    found: list[Program] = []
+    by_itself = launcher not in _STARTS_PYTHON or bool(_PROGRAM & set(before))
+    if "{" in first:
+        pass
+    elif not by_itself:
+        is_module = bool(before) and before[-1] in _MODULE
+        found.append(Module(index, first) if is_module else File(index, first))
+    elif "/" in first or first.endswith(".py"):
+        found.append(File(index, first, by_itself=True))
+    if by_itself:
+        found += _of_python(argv, index + 1)
+    known = {each.index for each in found}
+    found += [
+        File(place, text)
+        for place, text in enumerate(argv)
+        if place > index and place not in known and text.endswith(".py") and _is_plain(text)
+    ]
+    return tuple(found)
+
+
+def _first(argv: Sequence[str]) -> int | None:
+    """The first argument that is no option; options of a launcher have their values by ``=``."""
+    return next((index for index, text in enumerate(argv) if not text.startswith("-")), None)
+
+
+def _of_python(argv: Sequence[str], start: int) -> Iterator[Program]:
+    """The module that a Python in the template is told to run."""
+    for index in range(start, len(argv) - 1):
+        if argv[index] == "-m" and _is_plain(argv[index + 1]):
+            yield Module(index + 1, argv[index + 1])
+            return
+
+
+def _is_plain(text: str) -> bool:
+    return "{" not in text and not text.startswith("-")
+
 
 _STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec")
 """What people write in front of their script; a template begins after it."""
@@ -29,45 +105,54 @@ class ProgramFiles:
 
 
 def interpreter_of(
-    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+    toolchain: str | None,
+    written: str | None,
+    where: Where,
+    folders: Sequence[Path],
+    problems: list[Problem],
 ) -> str:
     """The toolchain's name, or the absolute path of the Python that trains."""
-    if table.toolchain is not None:
-        if table.python is not None:
+    if toolchain is not None:
+        if written is not None:
             problems.append(
                 Problem(where("python"), "and toolchain are two environments", "leave one out")
             )
-        return table.toolchain
-    if table.python is None:
+        return toolchain
+    if written is None:
         default = shutil.which("python") or shutil.which("python3")
         if default is None:
             problems.append(
                 Problem(where("python"), "is missing: there is no python on PATH", "or a toolchain")
             )
         return str(Path(default or "python").absolute())
-    bare = shutil.which(table.python) if "/" not in table.python else None
+    bare = shutil.which(written) if "/" not in written else None
     # Not resolved: a virtual environment's Python is a link, and the environment is beside it.
-    path = find_file(table.python, folders) or (Path(bare) if bare else None)
+    path = find_file(written, folders) or (Path(bare) if bare else None)
     if path is None:
         looked = ", ".join(map(str, folders))
-        hint = "" if expanded(table.python).is_absolute() else f"looked in: {looked}"
-        problems.append(Problem(where("python"), f"there is no Python {table.python!r}", hint))
+        hint = "" if expanded(written).is_absolute() else f"looked in: {looked}"
+        problems.append(Problem(where("python"), f"there is no Python {written!r}", hint))
     elif not os.access(path, os.X_OK):
         problems.append(Problem(where("python"), f"{path} is no program that may be started"))
-    return str((path or folders[0] / table.python).absolute())
+    return str((path or folders[0] / written).absolute())
 
 
 def files_of(
-    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+    argv: Sequence[str],
+    launcher: RankLauncher,
+    files: Sequence[str],
+    where: Where,
+    folders: Sequence[Path],
+    problems: list[Problem],
 ) -> ProgramFiles:
     """The folder in which the program's first file is found, and all files that are known of."""
-    written = program_of(table.command, RankLauncher(table.launcher))
+    written = program_of(argv, launcher)
     folder = _folder_of(written, folders)
-    problems += _missing_files(written, folder, where, folders, RankLauncher(table.launcher))
+    problems += _missing_files(written, folder, where, folders, launcher)
     sources = [folder / each.path for each in written if isinstance(each, File)]
     modules = (_module_file(each, folder) for each in written)
     sources += [folder / file for file in modules if file is not None]
-    for index, text in enumerate(table.files):
+    for index, text in enumerate(files):
         found = find_file(text, (folder, *folders))
         if found is None:
             looked = ", ".join(map(str, folders))
