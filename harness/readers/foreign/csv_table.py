@@ -19,17 +19,17 @@ import numpy as np
 
 from harness.errors import EvidenceError
 from harness.model import Column, Evidence, Floats, Integers
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.names import STEP, Columns, candidates, find_signals, find_step
+from harness.readers.foreign.printed_digits import NO_DIGITS, Digits, digits_of, printed_with
 from harness.readers.lines import (
-    READABLE,
     fail,
     line_of,
     numbers,
     read_text,
     step_numbers,
 )
-from harness.readers.names import STEP, Columns, candidates, find_signals, find_step
 from harness.readers.points import Points, settle
-from harness.readers.rounding import NO_DIGITS, Digits, digits_of, printed_with
 
 SEPARATORS = ",;\t"
 FAST_FROM = 1 << 20
@@ -60,6 +60,14 @@ class _Table:
     signals: dict[str, Column]
     digits: dict[str, Digits]
     """How far the signals are printed."""
+
+
+FORMAT = Format(
+    "CSV",
+    read=lambda source: read_csv(source.path, source.columns),
+    has_name=lambda path: path.suffix in (".csv", ".tsv"),
+    has_content=lambda source: is_csv(source.text, source.columns),
+)
 
 
 def is_csv(text: str, columns: Columns) -> bool:
@@ -96,7 +104,7 @@ def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
         ((line, text) for line, text in enumerate(stream, 1) if text.strip()), (0, "")
     )
     if not text:
-        raise EvidenceError(f"{path}: is empty; {READABLE}")
+        raise EvidenceError(f"{path}: is empty")
     separator = max(SEPARATORS, key=text.count)
     try:
         cells = next(csv.reader([text], delimiter=separator, strict=True), [])

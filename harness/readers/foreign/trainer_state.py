@@ -7,24 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from harness.model import Evidence
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.names import Columns
+from harness.readers.foreign.rows import Rows
+from harness.readers.foreign.tensorboard import event_files_in
 from harness.readers.lines import fail
-from harness.readers.names import Columns
-from harness.readers.rows import Rows
 
 FILE = "trainer_state.json"
 HISTORY = "log_history"
 
 
-def trainer_state_of(path: Path) -> Path | None:
-    """The state file of a folder: its own, else that of its last checkpoint."""
+def _state_of(path: Path) -> tuple[Path, ...]:
+    """The state file of a folder: its own, else that of its last checkpoint.
+
+    A folder that holds event files too is TensorBoard's, unless the state is its own.
+    """
     if (path / FILE).is_file():
-        return path / FILE
+        return (path / FILE,)
+    if event_files_in(path):
+        return ()
     states = {
         int(number): state
         for state in path.glob(f"checkpoint-*/{FILE}")
         if (number := state.parent.name.removeprefix("checkpoint-")).isdecimal()
     }
-    return states[max(states)] if states else None
+    return (states[max(states)],) if states else ()
+
+
+FORMAT = Format(
+    FILE,
+    read=lambda source: read_trainer_state(source.path, source.document, source.columns),
+    files_in=_state_of,
+    reads_folders=False,
+    has_content=lambda source: is_trainer_state(source.document),
+)
 
 
 def is_trainer_state(document: object) -> bool:

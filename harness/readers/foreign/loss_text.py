@@ -10,12 +10,20 @@ import re
 from pathlib import Path
 
 from harness.model import Evidence
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.names import STEP, STEP_NAMES, Columns, candidates
+from harness.readers.foreign.rows import Rows
 from harness.readers.lines import fail, line_of
-from harness.readers.names import STEP, STEP_NAMES, Columns, candidates
-from harness.readers.rows import Rows
 
 DEFAULT_NAMES = (STEP, "loss", "grad_norm")
 _ROW = re.compile(r"\d+(?:[ \t]+[-+.\w]+)+")
+
+
+FORMAT = Format(
+    "texts of steps and losses",
+    read=lambda source: read_loss_text(source.path, source.text, source.columns),
+    has_content=lambda source: is_loss_text(source.text),
+)
 
 
 def is_loss_text(text: str) -> bool:

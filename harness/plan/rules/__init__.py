@@ -1,6 +1,6 @@
 """Rules that an experiment keeps before anything is launched, each a small named function.
 
-A rule takes a ``Case`` (one job beside its control) and yields what is wrong. Its name is the
+A rule takes a ``PlannedJob`` (one job beside its control) and yields what is wrong. Its name is the
 function's, with dashes; its title is the first line of its docstring: ``converge plan`` and reports
 print it.
 
@@ -10,17 +10,27 @@ says so. Necessities are arithmetic or upstream requirements: the run would cras
 than the one named, so nothing waives them.
 """
 
-from harness.rules import guide, necessities, nodes
-from harness.rules.rule import RULES, Case, Finding, Rule, Ruling, apply_rules
+from harness.plan.rules import guide, necessities
+from harness.plan.rules.rule import (
+    RULES,
+    Breach,
+    PlannedJob,
+    Rule,
+    Ruling,
+    apply_rules,
+    count_microbatches,
+    pipeline_stages,
+)
 
 __all__ = [
     "RULES",
-    "Case",
-    "Finding",
+    "Breach",
+    "PlannedJob",
     "Rule",
     "Ruling",
     "apply_rules",
+    "count_microbatches",
     "guide",
     "necessities",
-    "nodes",
+    "pipeline_stages",
 ]

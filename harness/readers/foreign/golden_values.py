@@ -29,14 +29,22 @@ from typing import Any
 import numpy as np
 
 from harness.model import Column, Evidence, Integers
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.names import Columns, find_signals
+from harness.readers.foreign.printed_digits import digits_of, printed_with
 from harness.readers.lines import fail, numbers, step_number
-from harness.readers.names import Columns, find_signals
 from harness.readers.points import Points, settle
-from harness.readers.rounding import digits_of, printed_with
 
 VALUES = "values"
 FIRST_ITERATION = 1
 _OF_STEPS = ("start_step", "end_step", "step_interval")
+
+
+FORMAT = Format(
+    "golden values of Megatron-LM",
+    read=lambda source: read_golden_values(source.path, source.document, source.columns),
+    has_content=lambda source: is_golden_values(source.document),
+)
 
 
 def is_golden_values(document: object) -> bool:

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from harness.errors import EvidenceError
 from harness.model import Convergence, Evidence
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.names import STEP, Columns
+from harness.readers.foreign.rows import Rows
 from harness.readers.lines import decode_json, fail, line_of, number, read_text
-from harness.readers.names import STEP, Columns
-from harness.readers.rows import Rows
 
 TOKEN = ":::MLLOG"
 LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})
@@ -43,6 +44,13 @@ its tables count (mlperf_logging rcp_checker)."""
 _PLACES = ("samples_count", "epoch_num")
 _MOST_FID, _LEAST_CLIP = 90.0, 0.15
 """The target of ``stable_diffusion`` (mlperf_logging rcp_checker)."""
+
+
+FORMAT = Format(
+    f"logs of MLPerf Training ({TOKEN})",
+    read=lambda source: read_mllog(source.path, source.text, source.columns),
+    has_content=lambda source: is_mllog(source.text),
+)
 
 
 class _Event(NamedTuple):

@@ -1,4 +1,7 @@
-"""A control that somebody has blessed: what later runs are judged against without it running."""
+"""What later runs are judged against: a golden, and MLPerf's reference convergence points.
+
+A golden is a control that somebody has blessed: it is judged against without running again.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +53,28 @@ class Golden:
         """``golden nightly, blessed by ada on 2026-11-22: first release``."""
         told = self.blessing
         return f"golden {self.name}, blessed by {told.author} on {told.date[:10]}: {told.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePoint:
+    """A reference convergence point: how long the reference trains at one global batch size."""
+
+    name: str
+    benchmark: str
+    batch_size: int
+    """Global, in samples."""
+    lengths: tuple[float, ...]
+    """Samples (of some benchmarks epochs) until each run was at its target, in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """When one run of a submission was at its target."""
+
+    name: str
+    source: str
+    benchmark: str
+    batch_size: int
+    """Global, in samples."""
+    length: float
+    """Samples or epochs, as the reference counts; infinity for a run that never was."""

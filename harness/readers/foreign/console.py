@@ -9,9 +9,10 @@ import numpy as np
 
 from harness.errors import EvidenceError
 from harness.model import Column, Evidence
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.printed_digits import half_unit
 from harness.readers.lines import fail, line_of, number, step_number
 from harness.readers.points import Points, settle
-from harness.readers.rounding import half_unit
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:")
@@ -22,6 +23,13 @@ _VALUES = re.compile(
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:")
 NO_LOSS = -1.0
 """What a rank without the last pipeline stage prints as loss."""
+
+
+FORMAT = Format(
+    "torchtitan's console logs",
+    read=lambda source: read_console(source.path, source.text),
+    has_content=lambda source: is_console(source.text),
+)
 
 
 def is_console(text: str) -> bool:
