@@ -32,7 +32,10 @@ ALLOWED = {
     "history": {"model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
-    "gate": {"model"},
+    "matrix": {
+        *("model", "errors", "experiment", "toolchain", "surroundings", "plan", "guide", "corpus"),
+        *("store", "references", "trainers", "launch", "readers", "judge", "report", "history"),
+    },
     "rank": set(),
     "probe": {"rank"},
 }

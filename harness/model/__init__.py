@@ -84,13 +84,13 @@ if TYPE_CHECKING:
         FrozenSamples,
         Integers,
         Pass,
+        PostStepState,
         ReplicaSample,
         SeedRuns,
         StateSample,
         Struck,
         TensorRows,
         TensorSample,
-        UpdateRows,
     )
 
 __all__ = [
@@ -144,6 +144,7 @@ __all__ = [
     "Parallelism",
     "Pass",
     "Plan",
+    "PostStepState",
     "Precision",
     "RankError",
     "Recovery",
@@ -173,7 +174,6 @@ __all__ = [
     "Torn",
     "TrainConfig",
     "TrainerSpec",
-    "UpdateRows",
     "Verdict",
 ]
 

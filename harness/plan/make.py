@@ -114,7 +114,7 @@ def make_plan(
     ]
     seeds = _seed_jobs([*anchors, *controls, *tests, *others])
     made = (*seeds, *anchors, *controls, *repeats, *short, *tests, *others)
-    return Plan(experiment, made, ruling.waived)
+    return Plan(experiment, made, ruling.waived, surroundings)
 
 
 def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
