@@ -121,7 +121,7 @@ def asks_which_trainer(path: Path) -> set[str]:
             compared.append(node.subject)
         for each in compared:
             text = ast.unparse(each)
-            if text.endswith((".dialect", ".command", "trainer.kind", "trainer.settings")):
+            if text.endswith((".dialect", "spec.command", "trainer.kind", "trainer.settings")):
                 found.add(ast.unparse(node))
             if isinstance(each, ast.Constant) and each.value in DIALECTS:
                 found.add(ast.unparse(node))
