@@ -85,13 +85,13 @@ if TYPE_CHECKING:
         FrozenSamples,
         Integers,
         Pass,
+        PostStepState,
         ReplicaSample,
         SeedRuns,
         StateSample,
         Struck,
         TensorRows,
         TensorSample,
-        UpdateRows,
     )
 
 __all__ = [
@@ -146,6 +146,7 @@ __all__ = [
     "Parallelism",
     "Pass",
     "Plan",
+    "PostStepState",
     "Precision",
     "RankError",
     "Recovery",
@@ -175,7 +176,6 @@ __all__ = [
     "Torn",
     "TrainConfig",
     "TrainerSpec",
-    "UpdateRows",
     "Verdict",
 ]
 
