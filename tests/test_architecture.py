@@ -108,7 +108,7 @@ def test_judge_is_pure(path):
 
 
 DIALECTS = {"titan_0_2", "titan_0_3"}
-OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
+OWN_TABLES = {"TitanTable", "CommandTable"}
 """What only a trainer's own package knows."""
 
 
