@@ -11,11 +11,10 @@ from harness import guide
 from harness.cli import matrix
 from harness.errors import ConfigError, Problem
 from harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
-from harness.experiment.train_config import load_train_config
 from harness.gate import ExitCode
-from harness.model import Loader, Toolchain, TrainConfig
+from harness.model import DEFAULT_TRAINER, Loader, Toolchain, TrainConfig
 from harness.store import atomic_write
-from harness.trainers import assume_toolchain
+from harness.trainers import assume_toolchain, trainer_of_kind
 
 TITAN_03, TITAN_02 = "torchtitan-0.3.0", "torchtitan-0.2.2"
 STREAMING = "torchtitan-0.3.0-streaming"
@@ -60,7 +59,8 @@ def read_base(written: str) -> TrainConfig:
 
     Raises ConfigError when it is none.
     """
-    config = load_train_config(written, [Path.cwd()], "--base")
+    guided = trainer_of_kind(DEFAULT_TRAINER)
+    config = guided.load_train_config(written, [Path.cwd()], "--base")
     if SETS & config.settings.keys():
         trainer = config.settings.get("trainer")
         named = trainer.get("train_config") if isinstance(trainer, dict) else None

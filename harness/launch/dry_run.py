@@ -22,7 +22,7 @@ from harness.errors import Problem, ToolchainError
 from harness.launch import processes
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
-from harness.launch.private import private_folder
+from harness.launch.private_folder import private_folder
 from harness.model import Job, Role
 from harness.store import write_json
 from harness.trainers import Resources, comes_in_passes, environment, job_payload

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from harness.model.cluster import Cluster, Launcher
-from harness.model.command import Command, RankLauncher
 from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.experiment import (
     CADENCE_OFF,
@@ -26,6 +25,7 @@ from harness.model.experiment import (
     PROBED_REPEATS,
     RESHARD,
     SPMD_BACKEND,
+    SPMD_BACKENDS,
     ZERO_2,
     ZERO_3,
     Across,
@@ -105,6 +105,7 @@ __all__ = [
     "PROBED_REPEATS",
     "RESHARD",
     "SPMD_BACKEND",
+    "SPMD_BACKENDS",
     "ZERO_2",
     "ZERO_3",
     "Across",
@@ -118,7 +119,6 @@ __all__ = [
     "Check",
     "Cluster",
     "Column",
-    "Command",
     "Convergence",
     "Deviation",
     "Disagreement",
@@ -143,7 +143,6 @@ __all__ = [
     "Plan",
     "Precision",
     "RankError",
-    "RankLauncher",
     "Recovery",
     "ReferencePoint",
     "Repeat",

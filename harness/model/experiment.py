@@ -23,6 +23,8 @@ ZERO_2, ZERO_3 = "never", "always"
 """What ZeRO-2 and ZeRO-3 keep in memory, as values of ``RESHARD``."""
 SPMD_BACKEND = "parallelism.spmd_backend"
 """Train config key of torchtitan 0.3's SPMD backend."""
+SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
+"""Its values."""
 LOCAL_BATCH = "training.local_batch_size"
 """Train config key of the samples that a rank takes at once."""
 GLOBAL_BATCH = "training.global_batch_size"

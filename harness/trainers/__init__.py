@@ -3,7 +3,8 @@
 ::
 
     base.py          Trainer: what the harness asks of one, and how most of it is done by default
-    registry.py      kind to Trainer; ``register`` adds one
+    registry.py      kind to Trainer; ``register`` adds one; ``[trainer]`` by its kind
+    table.py         what ``[trainer]`` holds whatever trains, and what it means
     toolchains.py    toolchains as their trainers find them
     jobs.py          what the launcher asks of a job, whichever trainer it has
     environment.py   what is pinned in the environment of every job
@@ -55,7 +56,15 @@ from harness.trainers.passes import (
     pass_files,
     pass_folders,
 )
-from harness.trainers.registry import register, trainer_of, trainer_of_document, trainer_of_kind
+from harness.trainers.registry import (
+    kinds,
+    read_trainer,
+    register,
+    trainer_of,
+    trainer_of_document,
+    trainer_of_kind,
+)
+from harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
 from harness.trainers.toolchains import assume_toolchain, find_toolchain
 
 __all__ = [
@@ -64,11 +73,14 @@ __all__ = [
     "Call",
     "Curve",
     "Features",
+    "InlineTable",
     "Rendezvous",
     "Resources",
     "Source",
     "Start",
     "Trainer",
+    "TrainerOfFile",
+    "TrainerTable",
     "Untold",
     "agent_argv",
     "argv",
@@ -83,6 +95,7 @@ __all__ = [
     "has_metadata",
     "is_complete",
     "job_payload",
+    "kinds",
     "last_step",
     "metrics_files",
     "most_nodes",
@@ -92,6 +105,7 @@ __all__ = [
     "pass_files",
     "pass_folders",
     "printable_command",
+    "read_trainer",
     "register",
     "seed_checkpoint_of",
     "trainer_of",

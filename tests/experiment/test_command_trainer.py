@@ -7,15 +7,9 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
-from harness.experiment.trainer import KEYS
-from harness.model import (
-    CURVE_REPEATS,
-    PROBED_REPEATS,
-    Launcher,
-    RankLauncher,
-    SyntheticData,
-)
-from harness.model.template import PLACEHOLDERS
+from harness.model import CURVE_REPEATS, PROBED_REPEATS, Launcher, SyntheticData
+from harness.trainers.command.settings import PLACEHOLDERS, RankLauncher
+from harness.trainers.registry import keys_of
 
 CONFIG = """
 [trainer.config]
@@ -320,5 +314,5 @@ def test_the_page_tells_every_key_and_placeholder():
     page = (Path(__file__).parents[2] / "docs" / "any-trainer.md").read_text()
     for name in PLACEHOLDERS:
         assert f"{{{name}}}" in page
-    for key in KEYS["command"]:
+    for key in keys_of("command"):
         assert f"`{key}`" in page

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from harness.model import (
-    Command,
     Job,
     Parallelism,
     Precision,
-    RankLauncher,
     Role,
     SetSpec,
     SyntheticData,
@@ -35,6 +33,7 @@ from harness.trainers import (
     work_folder,
 )
 from harness.trainers.command import trained_by
+from harness.trainers.command.settings import Command, RankLauncher
 from harness.trainers.command.trainer import AGENT_MODULE
 
 GOLDEN = Path(__file__).parent / "golden"
