@@ -26,8 +26,8 @@ import numpy as np
 import tomli_w
 from proof.regimes import Regime, rewritten
 
-from harness.cli.saved import load_matrix
 from harness.judge.rounding import EMBEDDING, Errors, Measure, measure_errors
+from harness.matrix.save import load_matrix
 from harness.model import Role
 from harness.readers import read_run
 

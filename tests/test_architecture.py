@@ -18,9 +18,8 @@ ALLOWED = {
     "experiment": {"model", "errors", "toml", "trainers"},
     "toolchain": {"model", "errors"},
     "surroundings": {"model", "errors", "trainers"},
-    "rules": {"model", "errors", "trainers"},
-    "plan": {"model", "errors", "rules", "trainers"},
-    "guide": {"model", "errors", "rules", "plan", "trainers"},
+    "plan": {"model", "errors", "trainers"},
+    "guide": {"model", "errors", "plan", "trainers"},
     "corpus": {"model", "errors"},
     "seal": {"model"},
     "store": {"model", "errors", "seal"},
@@ -34,7 +33,10 @@ ALLOWED = {
     "history": {"model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
-    "gate": {"model"},
+    "matrix": {
+        *("model", "errors", "experiment", "toolchain", "surroundings", "plan", "guide", "corpus"),
+        *("store", "references", "trainers", "launch", "readers", "judge", "report", "history"),
+    },
     "rank": set(),
     "probe": {"rank"},
 }

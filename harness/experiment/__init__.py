@@ -54,7 +54,7 @@ An experiment file (``schema = 1``)::
     train_config = "…"              # default: its control's, as for toolchain
     inject = "path/to/file.py:function"
     without_fixes = ["act-grad"]    # fixes of the CPU shim to leave out
-    waive = ["same-dp-degree"]      # rules of the guide (harness/rules) it is excused from
+    waive = ["same-dp-degree"]      # rules of the guide (harness/plan/rules) it is excused from
     note = "why this set is there"
     kind = "parallel"               # the default; others: see harness/experiment/tables.py
 

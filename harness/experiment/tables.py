@@ -2,7 +2,7 @@
 
 A model says what one table may hold by itself. What needs several tables (a test's control, unique
 names) or files is checked in ``load.py``; what needs batch sizes and toolchains in
-``harness/rules``; what ``[trainer]`` may hold is up to the trainer.
+``harness/plan/rules``; what ``[trainer]`` may hold is up to the trainer.
 
 Kinds of ``[[test]]`` other than ``parallel``::
 

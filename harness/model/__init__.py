@@ -10,8 +10,6 @@ names, so that ``converge --help`` need not wait for numpy.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from harness.model.cluster import Cluster, Launcher
-from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.experiment import (
     CADENCE_OFF,
     CURVE_REPEATS,
@@ -31,7 +29,9 @@ from harness.model.experiment import (
     Across,
     Ask,
     Cadence,
+    Cluster,
     Experiment,
+    Launcher,
     Loader,
     Precision,
     Repeat,
@@ -43,20 +43,25 @@ from harness.model.experiment import (
     Technique,
     TrainConfig,
 )
-from harness.model.golden import GOLDENS, Blessing, Golden
 from harness.model.kinds import (
     Fault,
     FaultKind,
     Kind,
+    Parallelism,
     Recovery,
     RestartOwner,
     Segment,
     Torn,
 )
-from harness.model.parallelism import Parallelism
 from harness.model.plan import Job, Plan, Surroundings, Toolchain
+from harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
 from harness.model.runs import RankError, RunRecord, RunStatus
-from harness.model.trainer import DEFAULT_TRAINER, EVERYTHING, Capabilities, TrainerSpec
+from harness.model.trainer import (
+    DEFAULT_TRAINER,
+    EVERYTHING,
+    Capabilities,
+    TrainerSpec,
+)
 from harness.model.verdict import (
     CauseClass,
     Check,

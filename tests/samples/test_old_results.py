@@ -8,7 +8,7 @@ import pytest
 from stored_samples import NAMES, copied
 
 from harness.cli import main
-from harness.gate import ExitCode
+from harness.cli.exit_codes import ExitCode
 from harness.readers import read_run
 from harness.references import read_calibrations
 from harness.report import __file__ as report_package

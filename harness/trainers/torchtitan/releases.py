@@ -1,8 +1,8 @@
 """What differs between the releases of torchtitan that are spoken to, each with its source.
 
-A rule of ``harness/rules`` speaks of a job beside its control; what is here, of what a release has,
-refuses, or silently makes another run of. Limitations are asked only when sets are proposed: a set
-that somebody writes by hand is checked by torchtitan itself.
+A rule of ``harness/plan/rules`` speaks of a job beside its control; what is here, of what a release
+has, refuses, or silently makes another run of. Limitations are asked only when sets are proposed: a
+set that somebody writes by hand is checked by torchtitan itself.
 
 Toolchains with torchtitan in them: one of a release series that a rank adapter speaks to.
 """
