@@ -108,6 +108,61 @@ def test_judge_is_pure(path):
     assert outside <= standard, f"{outside - standard}: judging knows no files, clocks or processes"
 
 
+DIALECTS = {"titan_0_2", "titan_0_3"}
+OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
+"""What only a trainer's own package knows."""
+
+
+def asks_which_trainer(path: Path) -> set[str]:
+    """How a module asks which trainer a set has, instead of what it can do."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Match):
+            compared.append(node.subject)
+        for each in compared:
+            text = ast.unparse(each)
+            if text.endswith((".dialect", "spec.command", "trainer.kind", "trainer.settings")):
+                found.add(ast.unparse(node))
+            if isinstance(each, ast.Constant) and each.value in DIALECTS:
+                found.add(ast.unparse(node))
+        if isinstance(node, ast.Name) and node.id in OWN_TABLES:
+            found.add(node.id)
+        if isinstance(node, ast.Constant) and node.value in DIALECTS:
+            found.add(str(node.value))
+    return found | {
+        name
+        for name in imports_of(path)
+        if name.startswith(("harness.trainers.torchtitan", "harness.trainers.command"))
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("trainers", "rank", "probe")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_trainers_ask_which_trainer_it_is(path):
+    assert not asks_which_trainer(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if job.spec.trainer.kind == 'command': pass",
+        "x = toolchain.dialect != other",
+        "if spec.command is None: pass",
+        "isinstance(table, CommandTable)",
+        "NAMES = ('titan_0_3',)",
+        "from harness.trainers.torchtitan.table import TitanTable",
+        "match job.toolchain.dialect:\n    case _: pass",
+    ],
+)
+def test_asking_which_trainer_is_seen(tmp_path, line):
+    (tmp_path / "x.py").write_text(line)
+    assert asks_which_trainer(tmp_path / "x.py")
+
+
 def test_every_layer_stands_in_the_architecture_page():
     page = (ROOT / "docs" / "architecture.md").read_text()
     missing = [layer for layer in ALLOWED if layer != "__init__" and f"harness/{layer}" not in page]

@@ -93,7 +93,7 @@ def judge_matrix(
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
     # A plan judges and draws nothing, and need not pay for scipy and the plots.
-    from harness.judge import Measure, judge, limits  # noqa: PLC0415
+    from harness.judge import PrecisionRuns, judge, limits  # noqa: PLC0415
     from harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
@@ -112,7 +112,7 @@ def judge_matrix(
             spec=job.spec,
             control_spec=against.spec,
             own_start=job.needs != against.needs or against.golden is not None,
-            measure=Measure(evidences[matched], evidences[reference])
+            measure=PrecisionRuns(evidences[matched], evidences[reference])
             if matched and reference
             else None,
             seeds=runs,

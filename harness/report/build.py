@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.judge.curves import series
-from harness.judge.renamed import align
-from harness.judge.tensors import Comparisons, compare_tensors
+from harness.judge.compare.curves import series
+from harness.judge.compare.sketches import align
+from harness.judge.compare.tensors import Comparisons, compare_tensors
 from harness.model import (
     Calibration,
     Evidence,
