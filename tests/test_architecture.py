@@ -11,7 +11,7 @@ PACKAGE = ROOT / "harness"
 
 # Layer → layers it may import besides itself. `cli` may import everything.
 ALLOWED = {
-    "__init__": set(),
+    "__init__": {"notebook"},
     "errors": set(),
     "model": set(),
     "toml": {"errors"},
@@ -29,6 +29,7 @@ ALLOWED = {
     "readers": {"model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
+    "notebook": {"model", "errors", "store", "judge", "readers", "report"},
     "history": {"model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
