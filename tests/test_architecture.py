@@ -11,7 +11,7 @@ PACKAGE = ROOT / "harness"
 
 # Layer → layers it may import besides itself. `cli` may import everything.
 ALLOWED = {
-    "__init__": set(),
+    "__init__": {"notebook"},
     "errors": set(),
     "model": set(),
     "toml": {"errors"},
@@ -29,6 +29,7 @@ ALLOWED = {
     "readers": {"model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
+    "notebook": {"model", "errors", "store", "judge", "readers", "report"},
     "history": {"model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
@@ -119,7 +120,7 @@ def test_the_application_knows_no_terminal_and_no_arguments(path):
 
 
 DIALECTS = {"titan_0_2", "titan_0_3"}
-OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
+OWN_TABLES = {"TitanTable", "CommandTable"}
 """What only a trainer's own package knows."""
 
 
@@ -132,7 +133,7 @@ def asks_which_trainer(path: Path) -> set[str]:
             compared.append(node.subject)
         for each in compared:
             text = ast.unparse(each)
-            if text.endswith((".dialect", ".command", "trainer.kind", "trainer.settings")):
+            if text.endswith((".dialect", "spec.command", "trainer.kind", "trainer.settings")):
                 found.add(ast.unparse(node))
             if isinstance(each, ast.Constant) and each.value in DIALECTS:
                 found.add(ast.unparse(node))
