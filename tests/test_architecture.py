@@ -120,7 +120,7 @@ def test_the_application_knows_no_terminal_and_no_arguments(path):
 
 
 DIALECTS = {"titan_0_2", "titan_0_3"}
-OWN_TABLES = {"TitanTable", "CommandTable"}
+OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
 """What only a trainer's own package knows."""
 
 
