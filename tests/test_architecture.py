@@ -11,7 +11,7 @@ PACKAGE = ROOT / "harness"
 
 # Layer → layers it may import besides itself. `cli` may import everything.
 ALLOWED = {
-    "__init__": set(),
+    "__init__": {"notebook"},
     "errors": set(),
     "model": set(),
     "toml": {"errors"},
@@ -29,6 +29,7 @@ ALLOWED = {
     "readers": {"model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
+    "notebook": {"model", "errors", "store", "judge", "readers", "report"},
     "history": {"model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
@@ -105,6 +106,17 @@ def test_judge_is_pure(path):
     standard |= {"bisect", "itertools", "statistics", "types", "inspect", "re"}
     outside = {name.split(".")[0] for name in imports_of(path)} - {"harness", "numpy", "scipy"}
     assert outside <= standard, f"{outside - standard}: judging knows no files, clocks or processes"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "matrix"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_application_knows_no_terminal_and_no_arguments(path):
+    outside = {name.split(".")[0] for name in imports_of(path)}
+    assert not outside & {"rich", "argparse", "sys"}
+    assert "print(" not in path.read_text()
 
 
 DIALECTS = {"titan_0_2", "titan_0_3"}

@@ -9,6 +9,7 @@
     markdown.py        report.md and job summaries
     json_document.py   report.json, as report.schema.json has it
     junit.py           junit.xml
+    npz_tables.py      report.npz, for programs and notebooks
     verdict_table.py   the verdict table as cells, for the terminal and Markdown
     palette.py, scales.py, downsample.py, marks.py   colours, axes, points and labels of figures
 """

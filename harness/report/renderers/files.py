@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.report.renderers import npz_tables
 from harness.report.renderers.html_page import to_html
 from harness.report.renderers.json_document import to_json
 from harness.report.renderers.junit import to_junit
@@ -23,6 +24,7 @@ def write_reports(view: ReportView, folder: Path) -> list[Path]:
         "report.md": to_markdown(view).encode(),
         "report.json": to_json(view).encode(),
         "junit.xml": to_junit(view),
+        npz_tables.FILE: npz_tables.to_npz(view),
         **{f"plots/{name}": picture for name, picture in draw(view).items()},
     }
     paths = []
