@@ -11,7 +11,7 @@ import sys
 import torch.distributed as dist
 
 from harness.rank import titan_0_3
-from harness.rank.job import read_job
+from harness.run_folder.job import read_job
 from harness.rank.parent import die_with_parent
 
 

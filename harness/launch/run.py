@@ -16,7 +16,8 @@ from harness.launch.growth import Growth
 from harness.launch.program_failure import program_error
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
 from harness.launch.script import Decision, Outcome, after, hang_limit_s
-from harness.launch.torn import is_whole
+from harness.run_folder.checkpoints import is_whole
+from harness.run_folder.faults import struck_files
 from harness.launch.warm import SERVER_GONE
 from harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
 from harness.store import RunLock

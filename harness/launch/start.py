@@ -18,7 +18,7 @@ from harness.launch.growth import Growth
 from harness.launch.options import RunOptions
 from harness.launch.progress import MetricsTail
 from harness.launch.run import Run, struck_faults
-from harness.launch.torn import set_torn_aside
+from harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
 from harness.launch.warm import WarmServers
 from harness.model import Job
 from harness.store import RunLock, Store
