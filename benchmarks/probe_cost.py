@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from harness.corpus import prepare
 from harness.model import FROZEN_STEPS, SyntheticData
-from harness.toolchain import find_toolchain
+from harness.trainers import find_toolchain
 
 ROOT = Path(__file__).parent.parent
 TOOLCHAIN = "torchtitan-0.3.0"

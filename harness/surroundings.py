@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, Problem
-from harness.model import Cluster, Command, Experiment, Surroundings, SyntheticData
+from harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
+from harness.trainers import trainer_of
 
 RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
@@ -45,7 +46,7 @@ def read_surroundings(
         rank_code=rank_code_digest(),
         data={data: data_digest(data) for data in corpora if data is not None},
         injected={each: _injected_digest(experiment, each) for each in injected if each},
-        sources=dict(_source_digests(experiment, [spec.command for spec in specs])),
+        sources=dict(_source_digests(experiment, specs)),
         seed_checkpoint=_checkpoint_digest(experiment),
     )
 
@@ -190,13 +191,10 @@ def _injected_digest(experiment: Experiment, inject: str) -> str:
         ) from None
 
 
-def _source_digests(
-    experiment: Experiment, commands: Sequence[Command | None]
-) -> Iterator[tuple[Path, str]]:
+def _source_digests(experiment: Experiment, specs: Sequence[SetSpec]) -> Iterator[tuple[Path, str]]:
     """Every file of the programs that train, and its digest."""
-    called = [command for command in commands if command is not None]
-    for path, folder in dict.fromkeys(
-        (path, each.folder) for each in called for path in each.sources
+    for path, folder, key in dict.fromkeys(
+        each for spec in specs for each in trainer_of(spec).sources(spec)
     ):
         try:
             # A script imports from its own folder, a module from where it is started.
@@ -204,7 +202,7 @@ def _source_digests(
         except OSError as error:
             raise ConfigError(
                 Problem(
-                    f"{experiment.path}: trainer.command",
+                    f"{experiment.path}: trainer.{key}",
                     f"{path} cannot be read: {error.strerror}",
                 )
             ) from None

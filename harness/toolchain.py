@@ -7,8 +7,8 @@ checkout (``torchtitan-0.3.0@main``), spoken to as that release is, and the comm
 version. The root is
 ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory.
 
-What trains by a command needs no torchtitan, and may be any Python by its path; that one is started
-to ask it what is installed.
+What else trains needs no torchtitan, and may be any Python by its path; that one is started to ask
+it what is installed. What a trainer needs in its toolchain it says itself (``harness/trainers``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from harness import DISTRIBUTION, __version__
 from harness.errors import ToolchainError
-from harness.model import Command, Toolchain
+from harness.model import Toolchain
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
@@ -43,7 +43,6 @@ DISTRIBUTIONS = (
 """What can change a job's numbers, or says which rank code runs."""
 PACKAGES = "packages"
 """Stands among versions for all distributions of its environment: any may change its numbers."""
-COMMAND_DIALECT = "command"
 _QUESTION = (
     "import json, platform, sys; print(json.dumps([sys.executable, "
     "[path for path in sys.path if path], platform.python_version()]))"
@@ -52,8 +51,6 @@ _ANSWER_TIMEOUT_S = 60.0
 _CODE = (".py", ".so", ".pyd", ".dylib")
 _INSTALLING_S = 2.0
 """How long installers still write after the ``RECORD``; also covers coarse clocks."""
-DIALECTS = {"0.2": "titan_0_2", "0.3": "titan_0_3"}
-"""torchtitan release series to the rank adapter that speaks to it."""
 
 
 def toolchain_root() -> Path:
@@ -67,69 +64,7 @@ def available_toolchains(root: Path | None = None) -> tuple[str, ...]:
     return tuple(sorted(python.parent.parent.name for python in folder.glob("*/bin/python")))
 
 
-def find_toolchain(
-    name: str, root: Path | None = None, command: Command | None = None
-) -> Toolchain:
-    """A toolchain by name, with the versions of what matters in it.
-
-    ``command`` is what trains in it, where torchtitan does not; then the name may also be the
-    absolute path of a Python.
-
-    Raises:
-        ToolchainError: it is not there, is no virtual environment with torchtitan, or its
-            torchtitan is of a series that no rank adapter speaks to. For a command: it is not
-            there, does not start, or lacks what its probe needs.
-    """
-    if command is not None:
-        return _for_command(name, root, command)
-    folder = (root or toolchain_root()) / name
-    python = _python_of(name, folder)
-    build = build_hint(name)
-    versions = _versions(_site_packages(folder), DISTRIBUTIONS)
-    missing = [needed for needed in ("torch", "torchtitan") if needed not in versions]
-    if missing:
-        raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; re{build}")
-    # A commit may lie before or after a release and bear its version: the name says which is meant.
-    told = name.removeprefix("torchtitan-") if "@" in name else versions["torchtitan"]
-    series = ".".join(told.split(".")[:2])
-    if series not in DIALECTS:
-        supported = ", ".join(f"{known}.x" for known in DIALECTS)
-        raise ToolchainError(
-            f"toolchain {folder} has torchtitan {versions['torchtitan']}; supported: {supported}"
-        )
-    return Toolchain(name=name, python=python, dialect=DIALECTS[series], versions=versions)
-
-
-def assume_toolchain(
-    name: str, root: Path | None = None, command: Command | None = None
-) -> Toolchain:
-    """A toolchain as it will be once built, for plans that launch nothing.
-
-    Only torchtitan's version is known, from the name (``torchtitan-0.3.0``), so identities differ
-    from those of the built one; of one for a command no version is. One that is there is returned
-    as it is.
-
-    Raises:
-        ToolchainError: as :func:`find_toolchain`, also for a name that tells no known version.
-    """
-    distribution, version, *_ = [*name.split("-"), ""]
-    series = ".".join(version.split(".")[:2])
-    folder = (root or toolchain_root()) / name
-    if command is not None:
-        if folder.exists():  # or a Python by its path
-            return find_toolchain(name, root, command)
-        return Toolchain(name, folder / "bin" / "python", COMMAND_DIALECT, {})
-    if folder.exists() or distribution != "torchtitan" or series not in DIALECTS:
-        return find_toolchain(name, root)
-    return Toolchain(
-        name=name,
-        python=folder / "bin" / "python",
-        dialect=DIALECTS[series],
-        versions={"torchtitan": version},
-    )
-
-
-def _python_of(name: str, folder: Path) -> Path:
+def python_of(name: str, folder: Path) -> Path:
     """The Python of a toolchain; raises ToolchainError where there is none that can be started."""
     python = folder / "bin" / "python"
     if not os.access(python, os.X_OK):
@@ -147,27 +82,27 @@ def build_hint(name: str) -> str:
     return f"build it with: {checkout}nox -s toolchain -- {name}"
 
 
-def _for_command(name: str, root: Path | None, command: Command) -> Toolchain:
-    """The environment of a program of the user's."""
+def find_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
+    """Any Python environment by its name under the root, or by the absolute path of its Python.
+
+    Raises ToolchainError: it is not there, or does not start.
+    """
     if Path(name).is_absolute():
         python, paths, release = _ask(Path(name))
-        versions = {"python": release, **_versions(paths, DISTRIBUTIONS)}
-        versions[PACKAGES] = _all_packages(paths)
+        found = {"python": release, **versions(paths, DISTRIBUTIONS)}
     else:
         folder = (root or toolchain_root()) / name
-        python, paths = _python_of(name, folder), _site_packages(folder)
-        versions = _versions(paths, DISTRIBUTIONS) | {PACKAGES: _all_packages(paths)}
-    if command.probed and "torch" not in versions:
-        raise ToolchainError(
-            f"{python} has no torch, so its program cannot be probed: install torch there, name "
-            "another toolchain or python, or set trainer.probe = false"
-        )
-    if command.probed and DISTRIBUTION not in versions:
-        raise ToolchainError(
-            f"{python} has no converge, so its program cannot be probed: install it with: "
-            f"{python} -m pip install --no-deps {_own_source()}, or set trainer.probe = false"
-        )
-    return Toolchain(name=name, python=python, dialect=COMMAND_DIALECT, versions=versions)
+        python, paths = python_of(name, folder), site_packages(folder)
+        found = versions(paths, DISTRIBUTIONS)
+    return Toolchain(name, python, dialect, {**found, PACKAGES: _all_packages(paths)})
+
+
+def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
+    """The same as it will be once built, where it is not there yet: no version is known then."""
+    folder = (root or toolchain_root()) / name
+    if folder.exists():  # or a Python by its path
+        return find_environment(name, root, dialect)
+    return Toolchain(name, folder / "bin" / "python", dialect, {})
 
 
 class _Answer(NamedTuple):
@@ -199,7 +134,7 @@ def _ask(python: Path) -> _Answer:
     return _Answer(Path(executable or python), paths, release)
 
 
-def _own_source() -> str:
+def own_source() -> str:
     """What pip is to install of this package: the checkout that runs, or what was installed.
 
     pip keeps where it installed from in ``direct_url.json`` (PEP 610), but not for a package index.
@@ -221,11 +156,11 @@ def _own_source() -> str:
     return f"WHERE_CONVERGE_{__version__}_CAME_FROM"
 
 
-def _site_packages(environment: Path) -> list[str]:
+def site_packages(environment: Path) -> list[str]:
     return [str(folder) for folder in environment.glob("lib/python3*/site-packages")]
 
 
-def _versions(paths: list[str], names: Iterable[str]) -> dict[str, str]:
+def versions(paths: list[str], names: Iterable[str]) -> dict[str, str]:
     """Versions from the distributions' metadata: nothing is imported, no process started."""
     found: dict[str, str] = {}
     for name in names:

@@ -17,6 +17,7 @@ from harness.model import (
     Toolchain,
 )
 from harness.plan import describe, make_plan
+from harness.trainers import trainer_of
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 TITAN_03 = Toolchain(
@@ -65,7 +66,7 @@ def plan_of(name: str):
         rank_code="r",
         data={spec.train_config.data: "d" for spec in specs if spec.train_config.data},
         injected={spec.inject: "i" for spec in specs if spec.inject},
-        sources={path: "p" for spec in specs if spec.command for path in spec.command.sources},
+        sources={path: "p" for spec in specs for path, *_ in trainer_of(spec).sources(spec)},
         seed_checkpoint="s",
     )
     return make_plan(experiment, TOOLCHAINS, surroundings)

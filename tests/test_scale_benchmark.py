@@ -30,7 +30,7 @@ def test_the_sets_that_are_planned_are_right_and_all_different(tmp_path):
     from scaling.experiments import KINDS, write_experiment
 
     from harness.cli import matrix
-    from harness.toolchain import assume_toolchain
+    from harness.trainers import assume_toolchain
 
     file = write_experiment(tmp_path, 3 * len(KINDS))
     plan = matrix.plan_experiment(matrix.load(file), on_gpu=False, find=assume_toolchain)

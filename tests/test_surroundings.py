@@ -28,6 +28,7 @@ from harness.surroundings import (
     rank_code_digest,
     read_surroundings,
 )
+from harness.trainers.command import trained_by
 
 
 def experiment(inject: str | None, data: SyntheticData | None) -> Experiment:
@@ -175,7 +176,7 @@ def test_a_commit_is_that_of_the_checkout_and_says_when_files_were_changed(tmp_p
 def source_digest(file: Path, folder: Path) -> str:
     command = Command(argv=(file.name,), folder=folder, sources=(file,))
     made = experiment(None, None)
-    control = replace(made.controls[0], command=command)
+    control = replace(made.controls[0], trainer=trained_by(command))
     made = replace(made, controls=(control,), tests=())
     return read_surroundings(made, str, on_gpu=False).sources[file]
 

@@ -16,12 +16,9 @@ import pytest
 import harness
 from harness.errors import ToolchainError
 from harness.model import Command
-from harness.toolchain import (
-    assume_toolchain,
-    available_toolchains,
-    find_toolchain,
-    toolchain_root,
-)
+from harness.toolchain import available_toolchains, toolchain_root
+from harness.trainers import assume_toolchain, find_toolchain
+from harness.trainers.command import trained_by
 
 
 def build(root: Path, name: str, **versions: str) -> Path:
@@ -175,8 +172,9 @@ def test_a_package_that_was_edited_where_it_lies_is_not_the_released_one(tmp_pat
     assert re.fullmatch(r"0\.3\.0\+edited\.[0-9a-f]{8}", found[0]["torchtitan"])
 
 
-PROBED = Command(argv=("train.py",), folder=Path("/x"))
-CURVES = replace(PROBED, probed=False, curves="{output}/loss.csv")
+PROGRAM = Command(argv=("train.py",), folder=Path("/x"))
+PROBED = trained_by(PROGRAM)
+CURVES = trained_by(replace(PROGRAM, probed=False, curves="{output}/loss.csv"))
 
 
 def test_a_program_needs_no_torchtitan(tmp_path):
@@ -216,7 +214,7 @@ def test_a_python_by_its_path_is_asked_what_it_has(tmp_path):
     stand_in = tmp_path / "python"
     stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     stand_in.chmod(0o755)
-    found = find_toolchain(str(stand_in), command=CURVES)
+    found = find_toolchain(str(stand_in), trainer=CURVES)
     assert found.name == str(stand_in)
     assert found.python == Path(sys.executable)
     assert found.versions["python"] == platform.python_version()
@@ -229,9 +227,9 @@ def test_a_path_that_is_no_python_is_refused(tmp_path, script):
     stand_in.write_text(f"#!/bin/sh\n{script}\n")
     stand_in.chmod(0o755)
     with pytest.raises(ToolchainError, match="does not start as a Python"):
-        find_toolchain(str(stand_in), command=CURVES)
+        find_toolchain(str(stand_in), trainer=CURVES)
     with pytest.raises(ToolchainError, match="does not start as a Python: No such file"):
-        find_toolchain(str(tmp_path / "gone"), command=CURVES)
+        find_toolchain(str(tmp_path / "gone"), trainer=CURVES)
 
 
 def test_a_plan_may_assume_the_environment_of_a_program(tmp_path):
@@ -261,7 +259,7 @@ def test_an_installed_harness_names_what_it_came_from(tmp_path, recorded, named)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: converge\nVersion: 0.1.0\n")
     if recorded is not None:
         (info / "direct_url.json").write_text(recorded)
-    code = "from harness.toolchain import _own_source; print(_own_source())"
+    code = "from harness.toolchain import own_source; print(own_source())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     said = subprocess.run(

@@ -20,7 +20,7 @@ from harness.launch.cluster.standing import Site
 from harness.launch.events import Event, Overview
 from harness.model import Cluster, Plan
 from harness.store import Store
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 from scaling.experiments import KINDS, ROOT, write_experiment
 
 sys.path.append(str(ROOT / "tests"))

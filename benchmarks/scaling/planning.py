@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.cli import matrix
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 from scaling.experiments import ROOT, write_experiment
 from scaling.row import Row
 

@@ -135,12 +135,13 @@ def _control_of(whole: Experiment, arguments: argparse.Namespace) -> Experiment:
     """The experiment's control alone, and its repeats."""
     wanted = arguments.control or whole.controls[0].name
     chosen = select_controls(whole, (wanted,), references=True)
-    if any(spec.command is not None for spec in chosen.controls):
+    if not all(spec.trainer.can.goldens for spec in chosen.controls):
         raise ConfigError(
             Problem(
                 f"{whole.path}: trainer.kind",
-                "is command, and only a control that torchtitan trains can be blessed: the files "
-                "and packages that make up another program are not all known",
+                f"is {chosen.controls[0].trainer.kind}, and only a control that torchtitan trains "
+                "can be blessed: the files and packages that make up another program are not all "
+                "known",
                 f"judge against it in every run: converge run {shlex.quote(str(whole.path))}",
             )
         )

@@ -19,7 +19,7 @@ from harness.gate import ExitCode
 from harness.guide.cover import Pair, ProposedJob
 from harness.guide.factor import ordered
 from harness.model import Plan, Role, SetSpec, Setting
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 DEFAULT_DP = 2
 """The least degree at which FSDP shards anything."""

@@ -187,12 +187,12 @@ def _plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
         launcher=arguments.launcher,
         cluster=arguments.cluster,
     )
-    if any(job.spec.command is not None for job in plan.jobs):
+    if not all(job.spec.trainer.can.several_nodes for job in plan.jobs):
         raise ConfigError(
             Problem(
                 f"{arguments.experiment}: trainer.kind",
-                f"is command, and `converge {arguments.command}` is for jobs of a scheduler, which "
-                "runs torchtitan alone",
+                f"is {plan.jobs[0].spec.trainer.kind}, and `converge {arguments.command}` is for "
+                "jobs of a scheduler, which runs torchtitan alone",
                 f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
             )
         )

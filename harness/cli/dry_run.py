@@ -97,11 +97,11 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
 
 def _require_torchtitan(plan: Plan) -> None:
     """Refuse sets that another program trains: nobody but it builds their models."""
-    if any(job.spec.command is not None for job in plan.jobs):
+    if not all(job.spec.trainer.can.dry_run for job in plan.jobs):
         raise ConfigError(
             Problem(
                 f"{plan.experiment.path}: trainer.kind",
-                "is 'command': a dry run builds torchtitan's models only",
+                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds torchtitan's models only",
                 "leave --dry-run out",
             )
         )

@@ -15,7 +15,7 @@ from harness.experiment.train_config import load_train_config
 from harness.gate import ExitCode
 from harness.model import Loader, Toolchain, TrainConfig
 from harness.store import atomic_write
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 TITAN_03, TITAN_02 = "torchtitan-0.3.0", "torchtitan-0.2.2"
 STREAMING = "torchtitan-0.3.0-streaming"

@@ -20,7 +20,6 @@ from harness.model import (
     Ask,
     Calibration,
     Cluster,
-    Command,
     Evidence,
     Experiment,
     Job,
@@ -36,13 +35,14 @@ from harness.model import (
     Surroundings,
     SyntheticData,
     Toolchain,
+    TrainerSpec,
     Verdict,
 )
 from harness.plan import make_plan, measured_by, select
 from harness.readers import read_run
 from harness.store import Store
 from harness.surroundings import read_surroundings
-from harness.toolchain import find_toolchain
+from harness.trainers import find_toolchain
 
 if TYPE_CHECKING:
     from harness.report import ReportView
@@ -66,9 +66,9 @@ class Judged:
 
 
 class Finder(Protocol):
-    """Finds a toolchain by its name, for torchtitan or for what trains there instead."""
+    """Finds a toolchain by its name and the trainer that it is for (None: torchtitan)."""
 
-    def __call__(self, name: str, *, command: Command | None = None) -> Toolchain: ...
+    def __call__(self, name: str, *, trainer: TrainerSpec | None = None) -> Toolchain: ...
 
 
 def load_plan(
@@ -151,8 +151,8 @@ def plan_experiment(
     if slots is not None:
         experiment = replace(experiment, cpu_ranks=slots)
     surroundings = surroundings_of(experiment, on_gpu=on_gpu)
-    command = experiment.controls[0].command  # one trainer per file
-    toolchains = {name: find(name, command=command) for name in toolchain_names(experiment)}
+    trainer = experiment.controls[0].trainer  # one per file
+    toolchains = {name: find(name, trainer=trainer) for name in toolchain_names(experiment)}
     stored = golden_of(experiment)
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)
@@ -234,7 +234,7 @@ def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
 def may_be_rounding(job: Job, verdict: Verdict) -> bool:
     """Whether a verdict is a failure that the same set in float32 would tell more of."""
     low = job.precision is not Precision.FP32 and job.spec.ask is Ask.SAME
-    return low and job.spec.command is None and verdict.judgement is Judgement.FAIL
+    return low and job.spec.trainer.can.references and verdict.judgement is Judgement.FAIL
 
 
 def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:

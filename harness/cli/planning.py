@@ -26,8 +26,8 @@ from harness.model import Experiment, Job, Launcher, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.store import Store
 from harness.surroundings import gpu_models
-from harness.toolchain import assume_toolchain, build_hint
-from harness.trainers import printable_command
+from harness.toolchain import build_hint
+from harness.trainers import assume_toolchain, printable_command
 
 
 def plan(arguments: argparse.Namespace) -> ExitCode:
@@ -199,8 +199,7 @@ def _sampled(made: Plan) -> str:
     steps = max((job.sample_steps for job in made.jobs), key=len)
     if steps:
         return f"at steps {', '.join(map(str, steps))}"
-    commands = [job.spec.command for job in made.jobs if job.spec.command is not None]
-    if any(not command.probed for command in commands):
+    if not all(job.spec.trainer.can.probed for job in made.jobs):
         return "none, and no other (trainer.probe is false): the loss of a curve alone is judged"
     return "none (probe.cadence is off)"
 

@@ -26,8 +26,7 @@ from harness.plan import broken_by
 from harness.readers import read_spec
 from harness.references import CALIBRATION_FILE
 from harness.store import read_json, read_record, write_json
-from harness.toolchain import assume_toolchain
-from harness.trainers import comes_in_passes
+from harness.trainers import assume_toolchain, comes_in_passes
 
 FILE = "matrix.json"
 
@@ -129,7 +128,7 @@ def load_matrix(folder: Path) -> SavedMatrix:
         # stands in the toolchain's folder by now.
         then = _versions_then(plan, records)
         plan = plan_by(
-            lambda name, *, command=None: _as_then(assume_toolchain(name, command=command), then)
+            lambda name, *, trainer=None: _as_then(assume_toolchain(name, trainer=trainer), then)
         )
     return SavedMatrix(
         plan=replace(plan, jobs=tuple(map(_with_backend_of, plan.jobs, records))),

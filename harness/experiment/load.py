@@ -100,7 +100,7 @@ def load_experiment(
     baseline_problems(data, _place(path), problems)
     given = trainer.seed_checkpoint if isinstance(trainer, TitanTable) else None
     problems += seed_problems(
-        data, _place(path), given_weights=given is not None, command=builder.command
+        data, _place(path), given_weights=given is not None, command=builder.trained_by.settings
     )
     of_titan = trainer if isinstance(trainer, TitanTable) else TitanTable()
     seed_checkpoint = find_seed_checkpoint(

@@ -25,13 +25,14 @@ from harness.experiment.trainer import CommandTable, TitanTable
 from harness.model import (
     SPMD_BACKEND,
     Ask,
-    Command,
     Kind,
     SetSpec,
     Setting,
     Technique,
     TrainConfig,
+    TrainerSpec,
 )
+from harness.trainers.command import trained_by
 
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
@@ -74,8 +75,8 @@ class SetBuilder:
     """By path as written; None when it could not be read (its problem is known by then)."""
     toolchain: str = field(init=False)
     """Of sets that name none, and whose control names none."""
-    command: Command | None = field(init=False, default=None)
-    """What trains all sets; None: torchtitan."""
+    trained_by: TrainerSpec = field(init=False, default_factory=TrainerSpec)
+    """What trains all sets."""
     inline: TrainConfig | None = field(init=False, default=None)
     """``[trainer.config]``."""
 
@@ -88,7 +89,7 @@ class SetBuilder:
             self.toolchain = trainer.toolchain
             return
         given = (self.where_trainer, self.folders, self.problems)
-        self.command = command_of(trainer, *given)
+        self.trained_by = trained_by(command_of(trainer, *given))
         self.toolchain = interpreter_of(trainer, *given)
         self._read_inline(trainer)
 
@@ -131,16 +132,14 @@ class SetBuilder:
             without_fixes=tuple(table.without_fixes),
             control=control.name if control else None,
             note=table.note,
-            command=self.command,
+            trainer=self.trained_by,
         )
         if isinstance(self.trainer, CommandTable):
             foreign = list(foreign_problems(table, where))
             self.problems += foreign or set_problems(
                 self.trainer, spec, own, where, self.where_trainer
             )
-            return (
-                replace(spec, command=with_files_of(self.command, spec)) if self.command else spec
-            )
+            return replace(spec, trainer=trained_by(with_files_of(spec.trainer.settings, spec)))
         if spec.own_random_numbers:
             self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)

@@ -36,8 +36,9 @@ from harness.experiment.tables import (
     one_of,
     validate,
 )
-from harness.model import RankLauncher, TrainerKind
+from harness.model import DEFAULT_TRAINER, RankLauncher
 
+KINDS = (DEFAULT_TRAINER, "command")
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
 """What can be named in a curve that a program leaves."""
@@ -71,7 +72,7 @@ Column = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 class TrainerTable(Table):
     """What ``[trainer]`` holds whatever trains."""
 
-    kind: Annotated[str, one_of(TrainerKind)] = TrainerKind.TITAN
+    kind: Annotated[str, one_of(KINDS)] = DEFAULT_TRAINER
     train_config: FilePath | None = None
     toolchain: ToolchainName | None = None
     startup_timeout_s: Seconds = 600.0
@@ -92,7 +93,7 @@ class TitanTable(TrainerTable):
 class CommandTable(TrainerTable):
     """``kind = "command"``. What templates mean is up to ``harness/experiment/command.py``."""
 
-    kind: Annotated[str, one_of(TrainerKind)] = TrainerKind.COMMAND
+    kind: Annotated[str, one_of(KINDS)] = "command"
     command: list[Template] = Field(default=[])
     launcher: Annotated[str, one_of(RankLauncher)] = RankLauncher.TORCHRUN
     python: FilePath | None = None
@@ -104,9 +105,9 @@ class CommandTable(TrainerTable):
     config: dict[str, Any] | None = None
 
 
-TABLES: dict[TrainerKind, type[TitanTable | CommandTable]] = {
-    TrainerKind.TITAN: TitanTable,
-    TrainerKind.COMMAND: CommandTable,
+TABLES: dict[str, type[TitanTable | CommandTable]] = {
+    DEFAULT_TRAINER: TitanTable,
+    "command": CommandTable,
 }
 KEYS = {
     kind: {field.alias or name for name, field in model.model_fields.items()}
@@ -117,7 +118,7 @@ KEYS = {
 class _KindOnly(Table):
     model_config = ConfigDict(extra="ignore")
 
-    kind: Annotated[str, one_of(TrainerKind)] = TrainerKind.TITAN
+    kind: Annotated[str, one_of(KINDS)] = DEFAULT_TRAINER
 
 
 def read_trainer(
@@ -130,14 +131,14 @@ def read_trainer(
     only = validate(_KindOnly, table, where, problems)
     if only is None:
         return TitanTable()
-    kind = TrainerKind(only.kind)
+    kind = only.kind
     (other,) = set(TABLES) - {kind}
     foreign = (KEYS[other] - KEYS[kind]) & table.keys()
     problems += [
         Problem(
             where(key),
-            f"is a key of kind {other.value!r}; this trainer is of kind {kind.value!r}",
-            f'add kind = "{other.value}"' if kind is TrainerKind.TITAN else "leave it out",
+            f"is a key of kind {other!r}; this trainer is of kind {kind!r}",
+            f'add kind = "{other}"' if kind == DEFAULT_TRAINER else "leave it out",
         )
         for key in sorted(foreign)
     ]

@@ -27,6 +27,7 @@ from harness.model import (
 )
 from harness.plan.sizes import precision_of
 from harness.rules import RULES, Case
+from harness.trainers import features_of
 
 MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 CUDA_GRAPHS = "training.disable_cuda_graphs"
@@ -113,7 +114,7 @@ class Base:
     def _fuses_in_twos(self, spec: SetSpec) -> bool:
         return (
             Technique.ASYNC_TP in spec.techniques
-            and self.control.toolchain.dialect == "titan_0_2"
+            and features_of(self.control).fuses_in_twos
             and spec.setting(MICROBATCH) is None
         )
 

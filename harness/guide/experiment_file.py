@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from harness.guide.base import CUDA_GRAPHS, Base, config_setting
-from harness.guide.factor import DATA, Factor
-from harness.guide.fit import TITAN_03
+from harness.guide.factor import Factor
 from harness.guide.recommend import KEPT, Recommended
 from harness.model import Setting
 from harness.rules import RULES
+from harness.trainers import features_of, trainer_of
 
 WIDTH = 100
 FEW_REPEATS = ("rerun", "ulp", "ulp.2")
@@ -67,28 +67,10 @@ def _heading(base: Base, named: Sequence[Factor]) -> Iterator[str]:
     yield "# Rules of the guide that all test sets keep:"
     for name in KEPT:
         yield from _comment(f"{name}: {RULES[name].title}", indent="  ")
-    for sentence in _warnings(base, {str(each.technique or each.slot) for each in named}):
+    trainer = trainer_of(base.control.spec)
+    words = {str(each.technique or each.slot) for each in named}
+    for sentence in trainer.warnings(base.control.toolchain, words):
         yield from _comment(sentence)
-
-
-def _warnings(base: Base, words: set[str]) -> Iterator[str]:
-    """What is known of a release's own bugs and limits."""
-    if base.control.toolchain.dialect == TITAN_03:
-        if "async_tp" in words:
-            yield "On a CPU, async_tp needs torchtitan-0.2.2 and a base config of it."
-        if {"async_tp", "compile"} & words and {"float8", "float8_rowwise"} & words:
-            yield "On a CPU, torchtitan 0.3 emulates Float8 and then refuses compile."
-        return
-    if "pp" in words:
-        yield (
-            "torchtitan 0.2.2 does not divide a pipeline's gradients by the valid tokens "
-            "(issue 2972): expect its sets with PP to FAIL."
-        )
-    if DATA in words:
-        yield (
-            "torchtitan 0.2.2 divides DDP's gradients by the replicate degree as well "
-            "(issue 2318): expect DDP to FAIL."
-        )
 
 
 def _comment(text: str, indent: str = "") -> Iterator[str]:
@@ -130,7 +112,7 @@ def _common(
 def _excludes_cuda_graphs(base: Base, tests: Sequence[Recommended]) -> bool:
     degrees = [test.spec.parallelism for test in tests]
     return (
-        base.control.toolchain.dialect == TITAN_03
+        features_of(base.control).cuda_graphs
         and any(each.pp > 1 or each.ep > 1 for each in degrees)
         and config_setting(base.control.spec.train_config, CUDA_GRAPHS) is None
     )

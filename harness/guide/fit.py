@@ -1,21 +1,21 @@
-"""What may run in one job: asked of the rules, of stated facts, and of the number of GPUs.
+"""What may run in one job: asked of the rules, of the trainer, and of the number of GPUs.
 
-A rule speaks of a job beside its control; a fact of what a trainer's release refuses, or silently
-makes another run of, with its source. Facts are asked only when sets are proposed: a set that
-somebody writes by hand is checked by the trainer itself.
+What a trainer's release refuses, or silently makes another run of, its trainer tells, with the
+source. That is asked only when sets are proposed: a set that somebody writes by hand is checked by
+the trainer itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
-from typing import NamedTuple
 
 from harness.errors import ConfigError, Problem
 from harness.guide.base import Base
 from harness.guide.factor import DDP, HSDP, SLOTS, Factor
-from harness.model import SetSpec, Technique
+from harness.model import Technique
 from harness.rules import RULES
+from harness.trainers import trainer_of
 
 NEEDS = "technique-needs"
 """The rule that says what a technique stands on."""
@@ -85,8 +85,8 @@ def breaches(base: Base, factors: Combination, gpus: int | None = None) -> list[
         found.append(f"it takes {needed} ranks, and there are {gpus} GPUs")
     found += _rule_findings(base, factors, tuple(RULES))
     spec = base.spec(factors)
-    dialect = base.control.toolchain.dialect
-    found += [f"{fact.says} ({fact.source})" for fact in facts_against(spec, dialect)]
+    limits = trainer_of(spec).limitations(spec, base.control.toolchain)
+    found += [f"{each.says} ({each.source})" for each in limits]
     return found
 
 
@@ -160,81 +160,3 @@ def _rule_findings(base: Base, factors: Combination, names: Sequence[str]) -> It
     for name in names:
         for finding in RULES[name].check(case):
             yield f"{finding.message} [{name}]"
-
-
-TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
-SPLIT_BACKWARD = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
-"""Schedules that split the backward pass."""
-
-
-class Fact(NamedTuple):
-    says: str
-    source: str
-    """File and function of the release that it was read in."""
-    holds: Callable[[SetSpec, str], bool]
-    """Whether a set, in a dialect, is kept from running by it."""
-
-
-def _shards_over_cp(spec: SetSpec, _dialect: str) -> bool:
-    return _is_ddp(spec) and spec.parallelism.cp > 1
-
-
-def _ddp_beside_others(spec: SetSpec, dialect: str) -> bool:
-    degrees = spec.parallelism
-    return dialect == TITAN_02 and _is_ddp(spec) and degrees.tp * degrees.pp > 1
-
-
-def _compiled_split_backward(spec: SetSpec, dialect: str) -> bool:
-    return (
-        dialect == TITAN_02
-        and spec.pipeline_schedule in SPLIT_BACKWARD
-        and Technique.COMPILE in spec.techniques
-    )
-
-
-def _no_float8_tp(spec: SetSpec, dialect: str) -> bool:
-    return dialect == TITAN_03 and Technique.FLOAT8_TP in spec.techniques
-
-
-def _no_experts(spec: SetSpec, _dialect: str) -> bool:
-    model = spec.train_config.module or spec.setting("model.name")
-    return spec.parallelism.ep > 1 and model == "llama3"
-
-
-def _is_ddp(spec: SetSpec) -> bool:
-    return spec.parallelism.dp_replicate > 1 and spec.parallelism.dp_shard == 1
-
-
-FACTS = (
-    Fact(
-        "context parallelism shards parameters over its ranks, so DDP with it is HSDP",
-        "torchtitan distributed/parallel_dims.py, fsdp_enabled",
-        _shards_over_cp,
-    ),
-    Fact(
-        "torchtitan 0.2 takes DDP with no other parallelism",
-        "torchtitan 0.2.2 models/llama3/infra/parallelize.py, parallelize_llama",
-        _ddp_beside_others,
-    ),
-    Fact(
-        "schedules that split the backward pass refuse stages made by torch.compile",
-        "torch 2.13 distributed/pipelining/schedules.py, _check_torch_compile_compatibility; "
-        "torchtitan 0.2.2 wraps every block",
-        _compiled_split_backward,
-    ),
-    Fact(
-        "torchtitan 0.3 has no Float8 TP styles: float8_tp needs a base config of 0.2",
-        "harness/rank/titan_0_3/config.py, _techniques",
-        _no_float8_tp,
-    ),
-    Fact(
-        "Llama 3 has no experts that ep could spread",
-        "torchtitan models/llama3",
-        _no_experts,
-    ),
-)
-
-
-def facts_against(spec: SetSpec, dialect: str) -> Iterator[Fact]:
-    """Every fact that keeps a set from running as named."""
-    return (fact for fact in FACTS if fact.holds(spec, dialect))

@@ -80,7 +80,7 @@ def make_case(
     if is_curve(spec) or is_curve(control_spec):
         spec = control_spec = None
         own_start = False
-    own_start = own_start or (spec is not None and spec.command is not None)
+    own_start = own_start or (spec is not None and not spec.trainer.can.shares_initial_weights)
     draws = spec is not None and spec.own_random_numbers
     aligned = align(test, control, spec, control_spec)
     test, control = aligned.test, aligned.control

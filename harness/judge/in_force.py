@@ -32,8 +32,8 @@ _TRAIN_CONFIG_KEYS: Mapping[Technique, tuple[tuple[str, object], ...]] = {
 
 def not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """One clause per thing that the set names and that did not run so."""
-    titan = spec.command is None
-    yield from _not_in_force(spec, ran) if titan else not_as_called(spec, ran)
+    audited = spec.trainer.can.audits_config
+    yield from _not_in_force(spec, ran) if audited else not_as_called(spec, ran)
 
 
 def _not_in_force(spec: SetSpec, ran: InForce) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _other_choices(spec: SetSpec, ran: InForce) -> Iterator[str]:
 
 def not_named(spec: SetSpec, ran: InForce) -> Iterator[str]:
     """One clause per technique that ran although neither the set nor its train config names it."""
-    if spec.command is not None:
+    if not spec.trainer.can.audits_config:
         return  # techniques of other programs nobody knows
     named = set(spec.techniques) | _named_by_train_config(spec)
     float8 = _table(ran, "float8")

@@ -152,7 +152,7 @@ def _required(spec: SetSpec | None, test: Evidence, control: Evidence) -> tuple[
     went missing.
     """
     if spec is not None:
-        return JUDGED_SIGNALS if spec.command is None else required(test, control)
+        return JUDGED_SIGNALS if spec.trainer.can.all_signals else required(test, control)
     if has(test, "grad_norm") or has(control, "grad_norm"):
         return ("loss", "grad_norm")
     return ("loss",)

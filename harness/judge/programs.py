@@ -31,7 +31,7 @@ class Probing(NamedTuple):
 
 def is_curve(spec: SetSpec | None) -> bool:
     """Whether all that a set leaves is the curve of a program that is not probed."""
-    return spec is not None and spec.command is not None and not spec.command.probed
+    return spec is not None and not spec.trainer.can.probed
 
 
 def probing(evidence: Evidence) -> Probing:

@@ -80,7 +80,7 @@ def starts_as_the_control(
         return skipped(detail) if spec is None else passed(detail)
     if not test.steps.size:
         return skipped("the run left no step at all")
-    program = spec is not None and spec.command is not None
+    program = spec is not None and not spec.trainer.can.shares_initial_weights
     found = next((each.initial for each in tensors if each.initial is not None), None)
     if found is None and program and not test.sample_steps:
         return skipped("per-tensor evidence is switched off")

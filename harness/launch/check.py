@@ -13,7 +13,6 @@ from typing import Any
 
 from harness.errors import ConfigError, Problem, ToolchainError
 from harness.launch import processes
-from harness.launch.failure import log_tail
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
 from harness.launch.private import private_folder
@@ -21,6 +20,7 @@ from harness.launch.warm import WarmServers
 from harness.model import Job, Toolchain
 from harness.store import Store, write_json
 from harness.trainers import Resources, environment, job_payload
+from harness.trainers.failure import log_tail
 
 _TIMEOUT_S = 600.0
 _POLL_S = 0.05

@@ -20,13 +20,13 @@ import psutil
 
 from harness.errors import Problem, ToolchainError
 from harness.launch import processes
-from harness.launch.failure import log_tail
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
 from harness.launch.private import private_folder
 from harness.model import Job, Role
 from harness.store import write_json
 from harness.trainers import Resources, comes_in_passes, environment, job_payload
+from harness.trainers.failure import log_tail
 
 _NEEDS_BYTES = 3 * 2**30
 """Of a process, generously: 8B parameters in a world of 64 take 0.7 GB."""

@@ -90,13 +90,14 @@ def _run(
     common = environment(inherited, Resources(device=options.device, loopback=loopback))
     slots = _slots(plan, jobs, options)
     with private_folder() as private, closing(WarmServers(common, options.device)) as servers:
-        ours = tuple(job for job in jobs if job.spec.command is None)
-        toolchains = {job.toolchain.name: job.toolchain for job in ours}
+        warmed = tuple(job for job in jobs if job.spec.trainer.can.warm_start)
+        toolchains = {job.toolchain.name: job.toolchain for job in warmed}
         if options.warm and not options.gpus:
             for name, toolchain in toolchains.items():
                 observer(Preparing(time.time(), f"loading {name} once for all its ranks"))
                 servers.want(name, toolchain.python, toolchain.dialect)
-        to_check = unchecked(ours, store) if options.check else ()
+        asked = tuple(job for job in jobs if job.spec.trainer.can.checks_config)
+        to_check = unchecked(asked, store) if options.check else ()
         if to_check:
             observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
             check_jobs(to_check, store, options, inherited, servers, stop)

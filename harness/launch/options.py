@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.model import Job, SyntheticData
-from harness.trainers.titan import RANK_MODULE
+from harness.trainers import RANK_MODULE
 
 
 @dataclass(frozen=True, slots=True)

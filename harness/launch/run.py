@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.call import RunningCall
-from harness.launch.failure import launcher_tail, rank_error, rank_log
 from harness.launch.growth import Growth
-from harness.launch.program_failure import program_error
 from harness.launch.progress import MetricsTail, Pace, StepLine, remaining_s
 from harness.launch.script import Decision, Outcome, after, hang_limit_s
 from harness.run_folder.checkpoints import is_whole
@@ -26,7 +24,9 @@ from harness.trainers import (
     comes_in_passes,
     is_complete,
     last_step,
+    trainer_of,
 )
+from harness.trainers.failure import launcher_tail, rank_log
 
 
 @dataclass(slots=True)
@@ -132,9 +132,8 @@ class Run:
     def _waits_for(self) -> str:
         """What may keep the ranks of a program of the user's: one of them alone tells its steps."""
         is_through = self.last is not None and self.last.step == self.job.steps
-        if self.job.spec.command is None or self.job.world_size == 1 or is_through:
-            return ""
-        return "; a step of a probe ends when every rank has called probe.step()"
+        why = "" if is_through else trainer_of(self.job.spec).waits_for(self.job)
+        return f"; {why}" if why else ""
 
     def _hang_limit_s(self, progress_timeout_s: float) -> float | None:
         """Of a rank that hangs now because the script says so; None when none does."""
@@ -168,7 +167,9 @@ class Run:
             if self.call.returncode != 0:
                 return self._words()
             if not is_complete(self.job, self.folder):
-                return RankError(0, self._incomplete(), launcher_tail(self.call.agents[0].logs))
+                last = None if self.last is None else self.last.step
+                why = trainer_of(self.job.spec).incomplete(self.job, self.folder, last)
+                return RankError(0, why, launcher_tail(self.call.agents[0].logs))
             return None
         problem = self.decide().problem
         if not problem:
@@ -178,33 +179,12 @@ class Run:
         words = self._words()
         return replace(words, message=f"{problem}: {words.message}")
 
-    def _incomplete(self) -> str:
-        """What is missing of a run whose ranks all ended well."""
-        command = self.job.spec.command
-        if command is None:
-            return "every rank ended well, but training is not complete"
-        if self.growth is not None:
-            return (
-                f"the program ended with 0, but there is no {self.growth.curves}: it has to leave "
-                "its curve there (trainer.curves)"
-            )
-        if self.last is None:
-            return (
-                "the program ended with 0, but its probe recorded no step: call harness.probe as "
-                "docs/probe.md shows, or set trainer.probe = false and name trainer.curves"
-            )
-        return (
-            f"the program ended with 0 after step {self.last.step} of {self.job.steps}: it has to "
-            "take {steps} from the template, and call probe.step at the end of each"
-        )
-
     def _words(self) -> RankError:
         """Of the rank that failed first in the call that is over."""
         if self.warm and self.call.returncode == SERVER_GONE:
             return RankError(0, "the warm start lost its server")
-        if self.job.spec.command is not None:
-            return program_error(self.call.agents[0].logs, self.call.returncode)
-        return rank_error(*(agent.logs for agent in self.call.left))
+        logs, left = ([agent.logs for agent in of] for of in (self.call.agents, self.call.left))
+        return trainer_of(self.job.spec).error(logs, left, self.call.returncode)
 
     def hung(self, sentence: str) -> RankError:
         """The error of a job that was killed for a timeout, with where rank 0 stood."""

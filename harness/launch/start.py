@@ -13,7 +13,6 @@ from pathlib import Path
 from harness.errors import StoreError
 from harness.launch import processes
 from harness.launch.call import Agent, RunningCall
-from harness.launch.failure import FAILURES_FILE, launcher_log
 from harness.launch.growth import Growth
 from harness.launch.options import RunOptions
 from harness.launch.progress import MetricsTail
@@ -35,9 +34,9 @@ from harness.trainers import (
     job_payload,
     most_nodes,
     needs_port,
-    output_of,
-    work_folder,
+    trainer_of,
 )
+from harness.trainers.failure import FAILURES_FILE
 
 TIED = Path(__file__).parent / "tied.py"
 """Stands around a launcher that is not ours."""
@@ -79,8 +78,7 @@ def start_run(
         job, folder, data=data, seed_checkpoint=seed_checkpoint, device=place.options.device
     )
     place.store.start_run(folder, payload)
-    if job.spec.command is not None:
-        _make_output(folder)
+    _prepare(job, folder)
     call = _start_call(place, job, folder, first_call(job), slots)
     return Run(
         job=job,
@@ -104,18 +102,18 @@ def start_run(
     )
 
 
-def _make_output(folder: Path) -> None:
-    """The folder that a program of the user's writes to."""
-    output = output_of(folder)
+def _prepare(job: Job, folder: Path) -> None:
+    """What the job's trainer wants in the run folder, as a folder that a program writes to."""
     try:
-        output.mkdir()
+        trainer_of(job.spec).prepare(job, folder)
     except OSError as error:
-        raise StoreError(f"{output}: cannot be made: {error.strerror or error}") from error
+        path = error.filename or folder
+        raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error
 
 
 def _growth(job: Job, folder: Path) -> Growth | None:
     """What tells that a job goes on which tells no steps; None for those that do."""
-    curves = None if job.spec.command is None else curves_of(job, folder)
+    curves = curves_of(job, folder)
     return None if curves is None else Growth(curves, folder / "logs")
 
 
@@ -209,14 +207,15 @@ def _start_agent(
         devices=_devices(place, slots),
         data=data,
     )
-    if job.spec.command is not None:
+    trainer = trainer_of(job.spec)
+    if not trainer.own_rank_code:
         command = (sys.executable, "-I", str(TIED), *command)
         # An aborted rank then says where it stood.
         variables.setdefault("PYTHONFAULTHANDLER", "1")
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        started_in = work if job.spec.command is None else work_folder(job, folder)
-        process = processes.start(command, variables, started_in, logs / launcher_log(job))
+        log = logs / trainer.launcher_log(job)
+        process = processes.start(command, variables, trainer.work_folder(job, work), log)
     except OSError as error:
         raise StoreError(f"{folder}: cannot start {command[0]}: {error}") from error
     return Agent(process, work, logs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from signal import SIGABRT, SIGUSR1
 
 from harness.launch import processes
 from harness.launch.events import (
@@ -19,7 +18,6 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
-from harness.launch.failure import is_infrastructure_fault
 from harness.launch.interruption import Interruption
 from harness.launch.progress import Pace, matrix_eta_s
 from harness.launch.run import Run
@@ -30,7 +28,8 @@ from harness.launch.strike import settle, strike
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
 from harness.seal import stale
 from harness.store import RunLock
-from harness.trainers import comes_in_passes, seed_checkpoint_of
+from harness.trainers import comes_in_passes, seed_checkpoint_of, trainer_of
+from harness.trainers.failure import is_infrastructure_fault
 
 MAX_ATTEMPTS = 2
 _OVERVIEW_S = 1.0
@@ -189,8 +188,7 @@ class Supervisor:
             self._finish(run, RunStatus.CRASHED, error)
 
     def _leave_hung(self, run: Run, sentence: str) -> None:
-        ours = run.job.spec.command is None
-        processes.ask_for_stacks(run.call.targets, SIGUSR1 if ours else SIGABRT)
+        processes.ask_for_stacks(run.call.targets, trainer_of(run.job.spec).stack_signal)
         self._end([run])
         if not self._goes_on(run, sentence):
             self._finish(run, RunStatus.HUNG, run.hung(sentence))

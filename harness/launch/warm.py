@@ -17,8 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.launch import processes
-from harness.launch.failure import log_tail
 from harness.launch.private import private_folder
+from harness.trainers.failure import log_tail
 
 STUB = Path(__file__).parent.parent / "rank" / "stub.py"
 SERVER_MODULE = "harness.rank.warm"

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from harness.model.cluster import Cluster, Launcher
-from harness.model.command import Command, RankLauncher, TrainerKind
+from harness.model.command import Command, RankLauncher
 from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.experiment import (
     CADENCE_OFF,
@@ -56,6 +56,7 @@ from harness.model.kinds import (
 from harness.model.parallelism import Parallelism
 from harness.model.plan import Job, Plan, Surroundings, Toolchain
 from harness.model.runs import RankError, RunRecord, RunStatus
+from harness.model.trainer import DEFAULT_TRAINER, EVERYTHING, Capabilities, TrainerSpec
 from harness.model.verdict import (
     CauseClass,
     Check,
@@ -93,6 +94,8 @@ __all__ = [
     "CURVE_REPEATS",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
+    "DEFAULT_TRAINER",
+    "EVERYTHING",
     "FEWEST_DRAWN",
     "FROZEN_STEPS",
     "GLOBAL_BATCH",
@@ -110,6 +113,7 @@ __all__ = [
     "BufferRows",
     "Cadence",
     "Calibration",
+    "Capabilities",
     "CauseClass",
     "Check",
     "Cluster",
@@ -166,7 +170,7 @@ __all__ = [
     "Toolchain",
     "Torn",
     "TrainConfig",
-    "TrainerKind",
+    "TrainerSpec",
     "UpdateRows",
     "Verdict",
 ]

@@ -8,14 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class TrainerKind(StrEnum):
-    """What trains the sets of an experiment file: ``[trainer] kind``."""
-
-    TITAN = "torchtitan"
-    COMMAND = "command"
-    """Any program, by an argv template."""
-
-
 class RankLauncher(StrEnum):
     """What starts the ranks of a command trainer: ``[trainer] launcher``."""
 

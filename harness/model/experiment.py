@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from harness.model.cluster import Cluster, Launcher
-from harness.model.command import Command
 from harness.model.kinds import Kind, Recovery, Segment
 from harness.model.parallelism import Parallelism
+from harness.model.trainer import TrainerSpec
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None
 """A value that TOML and a train config can hold."""
@@ -254,8 +254,7 @@ class SetSpec:
     """Of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
     """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
-    command: Command | None = None
-    """How it is trained by another program than torchtitan; None: by torchtitan."""
+    trainer: TrainerSpec = field(default_factory=TrainerSpec)
 
     @property
     def resumes(self) -> bool:

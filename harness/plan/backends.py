@@ -6,9 +6,8 @@ import re
 from dataclasses import replace
 
 from harness.model import SPMD_BACKEND, SetSpec, Toolchain
+from harness.trainers import Trainer, trainer_of
 
-WITH_CHOICE = "titan_0_3"
-"""The dialect that has SPMD backends."""
 SPMD_TYPES, PARTIAL_DTENSOR = "spmd_types", "partial_dtensor"
 FIT_FOR_SPMD_TYPES = (2, 15)
 """The first torch on which torchtitan 0.3.0's own default was seen to train all parallelisms."""
@@ -16,16 +15,17 @@ FIT_FOR_SPMD_TYPES = (2, 15)
 
 def with_backend(spec: SetSpec, toolchain: Toolchain) -> SetSpec:
     """The set with its SPMD backend: what it names, else its train config, else the toolchain's."""
-    if spec.spmd_backend is not None or toolchain.dialect != WITH_CHOICE:
+    trainer = trainer_of(spec)
+    if spec.spmd_backend is not None or not trainer.features(toolchain).spmd_backends:
         return spec
     written = spec.setting(SPMD_BACKEND)
-    backend = written if isinstance(written, str) else default_backend(toolchain)
+    backend = written if isinstance(written, str) else default_backend(trainer, toolchain)
     return replace(spec, spmd_backend=backend)
 
 
-def default_backend(toolchain: Toolchain) -> str | None:
+def default_backend(trainer: Trainer, toolchain: Toolchain) -> str | None:
     """What the toolchain's torch is fit for; of one that is not built yet, torchtitan's default."""
-    if toolchain.dialect != WITH_CHOICE:
+    if not trainer.features(toolchain).spmd_backends:
         return None
     numbers = re.match(r"(\d+)\.(\d+)", toolchain.versions.get("torch", ""))
     if numbers is None:

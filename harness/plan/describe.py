@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.model import (
+    GLOBAL_BATCH,
+    LOCAL_BATCH,
     Ask,
     Job,
     Kind,
@@ -16,7 +19,7 @@ from harness.model import (
     SetSpec,
     Technique,
 )
-from harness.plan.describe_command import describe_command, serves_command
+from harness.trainers import trainer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         kind=spec.kind,
         segments=spec.segments,
         recovery=spec.recovery,
-        trainer=describe_command(spec.command) if spec.command else "",
+        trainer=trainer_of(spec).describe(spec),
         spmd_backend=spec.spmd_backend or "",
         passes=_passes(spec),
     )
@@ -104,10 +107,10 @@ def _passes(spec: SetSpec) -> int:
 def serves(job: Job, control: Job) -> str:
     """Which sentence of the converging guide a set answers to.
 
-    Of another program than torchtitan: what it does otherwise than the control.
+    Of a trainer that the guide is not about: what it does otherwise than the control.
     """
-    if job.spec.command is not None:
-        return serves_command(job, control)
+    if not job.spec.trainer.can.guided:
+        return _serves_unguided(job, control)
     if job.role is Role.CONTROL:
         return _serves_as_control(job)
     if job.role is Role.ANCHOR:
@@ -184,3 +187,34 @@ def _names(degrees: Parallelism) -> str:
     else:
         data = ["FSDP"] if degrees.dp_shard > 1 else []
     return " + ".join([*data, *_axes(degrees)]) or "one rank"
+
+
+def _serves_unguided(job: Job, control: Job) -> str:
+    """What a set does otherwise than the control that it is judged against."""
+    on = f"{job.spec.parallelism} on {job.world_size} rank{'s' * (job.world_size > 1)}"
+    if job.role is Role.CONTROL:
+        return f"control: {on}"
+    if job.role is Role.ANCHOR:
+        return f"anchor: the control is itself judged against {on}"
+    return ", ".join(_differences(job, control)) or f"the control's own settings, {on}"
+
+
+def _differences(job: Job, control: Job) -> Iterator[str]:
+    ours, theirs = job.spec, control.spec
+    if ours.parallelism != theirs.parallelism:
+        yield f"{ours.parallelism} against {theirs.parallelism}"
+    accumulated = (job.gradient_accumulation_steps, control.gradient_accumulation_steps)
+    if accumulated[0] != accumulated[1]:
+        yield f"{accumulated[0]} x accumulated against {accumulated[1]} x"
+    if job.local_batch_size != control.local_batch_size:
+        yield f"local batch {job.local_batch_size} against {control.local_batch_size}"
+    if ours.train_config.path != theirs.train_config.path:
+        yield f"{ours.train_config.path} against {theirs.train_config.path}"
+    for key in sorted(ours.overrides.keys() | theirs.overrides.keys()):
+        if key in (LOCAL_BATCH, GLOBAL_BATCH):  # told above
+            continue
+        value, other = ours.setting(key), theirs.setting(key)
+        if value != other:
+            yield f"{key} {value} against {other}"
+    if ours.toolchain != theirs.toolchain:
+        yield f"{ours.toolchain} against {theirs.toolchain}"

@@ -14,7 +14,6 @@ from typing import Any
 
 from harness import DISTRIBUTION
 from harness.model import (
-    Command,
     FaultKind,
     Job,
     Recovery,
@@ -23,7 +22,7 @@ from harness.model import (
     Surroundings,
     Toolchain,
 )
-from harness.model.template import placeholders
+from harness.trainers import trainer_of
 
 OF_THE_PROGRAM = "its program"
 """Stands for the initial weights that a command trainer's program makes itself."""
@@ -132,27 +131,8 @@ def _facts(
         "sample_steps": list(sample_steps),
         # Not there without any, so that such runs keep their identities.
         **({"frozen": frozen} if frozen else {}),
-        # Not there for torchtitan, so that its runs keep their identities.
-        **({"command": _called(spec, spec.command, surroundings)} if spec.command else {}),
-    }
-
-
-def _called(spec: SetSpec, command: Command, surroundings: Surroundings) -> dict[str, Any]:
-    """How a program is called, and what it is made of; where it lies is no matter.
-
-    Templates count as they are: what fills them is among the other facts, but for the name, which
-    counts where the program is told it.
-    """
-    told = (*command.argv, *command.environment.values())
-    return {
-        **({"name": spec.name} if any("name" in placeholders(each) for each in told) else {}),
-        "argv": list(command.argv),
-        "launcher": command.launcher.value,
-        "probed": command.probed,
-        "curves": command.curves,
-        "columns": dict(command.columns),
-        "environment": dict(command.environment),
-        "sources": [surroundings.sources[path] for path in command.sources],
+        # Nothing for torchtitan, so that its runs keep their identities.
+        **trainer_of(spec).identity(spec, surroundings),
     }
 
 

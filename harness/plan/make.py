@@ -28,6 +28,7 @@ from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides,
 from harness.plan.references import References, references_of
 from harness.plan.sizes import positive, precision_of, size, size_problems
 from harness.rules import Case, apply_rules
+from harness.trainers import trainer_of
 
 SHORT = (Role.REFERENCE, Role.MATCHED)
 """Roles of runs that follow from others of the plan, and are held to no rules of their own."""
@@ -131,7 +132,7 @@ def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
     if experiment.calibration is not None or experiment.baseline is not None:
         return ()
     wanted = experiment.repeats
-    if control.precision is not Precision.FP32 and control.spec.command is None:
+    if control.precision is not Precision.FP32 and control.spec.trainer.can.rounds_otherwise:
         wanted = tuple(dict.fromkeys(repeat.in_low_precision for repeat in wanted))
     deals = control.spec.train_config.own_loader
     return tuple(repeat for repeat in wanted if deals or repeat.kind is not RepeatKind.PERMUTE)
@@ -146,8 +147,7 @@ def _job(
     references: References,
 ) -> Job:
     seed, steps = experiment.seed, size(spec, "steps")
-    probed = spec.command is None or spec.command.probed
-    sampled = sample_steps(experiment.cadence, steps) if probed else ()
+    sampled = sample_steps(experiment.cadence, steps) if spec.trainer.can.probed else ()
     local = size(spec, "local_batch_size")
     if spec.segments:
         local = spec.segments[0].local_batch_size  # as the degrees of the set are the first's
@@ -190,7 +190,7 @@ def _needs(
     experiment: Experiment, spec: SetSpec, toolchain: Toolchain, surroundings: Surroundings
 ) -> str | None:
     """Identity of the seed-checkpoint job of a set; None where no job makes its weights."""
-    if spec.command is not None or experiment.seed_checkpoint is not None:
+    if not spec.trainer.can.shares_initial_weights or experiment.seed_checkpoint is not None:
         return None
     return seed_identity(spec, toolchain, experiment.seed, surroundings)
 
@@ -200,7 +200,7 @@ def _start(spec: SetSpec, needs: str | None, surroundings: Surroundings) -> str:
 
     Raises KeyError when the digest of a given one is not among the surroundings.
     """
-    if spec.command is not None:
+    if not spec.trainer.can.shares_initial_weights:
         return OF_THE_PROGRAM
     start = surroundings.seed_checkpoint if needs is None else needs
     if start is None:
@@ -276,7 +276,8 @@ def _seed_job(name: str, identity: str, user: Job) -> Job:
         train_config=user.spec.train_config,
         toolchain=user.spec.toolchain,
         overrides=model_overrides(user.spec),
-        spmd_backend=default_backend(user.toolchain),
+        spmd_backend=default_backend(trainer_of(user.spec), user.toolchain),
+        trainer=user.spec.trainer,
     )
     return Job(
         name=name,

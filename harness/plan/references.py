@@ -121,7 +121,7 @@ def _both_float32(test: SetSpec, control: SetSpec) -> bool:
 
 def _measurable(spec: SetSpec) -> bool:
     """Whether its first steps can be compared with another precision's."""
-    return spec.command is None and not spec.resumes
+    return spec.trainer.can.references and not spec.resumes
 
 
 def _differ(test: SetSpec, control: SetSpec) -> bool:

@@ -16,8 +16,6 @@ from harness.model import (
     Technique,
 )
 
-DEFAULTS = {"seq_len": 1}
-"""Sizes that a command trainer's config may leave out: its samples may be no sequences."""
 DTYPE_KEYS = ("training.dtype", "training.mixed_precision_param")
 FLOAT8_RECIPES = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE})
 
@@ -25,16 +23,13 @@ FLOAT8_RECIPES = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE})
 def precision_of(spec: SetSpec) -> Precision:
     """The coarsest arithmetic of a set.
 
-    torchtitan's own default is bfloat16 mixed precision; that of a command trainer's config is
-    float32.
+    A trainer says what its configs may leave out (``TrainerSpec.defaults``): torchtitan's own
+    default is bfloat16 mixed precision; that of a command trainer's config is float32.
     """
-    if spec.command is not None:
-        named = [str(spec.setting(key, "float32")) for key in DTYPE_KEYS]
-    elif FLOAT8_RECIPES & set(spec.techniques):
+    if FLOAT8_RECIPES & set(spec.techniques):
         return Precision.FLOAT8
-    else:
-        _, stored, computed = numerics_of(spec)
-        named = [stored, computed]
+    _, stored, computed = numerics_of(spec)
+    named = [stored, computed]
     # What torchtitan does not know either is refused by its own check.
     coarsest = [DATA_TYPES.get(each, Precision.FP32) for each in named]
     return max(coarsest, key=list(Precision).index)
@@ -51,18 +46,18 @@ class Numerics(NamedTuple):
 
 
 def numerics_of(spec: SetSpec) -> Numerics:
-    """Of a torchtitan set. Its own default is bfloat16 mixed precision."""
+    """What the set names, else what its trainer computes in by default."""
     float8 = tuple(sorted(FLOAT8_RECIPES & set(spec.techniques)))
     if Technique.BF16 in spec.techniques:
         return Numerics(float8, "bfloat16", "bfloat16")
-    stored = spec.setting("training.dtype", "float32")
-    return Numerics(float8, str(stored), str(spec.setting(DTYPE_KEYS[1], "bfloat16")))
+    stored, computed = (str(_setting(spec, key)) for key in DTYPE_KEYS)
+    return Numerics(float8, stored, computed)
 
 
 def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
     """Sizes that a plan cannot be made without."""
     for name in ("steps", "local_batch_size", "seq_len"):
-        value = spec.setting(f"training.{name}", DEFAULTS.get(name) if spec.command else None)
+        value = _setting(spec, f"training.{name}")
         if positive(value) is None:
             stated = "is not set" if value is None else f"must be a positive integer, not {value!r}"
             yield Problem(
@@ -94,9 +89,9 @@ def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
 
 
 def _dtype_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
-    """Data types in a command trainer's config that tell no precision."""
-    for key in DTYPE_KEYS if spec.command is not None else ():
-        value = spec.setting(key, "float32")
+    """Data types that tell no precision, in a config that its trainer cannot be asked about."""
+    for key in () if spec.trainer.can.checks_config else DTYPE_KEYS:
+        value = _setting(spec, key)
         if not isinstance(value, str) or value not in DATA_TYPES:
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: {key}",
@@ -116,4 +111,9 @@ def positive(value: Setting) -> int | None:
 
 def size(spec: SetSpec, name: str) -> int:
     """A size that ``size_problems`` has passed."""
-    return cast("int", spec.setting(f"training.{name}", DEFAULTS.get(name)))
+    return cast("int", _setting(spec, f"training.{name}"))
+
+
+def _setting(spec: SetSpec, key: str) -> Setting:
+    """What a key resolves to, its trainer's default included."""
+    return spec.setting(key, spec.trainer.defaults.get(key))

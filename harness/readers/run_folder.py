@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.errors import EvidenceError
 from harness.model import (
     DATA_TYPES,
-    Command,
     Evidence,
     Fault,
     FaultKind,
@@ -18,7 +19,6 @@ from harness.model import (
     Loader,
     Parallelism,
     Precision,
-    RankLauncher,
     Recovery,
     RestartOwner,
     RunRecord,
@@ -31,14 +31,15 @@ from harness.model import (
     TrainConfig,
 )
 from harness.readers.documents import METRICS, has_passes, read_in_force, read_job
+from harness.readers.foreign import read_foreign
 from harness.readers.frozen import read_frozen
 from harness.readers.merging import merge
 from harness.readers.metrics import Metrics, read_metrics
 from harness.readers.passes import read_passes, read_struck
-from harness.readers.program import data_types, is_probed, of_curve, unread
 from harness.readers.tensors import read_samples
 from harness.seal import broken_seal
 from harness.store import read_record
+from harness.trainers import trainer_of_document
 
 
 def run_folder_of(path: Path) -> Path | None:
@@ -84,14 +85,14 @@ def read_run(folder: Path) -> Evidence:
     if lives:
         merged = merge(lives, job.get("steps", lives[-1].metrics.expected_steps), **known)
         return replace(merged, precision=_precision(job, merged.in_force))
-    if job.get("command") is not None:
-        return _of_program(folder, job, known)
-    return _uninterrupted(folder, job, known)
+    if trainer_of_document(job).own_rank_code:
+        return _uninterrupted(folder, job, known)
+    return _of_program(folder, job, known)
 
 
 def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
     """A run whose files are not those that it left: nothing that they say is evidence."""
-    return unread(
+    return _unread(
         f"{broken}, so it shows nothing; converge run makes the run again",
         name=record.name,
         source=str(folder),
@@ -102,6 +103,12 @@ def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
     )
 
 
+def _unread(problem: str, **known: Any) -> Evidence:
+    """Evidence of a run whose files say nothing, and why."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return Evidence(steps=nothing, signals={}, complete=False, problems=(problem,), **known)
+
+
 def _of_program(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
     """What a program of the user's left: as much as our ranks if it is probed, else a curve.
 
@@ -109,12 +116,13 @@ def _of_program(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> 
     """
     expected: dict[str, Any] = {"expected_steps": job.get("steps"), **known}
     try:
-        if is_probed(job):
+        curve = trainer_of_document(job).curve_of(folder, job)
+        if curve is None:
             return _uninterrupted(folder, job, known)
-        curve = of_curve(folder, job)
-        return replace(curve, precision=_precision(job, None), **expected)
+        evidence = read_foreign(curve.path, dict(curve.columns))
+        return replace(evidence, precision=_precision(job, None), **expected)
     except EvidenceError as error:
-        return unread(str(error), precision=_precision(job, None), **expected)
+        return _unread(str(error), precision=_precision(job, None), **expected)
 
 
 def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
@@ -184,7 +192,7 @@ def read_spec(path: Path) -> SetSpec | None:
             kind=_kind(job),
             segments=tuple(_segment(entry) for entry in job.get("segments") or ()),
             recovery=_recovery(job),
-            command=_command(job),
+            trainer=trainer_of_document(job).spec_of(job),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
@@ -215,22 +223,6 @@ def _segment(entry: Mapping[str, Any]) -> Segment:
         parallelism=Parallelism(**entry["parallelism"]),
         local_batch_size=int(entry["local_batch_size"]),
         pipeline_schedule=entry.get("pipeline_schedule"),
-    )
-
-
-def _command(job: Mapping[str, Any]) -> Command | None:
-    """How a program of the user's was called; None where torchtitan trained."""
-    told = job.get("command")
-    if told is None:
-        return None
-    return Command(
-        argv=tuple(told["argv"]),
-        folder=Path(told["folder"]),
-        launcher=RankLauncher(told["launcher"]),
-        probed=told["probed"],
-        curves=told["curves"],
-        columns=told["columns"],
-        environment=told["environment"],
     )
 
 
@@ -286,11 +278,7 @@ def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Pr
         return Precision.FLOAT8
     if (ran.get("float8") or {}).get("modules"):
         return Precision.FLOAT8
-    if job.get("command") is not None:
-        named = {str(each) for each in data_types(job)} | {*_parts(ran.get("param_dtype"))}
-    else:
-        named = {*_parts(ran.get("param_dtype")), str(ran.get("mixed_precision_param"))}
-        named |= {"bfloat16"} if Technique.BF16 in techniques else set()
+    named = {*_parts(ran.get("param_dtype"))} | trainer_of_document(job).data_types(job, ran)
     known = [DATA_TYPES[each] for each in named if each in DATA_TYPES]
     return max(known, key=list(Precision).index, default=Precision.FP32)
 

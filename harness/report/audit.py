@@ -112,7 +112,7 @@ def config_changes(
 
 def _tells_nothing(job: Job | None) -> TypeGuard[Job]:
     """Whether only the experiment file tells a job's configuration."""
-    return job is not None and job.spec.command is not None and not job.spec.command.probed
+    return job is not None and not job.spec.trainer.can.probed
 
 
 def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:

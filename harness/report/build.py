@@ -325,7 +325,7 @@ def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[s
     there, and the faults of a script strike once. A program of the user's wants more than its argv:
     a folder to write to, variables, and the folder that it is started in.
     """
-    if job is None or not (job.spec.resumes or job.spec.command):
+    if job is None or (job.spec.trainer.can.repeatable_argv and not job.spec.resumes):
         return record.argv
     return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
 
@@ -367,7 +367,7 @@ def _tokens_per_step(job: Job, evidence: Evidence | None) -> int | None:
     Only a command trainer itself knows how long its samples are: what its probe counted is said,
     else what its config has.
     """
-    if job.spec.command is None:
+    if job.spec.trainer.can.counts_tokens:
         return job.tokens_per_step
     counted = series(evidence, "tokens").values if evidence else np.zeros(0)
     if counted.size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.model import Launcher, Technique
-from harness.rules.called import is_told_its_ranks, told
 from harness.rules.rule import Case, Finding, necessity, of_titan
 from harness.rules.stages import (
     count_microbatches,
@@ -13,13 +12,12 @@ from harness.rules.stages import (
     microbatch_size,
     pipeline_stages,
 )
+from harness.trainers import features_of, trainer_of
 
 FULL_PIPELINE_SCHEDULES = frozenset({"1F1B", "DualPipeV"})
 """Schedules whose constructors refuse fewer microbatches than stages (torch 2.13)."""
 ROUND_SCHEDULES = frozenset({"Interleaved1F1B", "InterleavedZeroBubble"})
 """Schedules that work in rounds of pp microbatches, all of one size."""
-FLEX_BLOCK = 128
-"""FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
 
 
 @necessity
@@ -65,26 +63,9 @@ def batch_divisible(case: Case) -> Iterator[Finding]:
 @necessity
 def program_is_told(case: Case) -> Iterator[Finding]:
     """What a set names otherwise than its control reaches the program that trains it."""
-    ours, theirs = case.job, case.control
-    if ours.spec.command is None or theirs.spec.command is None or ours is theirs:
-        return
-    named = [
-        (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
-        for each in (ours, theirs)
-    ]
-    if named[0] != named[1] and told(ours) == told(theirs):
-        yield Finding(
-            "trainer.command",
-            f"calls {ours.name} exactly as {theirs.name}, so a run would be compared with itself",
-            "hand over what differs by a placeholder (docs/any-trainer.md)",
-        )
-    elif ours.world_size != theirs.world_size and not is_told_its_ranks(ours, theirs):
-        yield Finding(
-            "trainer.command",
-            f"nothing tells the program of {ours.name} to have {ours.world_size} ranks, for there "
-            "is no launcher",
-            "hand it {ranks} or its degrees, or name a launcher",
-        )
+    if case.job is not case.control:
+        for key, message, hint in trainer_of(case.job.spec).untold(case.job, case.control):
+            yield Finding(key, message, hint)
 
 
 @necessity
@@ -93,16 +74,17 @@ def sequence_divisible(case: Case) -> Iterator[Finding]:
     """The sequence length divides over sequence-parallel and context-parallel ranks."""
     tp, cp, length = case.degrees.tp, case.degrees.cp, case.job.seq_len
     divisor = tp * (2 * cp if cp > 1 else 1)
+    block = features_of(case.job).sequence_block
     if length % divisor:
         yield Finding(
             "set.training.seq_len",
             f"a sequence of {length} (training.seq_len) is no multiple of {divisor} "
             f"(TP {tp}, and 2 per rank of CP {cp})",
         )
-    elif cp > 1 and case.job.toolchain.dialect == "titan_0_3" and length % (cp * FLEX_BLOCK):
+    elif cp > 1 and block > 1 and length % (cp * block):
         yield Finding(
             "set.training.seq_len",
-            f"a sequence of {length} (training.seq_len) is no multiple of CP {cp} x {FLEX_BLOCK}, "
+            f"a sequence of {length} (training.seq_len) is no multiple of CP {cp} x {block}, "
             "FlexAttention's block",
         )
 
@@ -131,7 +113,7 @@ def technique_needs(case: Case) -> Iterator[Finding]:
         yield Finding("pipeline_schedule", f"{spec.pipeline_schedule} needs parallelism.pp > 1")
     if spec.cp_rotation and degrees.cp == 1:
         yield Finding("cp_rotation", f"{spec.cp_rotation} needs parallelism.cp > 1")
-    if spec.cp_rotation and case.job.toolchain.dialect == "titan_0_3":
+    if spec.cp_rotation and not features_of(case.job).cp_rotations:
         yield Finding("cp_rotation", "torchtitan 0.3 has no ring rotation to choose")
 
 
@@ -140,7 +122,7 @@ def technique_needs(case: Case) -> Iterator[Finding]:
 def spmd_backend_exists(case: Case) -> Iterator[Finding]:
     """Only torchtitan 0.3 has SPMD backends to choose from."""
     spec, toolchain = case.job.spec, case.job.toolchain
-    if spec.spmd_backend is not None and toolchain.dialect != "titan_0_3":
+    if spec.spmd_backend is not None and not features_of(case.job).spmd_backends:
         yield Finding(
             "spmd_backend",
             f"{spec.spmd_backend} is named, and torchtitan {toolchain.versions.get('torchtitan')} "

@@ -68,11 +68,11 @@ def necessity(check: Check) -> Check:
 
 
 def of_titan(check: Check) -> Check:
-    """Let a rule about torchtitan's own parallelism or loaders be silent on other programs."""
+    """Let a rule about torchtitan's own parallelism or loaders be silent on other trainers."""
 
     @wraps(check)
     def guarded(case: Case) -> Iterable[Finding]:
-        return check(case) if case.job.spec.command is None else ()
+        return check(case) if case.job.spec.trainer.can.guided else ()
 
     return guarded
 

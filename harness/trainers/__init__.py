@@ -1,14 +1,30 @@
-"""How a trainer runs a job, and where its evidence is. Pure: values in, argv and JSON out.
+"""Trainers: what each does with a job, behind one interface (``base.py``), found by its kind.
 
 ::
 
-    jobs.py     what the launcher asks of a job, whichever trainer it has
-    titan.py    job.json, argv and environment of torchtitan under torchrun
-    command.py  argv and environment of any program under any launcher
-    calls.py    the torchrun calls of a run
-    passes.py   the files of a run in several passes
+    base.py          Trainer: what the harness asks of one, and how most of it is done by default
+    registry.py      kind to Trainer; ``register`` adds one
+    toolchains.py    toolchains as their trainers find them
+    jobs.py          what the launcher asks of a job, whichever trainer it has
+    environment.py   what is pinned in the environment of every job
+    calls.py         the torchrun calls of a run
+    passes.py        the files of a run in several passes
+    failure.py       why a run under torchrun failed
+    torchtitan/      torchtitan, by rank code of ours
+    command/         any program, by an argv template
 """
 
+from harness.trainers.base import (
+    RANK_MODULE,
+    Curve,
+    Features,
+    Source,
+    Start,
+    Trainer,
+    Untold,
+    metrics_files,
+    seed_checkpoint_of,
+)
 from harness.trainers.calls import (
     Call,
     Rendezvous,
@@ -17,14 +33,17 @@ from harness.trainers.calls import (
     most_nodes,
     part_of,
 )
-from harness.trainers.command import curves_of, needs_port, output_of
+from harness.trainers.environment import Resources
 from harness.trainers.jobs import (
-    AGENT_MODULE,
     agent_argv,
     argv,
+    curves_of,
     environment,
+    features_of,
     is_complete,
     job_payload,
+    needs_port,
+    node_arguments,
     printable_command,
     work_folder,
 )
@@ -36,28 +55,30 @@ from harness.trainers.passes import (
     pass_files,
     pass_folders,
 )
-from harness.trainers.titan import (
-    RANK_MODULE,
-    Resources,
-    metrics_files,
-    node_arguments,
-    seed_checkpoint_of,
-    torchrun_arguments,
-)
+from harness.trainers.registry import register, trainer_of, trainer_of_document, trainer_of_kind
+from harness.trainers.toolchains import assume_toolchain, find_toolchain
 
 __all__ = [
-    "AGENT_MODULE",
     "CHECKPOINTS",
     "RANK_MODULE",
     "Call",
+    "Curve",
+    "Features",
     "Rendezvous",
     "Resources",
+    "Source",
+    "Start",
+    "Trainer",
+    "Untold",
     "agent_argv",
     "argv",
+    "assume_toolchain",
     "checkpoint_of",
     "comes_in_passes",
     "curves_of",
     "environment",
+    "features_of",
+    "find_toolchain",
     "first_call",
     "has_metadata",
     "is_complete",
@@ -67,12 +88,14 @@ __all__ = [
     "most_nodes",
     "needs_port",
     "node_arguments",
-    "output_of",
     "part_of",
     "pass_files",
     "pass_folders",
     "printable_command",
+    "register",
     "seed_checkpoint_of",
-    "torchrun_arguments",
+    "trainer_of",
+    "trainer_of_document",
+    "trainer_of_kind",
     "work_folder",
 ]

@@ -1,4 +1,4 @@
-"""What the launcher asks of a job, whichever trainer it has: torchtitan or any program."""
+"""What the launcher asks of a job, whichever trainer it has."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.model import Job
-from harness.trainers import command, titan
+from harness.trainers.base import RANK_MODULE, Features, Start
 from harness.trainers.calls import Call, Rendezvous
-from harness.trainers.titan import RANK_MODULE, Resources
-
-AGENT_MODULE = "harness.rank.agent"
-"""torchrun's agent, tied to the life of the harness."""
-LOOPBACK_TORCHRUN = Path(__file__).parent.parent / "rank" / "loopback.py"
-"""torchrun whose ports only this machine can reach; needs nothing of this package."""
+from harness.trainers.environment import Resources, pinned_environment
+from harness.trainers.registry import trainer_of
 
 
 def job_payload(
@@ -24,10 +20,9 @@ def job_payload(
 
     ``data`` is the folder of the job's corpus, named after its digest.
     """
-    told = titan.job_payload(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
-    if job.spec.command is None:
-        return told
-    return {**told, "command": command.payload(job, folder, data)}
+    return trainer_of(job.spec).job_payload(
+        job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+    )
 
 
 def argv(
@@ -45,9 +40,8 @@ def argv(
     ``devices`` are the ids of its GPUs, ``data`` is the folder of its corpus; only another program
     than torchtitan is told them here.
     """
-    if job.spec.command is None:
-        return titan.argv(job, folder, rank_module, call, meeting)
-    return command.command_argv(job, folder, meeting=meeting, devices=devices, data=data)
+    start = Start(rank_module, call, meeting, devices, data)
+    return trainer_of(job.spec).argv(job, folder, start)
 
 
 def agent_argv(
@@ -66,29 +60,22 @@ def agent_argv(
 
     Under torchrun that is an agent of ours, where the environment has this package: it leaves how
     each rank failed. Elsewhere it is torchrun by a file of ours, which keeps to loopback too.
-    ``python`` stands in for the toolchain's (warm start, torchtitan only).
+    ``python`` stands in for the toolchain's (warm start only).
     """
-    spec = job.spec
-    if spec.command is None:
-        return (
-            *(str(python or job.toolchain.python), "-m", AGENT_MODULE),
-            *titan.torchrun_arguments(job, folder, rank_module, call, meeting, logs),
-        )
-    ours = spec.command.probed
-    return command.command_argv(
-        job,
-        folder,
-        torchrun=("-m", AGENT_MODULE) if ours else (str(LOOPBACK_TORCHRUN),),
-        meeting=meeting,
-        logs=logs,
-        devices=devices,
-        data=data,
-    )
+    start = Start(rank_module, call, meeting, devices, data, logs, python)
+    return trainer_of(job.spec).agent_argv(job, folder, start)
+
+
+def node_arguments(
+    job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
+) -> tuple[str, ...]:
+    """Arguments of ``harness.rank.node`` on one node of a scheduler's job."""
+    return trainer_of(job.spec).node_arguments(job, folder, call, meeting, rank_module)
 
 
 def work_folder(job: Job, folder: Path) -> Path:
     """Where a job's processes are started: its run folder, or where the user's program wants."""
-    return folder if job.spec.command is None else job.spec.command.folder
+    return trainer_of(job.spec).work_folder(job, folder)
 
 
 def environment(
@@ -106,13 +93,13 @@ def environment(
     An empty ``base`` gives what is pinned, and nothing else. ``meeting`` and ``data`` as for
     ``argv``.
     """
-    made = titan.environment(base, resources, folder, job)
-    if job is None or folder is None or job.spec.command is None:
+    if job is None:
+        return pinned_environment(base, resources, folder)
+    trainer = trainer_of(job.spec)
+    made = pinned_environment(base, resources, folder, job, offline=trainer.is_offline(job))
+    if folder is None:
         return made
-    here = resources.loopback is not None
-    return command.with_variables(
-        made, job, folder, device=resources.device, here=here, meeting=meeting, data=data
-    )
+    return trainer.environment(made, resources, job, folder, meeting, data)
 
 
 def printable_command(
@@ -126,14 +113,24 @@ def printable_command(
     It needs the run folder's ``job.json``, so it repeats a run that was started once. The
     environment that goes with it stands in ``record.json``.
     """
-    if job.spec.command is None:
-        return titan.printable_command(job, folder, ranks_per_node)
-    return command.printable(job, folder, data)
+    return trainer_of(job.spec).printable(job, folder, ranks_per_node, data)
+
+
+def needs_port(job: Job) -> bool:
+    """Whether somebody has to choose a free port for the job's ranks."""
+    return trainer_of(job.spec).needs_port(job)
+
+
+def curves_of(job: Job, folder: Path) -> Path | None:
+    """Where a program that is not probed leaves its curve; None for a probed one."""
+    return trainer_of(job.spec).curve(job, folder)
 
 
 def is_complete(job: Job, folder: Path) -> bool:
     """Whether a job that ended well left what it was run for."""
-    if job.spec.command is None or job.spec.command.probed:
-        return titan.is_complete(job, folder)
-    curves = command.curves_of(job, folder)
-    return curves is not None and curves.exists()  # a folder of TensorBoard's, say
+    return trainer_of(job.spec).is_complete(job, folder)
+
+
+def features_of(job: Job) -> Features:
+    """What the release that trains a job has."""
+    return trainer_of(job.spec).features(job.toolchain)

@@ -10,7 +10,7 @@ from harness.cli import dry_run as told
 from harness.cli import main, matrix
 from harness.launch.dry_run import Answer, parts_of, problems_of
 from harness.model import Role
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 LLAMA = Path(__file__).parents[2] / "experiments" / "llama3_8b.toml"
 

@@ -10,7 +10,7 @@ from harness.cli.explaining import explain, explanation
 from harness.cli.matrix import load_plan, may_be_rounding
 from harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
 from harness.store import Store
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 
 def check(name, outcome, onset=None, tensors=()):

@@ -12,7 +12,7 @@ from harness.model import Calibration, Evidence, Precision, Role, SignalScale
 from harness.plan import identity_facts
 from harness.references import StoredCalibration, read_calibrations, write_calibrations
 from harness.store import Store
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 TRAIN_CONFIG = """
 [training]

@@ -7,7 +7,7 @@ import pytest
 
 from harness.cli.matrix import load_plan, next_command
 from harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
-from harness.toolchain import assume_toolchain
+from harness.trainers import assume_toolchain
 
 SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
 

@@ -7,8 +7,7 @@ from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import StoreError
 from harness.model import Job, Role, RunRecord, RunStatus
 from harness.store import write_json
-from harness.toolchain import assume_toolchain
-from harness.trainers import job_payload
+from harness.trainers import assume_toolchain, job_payload
 
 TRAIN_CONFIG = """
 [training]

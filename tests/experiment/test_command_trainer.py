@@ -14,7 +14,6 @@ from harness.model import (
     Launcher,
     RankLauncher,
     SyntheticData,
-    TrainerKind,
 )
 from harness.model.template import PLACEHOLDERS
 
@@ -59,8 +58,8 @@ command = {argv}
 def test_sets_have_the_command_and_the_inline_config(load, script):
     experiment = load(text())
     (control,), (test,) = experiment.controls, experiment.tests
-    command = control.command
-    assert command == test.command
+    command = control.trainer.settings
+    assert command == test.trainer.settings
     assert command.argv[0] == "train.py"
     assert (command.folder, command.sources) == (script.parent, (script,))
     assert (command.launcher, command.probed) == (RankLauncher.TORCHRUN, True)
@@ -76,7 +75,7 @@ def test_a_program_without_the_probe_leaves_a_curve(load, script):
             'columns = { loss = "train/loss", step = "iteration" }'
         )
     )
-    command = experiment.controls[0].command
+    command = experiment.controls[0].trainer.settings
     assert (command.probed, command.curves) == (False, "{output}/loss.csv")
     assert dict(command.columns) == {"loss": "train/loss", "step": "iteration"}
     assert experiment.repeats == CURVE_REPEATS
@@ -99,7 +98,7 @@ def test_the_program_starts_where_its_first_file_is_found(load, folder):
     (folder / "more.yaml").touch()
     path = nested / "x.toml"
     path.write_text(text('files = ["more.yaml"]', argv='["src/train.py"]', sets=PLAIN))
-    command = load_experiment(path).controls[0].command
+    command = load_experiment(path).controls[0].trainer.settings
     assert command.folder == folder
     assert command.sources == (folder / "src" / "train.py", folder / "more.yaml")
 
@@ -122,7 +121,9 @@ def test_files_of_the_template_are_sources(load, script, folder, launcher, argv,
     for name in ("pkg/train.py", "pkg/__main__.py", "other.json", "run.sh"):
         (folder / name).touch()
     (folder / "run.sh").chmod(0o755)
-    command = load(text(f'launcher = "{launcher}"', argv=argv, sets=PLAIN)).controls[0].command
+    command = (
+        load(text(f'launcher = "{launcher}"', argv=argv, sets=PLAIN)).controls[0].trainer.settings
+    )
     assert command.sources == tuple(folder / name for name in sources)
 
 
@@ -138,7 +139,7 @@ def test_files_that_the_config_names_are_sources_of_the_sets_that_name_them(load
         )
     )
     sources = [
-        [each.name for each in spec.command.sources]
+        [each.name for each in spec.trainer.settings.sources]
         for spec in (*experiment.controls, *experiment.tests)
     ]
     assert sources == [["train.py", "a.json", "b c.json"], ["other.py", "a.json", "b c.json"]]
@@ -319,5 +320,5 @@ def test_the_page_tells_every_key_and_placeholder():
     page = (Path(__file__).parents[2] / "docs" / "any-trainer.md").read_text()
     for name in PLACEHOLDERS:
         assert f"{{{name}}}" in page
-    for key in KEYS[TrainerKind.COMMAND]:
+    for key in KEYS["command"]:
         assert f"`{key}`" in page

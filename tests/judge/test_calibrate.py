@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from harness.readers.program import unread
 from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples, with_signals
 from scipy import stats
 
@@ -14,7 +15,6 @@ from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tenso
 from harness.judge.dealing import fitting
 from harness.judge.envelope import compare
 from harness.model import Precision
-from harness.readers.program import unread
 
 CONTROL = run()
 

@@ -24,6 +24,7 @@ from harness.model import (
     SetSpec,
     TrainConfig,
 )
+from harness.trainers.command import trained_by
 
 DDP2 = Parallelism(dp_replicate=2)
 SIZES = {"local_batch_size": 4, "global_batch_size": -1, "seq_len": 256}
@@ -32,7 +33,7 @@ SIZES = {"local_batch_size": 4, "global_batch_size": -1, "seq_len": 256}
 def spec(name="ddp2", *, probed=True, **changes):
     command = Command(("train.py",), Path("/lab"), probed=probed)
     config = TrainConfig("x.toml", {"training": SIZES})
-    made = SetSpec(name, DDP2, config, "mine", command=command)
+    made = SetSpec(name, DDP2, config, "mine", trainer=trained_by(command))
     return replace(made, **changes)
 
 

@@ -11,7 +11,7 @@ from small_disks import small_disk_at
 from harness.errors import ToolchainError
 from harness.launch import RunOptions
 from harness.store import Store
-from harness.toolchain import find_toolchain
+from harness.trainers import find_toolchain
 
 
 @pytest.fixture(scope="session")

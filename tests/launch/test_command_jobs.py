@@ -13,9 +13,10 @@ import pytest
 from launch_jobs import plan_of, tiny_job
 
 from harness.launch import run_plan
-from harness.launch.program_failure import program_error
 from harness.launch.start import TIED
 from harness.model import Command, Parallelism, RankLauncher, RunStatus, Toolchain
+from harness.trainers.command import trained_by
+from harness.trainers.command.failure import program_error
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent
@@ -33,7 +34,9 @@ def command_job(name, *, mode="well", at=2, ranks=1, launcher=RankLauncher.NONE,
         probed=False,
         curves="{output}/loss.0.csv",
     )
-    spec = replace(job.spec, parallelism=Parallelism(dp_replicate=ranks), command=command)
+    spec = replace(
+        job.spec, parallelism=Parallelism(dp_replicate=ranks), trainer=trained_by(command)
+    )
     return replace(job, spec=spec)
 
 

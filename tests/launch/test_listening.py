@@ -15,6 +15,8 @@ from test_command_jobs import command_job
 from harness.launch import run_plan
 from harness.model import RankLauncher, Recovery, RunStatus
 from harness.trainers import Rendezvous
+from harness.trainers.command import trained_by
+from harness.trainers.command.argv import command_of
 
 
 def run(plan, store, options):
@@ -81,9 +83,9 @@ def test_stores_of_programs_that_are_only_called_listen_on_loopback(
     """Also those of a torchrun, accelerate … that the program's command starts."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     job = command_job("none", mode="meet", ranks=2, python=toolchain.python)
-    argv = (*begin, *job.spec.command.argv[2:])
-    command = replace(job.spec.command, argv=argv)
-    job = replace(job, spec=replace(job.spec, command=command))
+    argv = (*begin, *command_of(job.spec).argv[2:])
+    command = replace(command_of(job.spec), argv=argv)
+    job = replace(job, spec=replace(job.spec, trainer=trained_by(command)))
     sampled = run(plan_of(job), store, cold)
     assert sampled.on_loopback(), sampled.addresses
 

@@ -7,8 +7,11 @@ from plan_examples import TITAN_02, TITAN_03
 
 from harness.model import Role
 from harness.plan.backends import default_backend
+from harness.trainers import trainer_of_kind
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
+
+TITAN = trainer_of_kind("torchtitan")
 
 
 @pytest.mark.parametrize(
@@ -24,11 +27,11 @@ FSDP_2 = "parallelism = { dp_shard = 2 }"
 )
 def test_the_default_is_what_the_torch_is_fit_for(torch, backend):
     versions = {"torch": torch} if torch else {}
-    assert default_backend(replace(TITAN_03, versions=versions)) == backend
+    assert default_backend(TITAN, replace(TITAN_03, versions=versions)) == backend
 
 
 def test_a_release_without_a_choice_has_no_default():
-    assert default_backend(TITAN_02) is None
+    assert default_backend(TITAN, TITAN_02) is None
 
 
 def backends(plan):

@@ -10,6 +10,7 @@ from harness.errors import ConfigError
 from harness.experiment import load_experiment
 from harness.model import Precision, Role, Toolchain
 from harness.plan import describe, make_plan
+from harness.trainers.command import trained_by
 
 MINE = Toolchain("mine", Path("/mine/bin/python"), "command", {"torch": "2.13.0"})
 TOP = "schema = 1\n"
@@ -84,7 +85,7 @@ def test_there_is_no_seed_checkpoint_and_what_the_probe_can_repeat(planned):
         ("zero2", Role.TEST),
     ]
     assert {(job.needs, job.starts_from) for job in plan.jobs} == {(None, None)}
-    assert all(job.spec.command is not None for job in plan.jobs)
+    assert all(job.spec.trainer.kind == "command" for job in plan.jobs)
     assert len({job.identity for job in plan.jobs}) == len(plan.jobs)
 
 
@@ -247,11 +248,13 @@ def test_the_identity_follows_what_changes_numbers_and_nothing_else(planned):
 def test_sources_count_by_what_is_in_them_wherever_they_lie(planned, tmp_path):
     plan = planned()
     (job,) = (job for job in plan.jobs if job.name == "zero2")
-    moved = replace(job.spec.command, folder=Path("/elsewhere"), sources=(Path("/elsewhere/t"),))
+    settings = job.spec.trainer.settings
+    elsewhere = Path("/elsewhere")
+    moved = trained_by(replace(settings, folder=elsewhere, sources=(elsewhere / "t",)))
     experiment = replace(
         plan.experiment,
-        controls=tuple(replace(each, command=moved) for each in plan.experiment.controls),
-        tests=tuple(replace(each, command=moved) for each in plan.experiment.tests),
+        controls=tuple(replace(each, trainer=moved) for each in plan.experiment.controls),
+        tests=tuple(replace(each, trainer=moved) for each in plan.experiment.tests),
     )
     there = replace(SURROUNDINGS, sources={Path("/elsewhere/t"): "s1"})
     assert make_plan(experiment, {"mine": MINE}, there).job("zero2").identity == job.identity

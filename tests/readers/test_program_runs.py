@@ -102,5 +102,5 @@ def test_what_cannot_be_read_is_told_and_breaks_nothing(tmp_path, changes, words
 
 def test_how_a_program_was_called_is_part_of_what_a_run_was_told_to_be(tmp_path):
     spec = read_spec(run_folder(tmp_path))
-    assert spec.command.launcher is RankLauncher.MPIRUN
-    assert (spec.command.probed, spec.command.folder) == (False, Path("/lab"))
+    assert spec.trainer.settings.launcher is RankLauncher.MPIRUN
+    assert (spec.trainer.settings.probed, spec.trainer.settings.folder) == (False, Path("/lab"))

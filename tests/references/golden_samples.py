@@ -10,8 +10,7 @@ from harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
 from harness.plan import identity_facts
 from harness.references import Change, StoredCalibration, write_golden
 from harness.store import write_json
-from harness.toolchain import assume_toolchain
-from harness.trainers import job_payload
+from harness.trainers import assume_toolchain, job_payload
 
 TRAIN_CONFIG = """
 [training]

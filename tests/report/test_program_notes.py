@@ -7,17 +7,18 @@ from report_samples import evidence, job, spec
 
 from harness.model import Command, Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
 from harness.report import build_view
+from harness.trainers.command import trained_by
 
 PROBE = {"wrapping": "DDP", "gradients": "at the optimizer's step", "recomputes_loss": False}
 
 
 def view_of(evidences, *, probed, seq_len=256):
     """The first of ``evidences`` is the control's, every other one a test set's."""
-    command = Command(("train.py",), Path("/lab"), probed=probed)
+    trainer = trained_by(Command(("train.py",), Path("/lab"), probed=probed))
     control, *tests = (each.name for each in evidences)
-    one = replace(spec(control), command=command, overrides={"zero.stage": 0})
+    one = replace(spec(control), trainer=trainer, overrides={"zero.stage": 0})
     others = tuple(
-        replace(spec(name), command=command, overrides={"zero.stage": 2}, control=control)
+        replace(spec(name), trainer=trainer, overrides={"zero.stage": 2}, control=control)
         for name in tests
     )
     jobs = (job(one, Role.CONTROL, 20), *(job(each, Role.TEST, 20) for each in others))

@@ -18,10 +18,10 @@ from harness.model import (
     SyntheticData,
     Toolchain,
     TrainConfig,
+    TrainerSpec,
 )
 from harness.rank import loopback
 from harness.trainers import (
-    AGENT_MODULE,
     Rendezvous,
     Resources,
     agent_argv,
@@ -34,6 +34,8 @@ from harness.trainers import (
     printable_command,
     work_folder,
 )
+from harness.trainers.command import trained_by
+from harness.trainers.command.trainer import AGENT_MODULE
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = Path("/store/runs/zero2-0123456789ab")
@@ -70,7 +72,7 @@ def job(command=COMMAND, **changes):
         "mine",
         overrides={"zero.stage": 2, "fast": True},
         control="ddp2",
-        command=command,
+        trainer=trained_by(command),
     )
     values = {
         "name": "zero2",
@@ -105,7 +107,7 @@ def test_job_json_is_the_golden_one(name, command):
 
 
 def test_torchtitans_jobs_have_no_command():
-    titan = replace(job(), spec=replace(job().spec, command=None))
+    titan = replace(job(), spec=replace(job().spec, trainer=TrainerSpec()))
     made = job_payload(titan, FOLDER, data=DATA, seed_checkpoint=None, device="cpu")
     assert "command" not in made
     assert work_folder(titan, FOLDER) == FOLDER

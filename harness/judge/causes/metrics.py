@@ -30,7 +30,7 @@ _LOGGED_ELSEWHERE = {
     "grad_norm": "where the norm is computed for logging and clipping: over which ranks and shards "
     "it is summed",
 }
-"""The same of what torchtitan has not trained, or nobody says."""
+"""The same where nobody knows the code."""
 _TRAINED = (
     "same-initial-parameters",
     "renamed-parameters-agree",
@@ -135,8 +135,8 @@ def _training(scene: Scene, apart: float) -> str:
 def _logged(signal: str, scene: Scene) -> str:
     """Where to look for what reports a signal."""
     spec = scene.case.spec
-    titan = spec is not None and spec.command is None
-    return (_LOGGED if titan else _LOGGED_ELSEWHERE)[signal]
+    guided = spec is not None and spec.trainer.can.guided
+    return (_LOGGED if guided else _LOGGED_ELSEWHERE)[signal]
 
 
 def _misreported(signal: str, scene: Scene, step: int) -> bool:

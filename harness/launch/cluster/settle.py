@@ -18,12 +18,12 @@ from harness.launch.cluster.batch import JOB_SCRIPT, SLURM_LOG, submit_argv
 from harness.launch.cluster.lives import ENDED_FILE
 from harness.launch.cluster.refusals import with_keys
 from harness.launch.cluster.submission import Submission
-from harness.launch.failure import log_tail, rank_error, rank_log
 from harness.launch.progress import last_line
 from harness.launch.script import Outcome, after
 from harness.model import Cluster, Job, RankError, RunRecord, RunStatus
 from harness.store import read_json
 from harness.trainers import Call, comes_in_passes, is_complete
+from harness.trainers.failure import log_tail, rank_error, rank_log
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})

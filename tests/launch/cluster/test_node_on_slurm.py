@@ -11,7 +11,6 @@ from launch_jobs import ROOT
 from harness.launch.cluster.backend import Phase, Request
 from harness.launch.cluster.batch import batch_script, job_name
 from harness.launch.cluster.slurm import Slurm
-from harness.launch.failure import rank_error
 from harness.model import (
     Cluster,
     Fault,
@@ -22,6 +21,7 @@ from harness.model import (
     Segment,
 )
 from harness.trainers import job_payload
+from harness.trainers.failure import rank_error
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -1,4 +1,4 @@
-"""What of a job reaches the program of the user's that trains it."""
+"""What of a job reaches the program of the user's that trains it, and what is called at all."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from typing import Any
 
 from harness.model import Command, Job, Parallelism, RankLauncher
 from harness.model.template import CONFIG, placeholders
+from harness.trainers.command.argv import command_of
 
+PYTHON = "{python}"
 OF_THE_RUN = frozenset({"output", "data", "python", "name"})
 """Placeholders that do not say how to train, or only as the toolchain and the corpus do."""
+
+
+def describe_command(command: Command) -> str:
+    """``train.py by torchrun, probed``."""
+    words = [each for each in command.argv if not each.startswith("-")]
+    # The Python itself says nothing of what it runs.
+    program = next((each for each in words if each != PYTHON), command.argv[0])
+    by = "" if command.launcher is RankLauncher.NONE else f" by {command.launcher.value}"
+    return f"{program}{by}, {'probed' if command.probed else 'curves only'}"
 
 
 def told(job: Job) -> dict[str, Any]:
     """Everything by which a call may differ from another of the same command: values by name.
 
-    Raises ValueError for torchtitan's jobs.
+    Raises TypeError for jobs of other trainers.
     """
-    command = _command_of(job)
+    command = command_of(job.spec)
     names = set(_names(command)) - OF_THE_RUN
     known = _known(job)
     values = {
@@ -37,9 +48,9 @@ def is_told_its_ranks(job: Job, control: Job) -> bool:
     """Whether a job of more or fewer ranks than its control's is called with something to say so.
 
     That is a launcher, a number of ranks, a degree, or a config value other than the control's.
-    Raises ValueError for torchtitan's jobs.
+    Raises TypeError for jobs of other trainers.
     """
-    command = _command_of(job)
+    command = command_of(job.spec)
     if command.launcher is not RankLauncher.NONE:
         return True
     names = {name for text in _handed_over(command) for name in placeholders(text)}
@@ -47,12 +58,6 @@ def is_told_its_ranks(job: Job, control: Job) -> bool:
     return bool(names & {"ranks", "dp", *asdict(Parallelism())}) or any(
         job.spec.setting(key) != control.spec.setting(key) for key in keys
     )
-
-
-def _command_of(job: Job) -> Command:
-    if job.spec.command is None:
-        raise ValueError(f"{job.name} is trained by torchtitan")
-    return job.spec.command
 
 
 def _known(job: Job) -> dict[str, Any]:

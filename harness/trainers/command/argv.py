@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.model import Command, Job, RankLauncher, Setting
+from harness.model import Command, Job, RankLauncher, SetSpec, Setting
 from harness.model.template import CONFIG, fill
 from harness.trainers.calls import Rendezvous
 
@@ -26,7 +26,7 @@ ANY_PORT = 29500
 """Where ranks meet by a printed command."""
 UNKNOWN_DATA = "DATA"
 """Stands in a printed command for the folder of a corpus that was not made yet."""
-_ON_LOOPBACK = Path(__file__).parent.parent / "rank" / "on_loopback"
+_ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "on_loopback"
 """First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""
@@ -36,11 +36,11 @@ _FOREIGN = re.compile(
 """Variables of a launcher around the harness, beside those that no job inherits."""
 
 
-def command_of(job: Job) -> Command:
-    """The command of a job that has one; raises ValueError for others."""
-    if job.spec.command is None:
-        raise ValueError(f"{job.name} is trained by torchtitan")
-    return job.spec.command
+def command_of(spec: SetSpec) -> Command:
+    """The command of a set that has one; raises TypeError for others."""
+    if not isinstance(spec.trainer.settings, Command):
+        raise TypeError(f"{spec.name} is trained by {spec.trainer.kind}")
+    return spec.trainer.settings
 
 
 def output_of(folder: Path) -> Path:
@@ -50,18 +50,18 @@ def output_of(folder: Path) -> Path:
 
 def curves_of(job: Job, folder: Path) -> Path | None:
     """Where a program that is not probed leaves its curve; None for a probed one."""
-    curves = command_of(job).curves
+    curves = command_of(job.spec).curves
     return None if curves is None else Path(filled(curves, job, folder))
 
 
 def needs_port(job: Job) -> bool:
     """Whether somebody has to choose a free port for the job's ranks."""
-    return job.spec.command is not None and job.spec.command.launcher in _WITH_PORT
+    return command_of(job.spec).launcher in _WITH_PORT
 
 
 def payload(job: Job, folder: Path, data: Path | None) -> dict[str, Any]:
     """The value of ``command`` in ``job.json``, placeholders filled in."""
-    command = command_of(job)
+    command = command_of(job.spec)
     curves = curves_of(job, folder)
     return {
         "argv": list(arguments(job, folder, data)),
@@ -76,7 +76,7 @@ def payload(job: Job, folder: Path, data: Path | None) -> dict[str, Any]:
 
 def arguments(job: Job, folder: Path, data: Path | None = None) -> tuple[str, ...]:
     """The template filled in: the argv without the launcher's part."""
-    return tuple(filled(each, job, folder, data) for each in command_of(job).argv)
+    return tuple(filled(each, job, folder, data) for each in command_of(job.spec).argv)
 
 
 def filled(template: str, job: Job, folder: Path, data: Path | None = None) -> str:
@@ -148,7 +148,7 @@ def command_argv(
     """
     program = arguments(job, folder, data)
     python, ranks = str(job.toolchain.python), job.world_size
-    match command_of(job).launcher:
+    match command_of(job.spec).launcher:
         case RankLauncher.TORCHRUN:
             meeting = meeting or Rendezvous()
             nodes, *where = meeting.arguments()
@@ -197,7 +197,7 @@ def with_variables(
     """
     kept = {name: value for name, value in base.items() if not _FOREIGN.fullmatch(name)}
     made = {**kept, **own_variables(job, folder, device, meeting, data, kept.get("PATH"))}
-    if here and command_of(job).launcher is not RankLauncher.TORCHRUN:
+    if here and command_of(job.spec).launcher is not RankLauncher.TORCHRUN:
         paths = filter(None, (str(_ON_LOOPBACK), made.get("PYTHONPATH")))
         made["PYTHONPATH"] = os.pathsep.join(paths)
     return made
@@ -212,7 +212,7 @@ def own_variables(
     path: str | None = None,
 ) -> dict[str, str]:
     """Variables that only the job's program has. ``path`` is the ``PATH`` around the harness."""
-    command = command_of(job)
+    command = command_of(job.spec)
     # The environment's own programs (ninja, accelerate) come first, as if it were activated.
     first = str(job.toolchain.python.parent)
     variables = {"PATH": f"{first}{os.pathsep}{path}" if path else first}
@@ -231,7 +231,7 @@ def own_variables(
 def _variables(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
     return {
         name: filled(value, job, folder, data)
-        for name, value in command_of(job).environment.items()
+        for name, value in command_of(job.spec).environment.items()
     }
 
 
@@ -240,7 +240,7 @@ def printable(job: Job, folder: Path, data: Path | None = None) -> str:
 
     A probe needs the run folder's ``job.json``, so it repeats a run that was started once.
     """
-    command = command_of(job)
+    command = command_of(job.spec)
     own = own_variables(job, folder, device="", data=data)
     shown = {name: own[name] for name in own if name != "PATH" or name in command.environment}
     variables = shlex.join(f"{name}={value}" for name, value in shown.items())

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
-from harness.model import Job, RankError, RankLauncher
+from harness.model import RankError
 
 FAILURES_FILE = "failures.json"
 """Left by ``harness.rank.agent``: how each rank ended."""
@@ -85,13 +85,6 @@ def end_of(path: Path) -> str:
             return stream.read().decode(errors="replace")
     except OSError:
         return ""
-
-
-def launcher_log(job: Job) -> str:
-    """What the log is called that a job's launcher prints to."""
-    command = job.spec.command
-    torchrun = command is None or command.launcher is RankLauncher.TORCHRUN
-    return AGENT_LOG if torchrun else PROGRAM_LOG
 
 
 def launcher_tail(logs: Path) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from harness.launch.failure import (
+from harness.model import RankError
+from harness.trainers.failure import (
     AGENT_LOG,
     FAILURES_FILE,
     PROGRAM_LOG,
@@ -21,7 +22,6 @@ from harness.launch.failure import (
     launcher_tail,
     rank_log,
 )
-from harness.model import RankError
 
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")

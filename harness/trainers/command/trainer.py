@@ -1,0 +1,269 @@
+"""Any program as a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import DISTRIBUTION
+from harness.errors import EvidenceError, ToolchainError
+from harness.model import (
+    Capabilities,
+    Command,
+    Job,
+    RankError,
+    RankLauncher,
+    SetSpec,
+    Surroundings,
+    Toolchain,
+    TrainerSpec,
+)
+from harness.model.template import placeholders
+from harness.toolchain import assume_environment, find_environment, own_source
+from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
+from harness.trainers.calls import Rendezvous
+from harness.trainers.command import argv
+from harness.trainers.command.argv import command_of
+from harness.trainers.command.called import describe_command, is_told_its_ranks, told
+from harness.trainers.command.failure import program_error
+from harness.trainers.environment import Resources
+from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
+
+AGENT_MODULE = "harness.rank.agent"
+"""torchrun's agent, tied to the life of the harness."""
+LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "loopback.py"
+"""torchrun whose ports only this machine can reach; needs nothing of this package."""
+DEFAULTS = {
+    "training.seq_len": 1,
+    "training.dtype": "float32",
+    "training.mixed_precision_param": "float32",
+}
+"""Its samples may be no sequences."""
+_DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
+"""Keys of its train config that name one."""
+
+
+def trained_by(command: Command) -> TrainerSpec:
+    """The trainer of sets that a command trains."""
+    return TrainerSpec("command", Capabilities(probed=command.probed), command, DEFAULTS)
+
+
+class CommandTrainer(Trainer):
+    """Any program under any launcher."""
+
+    kind = "command"
+
+    def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
+        """How a program is called, and what it is made of; where it lies is no matter.
+
+        Templates count as they are: what fills them is among the other facts, but for the name,
+        which counts where the program is told it.
+        """
+        command = command_of(spec)
+        texts = (*command.argv, *command.environment.values())
+        is_named = any("name" in placeholders(text) for text in texts)
+        return {
+            "command": {
+                **({"name": spec.name} if is_named else {}),
+                "argv": list(command.argv),
+                "launcher": command.launcher.value,
+                "probed": command.probed,
+                "curves": command.curves,
+                "columns": dict(command.columns),
+                "environment": dict(command.environment),
+                "sources": [surroundings.sources[path] for path in command.sources],
+            }
+        }
+
+    def describe(self, spec: SetSpec) -> str:
+        return describe_command(command_of(spec))
+
+    def sources(self, spec: SetSpec) -> Iterable[Source]:
+        command = command_of(spec)
+        return (Source(path, command.folder, "command") for path in command.sources)
+
+    def untold(self, job: Job, control: Job) -> Iterator[Untold]:
+        named = [
+            (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
+            for each in (job, control)
+        ]
+        if named[0] != named[1] and told(job) == told(control):
+            yield Untold(
+                "trainer.command",
+                f"calls {job.name} exactly as {control.name}, so a run would be compared with "
+                "itself",
+                "hand over what differs by a placeholder (docs/any-trainer.md)",
+            )
+        elif job.world_size != control.world_size and not is_told_its_ranks(job, control):
+            yield Untold(
+                "trainer.command",
+                f"nothing tells the program of {job.name} to have {job.world_size} ranks, for "
+                "there is no launcher",
+                "hand it {ranks} or its degrees, or name a launcher",
+            )
+
+    def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
+        found = find_environment(name, root, self.kind)
+        if trainer.can.probed and "torch" not in found.versions:
+            raise ToolchainError(
+                f"{found.python} has no torch, so its program cannot be probed: install torch "
+                "there, name another toolchain or python, or set trainer.probe = false"
+            )
+        if trainer.can.probed and DISTRIBUTION not in found.versions:
+            raise ToolchainError(
+                f"{found.python} has no converge, so its program cannot be probed: install it "
+                f"with: {found.python} -m pip install --no-deps {own_source()}, or set "
+                "trainer.probe = false"
+            )
+        return found
+
+    def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
+        found = assume_environment(name, root, self.kind)
+        return self.find_toolchain(name, root, trainer) if found.versions else found
+
+    # ------------------------------------------------------------------- a run
+
+    def job_payload(
+        self,
+        job: Job,
+        folder: Path,
+        *,
+        data: Path | None,
+        seed_checkpoint: Path | None,
+        device: str,
+    ) -> dict[str, Any]:
+        document = job_document(
+            job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+        )
+        return {**document, "command": argv.payload(job, folder, data)}
+
+    def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+        return argv.command_argv(
+            job, folder, meeting=start.meeting, devices=start.devices, data=start.data
+        )
+
+    def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
+        ours = command_of(job.spec).probed
+        return argv.command_argv(
+            job,
+            folder,
+            torchrun=("-m", AGENT_MODULE) if ours else (str(LOOPBACK_TORCHRUN),),
+            meeting=start.meeting,
+            logs=start.logs,
+            devices=start.devices,
+            data=start.data,
+        )
+
+    def printable(
+        self, job: Job, folder: Path, ranks_per_node: int | None, data: Path | None
+    ) -> str:
+        return argv.printable(job, folder, data)
+
+    def environment(
+        self,
+        pinned: Mapping[str, str],
+        resources: Resources,
+        job: Job,
+        folder: Path,
+        meeting: Rendezvous | None,
+        data: Path | None,
+    ) -> dict[str, str]:
+        here = resources.loopback is not None
+        return argv.with_variables(
+            pinned, job, folder, device=resources.device, here=here, meeting=meeting, data=data
+        )
+
+    def needs_port(self, job: Job) -> bool:
+        return argv.needs_port(job)
+
+    def prepare(self, job: Job, folder: Path) -> None:
+        argv.output_of(folder).mkdir()
+
+    def work_folder(self, job: Job, folder: Path) -> Path:
+        return command_of(job.spec).folder
+
+    def curve(self, job: Job, folder: Path) -> Path | None:
+        return argv.curves_of(job, folder)
+
+    def is_complete(self, job: Job, folder: Path) -> bool:
+        if command_of(job.spec).probed:
+            return is_complete(job, folder)
+        curves = argv.curves_of(job, folder)
+        return curves is not None and curves.exists()  # a folder of TensorBoard's, say
+
+    def launcher_log(self, job: Job) -> str:
+        under_torchrun = command_of(job.spec).launcher is RankLauncher.TORCHRUN
+        return AGENT_LOG if under_torchrun else PROGRAM_LOG
+
+    def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
+        return program_error(logs[0], returncode)
+
+    def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
+        curves = argv.curves_of(job, folder)
+        if curves is not None:
+            return (
+                f"the program ended with 0, but there is no {curves}: it has to leave its curve "
+                "there (trainer.curves)"
+            )
+        if last is None:
+            return (
+                "the program ended with 0, but its probe recorded no step: call harness.probe as "
+                "docs/probe.md shows, or set trainer.probe = false and name trainer.curves"
+            )
+        return (
+            f"the program ended with 0 after step {last} of {job.steps}: it has to take {{steps}} "
+            "from the template, and call probe.step at the end of each"
+        )
+
+    def waits_for(self, job: Job) -> str:
+        if job.world_size == 1:
+            return ""
+        return "a step of a probe ends when every rank has called probe.step()"
+
+    # ---------------------------------------------------------------- evidence
+
+    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
+        told = job["command"]
+        return trained_by(
+            Command(
+                argv=tuple(told["argv"]),
+                folder=Path(told["folder"]),
+                launcher=RankLauncher(told["launcher"]),
+                probed=told["probed"],
+                curves=told["curves"],
+                columns=told["columns"],
+                environment=told["environment"],
+            )
+        )
+
+    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> Curve | None:
+        command = job["command"]
+        if command.get("probed") is not False:
+            return None
+        told = command.get("curves")
+        if told is None:
+            raise EvidenceError(
+                f"{folder / 'job.json'}: names no curves of a program without a probe"
+            )
+        try:
+            # The run folder may have been moved since.
+            path = folder / Path(told).relative_to(job["run_folder"])
+        except (ValueError, KeyError):
+            raise EvidenceError(
+                f"{told}: lies outside of the run folder, so it may be the curve of another run"
+            ) from None
+        return Curve(path, dict(command.get("columns") or {}))
+
+    def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
+        """Those that the job's train config names, under the set's own settings."""
+        found: set[str] = set()
+        for key in _DATA_TYPES:
+            value: object = job["train_config"]["settings"]
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            found.add(str((job.get("overrides") or {}).get(key, value)))
+        return found
+
+
+TRAINER = CommandTrainer()

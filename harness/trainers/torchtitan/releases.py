@@ -1,0 +1,119 @@
+"""What differs between the releases of torchtitan that are spoken to, each with its source.
+
+A rule of ``harness/rules`` speaks of a job beside its control; what is here, of what a release has,
+refuses, or silently makes another run of. Limitations are asked only when sets are proposed: a set
+that somebody writes by hand is checked by torchtitan itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from harness.model import SetSpec, Technique
+from harness.trainers.base import Features, Limitation
+
+TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
+FLEX_BLOCK = 128
+"""FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
+FEATURES = {
+    TITAN_02: Features(fuses_in_twos=True),
+    TITAN_03: Features(
+        spmd_backends=True, cp_rotations=False, sequence_block=FLEX_BLOCK, cuda_graphs=True
+    ),
+}
+"""By dialect."""
+SPLIT_BACKWARD = frozenset({"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"})
+"""Schedules that split the backward pass."""
+
+
+class _Fact(NamedTuple):
+    says: str
+    source: str
+    holds: Callable[[SetSpec, str], bool]
+    """Whether a set, in a dialect, is kept from running by it."""
+
+
+def _shards_over_cp(spec: SetSpec, _dialect: str) -> bool:
+    return _is_ddp(spec) and spec.parallelism.cp > 1
+
+
+def _ddp_beside_others(spec: SetSpec, dialect: str) -> bool:
+    degrees = spec.parallelism
+    return dialect == TITAN_02 and _is_ddp(spec) and degrees.tp * degrees.pp > 1
+
+
+def _compiled_split_backward(spec: SetSpec, dialect: str) -> bool:
+    return (
+        dialect == TITAN_02
+        and spec.pipeline_schedule in SPLIT_BACKWARD
+        and Technique.COMPILE in spec.techniques
+    )
+
+
+def _no_float8_tp(spec: SetSpec, dialect: str) -> bool:
+    return dialect == TITAN_03 and Technique.FLOAT8_TP in spec.techniques
+
+
+def _no_experts(spec: SetSpec, _dialect: str) -> bool:
+    model = spec.train_config.module or spec.setting("model.name")
+    return spec.parallelism.ep > 1 and model == "llama3"
+
+
+def _is_ddp(spec: SetSpec) -> bool:
+    return spec.parallelism.dp_replicate > 1 and spec.parallelism.dp_shard == 1
+
+
+_FACTS = (
+    _Fact(
+        "context parallelism shards parameters over its ranks, so DDP with it is HSDP",
+        "torchtitan distributed/parallel_dims.py, fsdp_enabled",
+        _shards_over_cp,
+    ),
+    _Fact(
+        "torchtitan 0.2 takes DDP with no other parallelism",
+        "torchtitan 0.2.2 models/llama3/infra/parallelize.py, parallelize_llama",
+        _ddp_beside_others,
+    ),
+    _Fact(
+        "schedules that split the backward pass refuse stages made by torch.compile",
+        "torch 2.13 distributed/pipelining/schedules.py, _check_torch_compile_compatibility; "
+        "torchtitan 0.2.2 wraps every block",
+        _compiled_split_backward,
+    ),
+    _Fact(
+        "torchtitan 0.3 has no Float8 TP styles: float8_tp needs a base config of 0.2",
+        "harness/rank/titan_0_3/config.py, _techniques",
+        _no_float8_tp,
+    ),
+    _Fact(
+        "Llama 3 has no experts that ep could spread",
+        "torchtitan models/llama3",
+        _no_experts,
+    ),
+)
+
+
+def limitations(spec: SetSpec, dialect: str) -> Iterator[Limitation]:
+    """Everything that keeps a set from running as named."""
+    return (Limitation(fact.says, fact.source) for fact in _FACTS if fact.holds(spec, dialect))
+
+
+def warnings(dialect: str, words: set[str]) -> Iterator[str]:
+    """What is known of a release's own bugs and limits, of techniques and parallelisms by word."""
+    if dialect == TITAN_03:
+        if "async_tp" in words:
+            yield "On a CPU, async_tp needs torchtitan-0.2.2 and a base config of it."
+        if {"async_tp", "compile"} & words and {"float8", "float8_rowwise"} & words:
+            yield "On a CPU, torchtitan 0.3 emulates Float8 and then refuses compile."
+        return
+    if "pp" in words:
+        yield (
+            "torchtitan 0.2.2 does not divide a pipeline's gradients by the valid tokens "
+            "(issue 2972): expect its sets with PP to FAIL."
+        )
+    if "dp" in words:
+        yield (
+            "torchtitan 0.2.2 divides DDP's gradients by the replicate degree as well "
+            "(issue 2318): expect DDP to FAIL."
+        )
