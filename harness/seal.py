@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.model import RunRecord
-from harness.run_folder.job import JobDocument, curves_of
+from harness.run_folder.job import JobDocument, moved_with
 from harness.run_folder.layout import (
     EVIDENCE_SUFFIXES,
     IMPORTED,
@@ -117,9 +117,10 @@ def _curves(folder: Path) -> Path | None:
 
     None for other runs, and for what lies outside of the folder, which is never read.
     """
+    job = _job(folder)
     try:
-        return curves_of(_job(folder), folder)
-    except (AttributeError, TypeError, ValueError):
+        return moved_with(folder, job["command"]["curves"] or "", job["run_folder"])
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -139,7 +140,8 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
         return
     job = _job(folder)
     # The identity holds the digests of our corpus and of the seed checkpoint.
-    given = ((job.get("data") or {}).get("folder"), job.get("seed_checkpoint"))
+    data: Mapping[str, Any] = job.get("data") or {}
+    given = (data.get("folder"), job.get("seed_checkpoint"))
     run = folder.resolve()
     covered = [run, *(Path(each).resolve() for each in given if each)]
     seen = set()

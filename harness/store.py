@@ -28,7 +28,6 @@ from harness.model import RankError, RunRecord, RunStatus
 from harness.run_folder import documents
 from harness.run_folder.documents import SCHEMA, number, spell_not_finite, unique_keys, upgraded
 from harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
-from harness.run_folder.records import RecordDocument
 from harness.seal import evidence_of, sources_of
 
 DEFAULT_ROOT = Path(".converge")

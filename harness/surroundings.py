@@ -16,7 +16,7 @@ from harness.errors import ConfigError, Problem
 from harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
 from harness.trainers import trainer_of
 
-RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe"))
+RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe", "run_folder"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")
 DRIVER_INFORMATION = Path("/proc/driver/nvidia/version")

@@ -22,7 +22,8 @@ from harness.history import Entry, Filter, History
 from harness.history.overview import overview
 from harness.history.page import to_page
 from harness.report.text import ABSENT, duration, plain
-from harness.store import atomic_write, spell_not_finite
+from harness.run_folder.documents import spell_not_finite
+from harness.store import atomic_write
 
 SCHEMA = 1
 """Of what ``--json`` prints."""

@@ -17,9 +17,10 @@ from harness.launch.growth import Growth
 from harness.launch.options import RunOptions
 from harness.launch.progress import MetricsTail
 from harness.launch.run import Run, struck_faults
-from harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
 from harness.launch.warm import WarmServers
 from harness.model import Job
+from harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
+from harness.run_folder.layout import LOGS
 from harness.store import RunLock, Store
 from harness.trainers import (
     Call,
@@ -114,7 +115,7 @@ def _prepare(job: Job, folder: Path) -> None:
 def _growth(job: Job, folder: Path) -> Growth | None:
     """What tells that a job goes on which tells no steps; None for those that do."""
     curves = curves_of(job, folder)
-    return None if curves is None else Growth(curves, folder / "logs")
+    return None if curves is None else Growth(curves, folder / LOGS)
 
 
 def go_on(place: Place, run: Run, call: Call) -> None:
@@ -122,7 +123,10 @@ def go_on(place: Place, run: Run, call: Call) -> None:
 
     Raises StoreError as ``start_run`` does.
     """
-    set_torn_aside(run.folder)
+    try:
+        set_torn_aside(run.folder)
+    except TornCheckpointError as error:
+        raise StoreError(str(error)) from error
     following = _start_call(place, run.job, run.folder, call, run.slots)
     following.faults_before = struck_faults(run.folder)
     run.earlier.append(run.call)
@@ -224,8 +228,8 @@ def _start_agent(
 def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     """Each agent's own: a failure of an earlier call must not be taken for one of a later."""
     if not comes_in_passes(job):
-        return folder / "logs"
-    return folder / "logs" / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
+        return folder / LOGS
+    return folder / LOGS / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
 
 
 def _resources(place: Place, slots: tuple[int, ...]) -> Resources:

@@ -12,6 +12,7 @@ from harness.launch import processes
 from harness.launch.run import Run
 from harness.launch.start import Place, start_node
 from harness.model import Fault, FaultKind
+from harness.run_folder.faults import over_file, struck_file
 from harness.store import write_json
 from harness.trainers import most_nodes
 
@@ -27,7 +28,7 @@ def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
         _over(run, index)
         return
     write_json(
-        run.folder / "faults" / f"{index}.json",
+        struck_file(run.folder, index),
         {
             "index": index,
             "kind": fault.kind.value,
@@ -68,6 +69,6 @@ def _can_strike(run: Run, fault: Fault) -> bool:
 
 
 def _over(run: Run, index: int) -> None:
-    path = run.folder / "faults" / f"{index}.over.json"
+    path = over_file(run.folder, index)
     if not path.exists():
         write_json(path, {"index": index, "at": time.time()})

@@ -26,9 +26,10 @@ from harness.launch.slots import Slots, launch_order
 from harness.launch.start import Place, go_on, start_run
 from harness.launch.strike import settle, strike
 from harness.model import Experiment, Job, RankError, RunRecord, RunStatus
+from harness.run_folder.layout import seed_checkpoint_of
 from harness.seal import stale
 from harness.store import RunLock
-from harness.trainers import comes_in_passes, seed_checkpoint_of, trainer_of
+from harness.trainers import comes_in_passes, trainer_of
 from harness.trainers.failure import is_infrastructure_fault
 
 MAX_ATTEMPTS = 2

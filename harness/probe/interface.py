@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from harness.probe.recorder import Recorder
 
 
-
 def initial_weights(model: torch.nn.Module) -> None:
     """Let the harness move the initial weights, before anything wraps the model.
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from harness.run_folder.documents import SCHEMA, SchemaError, upgraded
 from harness.run_folder.layout import JOB
@@ -122,7 +122,9 @@ class JobDocument(TypedDict, total=False):
     without_fixes: list[str]
     device: str
     command: CommandDocument
-    """Only where another program than torchtitan trains."""
+    """Only where a program of the user's trains."""
+    trainer: str
+    """Its kind, where neither torchtitan nor a program of the user's trains."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -174,18 +176,12 @@ def recovery_of(job: JobDocument) -> RecoveryDocument | None:
     return {"faults": job.get("faults") or [], "checkpoint_every": every, "nodes": nodes}
 
 
-def curves_of(job: JobDocument, folder: Path) -> Path | None:
-    """Where a program that is not probed left its curve; the run folder may have been moved since.
+def moved_with(folder: Path, path: str, run_folder: str) -> Path:
+    """Where a path of a job is, whose run folder was ``run_folder`` and may have been moved since.
 
-    None where the job names no curve. Raises ValueError for one outside of the run folder, which
-    may be that of another run.
+    Raises ValueError for one outside of the run folder, which may be of another run.
     """
-    told = (job.get("command") or {}).get("curves")
-    if told is None:
-        return None
-    if "run_folder" not in job:
-        raise ValueError("the job does not say where its run folder was")
-    return folder / Path(told).relative_to(job["run_folder"])
+    return folder / Path(path).relative_to(run_folder)
 
 
 # --------------------------------------------------------------------- what a rank makes of it
@@ -366,7 +362,7 @@ def read_job(path: str | Path, segment: int | None = None) -> Job:
             f"{path}: job schema is {raw.get('schema')!r}, this rank code reads {SCHEMA}"
         ) from None
     try:
-        job = _job(told)
+        job = _job(cast("JobDocument", told))
     except (KeyError, TypeError) as error:
         raise JobError(f"{path}: not a complete job: {error!r}") from error
     if segment is None:
@@ -423,7 +419,12 @@ def _job(raw: JobDocument) -> Job:
         without_fixes=tuple(raw.get("without_fixes") or ()),
         is_probed=is_probed(raw),
         segments=tuple(
-            Segment(**{**segment, "parallelism": Degrees(**segment["parallelism"])})
+            Segment(
+                until=segment["until"],
+                parallelism=Degrees(**segment["parallelism"]),
+                local_batch_size=segment["local_batch_size"],
+                pipeline_schedule=segment.get("pipeline_schedule"),
+            )
             for segment in raw.get("segments") or ()
         ),
         checkpoint_every=raw.get("checkpoint_every"),

@@ -8,7 +8,6 @@
     jobs.py          what the launcher asks of a job, whichever trainer it has
     environment.py   what is pinned in the environment of every job
     calls.py         the torchrun calls of a run
-    passes.py        the files of a run in several passes
     failure.py       why a run under torchrun failed
     torchtitan/      torchtitan, by rank code of ours
     command/         any program, by an argv template
@@ -22,8 +21,6 @@ from harness.trainers.base import (
     Start,
     Trainer,
     Untold,
-    metrics_files,
-    seed_checkpoint_of,
 )
 from harness.trainers.calls import (
     Call,
@@ -47,19 +44,10 @@ from harness.trainers.jobs import (
     printable_command,
     work_folder,
 )
-from harness.trainers.passes import (
-    CHECKPOINTS,
-    checkpoint_of,
-    has_metadata,
-    last_step,
-    pass_files,
-    pass_folders,
-)
 from harness.trainers.registry import register, trainer_of, trainer_of_document, trainer_of_kind
 from harness.trainers.toolchains import assume_toolchain, find_toolchain
 
 __all__ = [
-    "CHECKPOINTS",
     "RANK_MODULE",
     "Call",
     "Curve",
@@ -73,27 +61,20 @@ __all__ = [
     "agent_argv",
     "argv",
     "assume_toolchain",
-    "checkpoint_of",
     "comes_in_passes",
     "curves_of",
     "environment",
     "features_of",
     "find_toolchain",
     "first_call",
-    "has_metadata",
     "is_complete",
     "job_payload",
-    "last_step",
-    "metrics_files",
     "most_nodes",
     "needs_port",
     "node_arguments",
     "part_of",
-    "pass_files",
-    "pass_folders",
     "printable_command",
     "register",
-    "seed_checkpoint_of",
     "trainer_of",
     "trainer_of_document",
     "trainer_of_kind",

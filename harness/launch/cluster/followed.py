@@ -10,8 +10,9 @@ from harness.launch.cluster.backend import JobState, Phase
 from harness.launch.cluster.settle import has_ended
 from harness.launch.cluster.standing import UNKNOWN_LOOKS
 from harness.launch.cluster.submission import Submission
-from harness.launch.progress import MetricsTail, StepLine, remaining_s
+from harness.launch.progress import MetricsTail, remaining_s
 from harness.model import Experiment, Job
+from harness.run_folder.metrics import StepLine
 from harness.trainers import comes_in_passes
 
 

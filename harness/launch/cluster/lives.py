@@ -6,16 +6,10 @@ import shlex
 from pathlib import Path
 
 from harness.model import Job
+from harness.run_folder.layout import COMPILED, ENDED, OF_THE_PASSES, OF_THE_RANKS
 from harness.trainers import comes_in_passes
 
-ENDED_FILE = "ended.json"
-_OF_A_LIFE = (ENDED_FILE, "inductor")
-_OF_A_RUN = (
-    *("metrics.jsonl", "metrics.jsonl.part", "tensors", "in_force.json"),
-    *("checkpoint", "datasets", "streaming"),
-)
-_OF_PASSES = ("passes", "faults", "torn", "logs")
-"""What ranks leave in a run folder."""
+_OF_A_LIFE = (ENDED, COMPILED)
 
 
 def ending(folder: Path) -> str:
@@ -30,8 +24,8 @@ finish() {{
     code=$?
     trap '' TERM
     printf '{{"schema": 1, "returncode": %d, "restart": %d}}\\n' \\
-        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED_FILE}.part"
-    mv "$run_folder/{ENDED_FILE}.part" "$run_folder/{ENDED_FILE}"
+        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED}.part"
+    mv "$run_folder/{ENDED}.part" "$run_folder/{ENDED}"
     exit "$code"
 }}
 trap finish EXIT
@@ -43,13 +37,13 @@ def start() -> str:
     return f"""\
 # A job that begins takes nothing that lies here for its own.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf {" ".join((*_OF_A_LIFE, *_OF_A_RUN, *_OF_PASSES))})
+    (cd "$run_folder" && rm -rf {" ".join((*_OF_A_LIFE, *OF_THE_RANKS, *OF_THE_PASSES))})
 fi"""
 
 
 def restart(job: Job) -> str:
     """What an earlier life left must not be taken for evidence of this one."""
-    files = " ".join(_OF_A_LIFE if comes_in_passes(job) else (*_OF_A_LIFE, *_OF_A_RUN))
+    files = " ".join(_OF_A_LIFE if comes_in_passes(job) else (*_OF_A_LIFE, *OF_THE_RANKS))
     how = "goes on from its newest checkpoint" if comes_in_passes(job) else "starts over"
     return f"""\
 # A job that Slurm has requeued {how}.

@@ -19,8 +19,9 @@ from harness.launch.cluster.standing import Site, look, script_of, settle_all
 from harness.launch.cluster.submission import Submission, read_submission, write_submission
 from harness.launch.events import Observer, Queued, Waiting
 from harness.model import Job, RankError, RunRecord, RunStatus
+from harness.run_folder.layout import RECORD, seed_checkpoint_of
 from harness.store import atomic_write, read_record
-from harness.trainers import job_payload, seed_checkpoint_of
+from harness.trainers import job_payload
 
 
 class Submitter:
@@ -87,7 +88,7 @@ class Submitter:
     def _of_another(self, job: Job) -> Submission | RunRecord | None:
         """What another harness made of the job since this one looked."""
         folder, before = self._folders[job.identity], self._before[job.identity]
-        if (folder / "record.json").is_file():
+        if (folder / RECORD).is_file():
             record = read_record(folder)
             old = before.record and replace(before.record, name=record.name, reused=False)
             new = record.status is RunStatus.FINISHED and record != old

@@ -54,7 +54,8 @@ class Torchtitan(Trainer):
         seed_checkpoint: Path | None,
         device: str,
     ) -> dict[str, Any]:
-        return job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        told = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        return {**told}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return launching.argv(job, folder, start.rank_module, start.call, start.meeting)
