@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from harness.errors import ConfigError, Problem
 from harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
 from harness.trainers import trainer_of
 
+PACKAGE = __name__.partition(".")[0]
+"""By which programs and ranks import this package."""
 RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe", "run_folder"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")
@@ -33,13 +36,15 @@ def read_surroundings(
         on_gpu: whether ranks will run on GPUs of this machine; a cluster says it itself.
 
     Raises:
-        ConfigError: a file to inject, one of a program, or the seed checkpoint cannot be read.
+        ConfigError: a file to inject, one of a program, or the seed checkpoint cannot be read; or
+            ranks would import something else by the name of this package.
     """
     anchors = (experiment.anchor,) if experiment.anchor else ()
     specs = (*experiment.controls, *anchors, *experiment.tests)
     corpora = dict.fromkeys(spec.train_config.data for spec in specs)
     injected = dict.fromkeys(spec.inject for spec in specs)
     cluster = experiment.cluster
+    _require_own_name(experiment, specs)
     return Surroundings(
         hardware=cluster_hardware(cluster) if cluster else hardware_class(on_gpu=on_gpu),
         software=cluster_software(cluster) if cluster else local_software(os.environ),
@@ -206,6 +211,54 @@ def _source_digests(experiment: Experiment, specs: Sequence[SetSpec]) -> Iterato
                     f"{path} cannot be read: {error.strerror}",
                 )
             ) from None
+
+
+def _require_own_name(experiment: Experiment, specs: Sequence[SetSpec]) -> None:
+    """Raise ConfigError where a folder that Python searches first has a module of our name.
+
+    Ranks would end with "No module named 'harness.rank'" or import who knows what. That is found
+    by looking: nothing is imported.
+    """
+    probed = [spec for spec in specs if spec.trainer.can.probed]
+    asked: dict[Path, tuple[str, str]] = {}
+    for spec in probed:
+        for path, folder, key in trainer_of(spec).sources(spec):
+            where = f"{experiment.path}: trainer.{key}"
+            # First on the path is a script's own folder; with ``-m`` that where it is started.
+            for each in (path.parent, folder) if path.suffix == ".py" else (folder,):
+                asked[each] = (where, "rename it, or move the program to another folder")
+    on_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)) if probed else ()
+    for each in map(Path, on_path):
+        if _bearer(each) is not None:  # what comes later hides nothing
+            asked.setdefault(each, ("$PYTHONPATH", f"rename it, or take {each} off PYTHONPATH"))
+            break
+    problems = [
+        Problem(
+            where,
+            f"{found} has the name of converge's own package, and ranks would import it instead: "
+            f"Python looks in {folder} first",
+            hint,
+        )
+        for folder, (where, hint) in asked.items()
+        if (found := _bearer(folder)) is not None and found.resolve() != _OWN_FOLDER
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+_OWN_FOLDER = Path(__file__).resolve().parent
+
+
+def _bearer(folder: Path) -> Path | None:
+    """The module or package in a folder that has this package's name, ours or another.
+
+    A folder without ``__init__.py`` is none: Python takes any package later on the path before it.
+    """
+    found = PathFinder.find_spec(PACKAGE, [str(folder)])
+    if found is None or found.origin is None:
+        return None
+    origin = Path(found.origin)
+    return origin.parent if found.submodule_search_locations else origin
 
 
 def _digest_of(path: Path, folders: Sequence[Path]) -> str:

@@ -173,8 +173,8 @@ def test_tests_that_may_use_slurm_a_browser_or_shellcheck_are_found(noxfile):
     assert {
         "e2e/test_slurm_runs.py",
         "history/test_history_page.py",
-        "launch/cluster/test_batch.py",
-        "launch/cluster/test_slurm_backend.py",
+        "launch/slurm/test_batch_script.py",
+        "launch/slurm/test_slurm_backend.py",
         "night/test_workflows.py",
         "report/test_browser.py",
     } <= names

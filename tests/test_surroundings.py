@@ -1,5 +1,7 @@
 """What lies outside an experiment file: hardware, rank code, injected files."""
 
+import os
+import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from harness.model import (
     TrainConfig,
 )
 from harness.surroundings import (
+    PACKAGE,
     checkout_commit,
     cluster_hardware,
     cluster_software,
@@ -287,3 +290,52 @@ def test_such_a_variable_makes_another_run(monkeypatch):
         surroundings = read_surroundings(experiment(None, None), lambda _: "", on_gpu=False)
         found.append(surroundings.software)
     assert found[0] != found[1]
+
+
+def refused(file: Path, folder: Path, **trainer) -> str:
+    """What is said of a program in a file that is started in a folder; empty: nothing."""
+    command = Command(argv=(file.name,), folder=folder, sources=(file,), **trainer)
+    made = experiment(None, None)
+    control = replace(made.controls[0], trainer=trained_by(command))
+    try:
+        read_surroundings(replace(made, controls=(control,), tests=()), str, on_gpu=False)
+    except ConfigError as error:
+        (problem,) = error.problems
+        return str(problem)
+    return ""
+
+
+@pytest.mark.parametrize("beside", ["scripts", ""])
+def test_a_module_that_hides_this_package_is_told_before_anything_runs(tmp_path, beside):
+    script = tmp_path / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text("")
+    folder = tmp_path / beside
+    hiding = folder / PACKAGE
+    hiding.mkdir()
+    (hiding / "model.py").write_text("")
+    assert refused(script, tmp_path) == ""  # without __init__.py it hides nothing
+    (hiding / "__init__.py").write_text("raise RuntimeError('nobody imports it')")
+    said = refused(script, tmp_path)
+    assert "trainer.command: " in said
+    assert f"{hiding} has the name of converge's own package" in said
+    assert f"Python looks in {folder} first (rename it, or move the program" in said
+    assert refused(script, tmp_path, probed=False, curves="x.csv") == ""  # it imports none of ours
+    shutil.rmtree(hiding)
+    (folder / f"{PACKAGE}.py").write_text("")
+    assert f"{folder / PACKAGE}.py has the name" in refused(script, tmp_path)
+
+
+def test_a_folder_on_pythonpath_that_hides_this_package_is_told(tmp_path, monkeypatch):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / f"{PACKAGE}.py").write_text("")
+    ours = Path(harness.__file__).parent.parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/nowhere", str(ours), "", str(library)]))
+    assert refused(script, tmp_path) == ""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), str(ours)]))
+    said = refused(script, tmp_path)
+    assert said.startswith(f"$PYTHONPATH: {library / PACKAGE}.py has the name of converge's own")
+    assert f"take {library} off PYTHONPATH" in said

@@ -14,10 +14,10 @@ from rich.console import Console
 from harness.cli import matrix
 from harness.cli.display import Display
 from harness.launch import RunOptions
-from harness.launch.cluster.follow import follow_plan
-from harness.launch.cluster.slurm import Slurm
-from harness.launch.cluster.standing import Site
 from harness.launch.events import Event, Overview
+from harness.launch.slurm.commands import Slurm
+from harness.launch.slurm.follow import follow_plan
+from harness.launch.slurm.job_status import Site
 from harness.model import Cluster, Plan
 from harness.store import Store
 from harness.trainers import assume_toolchain

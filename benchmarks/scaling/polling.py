@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from harness.launch.cluster.detached import submit_plan
-from harness.launch.cluster.standing import look
 from harness.launch.events import Overview
+from harness.launch.slurm.detached import submit_plan
+from harness.launch.slurm.job_status import read_statuses
 from harness.model import Cluster
 from scaling.clusters import DEVICE, Enough, follow, queue
 from scaling.row import Row
@@ -29,10 +29,10 @@ def polling(scratch: Path) -> Iterator[Row]:
     )
     with queue(scratch, JOBS, held) as queued:
         began = time.perf_counter()
-        handed = submit_plan(queued.plan, queued.site, lambda _event: None)
-        yield Row(f"submitting {handed.submitted:,} jobs", time.perf_counter() - began, "s")
-        standings = look(queued.site, queued.plan.jobs).values()
-        ids = [each.submission.job_id for each in standings if each.submission and each.in_queue]
+        submitted = submit_plan(queued.plan, queued.site, lambda _event: None)
+        yield Row(f"submitting {submitted.submitted:,} jobs", time.perf_counter() - began, "s")
+        statuses = read_statuses(queued.site, queued.plan.jobs).values()
+        ids = [each.submission.job_id for each in statuses if each.submission and each.in_queue]
         if len(ids) != JOBS:
             raise SystemExit(f"{len(ids)} of {JOBS} jobs are in the queue: nothing measured")
         times = []

@@ -24,12 +24,11 @@ from harness.cli.running import Ran, gpu_ids, noticing_launches, options_of, sit
 from harness.cli.shared import make_console, names, report_folder, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
-from harness.launch.cluster import detached
-from harness.launch.cluster import status as standings
-from harness.launch.cluster.backend import Phase
-from harness.launch.cluster.standing import Site, Standing
-from harness.launch.cluster.status import BROKEN_OFF, NOT_SUBMITTED, Row
 from harness.launch.events import Preparing
+from harness.launch.slurm import detached
+from harness.launch.slurm.backend import Phase
+from harness.launch.slurm.detached import BROKEN_OFF, NOT_SUBMITTED, StatusRow
+from harness.launch.slurm.job_status import JobStatus, Site
 from harness.model import Job, Launcher, Plan, RankError, Role, RunRecord, RunStatus
 from harness.plan import select
 from harness.store import require_writable
@@ -50,30 +49,30 @@ def submit(arguments: argparse.Namespace) -> ExitCode:
         data = matrix.prepare_data(plan, store)
         site = site_of(plan, store, options_of(plan, data, fresh=arguments.fresh), display)
         observer = noticing_launches(display, arguments)
-        handed = detached.submit_plan(plan.without_golden, site, observer)
-    told = [f"{handed.submitted} submitted"]
-    told += [f"{handed.queued} in the queue before"] if handed.queued else []
-    told += [f"{handed.reused} finished before"] if handed.reused else []
-    told += [f"{len(handed.refused)} refused or skipped"] if handed.refused else []
+        submitted = detached.submit_plan(plan.without_golden, site, observer)
+    told = [f"{submitted.submitted} submitted"]
+    told += [f"{submitted.queued} in the queue before"] if submitted.queued else []
+    told += [f"{submitted.reused} finished before"] if submitted.reused else []
+    told += [f"{len(submitted.refused)} refused or skipped"] if submitted.refused else []
     say(console, f"jobs: {', '.join(told)}")
-    if handed.left:
+    if submitted.left:
         again = _again("submit", arguments)
-        say(console, f"{len(handed.left)} are not submitted: {handed.why_left}")
+        say(console, f"{len(submitted.left)} are not submitted: {submitted.why_left}")
         say(console, f"the same command submits them later: {again}")
-    if any(record.status is RunStatus.REFUSED for record in handed.refused):
+    if any(record.status is RunStatus.REFUSED for record in submitted.refused):
         say(console, f"next: {_mend(plan)}, then: {_again('submit', arguments)}")
-    elif handed.submitted or handed.queued:
+    elif submitted.submitted or submitted.queued:
         say(console, f"next: {_again('status', arguments)}")
-    elif not handed.left:
+    elif not submitted.left:
         say(console, f"next: {_again('collect', arguments)}")
-    return ExitCode.UNDECIDED if handed.left or handed.refused else ExitCode.PASS
+    return ExitCode.UNDECIDED if submitted.left or submitted.refused else ExitCode.PASS
 
 
 def status(arguments: argparse.Namespace) -> ExitCode:
     """``converge status``: a table, exit code 0 whatever it says."""
     console = make_console()
     plan = _plan(arguments)
-    rows = standings.status(plan.without_golden, _site(plan, arguments, Display(console)))
+    rows = detached.status(plan.without_golden, _site(plan, arguments, Display(console)))
     table = Table(title=escape(plan.experiment.name), title_justify="left", show_edge=False)
     for title in ("set", "job", "state"):
         table.add_column(title, overflow="fold")
@@ -247,7 +246,7 @@ def _mend(plan: Plan) -> str:
     return f"mend [cluster] of {plan.experiment.path}, or your own cluster file"
 
 
-def _say_left(console: Console, left: Sequence[Standing], arguments: argparse.Namespace) -> None:
+def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.Namespace) -> None:
     say(console, f"{_jobs(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
     for each in left[:_LISTED]:
         say(console, f"  {each.job.name}: {_how(each)}")
@@ -261,26 +260,26 @@ def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count} jobs"
 
 
-def _how(standing: Standing) -> str:
+def _how(job_status: JobStatus) -> str:
     """``pending as job 12 (Priority)``."""
-    if standing.submission is None:
+    if job_status.submission is None:
         return NOT_SUBMITTED
-    if standing.state is None:
+    if job_status.state is None:
         return BROKEN_OFF
-    reason = f" ({standing.state.reason})" if standing.state.reason else ""
-    return f"{standing.state.phase} as job {standing.submission.job_id}{reason}"
+    reason = f" ({job_status.state.reason})" if job_status.state.reason else ""
+    return f"{job_status.state.phase} as job {job_status.submission.job_id}{reason}"
 
 
-def _not_over(standing: Standing) -> RunRecord:
+def _not_over(job_status: JobStatus) -> RunRecord:
     """What a matrix is judged by where a job is not over."""
     return RunRecord(
-        name=standing.job.name,
-        identity=standing.job.identity,
-        folder=standing.folder,
+        name=job_status.job.name,
+        identity=job_status.job.identity,
+        folder=job_status.folder,
         status=RunStatus.SKIPPED,
         wall_s=0.0,
         argv=(),
-        error=RankError(None, f"not over: {_how(standing)}"),
+        error=RankError(None, f"not over: {_how(job_status)}"),
     )
 
 
@@ -303,12 +302,12 @@ def _who() -> str:
     return f"{user} on {socket.gethostname()}"
 
 
-def _reason(row: Row) -> str:
+def _reason(row: StatusRow) -> str:
     told = [requeued(row.requeues)] if row.requeues else []
     return "; ".join([*told, row.reason] if row.reason else told)
 
 
-def _steps(row: Row) -> str:
+def _steps(row: StatusRow) -> str:
     if row.role is Role.SEED:
         return ""
     return f"{row.step or 0}/{row.steps}"

@@ -18,7 +18,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from harness.launch.cluster.batch import JOB_SCRIPT
 from harness.launch.events import (
     Ended,
     Event,
@@ -33,6 +32,7 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
+from harness.launch.slurm.batch_script import JOB_SCRIPT
 from harness.model import Job, RunRecord, RunStatus
 
 STYLES = {RunStatus.FINISHED: "green", RunStatus.SKIPPED: "yellow"}

@@ -21,7 +21,7 @@ from harness.cli.planned import print_plan
 from harness.cli.shared import make_console, names, say, store_of
 from harness.errors import ConfigError, Problem, suggest
 from harness.gate import ExitCode
-from harness.launch.cluster.batch import JOB_SCRIPT, batch_script, submit_argv
+from harness.launch.slurm.batch_script import JOB_SCRIPT, batch_script, submit_argv
 from harness.model import Experiment, Job, Launcher, Plan, Role
 from harness.plan import PlanRow, describe
 from harness.store import Store

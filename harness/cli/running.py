@@ -16,10 +16,10 @@ from harness.cli.display import Display
 from harness.cli.goldens import golden_record
 from harness.errors import ClusterError
 from harness.launch import RunOptions, run_plan
-from harness.launch.cluster.follow import follow_plan
-from harness.launch.cluster.slurm import Slurm
-from harness.launch.cluster.standing import Site
 from harness.launch.events import Event, Observer, Preparing, Queued, Started
+from harness.launch.slurm.commands import Slurm
+from harness.launch.slurm.follow import follow_plan
+from harness.launch.slurm.job_status import Site
 from harness.model import Launcher, Plan, RunRecord, SyntheticData
 from harness.store import Store
 from harness.surroundings import gpu_models

@@ -1,27 +1,20 @@
-"""Runs the jobs of a plan on this machine, and tells an observer what happens.
+"""Runs the jobs of a plan, and reports to an observer what happens.
 
 ::
 
-    local.py         run_plan: reuse, warm start, check, supervision
-    options.py       how a plan is to be run here
-    events.py        what an observer is told
-    supervisor.py    the loop: start what fits, follow, end
-    start.py         the processes of one job
-    run.py           one job while they run
-    call.py          one of its torchrun calls
-    script.py        what comes after a call, and which faults are due
-    strike.py        faults that the harness makes
-    torn.py          torn checkpoints
-    slots.py         packing ranks into slots
-    progress.py      steps as they end, and forecasts
-    growth.py        whether a program that tells no steps goes on
-    failure.py       why a run failed
-    program_failure.py  why a program of the user's failed
-    tied.py          a program of the user's and all that it starts, tied to the harness
-    processes.py     starting and ending processes
-    warm.py          servers that fork ranks with their imports done
-    check.py         configs against the installed torchtitan, before any rank starts
-    interruption.py  Ctrl-C and signals
+    local/              on this machine
+    slurm/              by a scheduler, attached or detached
+    options.py          how a plan is to be run
+    events.py           what an observer is told
+    check.py            before any rank starts: configs against the installed torchtitan
+    dry_run.py          jobs built and stepped here without their GPUs
+    next_call.py        what comes after a torchrun call, and which faults are due
+    progress.py         steps as they end, growing output, forecasts
+    processes.py        starting and ending processes
+    process_guard.py    runs a user's program that has to end with the harness
+    warm.py             servers that fork ranks with their imports done
+    private_folder.py   folders that only this user can enter
+    interruption.py     Ctrl-C and signals
 """
 
 from harness.launch.events import (
@@ -39,7 +32,7 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
-from harness.launch.local import finished_runs, run_plan
+from harness.launch.local.supervisor import finished_runs, run_plan
 from harness.launch.options import RunOptions
 
 __all__ = [

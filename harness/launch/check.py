@@ -1,4 +1,7 @@
-"""Configs against the installed torchtitan's real configuration, before any rank starts."""
+"""What is checked before any rank starts: seed checkpoints, and configs.
+
+Each toolchain builds the configs of its jobs by the installed torchtitan's real configuration.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, Problem, ToolchainError
+from harness.errors import ConfigError, Problem, StoreError, ToolchainError
 from harness.launch import processes
 from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
-from harness.launch.private import private_folder
+from harness.launch.private_folder import private_folder
 from harness.launch.warm import WarmServers
-from harness.model import Job, Toolchain
+from harness.model import Job, RunRecord, Toolchain
 from harness.store import Store, write_json
 from harness.trainers import Resources, environment, job_payload
 from harness.trainers.failure import log_tail
@@ -32,6 +35,19 @@ _ELSEWHERE = ("ImportError", "ModuleNotFoundError", "AttributeError")
 def unchecked(jobs: Sequence[Job], store: Store) -> tuple[Job, ...]:
     """The jobs whose configs no toolchain has approved yet."""
     return tuple(job for job in jobs if not store.checked_file(job.identity).is_file())
+
+
+def require_seed_checkpoints(
+    jobs: Sequence[Job], records: Mapping[str, RunRecord], store: Store
+) -> None:
+    """Raise StoreError when a job's initial weights are neither planned nor there."""
+    known = {*records, *(job.identity for job in jobs)}
+    for job in jobs:
+        if job.needs is not None and job.needs not in known:
+            raise StoreError(
+                f"{job.name} starts from the seed checkpoint {job.needs[:12]}, which is neither in "
+                f"the plan nor finished in {store.root}"
+            )
 
 
 def count_of(jobs: Sequence[Job]) -> str:

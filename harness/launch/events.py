@@ -1,6 +1,6 @@
-"""What the supervisor tells while it works: frozen values for a renderer or a log.
+"""What an observer is told while jobs run: frozen values for a renderer or a log.
 
-Each carries ``at``, seconds since 1970. A job's life is one of::
+Each carries ``at``, seconds since 1970. A job's events are one of::
 
     Reused                                          an earlier run with its identity is taken
     Queued (Waiting)? Started Step* Ended           it ran; ``record.status`` says how it went
@@ -10,7 +10,7 @@ Each carries ``at``, seconds since 1970. A job's life is one of::
 
 On a cluster ``Queued`` comes once a scheduler has taken the job, ``Started`` once it runs it, and
 ``GoingOn`` once it runs it again. Jobs that were in the queue before have no ``Queued``, refused
-ones have neither, and one that starts and ends between two looks has no ``Started``.
+ones have neither, and one that starts and ends between two polls has no ``Started``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.model import Job, RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """Something that a person would otherwise wonder about goes on before jobs start."""
+    """Work before jobs start that takes a while."""
 
     at: float
     what: str
@@ -33,7 +33,7 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something is not as asked for, and the work goes on."""
+    """Something is not as asked for, and the run goes on."""
 
     at: float
     message: str

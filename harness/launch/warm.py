@@ -17,7 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from harness.launch import processes
-from harness.launch.private import private_folder
+from harness.launch.private_folder import private_folder
 from harness.trainers.failure import log_tail
 
 STUB = Path(__file__).parent.parent / "rank" / "stub.py"
@@ -59,7 +59,7 @@ class WarmServer:
         return ServerState.FAILED if late else ServerState.STARTING
 
     def complaint(self) -> str:
-        """The last line that a failed server said."""
+        """The last line of a failed server's log."""
         lines = log_tail(self._folder / "server.log").splitlines()
         return lines[-1] if lines else f"no answer within {START_TIMEOUT_S:.0f} s"
 

@@ -40,7 +40,7 @@ RECORD = "record.json"
 SUBMISSION = "submission.json"
 """Which scheduler's job the run is."""
 ENDED = "ended.json"
-"""The last word of a scheduler's job."""
+"""Left by the script of a scheduler's job when it ends: exit code, and the restart it was in."""
 
 NO_EVIDENCE = frozenset({CHECKPOINTS, DATASETS, COMPILED, LOGS, OUTPUT, STREAMING, TORN, IMPORTED})
 """Folders that nothing is judged by."""

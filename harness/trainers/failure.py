@@ -1,4 +1,4 @@
-"""Why a run failed: the first failing rank's own words."""
+"""Why a run failed: the error of the rank that failed first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AFTERMATH = re.compile(
     r"|remote process exited|timed out waiting|DistNetworkError|DistStoreError",
     re.IGNORECASE,
 )
-"""What ranks say when another rank has died before them."""
+"""Errors of ranks that follow the death of another rank."""
 
 _INFRASTRUCTURE = re.compile(
     r"address already in use|EADDRINUSE|RendezvousConnectionError|RendezvousTimeoutError"
@@ -33,10 +33,10 @@ _INFRASTRUCTURE = re.compile(
     r"|makeDeviceForHostname|lost its server",
     re.IGNORECASE,
 )
-"""Faults of the machine that a second try may not meet."""
+"""Errors of the machine that may not come a second time."""
 
 _SCHEDULER = re.compile(r"(srun|sbatch|slurmstepd|slurmd)(\[\d+\])?: ")
-"""How lines of a scheduler begin, which say that something ended and not why."""
+"""Starts lines of a scheduler, which say that something ended and not why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
 
 
 def is_infrastructure_fault(error: RankError) -> bool:
-    """Whether an error before the first step is one that a second try may not meet."""
+    """Whether an error before the first step is one that may not come a second time."""
     return bool(_INFRASTRUCTURE.search(error.message) or _INFRASTRUCTURE.search(error.traceback))
 
 
@@ -100,13 +100,13 @@ def rank_log(logs: Path, rank: int, read: Callable[[Path], str] = log_tail) -> s
 
 
 def _attempts(logs: Path) -> list[Path]:
-    """The folders of the lives that torchrun gave its ranks, the newest first."""
+    """The folders of torchrun's attempts, one for each start of its ranks; the newest first."""
     found = logs.glob("*/attempt_*")
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
 
 
 def is_aftermath(message: str) -> bool:
-    """Whether a rank says so because another has died before it."""
+    """Whether an error only follows the death of another rank."""
     return bool(_AFTERMATH.search(message))
 
 
@@ -127,14 +127,14 @@ def _failure(entry: dict[str, Any]) -> _Failure:
     exitcode, path = entry["exitcode"], Path(entry["error_file"])
     try:
         written = path.stat().st_mtime  # the time stamp inside has whole seconds only
-        told = json.loads(path.read_bytes())["message"]
+        error = json.loads(path.read_bytes())["message"]
     except (OSError, ValueError, KeyError):
         message = f"killed by {_signal_name(-exitcode)}" if exitcode < 0 else ""
         return _Failure(entry["rank"], exitcode, float(entry.get("timestamp", 0)), message, "")
-    if isinstance(told, str):
-        return _Failure(entry["rank"], exitcode, written, _first_line(told), told)
-    trace = told.get("extraInfo", {}).get("py_callstack", "")
-    return _Failure(entry["rank"], exitcode, written, _first_line(told["message"]), trace)
+    if isinstance(error, str):
+        return _Failure(entry["rank"], exitcode, written, _first_line(error), error)
+    trace = error.get("extraInfo", {}).get("py_callstack", "")
+    return _Failure(entry["rank"], exitcode, written, _first_line(error["message"]), trace)
 
 
 def _is_aftermath(failure: _Failure) -> bool:
@@ -155,5 +155,5 @@ def _first_line(text: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = [line for line in lines if not _SCHEDULER.match(line)]
-    return next(reversed(said or lines), "ended without a word")
+    of_ranks = [line for line in lines if not _SCHEDULER.match(line)]
+    return next(reversed(of_ranks or lines), "ended without a word")

@@ -13,7 +13,7 @@ import pytest
 from launch_jobs import plan_of, tiny_job
 
 from harness.launch import run_plan
-from harness.launch.start import TIED
+from harness.launch.local.agents import PROCESS_GUARD
 from harness.model import Command, Parallelism, RankLauncher, RunStatus, Toolchain
 from harness.trainers.command import trained_by
 from harness.trainers.command.failure import program_error
@@ -107,13 +107,14 @@ def test_the_rank_that_raised_is_named_under_torchrun(store, cold, toolchain):
 
 
 def test_a_program_ends_with_the_harness(tmp_path):
-    """The starter of tied.py is killed: the program, and what it has started, end."""
+    """The starter of process_guard.py is killed: the program, and what it has started, end."""
     program = "import subprocess, sys; p = subprocess.Popen(['sleep', '600'])\n"
     program += "print(p.pid, flush=True); p.wait()"
     starter = (
         "import os, subprocess, sys\n"
         "os.environ['CONVERGE_PARENT'] = str(os.getpid())\n"
-        f"subprocess.run([sys.executable, '-I', {str(TIED)!r}, sys.executable, '-c', {program!r}])"
+        f"guard = [sys.executable, '-I', {str(PROCESS_GUARD)!r}]\n"
+        f"subprocess.run([*guard, sys.executable, '-c', {program!r}])"
     )
     with subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE) as harness:
         sleeper = psutil.Process(int(harness.stdout.readline()))

@@ -14,7 +14,7 @@ from launch_jobs import plan_of
 from harness import launch
 from harness.errors import ConfigError, StoreError, ToolchainError
 from harness.launch import RunOptions, run_plan
-from harness.launch.private import LOCK
+from harness.launch.private_folder import LOCK
 from harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)

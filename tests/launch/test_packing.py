@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch_jobs import tiny_job
 
+from harness.launch.local.supervisor import Slots, cpu_slots, launch_order
 from harness.launch.progress import Pace, matrix_eta_s, remaining_s
-from harness.launch.slots import Slots, cpu_slots, launch_order
 from harness.model import Role, Technique
 
 

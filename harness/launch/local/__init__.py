@@ -1,0 +1,13 @@
+"""Runs the jobs of a plan on this machine.
+
+::
+
+    supervisor.py   run_plan: reuse, warm start and checks, then the loop that starts jobs
+                    in slots, follows them and ends them
+    run.py          one job while its processes run, and each of its torchrun calls
+    agents.py       starts the agents of a call, and makes faults that ranks cannot make
+"""
+
+from harness.launch.local.supervisor import finished_runs, run_plan
+
+__all__ = ["finished_runs", "run_plan"]

@@ -1,0 +1,324 @@
+"""Starts the agents of one job, call by call, and makes the faults that ranks cannot make.
+
+The ranks hold still after the step of such a fault until it is over
+(``faults/<index>.over.json``), so it strikes where the script says, however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import StoreError
+from harness.launch import processes
+from harness.launch.local.run import Agent, Run, RunningCall, struck_faults
+from harness.launch.options import RunOptions
+from harness.launch.progress import Growth, MetricsTail
+from harness.launch.warm import WarmServers
+from harness.model import Fault, FaultKind, Job
+from harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
+from harness.run_folder.faults import over_file, struck_file
+from harness.run_folder.layout import LOGS
+from harness.store import RunLock, Store, write_json
+from harness.trainers import (
+    Call,
+    Rendezvous,
+    Resources,
+    agent_argv,
+    argv,
+    comes_in_passes,
+    curves_of,
+    environment,
+    first_call,
+    job_payload,
+    most_nodes,
+    needs_port,
+    trainer_of,
+)
+from harness.trainers.failure import FAILURES_FILE
+
+PROCESS_GUARD = Path(__file__).parent.parent / "process_guard.py"
+"""Runs a launcher that is not ours."""
+ARRIVED = "arrived"
+"""In an agent's log folder: its imports are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where all jobs of a matrix run."""
+
+    store: Store
+    options: RunOptions
+    servers: WarmServers
+    environment: Mapping[str, str]
+    """Of the harness: what jobs inherit."""
+    loopback: str | None
+    """Name of the loopback interface."""
+    private: Path
+    """A folder that only this user can enter, as long as the matrix runs."""
+
+
+def start_run(
+    place: Place,
+    job: Job,
+    *,
+    seed_checkpoint: Path | None,
+    slots: tuple[int, ...],
+    attempt: int,
+    lock: RunLock,
+) -> Run:
+    """Start a job in an empty run folder.
+
+    Raises StoreError when the folder cannot be written or the toolchain's Python not be started.
+    """
+    folder = place.store.run_folder(job.name, job.identity).absolute()
+    data = place.options.data_of(job)
+    payload = job_payload(
+        job, folder, data=data, seed_checkpoint=seed_checkpoint, device=place.options.device
+    )
+    place.store.start_run(folder, payload)
+    _prepare(job, folder)
+    call = _start_call(place, job, folder, first_call(job), slots)
+    return Run(
+        job=job,
+        folder=folder,
+        slots=slots,
+        attempt=attempt,
+        lock=lock,
+        call=call,
+        warm=place.servers.python(job.toolchain.name) is not None,
+        environment=environment(
+            {},
+            _resources(place, slots),
+            folder,
+            job,
+            meeting=call.meeting,
+            data=data,
+        ),
+        payload=payload,
+        tail=MetricsTail(folder, comes_in_passes(job)),
+        growth=_growth(job, folder),
+    )
+
+
+def _prepare(job: Job, folder: Path) -> None:
+    """What the job's trainer wants in the run folder, as a folder that a program writes to."""
+    try:
+        trainer_of(job.spec).prepare(job, folder)
+    except OSError as error:
+        path = error.filename or folder
+        raise StoreError(f"{path}: cannot be made: {error.strerror or error}") from error
+
+
+def _growth(job: Job, folder: Path) -> Growth | None:
+    """What shows that a job which reports no steps goes on; None for those that report them."""
+    curves = curves_of(job, folder)
+    return None if curves is None else Growth(curves, folder / LOGS)
+
+
+def start_next_call(place: Place, run: Run, call: Call) -> None:
+    """Start the next call of a run whose last one is over, in the same folder and slots.
+
+    Raises StoreError as ``start_run`` does.
+    """
+    try:
+        set_torn_aside(run.folder)
+    except TornCheckpointError as error:
+        raise StoreError(str(error)) from error
+    following = _start_call(place, run.job, run.folder, call, run.slots)
+    following.faults_before = struck_faults(run.folder)
+    run.earlier.append(run.call)
+    run.call = following
+
+
+def start_node(place: Place, run: Run) -> None:
+    """Have a further node join the call that runs.
+
+    Raises StoreError as ``start_run`` does.
+    """
+    running = run.call
+    node = len(running.agents)
+    running.agents.append(
+        _start_agent(place, run.job, run.folder, running.call, run.slots, running.meeting, node)
+    )
+
+
+def _start_call(
+    place: Place, job: Job, folder: Path, call: Call, slots: tuple[int, ...]
+) -> RunningCall:
+    meeting = _meeting(place, job)
+    agents: list[Agent] = []
+    try:
+        agents.extend(
+            _start_agent(place, job, folder, call, slots, meeting, node, together=True)
+            for node in range(call.nodes)
+        )
+    except BaseException:
+        processes.end_all([(agent.process, agent.folder) for agent in agents], grace_s=None)
+        raise
+    return RunningCall(
+        call=call,
+        argv=argv(
+            job,
+            folder,
+            place.options.rank_module,
+            call,
+            _as_typed(meeting),
+            devices=_devices(place, slots),
+            data=place.options.data_of(job),
+        ),
+        meeting=meeting,
+        agents=agents,
+    )
+
+
+def _start_agent(
+    place: Place,
+    job: Job,
+    folder: Path,
+    call: Call,
+    slots: tuple[int, ...],
+    meeting: Rendezvous,
+    node: int,
+    *,
+    together: bool = False,
+) -> Agent:
+    """``together``: with the other first nodes of its call, for which it waits."""
+    logs = _logs(job, folder, call, node)
+    work = folder if node == 0 else logs
+    data = place.options.data_of(job)
+    variables = environment(
+        place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
+    )
+    variables["CONVERGE_FAILURES"] = str(logs / FAILURES_FILE)
+    if together and call.nodes > 1:
+        others = (other for other in range(call.nodes) if other != node)
+        arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
+        variables["CONVERGE_TOGETHER"] = json.dumps(arrived)
+    stand_in = place.servers.python(job.toolchain.name)
+    if stand_in is not None:
+        variables["PYTHON_EXEC"] = str(stand_in)  # what torchrun starts its ranks with
+    command = agent_argv(
+        job,
+        folder,
+        logs=logs,
+        python=stand_in,
+        rank_module=place.options.rank_module,
+        call=call,
+        meeting=meeting,
+        devices=_devices(place, slots),
+        data=data,
+    )
+    trainer = trainer_of(job.spec)
+    if not trainer.own_rank_code:
+        command = (sys.executable, "-I", str(PROCESS_GUARD), *command)
+        # An aborted rank then says where it stood.
+        variables.setdefault("PYTHONFAULTHANDLER", "1")
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / trainer.launcher_log(job)
+        process = processes.start(command, variables, trainer.work_folder(job, work), log)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot start {command[0]}: {error}") from error
+    return Agent(process, work, logs)
+
+
+def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
+    """Each agent's own: a failure of an earlier call must not be taken for one of a later."""
+    if not comes_in_passes(job):
+        return folder / LOGS
+    return folder / LOGS / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
+
+
+def _resources(place: Place, slots: tuple[int, ...]) -> Resources:
+    return Resources(place.options.device, _devices(place, slots), place.loopback)
+
+
+def _devices(place: Place, slots: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids of the job's GPUs; none on the CPU."""
+    return slots if place.options.gpus else ()
+
+
+def _meeting(place: Place, job: Job) -> Rendezvous:
+    """A rendezvous of one call's own, which no other user of the machine can come to."""
+    recovery = job.spec.recovery
+    fewest, most = recovery.nodes if recovery and most_nodes(job) > 1 else (1, 1)
+    name = secrets.token_hex(16)
+    port = _free_port() if needs_port(job) else None
+    return Rendezvous(fewest, most, str(place.private / name), name, port=port)
+
+
+def _as_typed(meeting: Rendezvous) -> Rendezvous:
+    """Where a user's own agents would meet: the file of one agent is gone with the harness."""
+    return meeting if meeting.most > 1 else Rendezvous(port=meeting.port)
+
+
+def _free_port() -> int:
+    """A port that is free now, for ranks whose launcher chooses none."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
+    """Make a fault of the run's script.
+
+    ``agent_loss`` of a node that is not there and ``join`` of one too many do not strike.
+    Raises StoreError when its file cannot be written or a node not be started.
+    """
+    run.struck[index] = run.tail.number
+    if not _can_strike(run, fault):
+        _mark_over(run, index)
+        return
+    write_json(
+        struck_file(run.folder, index),
+        {
+            "index": index,
+            "kind": fault.kind.value,
+            "step": fault.step,
+            "at": time.time(),
+            "pass": run.tail.number,
+            "torn": False,
+            **({"node": fault.node} if fault.kind is FaultKind.AGENT_LOSS else {}),
+        },
+    )
+    if fault.kind is FaultKind.PREEMPT:
+        for agent in run.call.left:
+            processes.ask_to_end(agent.process)
+    elif fault.kind is FaultKind.AGENT_LOSS:
+        lost = run.call.agents[fault.node]
+        processes.end_all([(lost.process, lost.folder)], grace_s=None)
+        lost.lost = True
+        _mark_over(run, index)
+    else:
+        start_node(place, run)
+
+
+def end_faults(run: Run, *, call_is_over: bool) -> None:
+    """Mark faults as over whose effect has come: another pass has begun, or the call ended.
+
+    Raises StoreError when that cannot be written.
+    """
+    for index, number in run.struck.items():
+        if call_is_over or run.tail.number > number:
+            _mark_over(run, index)
+
+
+def _can_strike(run: Run, fault: Fault) -> bool:
+    if fault.kind is FaultKind.AGENT_LOSS:
+        agents = run.call.agents
+        return fault.node < len(agents) and not agents[fault.node].lost
+    return fault.kind is not FaultKind.JOIN or len(run.call.left) < most_nodes(run.job)
+
+
+def _mark_over(run: Run, index: int) -> None:
+    path = over_file(run.folder, index)
+    if not path.exists():
+        write_json(path, {"index": index, "at": time.time()})

@@ -1,0 +1,315 @@
+"""One job while its processes run: how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harness.launch.next_call import Decision, Outcome, after, hang_limit_s
+from harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
+from harness.launch.warm import SERVER_GONE
+from harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
+from harness.run_folder.checkpoints import is_whole
+from harness.run_folder.faults import struck_files
+from harness.run_folder.layout import checkpoint_of
+from harness.run_folder.metrics import StepLine
+from harness.run_folder.passes import last_step
+from harness.store import RunLock
+from harness.trainers import (
+    Call,
+    Rendezvous,
+    comes_in_passes,
+    is_complete,
+    trainer_of,
+)
+from harness.trainers.failure import launcher_tail, rank_log
+
+
+@dataclass(slots=True)
+class Run:
+    """A started job: its torchrun calls so far, its slots, and how far it is."""
+
+    job: Job
+    folder: Path
+    slots: tuple[int, ...]
+    attempt: int
+    lock: RunLock
+    call: RunningCall
+    """The one that runs."""
+    warm: bool
+    environment: Mapping[str, str]
+    """What is pinned in the environment of its processes."""
+    payload: Mapping[str, Any]
+    tail: MetricsTail
+    growth: Growth | None = None
+    """Of a program that reports no steps."""
+    earlier: list[RunningCall] = field(default_factory=list)
+    """Calls that are over, in order."""
+    struck: dict[int, int] = field(default_factory=dict)
+    """Faults that the harness has made, and in which pass."""
+    started: float = field(default_factory=time.monotonic)
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    last: StepLine | None = None
+    made: int = 0
+    """Steps that have ended, replayed ones included."""
+    first_step_at: float = 0.0
+    last_step_at: float = 0.0
+
+    @property
+    def calls(self) -> tuple[RunningCall, ...]:
+        """All so far, in order."""
+        return (*self.earlier, self.call)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def eta_s(self) -> float | None:
+        """Until the last step, at the pace since the first."""
+        if self.last is None:
+            return None
+        return remaining_s(
+            self.last.step, self.job.steps, self.last_step_at - self.first_step_at, self.made - 1
+        )
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(self.job.world_size, self.elapsed_s, self.eta_s)
+
+    def new_steps(self) -> tuple[StepLine, ...]:
+        """Steps that ended since the last call, replayed ones again."""
+        steps = self.tail.new_steps()
+        if self.growth is not None:
+            self.growth.look()
+        if steps:
+            self.last_step_at = time.monotonic()
+            if self.last is None:
+                self.first_step_at = self.last_step_at
+            self.last = steps[-1]
+            self.made += len(steps)
+            self.call.steps += len(steps)
+        return steps
+
+    def is_over(self) -> bool:
+        """Whether the call that runs is over; ask before ``new_steps``, to miss none."""
+        return self.call.is_over(complete=self.tail.reached == self.job.steps)
+
+    def overdue(self, experiment: Experiment) -> str:
+        """Which timeout has passed, as a sentence; empty when none has."""
+        if self.growth is not None:
+            return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
+        return self._no_step(experiment)
+
+    def _no_step(self, experiment: Experiment) -> str:
+        now = time.monotonic()
+        hang_limit = self._hang_limit_s(experiment.progress_timeout_s)
+        if hang_limit is not None:
+            self.call.hangs_since = self.call.hangs_since or now
+            if now - self.call.hangs_since <= hang_limit:
+                return ""
+            return f"no step finished for {hang_limit:g} s after a rank was made to hang"
+        if self.last is None or not self.call.steps:
+            limit = experiment.startup_timeout_s
+            if now - self.call.started > limit:
+                return (
+                    f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+                    f"{self._waits_for()}"
+                )
+            return ""
+        limit = experiment.progress_timeout_s
+        if now - self.last_step_at > limit:
+            return (
+                f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
+                f"{self._waits_for()}"
+            )
+        return ""
+
+    def _waits_for(self) -> str:
+        """What the ranks of a user's program may wait for: only one of them reports its steps."""
+        is_through = self.last is not None and self.last.step == self.job.steps
+        why = "" if is_through else trainer_of(self.job.spec).waits_for(self.job)
+        return f"; {why}" if why else ""
+
+    def _hang_limit_s(self, progress_timeout_s: float) -> float | None:
+        """Of a rank that hangs now because the script says so; None when none does."""
+        recovery = self.job.spec.recovery
+        if recovery is None or FaultKind.HANG not in {fault.kind for fault in recovery.faults}:
+            return None  # asked at every poll: looks into no folder for nothing
+        last = self.last.step if self.last is not None and self.call.steps else None
+        struck = struck_faults(self.folder) - self.call.faults_before
+        return hang_limit_s(self.job, struck, last, progress_timeout_s)
+
+    def decide(self) -> Decision:
+        """What comes after the call that is over, of a job in several passes."""
+        recovery = self.job.spec.recovery
+        reached = last_step(self.folder)
+        complete = reached == self.job.steps
+        target = self.call.call.segment
+        until = self.job.steps if target is None else self.job.spec.segments[target].until
+        outcome = Outcome(
+            ended_well=self.call.returncode == 0 or (complete and len(self.call.agents) > 1),
+            reached=reached,
+            steps=self.call.steps,
+            struck=struck_faults(self.folder) - self.call.faults_before,
+            nodes=max(len(self.call.left), recovery.nodes[0] if recovery else 1),
+            checkpoint=is_whole(self.folder, checkpoint_of(self.folder, until), until),
+        )
+        return after(self.job, self.call.call, outcome)
+
+    def error(self) -> RankError | None:
+        """What went wrong with a job whose last call is over; None when nothing has."""
+        if not comes_in_passes(self.job):
+            if self.call.returncode != 0:
+                return self._rank_error()
+            if not is_complete(self.job, self.folder):
+                last = None if self.last is None else self.last.step
+                why = trainer_of(self.job.spec).incomplete(self.job, self.folder, last)
+                return RankError(0, why, launcher_tail(self.call.agents[0].logs))
+            return None
+        problem = self.decide().problem
+        if not problem:
+            return None
+        if self.call.returncode == 0:
+            return RankError(0, problem, launcher_tail(self.call.agents[0].logs))
+        error = self._rank_error()
+        return replace(error, message=f"{problem}: {error.message}")
+
+    def _rank_error(self) -> RankError:
+        """Of the rank that failed first in the call that is over."""
+        if self.warm and self.call.returncode == SERVER_GONE:
+            return RankError(0, "the warm start lost its server")
+        logs, left = ([agent.logs for agent in of] for of in (self.call.agents, self.call.left))
+        return trainer_of(self.job.spec).error(logs, left, self.call.returncode)
+
+    def hung(self, sentence: str) -> RankError:
+        """The error of a job that was killed for a timeout, with the end of rank 0's log."""
+        logs = self.call.agents[0].logs
+        return RankError(0, sentence, rank_log(logs, 0) or launcher_tail(logs))
+
+    def record(self, status: RunStatus, error: RankError | None) -> RunRecord:
+        return RunRecord(
+            name=self.job.name,
+            identity=self.job.identity,
+            folder=self.folder,
+            status=status,
+            wall_s=self.elapsed_s,
+            argv=self.calls[0].argv,
+            error=error,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What ``record.json`` holds beside the record."""
+        return {
+            "started": self.started_at,
+            "host": socket.gethostname(),
+            "versions": dict(self.job.toolchain.versions),
+            "warm": self.warm,
+            "environment": dict(self.environment),
+            "job": dict(self.payload),
+            **(
+                {"calls": [call.facts() for call in self.calls]}
+                if comes_in_passes(self.job)
+                else {}
+            ),
+        }
+
+
+def struck_faults(folder: Path) -> frozenset[int]:
+    """Indices of a script's faults that have struck, as ``faults/`` says."""
+    return frozenset(struck_files(folder))
+
+
+_LINGER_S = 10.0
+"""A node may go on so long after another has ended, or training is complete: a surviving agent
+can hang in torchrun's exit barrier."""
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(slots=True)
+class Agent:
+    """torchrun's agent on one node, whose ranks are found by the folder that they work in."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    """Working directory; of the first node, and of a program of the user's, the run folder."""
+    logs: Path
+    lost: bool = False
+    """Killed by a fault of the script."""
+
+
+@dataclass(slots=True)
+class RunningCall:
+    """A started call: its agents, and what of the run happened in it."""
+
+    call: Call
+    argv: tuple[str, ...]
+    """The torchrun call of the first node as a user would type it."""
+    meeting: Rendezvous
+    """Where its agents meet."""
+    agents: list[Agent]
+    """By node."""
+    faults_before: frozenset[int] = frozenset()
+    """Faults of the script that had struck when it started."""
+    started: float = field(default_factory=time.monotonic)
+    started_at: str = field(default_factory=_now)
+    ended_at: str | None = None
+    steps: int = 0
+    """Lines of steps so far."""
+    hangs_since: float | None = None
+    """When a rank was first seen to hang by the script."""
+    _lingers_since: float | None = None
+
+    @property
+    def left(self) -> list[Agent]:
+        """Agents of the nodes that no fault of the script took."""
+        return [agent for agent in self.agents if not agent.lost]
+
+    @property
+    def targets(self) -> list[tuple[subprocess.Popen[bytes], Path]]:
+        """As ``processes.end_all`` wants them."""
+        return [(agent.process, agent.folder) for agent in self.agents]
+
+    @property
+    def returncode(self) -> int:
+        """0, or that of the first node that ended with an error, once the call is over."""
+        codes = (agent.process.returncode for agent in self.left)
+        return next((code for code in codes if code), 0)
+
+    def is_over(self, *, complete: bool) -> bool:
+        """Whether its agents have ended, or nothing will come of those that have not.
+
+        ``complete``: training has come to its end.
+        """
+        running = [agent.process.poll() is None for agent in self.left]
+        if not any(running):
+            return True
+        if len(self.agents) == 1 or (all(running) and not complete):
+            return False
+        if self._lingers_since is None:
+            self._lingers_since = time.monotonic()
+        return time.monotonic() - self._lingers_since > _LINGER_S
+
+    def note_end(self) -> None:
+        """No process of it is left."""
+        self.ended_at = self.ended_at or _now()
+
+    def facts(self) -> dict[str, Any]:
+        """What ``record.json`` says of it."""
+        return {
+            "argv": list(self.argv),
+            "segment": self.call.segment,
+            "nodes": self.call.nodes,
+            "started": self.started_at,
+            "ended": self.ended_at,
+            "returncode": self.returncode,
+        }

@@ -1,0 +1,428 @@
+"""Runs a plan on this machine: reuse, warm start, check, then torchrun jobs packed into slots.
+
+One loop in one thread starts, follows and ends the jobs; when it returns or raises, none of their
+processes is left.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from harness.errors import ConfigError, Problem
+from harness.launch import processes
+from harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from harness.launch.events import (
+    Ended,
+    GoingOn,
+    Notice,
+    Observer,
+    Overview,
+    Preparing,
+    Queued,
+    Retrying,
+    Reused,
+    Started,
+    Step,
+    Waiting,
+)
+from harness.launch.interruption import Interruption, interruptible
+from harness.launch.local.agents import Place, end_faults, start_next_call, start_run, strike
+from harness.launch.local.run import Run
+from harness.launch.next_call import faults_due
+from harness.launch.options import RunOptions
+from harness.launch.private_folder import private_folder, remove_left_behind
+from harness.launch.progress import Pace, matrix_eta_s
+from harness.launch.warm import WarmServers
+from harness.model import Experiment, Job, Plan, RankError, Role, RunRecord, RunStatus, Technique
+from harness.run_folder.layout import seed_checkpoint_of
+from harness.seal import stale
+from harness.store import RunLock, Store
+from harness.trainers import (
+    Resources,
+    comes_in_passes,
+    environment,
+    is_complete,
+    trainer_of,
+)
+from harness.trainers.failure import is_infrastructure_fault
+
+
+def run_plan(
+    plan: Plan, store: Store, options: RunOptions, observer: Observer
+) -> tuple[RunRecord, ...]:
+    """Bring every job of a plan to a record, in the plan's order.
+
+    Jobs that have finished with the same identity are reused and start no process. Call it in the
+    main thread: the kernel ties the life of the processes to the thread that started them.
+
+    Raises:
+        ConfigError: a toolchain refuses a job's config; nothing was launched.
+        ToolchainError: a toolchain does not start.
+        StoreError: the store cannot be read or written.
+        Interrupted: Ctrl-C or a signal; no process is left, and finished runs are kept.
+    """
+    remove_left_behind()  # also where nothing is left to run
+    records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
+    for identity, why in others.items():
+        name = next(job.name for job in plan.jobs if job.identity == identity)
+        observer(Notice(time.time(), f"{name} runs again: {why}"))
+    for job in plan.jobs:
+        if job.identity in records:
+            observer(Reused(time.time(), job, replace(records[job.identity], name=job.name)))
+    pending = {job.identity: job for job in plan.jobs if job.identity not in records}
+    if pending:
+        jobs = tuple(pending.values())
+        require_seed_checkpoints(jobs, records, store)
+        store.require_writable()
+        with interruptible() as stop:
+            records = _run(plan, jobs, records, store, options, observer, stop)
+    return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
+
+
+def finished_runs(jobs: Sequence[Job], store: Store) -> tuple[dict[str, RunRecord], dict[str, str]]:
+    """Records of earlier runs that can be taken as they are, by identity.
+
+    Then, by identity, why others that have finished cannot: their evidence or something that they
+    were made of has changed since. Raises StoreError for a damaged record or one of a newer schema.
+    """
+    found: dict[str, RunRecord] = {}
+    others: dict[str, str] = {}
+    for job in {job.identity: job for job in jobs}.values():
+        record = store.record(job.identity)
+        if record is None or record.status is not RunStatus.FINISHED:
+            continue
+        if why := stale(record):
+            others[job.identity] = why
+        elif is_complete(job, record.folder):
+            found[job.identity] = replace(record, reused=True)
+    return found, others
+
+
+def _run(
+    plan: Plan,
+    jobs: tuple[Job, ...],
+    records: Mapping[str, RunRecord],
+    store: Store,
+    options: RunOptions,
+    observer: Observer,
+    stop: Interruption,
+) -> dict[str, RunRecord]:
+    inherited = dict(os.environ)
+    loopback = _loopback()
+    common = environment(inherited, Resources(device=options.device, loopback=loopback))
+    slots = _slots(plan, jobs, options)
+    with private_folder() as private, closing(WarmServers(common, options.device)) as servers:
+        warmed = tuple(job for job in jobs if job.spec.trainer.can.warm_start)
+        toolchains = {job.toolchain.name: job.toolchain for job in warmed}
+        if options.warm and not options.gpus:
+            for name, toolchain in toolchains.items():
+                observer(Preparing(time.time(), f"loading {name} once for all its ranks"))
+                servers.want(name, toolchain.python, toolchain.dialect)
+        asked = tuple(job for job in jobs if job.spec.trainer.can.checks_config)
+        to_check = unchecked(asked, store) if options.check else ()
+        if to_check:
+            observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
+            check_jobs(to_check, store, options, inherited, servers, stop)
+        for job in jobs:
+            observer(Queued(time.time(), job))
+        place = Place(store, options, servers, inherited, loopback, private)
+        return Supervisor(plan.experiment, place, slots, observer).run(jobs, records, stop)
+
+
+def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
+    """GPUs, or places on the CPU.
+
+    Raises ConfigError when a job wants more GPUs than there are.
+    """
+    if options.gpus:
+        problems = [
+            Problem(job.name, f"wants {job.world_size} GPUs, there are {len(options.gpus)}")
+            for job in jobs
+            if job.world_size > len(options.gpus)
+        ]
+        if problems:
+            raise ConfigError(problems)
+        return Slots(tuple(sorted(options.gpus)))
+    cores = len(os.sched_getaffinity(0))
+    return cpu_slots(cores, jobs, plan.experiment.cpu_ranks)
+
+
+def _loopback() -> str | None:
+    """Name of the loopback interface where there is one: all ranks are on this machine."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+MAX_ATTEMPTS = 2
+_OVERVIEW_S = 1.0
+
+
+class Supervisor:
+    """Brings pending jobs to records; ``run`` is called once."""
+
+    def __init__(
+        self, experiment: Experiment, place: Place, slots: Slots, observer: Observer
+    ) -> None:
+        self._experiment = experiment
+        self._place = place
+        self._slots = slots
+        self._slot_count = len(slots.free)
+        self._tell = observer
+        self._waiting: list[Job] = []
+        self._running: list[Run] = []
+        self._records: dict[str, RunRecord] = {}
+        self._walls: list[tuple[Job, float]] = []
+        self._attempts: dict[str, int] = {}
+        self._elsewhere: set[str] = set()
+        """Identities that another harness was seen to run."""
+
+    def run(
+        self, pending: Sequence[Job], finished: Mapping[str, RunRecord], stop: Interruption
+    ) -> dict[str, RunRecord]:
+        """Records of all jobs, by identity.
+
+        Raises StoreError when the store cannot be written and Interrupted when a signal came; in
+        both cases, and in any other, no process of a job is left.
+        """
+        self._records = dict(finished)
+        self._waiting = list(launch_order(pending))
+        overview_due = 0.0
+        try:
+            while self._waiting or self._running:
+                stop.check()
+                self._notice_cold_starts()
+                self._follow()
+                self._start_what_fits()
+                if time.monotonic() >= overview_due:
+                    overview_due = time.monotonic() + _OVERVIEW_S
+                    self._tell(self._overview())
+                time.sleep(self._place.options.poll_s)
+        finally:
+            self._end(self._running)
+            for run in self._running:
+                run.lock.release()
+        return self._records
+
+    # ------------------------------------------------------------- starting
+
+    def _start_what_fits(self) -> None:
+        for job in list(self._waiting):
+            needed = self._records.get(job.needs) if job.needs else None
+            if job.needs and needed is None:
+                continue
+            if needed is not None and needed.status is not RunStatus.FINISHED:
+                self._skip(job, needed)
+            elif self._slots.fits(job.world_size) and not self._place.servers.starting(
+                job.toolchain.name
+            ):
+                self._claim(job, needed)
+
+    def _skip(self, job: Job, needed: RunRecord) -> None:
+        self._waiting.remove(job)
+        record = RunRecord(
+            name=job.name,
+            identity=job.identity,
+            folder=self._place.store.run_folder(job.name, job.identity),
+            status=RunStatus.SKIPPED,
+            wall_s=0.0,
+            argv=(),
+            error=RankError(
+                0, f"not started: {needed.name}, whose weights it needs, {_end_of(needed)}"
+            ),
+        )
+        self._conclude(job, record)
+
+    def _claim(self, job: Job, needed: RunRecord | None) -> None:
+        """Start a job, or take the result of another harness that has run it meanwhile."""
+        lock = self._place.store.lock(job.identity)
+        if not lock.acquire():
+            if job.identity not in self._elsewhere:
+                self._elsewhere.add(job.identity)
+                self._tell(Waiting(time.time(), job))
+            return
+        try:
+            self._waiting.remove(job)
+            record = self._record_of_another(job)
+            if record is None:
+                self._start(job, needed, lock)
+                return
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+        self._conclude(job, record)
+
+    def _record_of_another(self, job: Job) -> RunRecord | None:
+        """What another harness made of the job since this one looked for finished runs."""
+        if self._place.options.fresh and job.identity not in self._elsewhere:
+            return None
+        record = self._place.store.record(job.identity)
+        if record is None or record.status is not RunStatus.FINISHED or stale(record):
+            return None
+        return replace(record, name=job.name, reused=True)
+
+    def _start(self, job: Job, needed: RunRecord | None, lock: RunLock) -> None:
+        attempt = self._attempts[job.identity] = self._attempts.get(job.identity, 0) + 1
+        taken, left = self._slots.take(job.world_size)
+        run = start_run(
+            self._place,
+            job,
+            seed_checkpoint=seed_checkpoint_of(needed.folder) if needed else job.starts_from,
+            slots=taken,
+            attempt=attempt,
+            lock=lock,
+        )
+        self._slots = left
+        self._running.append(run)
+        self._tell(Started(time.time(), job, taken, run.call.argv, attempt))
+
+    # ------------------------------------------------------------ following
+
+    def _follow(self) -> None:
+        for run in list(self._running):
+            over = run.is_over()  # asked first: then no step can be missed
+            steps = run.new_steps()
+            for line in steps:
+                self._tell(
+                    Step(time.time(), run.job, line.step, line.loss, run.elapsed_s, run.eta_s)
+                )
+            faults = faults_due(run.job, {line.step for line in steps}, run.struck)
+            for index, fault in faults.items():
+                strike(self._place, run, index, fault)
+            end_faults(run, call_is_over=over)
+            if over:
+                self._leave(run)
+            elif sentence := run.overdue(self._experiment):
+                self._leave_hung(run, sentence)
+
+    def _leave(self, run: Run) -> None:
+        """A job's agents have ended by themselves: see what came of the job."""
+        self._end([run])  # ranks outlive an agent that was killed, for a moment
+        if self._goes_on(run):
+            return
+        error = run.error()
+        if error is None:
+            self._finish(run, RunStatus.FINISHED, None)
+        elif run.last is None and run.attempt < MAX_ATTEMPTS and is_infrastructure_fault(error):
+            self._release(run)
+            self._waiting.insert(0, run.job)
+            self._tell(Retrying(time.time(), run.job, error.message))
+        else:
+            self._finish(run, RunStatus.CRASHED, error)
+
+    def _leave_hung(self, run: Run, sentence: str) -> None:
+        processes.ask_for_stacks(run.call.targets, trainer_of(run.job.spec).stack_signal)
+        self._end([run])
+        if not self._goes_on(run, sentence):
+            self._finish(run, RunStatus.HUNG, run.hung(sentence))
+
+    def _goes_on(self, run: Run, why: str = "") -> bool:
+        """Start the next segment of a run, or its ranks again, where there is more to come."""
+        if not comes_in_passes(run.job):
+            return False
+        decision = run.decide()
+        if decision.call is None:
+            return False
+        end_faults(run, call_is_over=True)
+        start_next_call(self._place, run, decision.call)
+        reason = f"{decision.reason}: {why}" if why else decision.reason
+        self._tell(GoingOn(time.time(), run.job, reason, run.call.argv))
+        return True
+
+    def _finish(self, run: Run, status: RunStatus, error: RankError | None) -> None:
+        record = self._place.store.finish_run(run.record(status, error), run.facts())
+        self._walls.append((run.job, record.wall_s))
+        self._release(run)
+        self._conclude(run.job, record)
+
+    def _release(self, run: Run) -> None:
+        self._running.remove(run)
+        self._slots = self._slots.give(run.slots)
+        run.lock.release()
+
+    def _conclude(self, job: Job, record: RunRecord) -> None:
+        self._records[job.identity] = record
+        to_come = (*self._waiting, *(run.job for run in self._running))
+        self._place.servers.keep({other.toolchain.name for other in to_come})
+        self._tell(Ended(time.time(), job, record))
+
+    def _end(self, runs: Sequence[Run]) -> None:
+        targets = [target for run in runs for target in run.call.targets]
+        processes.end_all(targets, self._place.options.grace_s)
+        for run in runs:
+            run.call.note_end()
+
+    # -------------------------------------------------------------- telling
+
+    def _notice_cold_starts(self) -> None:
+        for toolchain, complaint in self._place.servers.take_failures().items():
+            message = f"no warm start for {toolchain}, its ranks start cold: {complaint}"
+            self._tell(Notice(time.time(), message))
+
+    def _overview(self) -> Overview:
+        unfinished = [run.pace for run in self._running]
+        unfinished += [Pace(job.world_size) for job in self._waiting]
+        return Overview(
+            at=time.time(),
+            done=len(self._records),
+            total=len(self._records) + len(unfinished),
+            running=tuple(run.job.name for run in self._running),
+            eta_s=matrix_eta_s(self._walls, unfinished, self._slot_count),
+        )
+
+
+def _end_of(record: RunRecord) -> str:
+    return "was skipped" if record.status is RunStatus.SKIPPED else str(record.status)
+
+
+RANKS_PER_CORE = 2
+"""A rank waits for others (rendezvous, collectives, files) about half of its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Free places for ranks: GPU ids, or numbers on the CPU."""
+
+    free: tuple[int, ...]
+
+    def take(self, count: int) -> tuple[tuple[int, ...], Slots]:
+        """The lowest ``count`` free places, and what is left.
+
+        Raises ValueError when there are fewer: ask ``fits`` first.
+        """
+        if not self.fits(count):
+            raise ValueError(f"{count} slots wanted, {len(self.free)} are free")
+        return self.free[:count], Slots(self.free[count:])
+
+    def give(self, taken: Iterable[int]) -> Slots:
+        return Slots(tuple(sorted((*self.free, *taken))))
+
+    def fits(self, count: int) -> bool:
+        return count <= len(self.free)
+
+
+def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
+    """Slots on the CPU: ``wanted``, else two ranks per core, and never too few for a job.
+
+    The largest job always gets its slots: its ranks then share the cores.
+    """
+    largest = max((job.world_size for job in jobs), default=1)
+    return Slots(tuple(range(max(wanted or RANKS_PER_CORE * cores, largest))))
+
+
+def launch_order(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """Seed checkpoints (others wait for them), then the longest: large and compiled first.
+
+    Small jobs come last and fill the slots that large ones leave.
+    """
+    return tuple(sorted(jobs, key=_weight, reverse=True))
+
+
+def _weight(job: Job) -> tuple[bool, int]:
+    compiled = Technique.COMPILE in job.spec.techniques
+    return job.role is Role.SEED, job.world_size * job.steps * (2 if compiled else 1)

@@ -1,0 +1,122 @@
+"""What comes after a torchrun call of a run, and which faults the harness has to make. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
+from harness.trainers import Call, comes_in_passes
+
+HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
+"""Faults that the ranks cannot make themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one call."""
+
+    ended_well: bool
+    reached: int | None = None
+    """The step that its last pass was meant to reach and has; None: that pass did not end well."""
+    steps: int = 0
+    """Lines of steps during the call."""
+    struck: frozenset[int] = frozenset()
+    """Faults of the script that struck during it."""
+    nodes: int = 1
+    """Nodes that are left to start again with."""
+    checkpoint: bool = True
+    """Whether there is a whole checkpoint of the step it was to reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Go on with another call, or end: well without a problem, else with it."""
+
+    call: Call | None = None
+    reason: str = ""
+    """Why there is another call."""
+    problem: str = ""
+    """A sentence, to which the failing rank's error is added if there is one."""
+
+
+def after(job: Job, call: Call, outcome: Outcome) -> Decision:
+    """What comes after a call of a job in several passes that is over."""
+    if job.spec.recovery is not None:
+        return _after_fault(job, job.spec.recovery, call, outcome)
+    return _after_segment(job, call, outcome)
+
+
+def _after_segment(job: Job, call: Call, outcome: Outcome) -> Decision:
+    index = call.segment or 0
+    segments = job.spec.segments
+    until = segments[index].until
+    first = segments[index - 1].until + 1 if index else 1
+    name = f"segment {index + 1} (steps {first} to {until})"
+    if not outcome.ended_well:
+        return Decision(problem=name)
+    if outcome.reached != until:
+        return Decision(problem=f"{name}: every rank ended well, but step {until} was not reached")
+    if index + 1 == len(segments):
+        return Decision()
+    if not outcome.checkpoint:
+        return Decision(
+            problem=f"{name}: left no whole checkpoint/step-{until} for the next one to start from"
+        )
+    following = replace(call, number=call.number + 1, segment=index + 1)
+    return Decision(following, f"segment {index + 2} of {len(segments)}")
+
+
+def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> Decision:
+    if outcome.ended_well:
+        if outcome.reached == job.steps:
+            return Decision()
+        return Decision(
+            problem=f"every rank ended well, but the last step {job.steps} was not reached"
+        )
+    restarted = call.number - 1
+    if recovery.restarts is RestartOwner.TORCHRUN:
+        return Decision(problem=f"torchrun gave up (max_restarts = {recovery.max_restarts})")
+    if restarted >= recovery.max_restarts:
+        times = f"{restarted} restart{'s' * (restarted != 1)}"
+        return Decision(problem=f"failed again after {times}, which is max_restarts")
+    if not outcome.struck and not outcome.steps:
+        return Decision(problem="failed before any step, and not by a fault of the script")
+    following = replace(call, number=call.number + 1, nodes=outcome.nodes)
+    return Decision(
+        following,
+        f"restarted by the harness, {restarted + 1} of at most {recovery.max_restarts} times",
+    )
+
+
+def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fault]:
+    """Faults for the harness to make, by index, once those steps have ended.
+
+    ``done`` were made before.
+    """
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    faults = recovery.faults if recovery else ()
+    return {
+        index: fault
+        for index, fault in enumerate(faults)
+        if fault.kind in HARNESS_FAULTS and fault.step in steps and index not in done
+    }
+
+
+def hang_limit_s(
+    job: Job, struck: Collection[int], last_step: int | None, progress_timeout_s: float
+) -> float | None:
+    """How long a rank that hangs by the script is left before the harness starts all again.
+
+    Half of the time to recover, which leaves the other half for the start. None: none hangs, or
+    not for the harness to restart. ``struck`` are the call's faults that have struck; a hang at a
+    step that has ended is over.
+    """
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    if recovery is None or recovery.restarts is RestartOwner.TORCHRUN:
+        return None
+    for index, fault in enumerate(recovery.faults):
+        ended = last_step is not None and last_step >= fault.step
+        if fault.kind is FaultKind.HANG and index in struck and not ended:
+            return min(progress_timeout_s, recovery.within_s / 2)
+    return None

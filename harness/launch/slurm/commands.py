@@ -1,0 +1,434 @@
+"""Slurm as a backend: calls sbatch, squeue, sacct and scancel, and reads what they print.
+
+Also finds the keys of ``[cluster]`` that a refusal is about.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from harness.errors import ClusterError
+from harness.launch.slurm.backend import JobState, Phase, Refused, Request
+from harness.model import Cluster
+
+_TIMEOUT_S = 120.0
+"""Longest that a command of Slurm's may take; sbatch by itself tries again for about a minute."""
+
+_SLOW_S = 5.0
+"""A person is told what the harness waits for after so long."""
+
+_SQUEUE = ("squeue", "--me", "--all", "--noheader")
+"""``--all``: in hidden partitions, too."""
+
+_KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)")
+_SLURMS = re.compile(r"(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC)_.*")
+"""Variables that change what these commands ask for or print, and those of a job that the harness
+itself may run in, which its jobs must not take for their own."""
+
+_FOR_NOW = re.compile(
+    r"MaxSubmitJob|MaxJobCount|temporarily unable|violates accounting/QOS policy", re.IGNORECASE
+)
+"""Of sbatch's refusals, those that pass when other jobs have ended …"""
+_POLICY = re.compile(r"violates accounting/QOS policy", re.IGNORECASE)
+_SUBMIT_LIMIT = re.compile(r"MaxSubmitJob|MaxJobCount", re.IGNORECASE)
+_FOR_EVER = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)|Min\w+)")
+"""… unless one of these limits is named with them."""
+_UNREACHABLE = re.compile(
+    r"unable to contact slurm controller|could not establish a configuration source"
+    r"|connection refused|zero bytes were transmitted|failure in connecting|munge"
+    r"|protocol authentication error|socket timed out",
+    re.IGNORECASE,
+)
+_PERHAPS_TAKEN = re.compile(r"socket timed out|zero bytes were transmitted", re.IGNORECASE)
+"""The answer was lost: the job may have been taken."""
+_NO_ACCOUNTING = re.compile(r"accounting storage is disabled|slurmdbd|SlurmDBD", re.IGNORECASE)
+
+
+class Slurm:
+    """Jobs of this user on the cluster that Slurm's commands speak to."""
+
+    def __init__(
+        self,
+        environment: Mapping[str, str] | None = None,
+        *,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """Choose what Slurm's commands inherit.
+
+        Args:
+            environment: what commands and, by sbatch, jobs inherit; None: this process's.
+            say: called, once, when Slurm does not answer at once: its commands retry for a minute.
+        """
+        self._say = say
+        self._environment = _environment(os.environ if environment is None else environment)
+        self._accounting = True
+        """Until sacct has said that there is none."""
+
+    def submit(self, request: Request) -> str:
+        """Give a job to Slurm; its id there.
+
+        Raises Refused when sbatch does not take the job, and ClusterError when it has no answer.
+        """
+        if request.perhaps_there and (there := self._named(request.name)):
+            return there
+        command = ("sbatch", "--parsable", *_dependency(request), str(request.script))
+        try:
+            done = self._call(command, cwd=request.script.parent)
+            complaint = done.stderr
+            lost = done.returncode < 0 or (
+                done.returncode != 0 and bool(_PERHAPS_TAKEN.search(complaint))
+            )
+        except subprocess.TimeoutExpired:
+            complaint, lost = f"sbatch gave no answer within {_TIMEOUT_S:g} s", True
+        if lost:
+            if there := self._named(request.name):
+                return there
+            raise Refused(_last_lines(complaint), for_now=True)
+        if done.returncode != 0:
+            self._raise_unreachable("sbatch", complaint)
+            passes = bool(_FOR_NOW.search(complaint)) and not _FOR_EVER.search(complaint)
+            if passes and _POLICY.search(complaint) and not _SUBMIT_LIMIT.search(complaint):
+                # Only jobs of ours that are still there can be what is too much.
+                passes = bool(self._ask(*_SQUEUE, f"--Format=JobID:{JOB_WIDTH}").split())
+            raise Refused(_last_lines(complaint), for_now=passes)
+        # "1234", or "1234;cluster" where there are several; wrappers may print lines before it.
+        lines = done.stdout.split()
+        job_id = lines[-1].partition(";")[0] if lines else ""
+        there = job_id if job_id.isdecimal() else self._named(request.name)
+        if there is None:
+            raise ClusterError(f"sbatch was to print the id of {request.name}: {done.stdout!r}")
+        return there
+
+    def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
+        """What Slurm says of these jobs: one squeue, and one sacct for those it has forgotten.
+
+        Raises ClusterError when squeue has no answer, or one that is none.
+        """
+        if not ids:
+            return {}
+        output = self._ask(*_SQUEUE, "--states=all", SQUEUE_FORMAT)
+        queue = read_squeue(output)
+        # With SLURM_CLUSTERS a line names the cluster first.
+        printed = [x for x in output.splitlines() if x.strip() and not x.startswith("CLUSTER:")]
+        if printed and not queue:
+            raise ClusterError(f"squeue was to print jobs: {_last_lines(output)!r}")
+        found = {job_id: queue[job_id] for job_id in ids if job_id in queue}
+        forgotten = [job_id for job_id in ids if job_id not in found]
+        if forgotten:
+            found |= self._accounted(forgotten)
+        return {job_id: found.get(job_id) or unknown_job() for job_id in ids}
+
+    def cancel(self, ids: Collection[str]) -> None:
+        """Have these jobs ended, whether they run or wait; unknown ones are over already.
+
+        Raises ClusterError when Slurm cannot be reached.
+        """
+        if not ids:
+            return
+        try:
+            done = self._call(("scancel", "--quiet", *ids))
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"scancel gave no answer within {_TIMEOUT_S:g} s") from error
+        if done.returncode != 0:  # as for ids that Slurm does not know
+            self._raise_unreachable("scancel", done.stderr)
+
+    # -------------------------------------------------------------- commands
+
+    def _named(self, name: str) -> str | None:
+        """The id of a job of that name that waits or runs; of several the newest."""
+        output = self._ask(*_SQUEUE, f"--name={name}", f"--Format=JobID:{JOB_WIDTH}")
+        return max((word for word in output.split() if word.isdecimal()), key=int, default=None)
+
+    def _accounted(self, ids: Sequence[str]) -> dict[str, JobState]:
+        if not self._accounting:
+            return {}
+        command = ("sacct", "--noheader", "--parsable2", "--allocations", SACCT_FORMAT)
+        try:
+            done = self._call((*command, f"--jobs={','.join(ids)}"))
+        except (ClusterError, subprocess.TimeoutExpired):
+            return {}  # it may answer the next time
+        if done.returncode != 0:
+            self._accounting = not _NO_ACCOUNTING.search(done.stderr)
+            return {}
+        return read_sacct(done.stdout)
+
+    def _ask(self, *command: str) -> str:
+        """What a command prints.
+
+        Raises ClusterError when it fails.
+        """
+        try:
+            done = self._call(command)
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(f"{command[0]} gave no answer within {_TIMEOUT_S:g} s") from error
+        if done.returncode != 0:
+            self._raise_unreachable(command[0], done.stderr)
+            raise ClusterError(f"{command[0]} failed: {_last_lines(done.stderr)}")
+        return done.stdout
+
+    def _call(
+        self, command: Sequence[str], cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        self._require_configuration()
+        slow = threading.Timer(_SLOW_S, self._say_slow, (command[0],))
+        slow.daemon = True
+        slow.start()
+        try:
+            return subprocess.run(
+                command,
+                env=self._environment,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the harness: sbatch has to say what it did
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise ClusterError(
+                f"{command[0]} is not on the PATH: run converge on a login node of the cluster "
+                "(perhaps after `module load slurm`), or with --launcher local"
+            ) from error
+        except OSError as error:
+            raise ClusterError(f"cannot run {command[0]}: {error}") from error
+        finally:
+            slow.cancel()
+
+    def _require_configuration(self) -> None:
+        """Raise ClusterError for what Slurm's commands would look for again for a minute."""
+        named = self._environment.get("SLURM_CONF")
+        if named and not Path(named).exists():
+            raise ClusterError(
+                f"SLURM_CONF is {named}, and there is no such file: set it to the cluster's "
+                "slurm.conf or unset it, then give the same command again"
+            )
+
+    def _say_slow(self, program: str) -> None:
+        if self._say is not None:
+            self._say(f"waiting for Slurm to answer {program}, for {_TIMEOUT_S:g} s at most")
+            self._say = None
+
+    def _raise_unreachable(self, program: str, complaint: str) -> None:
+        if _UNREACHABLE.search(complaint):
+            raise ClusterError(
+                f"{program} cannot reach Slurm: {_last_lines(complaint)}. Try `scontrol ping`; "
+                "jobs that were submitted go on, and `converge collect` takes them up again"
+            )
+
+
+def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if _KEPT.fullmatch(name) or not _SLURMS.fullmatch(name)
+    }
+    return {**kept, "LC_ALL": "C"}
+
+
+def _dependency(request: Request) -> tuple[str, ...]:
+    """Conditions that must all be met."""
+    conditions = [
+        ":".join((kind, *ids))
+        for kind, ids in (("afterok", request.after_ok), ("afterany", request.after_any))
+        if ids
+    ]
+    return (f"--dependency={','.join(conditions)}",) if conditions else ()
+
+
+def _last_lines(complaint: str) -> str:
+    """What a command said last, without its own name and whatever came before."""
+    lines = [
+        re.sub(r"^\w+: (error|fatal): ", "", line)
+        for line in complaint.splitlines()
+        if line.strip()
+    ]
+    return "; ".join(lines[-2:]) or "it gave no reason"
+
+
+# ------------------------------------------- what squeue and sacct print; pure
+
+JOB_WIDTH = 24
+_COLUMNS = (
+    ("JobID", JOB_WIDTH),
+    ("State", 24),
+    ("RestartCnt", 12),
+    ("exit_code", 16),
+    ("TimeUsed", 24),
+    ("Reason", 256),
+    ("NodeList", 1024),
+    ("Name", 256),  # last: letters of others' jobs may be wider than a byte
+)
+SQUEUE_FORMAT = "--Format=" + ",".join(f"{name}:{width}" for name, width in _COLUMNS)
+"""Columns of a fixed width, as every Slurm since 2016 has them; a reason may have any character."""
+SACCT_FORMAT = "--format=JobIDRaw,State,ExitCode,ElapsedRaw,NodeList,JobName"
+
+_PENDING = frozenset(
+    {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
+_ENDED = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED"),
+        *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT"),
+    }
+)
+
+_NEVER = re.compile(
+    r"DependencyNeverSatisfied|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DeadLine"
+    r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit"
+    r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
+)
+"""Reasons of pending jobs that ask for more than they may ever have. Limits that other jobs use up
+(``…Grp…``, ``…PerUser…``) pass, nodes that are down come back, a held job can be released.
+``PartitionConfig`` is what Slurm 22.05 says first, and something else a second later."""
+
+
+def unknown_job() -> JobState:
+    """Of a job that Slurm does not know any more."""
+    return JobState(Phase.UNKNOWN)
+
+
+def read_squeue(output: str) -> dict[str, JobState]:
+    """By job id, what squeue printed in ``SQUEUE_FORMAT``; lines of something else are skipped."""
+    states = {}
+    for line in output.splitlines():
+        job_id, word, restarts, code, used, reason, nodes, name = _cut(line)
+        if job_id.isdecimal():
+            states[job_id] = _state(
+                word,
+                reason="" if reason in ("None", "(null)") else reason,
+                restarts=int(restarts) if restarts.isdecimal() else 0,
+                exit_code=_exit_code(code),
+                ran_s=_seconds(used),
+                nodes=nodes,
+                name=name,
+            )
+    return states
+
+
+def read_sacct(output: str) -> dict[str, JobState]:
+    """By job id, what sacct printed in ``SACCT_FORMAT``; of a requeued job since its last start."""
+    states = {}
+    for line in output.splitlines():
+        job_id, word, code, elapsed, nodes, name = (line.split("|", 5) + [""] * 6)[:6]
+        if job_id.isdecimal():
+            states[job_id] = _state(
+                word,
+                exit_code=_exit_code(code),
+                ran_s=float(elapsed) if elapsed.isdecimal() else None,
+                nodes="" if nodes == "None assigned" else nodes,
+                name=name,
+            )
+    return states
+
+
+def _cut(line: str) -> list[str]:
+    fields, start = [], 0
+    for _, width in _COLUMNS:
+        fields.append(line[start : start + width].strip())
+        start += width
+    return fields
+
+
+def _state(
+    word: str,
+    *,
+    reason: str = "",
+    restarts: int = 0,
+    exit_code: int | None = None,
+    ran_s: float | None = None,
+    nodes: str = "",
+    name: str = "",
+) -> JobState:
+    word, _, detail = word.partition(" ")  # "CANCELLED by 1000"
+    word = word.rstrip("+")
+    phase = phase_of(word)
+    signalled = word in ("CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "DEADLINE")
+    return JobState(
+        phase=phase,
+        word=word,
+        reason=reason or detail,
+        never=phase is Phase.PENDING and bool(_NEVER.fullmatch(reason)),
+        restarts=restarts,
+        exit_code=exit_code if phase is Phase.ENDED and not signalled else None,
+        ran_s=ran_s,
+        nodes=nodes,
+        name=name,
+    )
+
+
+def phase_of(word: str) -> Phase:
+    """Where a job in a state of Slurm's is.
+
+    Whatever is neither pending nor over counts as running: RUNNING CONFIGURING RESIZING SIGNALING
+    STAGE_OUT STOPPED SUSPENDED, states of a Slurm to come, COMPLETING, from which a job may also
+    come back to the queue, and REVOKED, when another cluster of a federation runs it.
+    """
+    if word in _PENDING:
+        return Phase.PENDING
+    return Phase.ENDED if word in _ENDED else Phase.RUNNING
+
+
+def _exit_code(text: str) -> int | None:
+    """Of ``3:0`` (code and signal), or of the status that wait(2) gives (squeue: 3 is 768)."""
+    code, colon, signal = text.partition(":")
+    if not code.isdecimal() or (colon and not signal.isdecimal()):
+        return None
+    if colon:
+        return None if int(signal) else int(code)
+    status = int(code)
+    return None if status & 0x7F else status >> 8
+
+
+def _seconds(text: str) -> float | None:
+    """``1-02:03:04``, ``02:03:04`` or ``03:04``, in seconds."""
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+# ------------------------------------------------------------- refusals; pure
+
+_GPUS = ("gpus_per_node", "gres")
+_OF_A_NODE = ("ranks_per_node", *_GPUS, "cpus_per_rank", "memory_per_node", "constraint")
+_LIMITS = ("time", "qos", "account")
+_KEYS_BY_REFUSAL: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (r"account or account/partition|InvalidAccount|AccountNotAllowed", ("account", "partition")),
+    (r"\bQOS (specification|not permitted)|InvalidQOS|QOSNotAllowed", ("qos",)),
+    (r"invalid (generic resource|gres)|\bTRES\b", _GPUS),
+    (r"time limit|--time|PartitionTimeLimit|DeadLine", ("time",)),
+    (r"feature specification", ("constraint",)),
+    (r"accounting/QOS policy|(Assoc|QOS)M(ax|in)", _LIMITS),
+    (r"not permitted to use this partition|partition", ("partition",)),
+    (r"memory specification|MaxMemPerLimit", ("memory_per_node",)),
+    (r"CPU count|more processors", ("ranks_per_node", "cpus_per_rank")),
+    (r"node configuration|BadConstraints", _OF_A_NODE),
+)
+"""Patterns of what Slurm prints (``slurm_errno.c``, and reasons of pending jobs), and the keys that
+may have caused it; the first pattern that matches counts."""
+
+
+def keys_behind(words: str, cluster: Cluster) -> str:
+    """The keys as the file has them, ``[cluster] partition``; empty when the text is not known.
+
+    Keys that the file does not set are left out: they cannot be wrong.
+    """
+    for pattern, keys in _KEYS_BY_REFUSAL:
+        if re.search(pattern, words, re.IGNORECASE):
+            written = [key for key in keys if getattr(cluster, key) not in (None, False)]
+            return f"[cluster] {', '.join(written)}" if written else ""
+    return ""
+
+
+def with_keys(words: str, cluster: Cluster) -> str:
+    """A refusal and the keys that it is about: ``Invalid qos specification ([cluster] qos)``."""
+    keys = keys_behind(words, cluster)
+    return f"{words} ({keys})" if keys else words

@@ -1,0 +1,401 @@
+"""Runs a plan on a cluster while the harness stays: submit all, poll, settle, until all is over.
+
+Rounds of one query for all jobs. When the harness is interrupted it cancels what it has submitted;
+when it is killed, nothing is lost: the jobs go on, and the same command, or ``converge collect``,
+finds them by their run folders.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import ClusterError, ConvergeError, StoreError
+from harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
+from harness.launch.interruption import Interruption, interruptible
+from harness.launch.progress import MetricsTail, remaining_s
+from harness.launch.slurm.backend import JobState, Phase
+from harness.launch.slurm.batch_script import submit_argv
+from harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
+from harness.launch.slurm.settle import Known, has_ended, script_end, skipped
+from harness.launch.slurm.submission import Submission, read_submission
+from harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
+from harness.model import Experiment, Job, Plan, RunRecord, RunStatus
+from harness.run_folder.metrics import StepLine
+from harness.trainers import comes_in_passes
+
+OUTAGE_S = 3600.0
+"""A scheduler that does not answer for so long is given up; its jobs go on."""
+_PAUSE_S = 0.1
+_ORDINARY = frozenset(
+    {
+        "",
+        "None",
+        "Priority",
+        "Resources",
+        "Dependency",
+        "BeginTime",
+        "Cleaning",
+        "WaitingForScheduling",
+    }
+)
+"""Reasons for which jobs wait that pass by themselves."""
+
+
+def follow_plan(plan: Plan, site: Site, observer: Observer) -> tuple[RunRecord, ...]:
+    """Bring every job of a plan to a record, in the plan's order.
+
+    Jobs that have finished with the same identity are reused; jobs in the queue, whoever submitted
+    them, are followed and not submitted again.
+
+    Raises:
+        ConfigError: a toolchain refuses a job's config; nothing was submitted.
+        ToolchainError: a toolchain does not start.
+        StoreError: the store cannot be read or written.
+        ClusterError: the scheduler cannot be reached, at the start or for an hour.
+        Interrupted: Ctrl-C or a signal; what this harness has submitted is cancelled.
+    """
+    with interruptible() as stop:
+        prepared = prepare_plan(plan, site, observer, stop)
+        records = _Follower(prepared, site, observer).run(stop)
+    return tuple(replace(records[job.identity], name=job.name) for job in plan.jobs)
+
+
+class _Follower:
+    """The loop; ``run`` is called once."""
+
+    def __init__(self, prepared: PreparedPlan, site: Site, observer: Observer) -> None:
+        self._site = site
+        self._tell = observer
+        self._records = prepared.records
+        self._waiting = list(prepared.todo)
+        self._submitter = Submitter(prepared, site, observer)
+        self._followed: dict[str, Followed] = {
+            identity: follow_from(each.job, each.folder, each.submission)
+            for identity, each in prepared.queued.items()
+            if each.submission is not None
+        }
+        self._told_reasons: set[str] = set()
+        self._told_busy = ""
+        self._silent_since: float | None = None
+        """When the scheduler first did not answer, by the monotonic clock."""
+
+    def run(self, stop: Interruption) -> dict[str, RunRecord]:
+        try:
+            while True:
+                try:
+                    self._submit(stop)
+                    self._round()
+                    self._silent_since = None
+                except ClusterError as error:
+                    self._bear(error)
+                self._tell(self._overview())
+                if not self._waiting and not self._followed:
+                    return self._records
+                self._pause(stop)
+        except BaseException as error:
+            self._cancel_ours(str(error) if isinstance(error, ConvergeError) else "")
+            raise
+
+    # ----------------------------------------------------------- submitting
+
+    def _submit(self, stop: Interruption) -> None:
+        """Submit what is left to submit, until the scheduler takes no more."""
+        for job in list(self._waiting):
+            stop.check()
+            needed = self._records.get(job.needs) if job.needs else None
+            given = self._submitter.give(job, needed)
+            if self._submitter.busy:
+                self._say_busy(self._submitter.busy)
+                return
+            if isinstance(given, Submission):
+                folder = self._submitter.folder_of(job)
+                self._waiting.remove(job)
+                self._followed[job.identity] = follow_from(job, folder, given)
+            elif given is not None:
+                self._waiting.remove(job)
+                self._conclude(job, given)
+
+    def _say_busy(self, why: str) -> None:
+        if why != self._told_busy:
+            self._told_busy = why
+            message = f"{len(self._waiting)} jobs are submitted later: {why}"
+            self._tell(Notice(time.time(), message))
+
+    # ------------------------------------------------------------ following
+
+    def _round(self) -> None:
+        """Look at all jobs once, by one query: those that others start from come first."""
+        if not self._followed:
+            return
+        ids = [each.submission.job_id for each in self._followed.values()]
+        states = self._site.backend.poll([id_ for id_ in ids if id_ is not None])
+        for identity, followed in list(self._followed.items()):
+            state = state_of(followed.submission, states)
+            followed.state = state
+            self._tell_progress(followed, state)
+            if followed.is_doubtful(state):
+                continue
+            if self._settle(followed, state):
+                del self._followed[identity]
+            elif sentence := followed.overdue(self._site.experiment):
+                self._cancel([followed], sentence, hung=True)
+        self._say_why_jobs_wait()
+
+    def _bear(self, error: ClusterError) -> None:
+        """Go on while the scheduler does not answer, for an hour. Raises the error then."""
+        if self._silent_since is None:
+            self._silent_since = time.monotonic()
+            self._tell(Notice(time.time(), f"{error}; asking again"))
+        elif time.monotonic() - self._silent_since > OUTAGE_S:
+            raise error
+
+    def _tell_progress(self, followed: Followed, state: JobState) -> None:
+        """Report starts, steps and restarts of a job."""
+        if state.phase is Phase.PENDING:
+            followed.runs = False
+            return
+        restarts = _untold_start(followed, state)
+        if restarts is not None:
+            followed.note_start(state, restarts)
+            argv = submit_argv(followed.folder)
+            if followed.starts == 1:
+                attempt = restarts + 1
+                self._tell(Started(time.time(), followed.job, (), argv, attempt, state.nodes))
+            else:
+                reason = f"requeued by Slurm, restart {restarts}"
+                self._tell(GoingOn(time.time(), followed.job, reason, argv))
+        for line in followed.new_steps():
+            step = Step(
+                time.time(),
+                followed.job,
+                line.step,
+                line.loss,
+                followed.elapsed_s,
+                followed.eta_s,
+            )
+            self._tell(step)
+
+    def _settle(self, followed: Followed, state: JobState) -> bool:
+        """Whether the job is over and has its record now."""
+        job = followed.job
+        known = Known(
+            job=job,
+            folder=followed.folder,
+            submission=followed.submission,
+            state=state,
+            cluster=self._site.cluster,
+            needed=self._records.get(job.needs) if job.needs else None,
+        )
+        record = conclude(self._site, known)
+        if record is None:
+            if state.phase in (Phase.ENDED, Phase.UNKNOWN):
+                # Another harness is at it: it settles the job, or has submitted it anew.
+                followed.submission = read_submission(followed.folder) or followed.submission
+            return False
+        self._submitter.chains.is_over(followed.submission.job_id or "")
+        self._conclude(job, record)
+        return True
+
+    def _conclude(self, job: Job, record: RunRecord) -> None:
+        self._records[job.identity] = record
+        self._tell(Ended(time.time(), job, record))
+        if record.status is RunStatus.FINISHED:
+            return
+        for other in [each for each in self._waiting if each.needs == job.identity]:
+            self._waiting.remove(other)
+            self._conclude(other, skipped(other, self._submitter.folder_of(other), record))
+
+    def _say_why_jobs_wait(self) -> None:
+        """A reason that does not pass by itself is told once."""
+        found = self._reasons()
+        for reason in found.keys() - _ORDINARY - self._told_reasons:
+            self._told_reasons.add(reason)
+            count = found[reason]
+            jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
+            self._tell(Notice(time.time(), f"{jobs} in Slurm's queue: {reason}"))
+
+    def _reasons(self) -> Counter[str]:
+        states = (each.state for each in self._followed.values())
+        return Counter(
+            state.reason for state in states if state is not None and state.phase is Phase.PENDING
+        )
+
+    # -------------------------------------------------------------- ending
+
+    def _cancel_ours(self, why: str) -> None:
+        """Take what this harness submitted out of the queue, if the scheduler answers."""
+        ours = [
+            each for identity, each in self._followed.items() if identity in self._submitter.ours
+        ]
+        if not ours:
+            return
+        message = f"{len(ours)} jobs of Slurm's queue are cancelled"
+        try:
+            self._cancel(ours, f"cancelled by converge ({why or 'its own end'})")
+        except ClusterError as error:
+            message = (
+                f"{len(ours)} jobs may still be in Slurm's queue, see `converge cancel`: {error}"
+            )
+        except StoreError as error:
+            message += f", which their folders do not say: {error}"
+        self._tell(Notice(time.time(), message))
+
+    def _cancel(self, jobs: Iterable[Followed], why: str, *, hung: bool = False) -> None:
+        """End jobs, and say why in their folders; they are ended, too, where that fails."""
+        to_end = [each for each in jobs if not each.cancel_sent]
+        for each in to_end:
+            if not each.submission.cancelled:
+                each.submission = replace(each.submission, cancelled=why, hung=hung)
+        untold = cancel_all(self._site.backend, {each.folder: each.submission for each in to_end})
+        for each in to_end:
+            each.cancel_sent = True
+        if untold:
+            raise untold
+
+    def _pause(self, stop: Interruption) -> None:
+        until = time.monotonic() + self._site.cluster.poll_s
+        while (left := until - time.monotonic()) > 0:
+            stop.check()
+            time.sleep(min(left, _PAUSE_S))
+
+    def _overview(self) -> Overview:
+        running = [each for each in self._followed.values() if each.is_running]
+        reasons = self._reasons()
+        unfinished = len(self._followed) + len(self._waiting)
+        etas = [each.eta_s for each in running]
+        known = [eta for eta in etas if eta is not None]
+        # When a queue starts a job, nobody knows.
+        eta_s = max(known) if known and len(known) == unfinished else None
+        return Overview(
+            at=time.time(),
+            done=len(self._records),
+            total=len(self._records) + unfinished,
+            running=tuple(each.job.name for each in running),
+            eta_s=eta_s,
+            queued=unfinished - len(running),
+            reason=next((reason for reason, _ in reasons.most_common(1)), ""),
+        )
+
+
+def _untold_start(followed: Followed, state: JobState) -> int | None:
+    """The restart count of a start that no observer knows of yet; None when there is none."""
+    if state.phase is Phase.RUNNING:
+        untold = not followed.runs or state.restarts > followed.restarts
+        return state.restarts if untold else None
+    # One that started and ended between two polls is known by its script's end only.
+    if (end := script_end(followed.folder)) is None:
+        return None
+    untold = followed.starts == 0 or end[1] > followed.restarts
+    return end[1] if untold else None
+
+
+@dataclass(slots=True)
+class Followed:
+    """A job that is followed: what is kept of it between two polls, however long it runs."""
+
+    job: Job
+    folder: Path
+    submission: Submission
+    tail: MetricsTail
+    state: JobState | None = None
+    """What the scheduler said last."""
+    cancel_sent: bool = False
+    """Whether this harness has cancelled it."""
+    runs: bool = False
+    """Whether its newest start has been reported."""
+    starts: int = 0
+    """How many starts were reported."""
+    restarts: int = 0
+    last: StepLine | None = None
+    made: int = 0
+    """Steps that were seen to end, replayed ones included."""
+    _started: float = 0.0
+    """When its newest start, or segment, began; by the monotonic clock."""
+    _first_step_at: float = 0.0
+    _last_step_at: float = 0.0
+    _unknown: int = 0
+    """Polls in a row at which the scheduler did not know it."""
+    _stepped: bool = False
+    """Whether a step has ended since then."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is not None and self.state.phase is Phase.RUNNING
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the scheduler started it; 0 while it waits."""
+        return (self.state.ran_s or 0.0) if self.state is not None else 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Until its last step, at the pace since it is followed."""
+        if self.last is None:
+            return None
+        return remaining_s(
+            self.last.step, self.job.steps, self._last_step_at - self._first_step_at, self.made - 1
+        )
+
+    def is_doubtful(self, state: JobState) -> bool:
+        """Whether to ask again before a job is believed to be unknown.
+
+        Between the queue's forgetting it and accounting's answer there may be a gap.
+        """
+        is_known = state.phase is not Phase.UNKNOWN or has_ended(self.folder)
+        self._unknown = 0 if is_known else self._unknown + 1
+        return 0 < self._unknown < UNKNOWN_LOOKS
+
+    def note_start(self, state: JobState, restarts: int) -> None:
+        """The scheduler runs it, or ran it, for the first time or again."""
+        if self.starts:
+            self.tail.start_over(is_over=state.phase is not Phase.RUNNING)
+        self.runs, self.starts, self.restarts = True, self.starts + 1, restarts
+        self._started = time.monotonic() - (state.ran_s or 0.0)
+        self._stepped = False
+
+    def new_steps(self) -> tuple[StepLine, ...]:
+        """Steps that ended since the last call, replayed ones again."""
+        had_reached = self.tail.reached
+        steps = self.tail.new_steps()
+        now = time.monotonic()
+        if steps:
+            self._last_step_at = now
+            if self.last is None:
+                self._first_step_at = now
+            self.last = steps[-1]
+            self.made += len(steps)
+            self._stepped = True
+        if self.tail.reached is not None and had_reached is None:
+            self._started, self._stepped = now, False  # the next segment has to start
+        return steps
+
+    def overdue(self, experiment: Experiment) -> str:
+        """Which timeout has passed, as a sentence; empty when none has, and when it does not run.
+
+        Both count from when the scheduler ran the job, however long it waited.
+        """
+        if self.state is None or self.state.phase is not Phase.RUNNING:
+            return ""
+        if self.state.word not in ("", "RUNNING"):  # it is suspended, or ends
+            return ""
+        now = time.monotonic()
+        if not self._stepped or self.last is None:
+            limit = experiment.startup_timeout_s
+            if now - self._started > limit:
+                return f"no step finished within {limit:g} s of the start (startup_timeout_s)"
+            return ""
+        limit = experiment.progress_timeout_s
+        if now - self._last_step_at > limit:
+            return (
+                f"no step finished for {limit:g} s after step {self.last.step} (progress_timeout_s)"
+            )
+        return ""
+
+
+def follow_from(job: Job, folder: Path, submission: Submission) -> Followed:
+    """A job that was submitted, by this harness or another."""
+    return Followed(job, folder, submission, MetricsTail(folder, comes_in_passes(job)))

@@ -1,0 +1,275 @@
+"""The status of every job of a plan: its record, else what its scheduler says; by one query."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import ClusterError
+from harness.launch.options import RunOptions
+from harness.launch.slurm.backend import Backend, JobState, Phase
+from harness.launch.slurm.batch_script import batch_script
+from harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
+from harness.launch.slurm.submission import Submission, read_submission
+from harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
+from harness.run_folder.layout import RECORD
+from harness.store import Store, folder_key, read_record
+from harness.trainers import is_complete
+
+UNKNOWN_LOOKS = 3
+"""A job is taken for lost when the scheduler does not know it so many times in a row."""
+_AGAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where all jobs of a matrix are submitted, and how."""
+
+    store: Store
+    backend: Backend
+    cluster: Cluster
+    experiment: Experiment
+    options: RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What a run folder and the scheduler say of one job."""
+
+    job: Job
+    folder: Path
+    """The run folder, whether it is there or not."""
+    record: RunRecord | None = None
+    """Of a run that is over and settled."""
+    submission: Submission | None = None
+    """Of a job without a record: it is in the scheduler's hands, or was."""
+    state: JobState | None = None
+    """What the scheduler says; None where it was not asked."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether it left what it was run for: then it can be taken as it is."""
+        record = self.record
+        return (
+            record is not None
+            and record.status is RunStatus.FINISHED
+            and is_complete(self.job, record.folder)
+        )
+
+    @property
+    def in_queue(self) -> bool:
+        """Whether the scheduler has it and will run it, or does."""
+        state = self.state
+        return (
+            state is not None and state.phase in (Phase.PENDING, Phase.RUNNING) and not state.never
+        )
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether a harness has cancelled it, and it is not over yet."""
+        return self.in_queue and self.submission is not None and bool(self.submission.cancelled)
+
+
+def script_of(job: Job, folder: Path, site: Site) -> str:
+    """The batch script of a job. Raises ConfigError as ``batch_script`` does."""
+    return batch_script(
+        job,
+        folder,
+        site.cluster,
+        experiment=site.experiment.name,
+        rank_module=site.options.rank_module,
+    )
+
+
+def read_statuses(site: Site, jobs: Iterable[Job]) -> dict[str, JobStatus]:
+    """The status of jobs, by identity and in their order. Nothing is written.
+
+    Raises:
+        StoreError: a file in a run folder is damaged or of a newer schema.
+        ClusterError: the scheduler cannot be reached. It is asked only if it has some of the jobs.
+    """
+    folders = site.store.run_folders()
+    statuses = {job.identity: _on_disk(site.store, job, folders) for job in jobs}
+    return poll_statuses(site.backend, statuses)
+
+
+def poll_statuses(backend: Backend, statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
+    """The same jobs with what the scheduler says of them now.
+
+    Raises ClusterError when it cannot be reached, and when it does not show jobs of another user:
+    they may well run.
+    """
+    ids = [id_ for each in statuses.values() if (id_ := _job_id(each)) is not None]
+    states = backend.poll(ids) if ids else {}
+    asked = {
+        identity: replace(each, state=_state(each, states)) for identity, each in statuses.items()
+    }
+    hidden = [each for each in asked.values() if _is_hidden(each)]
+    if hidden and hidden[0].submission is not None:
+        raise ClusterError(
+            f"{names_of([each.job for each in hidden])}: submitted by user number "
+            f"{hidden[0].submission.uid}, whose jobs the scheduler does not show to you; let that "
+            "user give the command, or use another --store"
+        )
+    return asked
+
+
+def poll_lost(
+    site: Site, statuses: Mapping[str, JobStatus], stop: Callable[[], None] = lambda: None
+) -> dict[str, JobStatus]:
+    """The same jobs, after more queries for those that the scheduler does not know.
+
+    One empty answer may be wrong; where the script has left ``ended.json``, that is enough.
+    ``stop`` is called between queries.
+
+    Raises ClusterError as ``poll_statuses`` does, and whatever ``stop`` raises.
+    """
+    found = dict(statuses)
+    for _ in range(UNKNOWN_LOOKS - 1):
+        lost = {identity: each for identity, each in found.items() if _is_lost(each)}
+        if not lost:
+            break
+        stop()
+        time.sleep(min(site.cluster.poll_s, _AGAIN_S))
+        found |= poll_statuses(site.backend, lost)
+    return found
+
+
+def _is_lost(job_status: JobStatus) -> bool:
+    unknown = job_status.state is not None and job_status.state.phase is Phase.UNKNOWN
+    return unknown and not has_ended(job_status.folder)
+
+
+def state_of(submission: Submission, states: Mapping[str, JobState]) -> JobState:
+    """What a poll says of a submitted job; unknown, too, when its id is another job's by now."""
+    state = states.get(submission.job_id or "", JobState(Phase.UNKNOWN))
+    is_another = state.name not in ("", submission.name)
+    return JobState(Phase.UNKNOWN) if is_another else state
+
+
+def _is_hidden(job_status: JobStatus) -> bool:
+    submission, state = job_status.submission, job_status.state
+    if submission is None or submission.uid in (None, os.getuid()):
+        return False
+    unknown = state is None or state.phase is Phase.UNKNOWN
+    return unknown and not has_ended(job_status.folder)
+
+
+def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Known | None:
+    """What ``settle`` needs to know; None when the scheduler does not have the job."""
+    if job_status.submission is None or job_status.state is None:
+        return None
+    return Known(
+        job=job_status.job,
+        folder=job_status.folder,
+        submission=job_status.submission,
+        state=job_status.state,
+        cluster=site.cluster,
+        needed=needed,
+    )
+
+
+def conclude(site: Site, known: Known) -> RunRecord | None:
+    """Write the record of a job that is over; None when it is not, or not for us to say now.
+
+    A job that will never start is taken out of the queue first: with a record nobody would look
+    for it there. Two harnesses may follow the same job: the first one's record holds.
+
+    Raises StoreError when the record cannot be written, and ClusterError when the job that never
+    starts cannot be cancelled.
+    """
+    if settle(known) is None:
+        return None
+    lock = site.store.lock(known.job.identity)
+    if not lock.acquire():
+        return None
+    try:
+        if (known.folder / RECORD).is_file():
+            return replace(read_record(known.folder), name=known.job.name)
+        current = read_submission(known.folder)
+        if current is not None:  # None: somebody has deleted the run folder
+            if current.job_id != known.submission.job_id:
+                return None  # submitted anew by another harness
+            if current.cancelled:  # by another harness, perhaps
+                known = replace(known, submission=current)
+        if known.state.never and known.submission.job_id is not None:
+            site.backend.cancel([known.submission.job_id])
+        record = settle(known)
+        if record is not None:
+            record = site.store.finish_run(record, facts(known))
+        return record
+    finally:
+        lock.release()
+
+
+def settle_all(
+    site: Site, statuses: Mapping[str, JobStatus]
+) -> tuple[dict[str, JobStatus], list[RunRecord]]:
+    """Write the records of all jobs that are over; with what was settled now.
+
+    Jobs come after what they need, as in a plan.
+    """
+    after = dict(statuses)
+    settled = []
+    for identity, job_status in statuses.items():
+        needed = record_of_needed(job_status.job, after)
+        known = known_of(site, job_status, needed)
+        record = conclude(site, known) if known is not None else None
+        if record is not None:
+            after[identity] = replace(job_status, record=record, submission=None, state=None)
+            settled.append(record)
+    return after, settled
+
+
+def record_of_needed(job: Job, statuses: Mapping[str, JobStatus]) -> RunRecord | None:
+    """The record of the seed-checkpoint job that a job starts from, if it has one."""
+    needed = statuses.get(job.needs) if job.needs else None
+    return needed.record if needed else None
+
+
+def never_submitted(job_status: JobStatus, statuses: Mapping[str, JobStatus]) -> RunRecord | None:
+    """The record of a job that is not to be submitted, since what it needs did not finish."""
+    needed = record_of_needed(job_status.job, statuses)
+    if job_status.record is not None or job_status.submission is not None or needed is None:
+        return None
+    if needed.status is RunStatus.FINISHED:
+        return None
+    return skipped(job_status.job, job_status.folder, needed)
+
+
+def names_of(jobs: Sequence[Job], most: int = 5) -> str:
+    """``a, b and 3 more``."""
+    shown = ", ".join(job.name for job in jobs[:most])
+    return f"{shown} and {len(jobs) - most} more" if len(jobs) > most else shown
+
+
+def _on_disk(store: Store, job: Job, folders: Mapping[str, Path]) -> JobStatus:
+    folder = folders.get(folder_key(job.identity))
+    if folder is None:
+        return JobStatus(job, store.run_folder(job.name, job.identity).absolute())
+    folder = folder.absolute()
+    if (folder / RECORD).is_file():
+        record = read_record(folder)
+        if record.identity == job.identity:
+            return JobStatus(job, folder, record=replace(record, name=job.name))
+    submission = read_submission(folder)
+    if submission is not None and submission.identity != job.identity:
+        submission = None  # as with records: a folder that was copied tells of another job
+    return JobStatus(job, folder, submission=submission)
+
+
+def _job_id(job_status: JobStatus) -> str | None:
+    return job_status.submission.job_id if job_status.submission else None
+
+
+def _state(job_status: JobStatus, states: Mapping[str, JobState]) -> JobState | None:
+    if job_status.submission is None:
+        return None
+    if job_status.submission.job_id is None:
+        # The harness died before it knew the id. Where the script has ended, that is enough.
+        ended = has_ended(job_status.folder)
+        return JobState(Phase.UNKNOWN) if ended else None
+    return state_of(job_status.submission, states)

@@ -1,0 +1,261 @@
+"""What came of a job that is over, by the scheduler, its script, and what the ranks left.
+
+It reads files and writes none. Evidence decides: a job has finished when it left what it was run
+for and ended with 0. The error is that of the failing rank, never torchrun's exit code.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.errors import StoreError
+from harness.launch.next_call import Outcome, after
+from harness.launch.progress import last_line
+from harness.launch.slurm.backend import JobState, Phase
+from harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
+from harness.launch.slurm.commands import with_keys
+from harness.launch.slurm.submission import Submission
+from harness.model import Cluster, Job, RankError, RunRecord, RunStatus
+from harness.run_folder.layout import ENDED, JOB, LOGS
+from harness.store import read_json
+from harness.trainers import Call, comes_in_passes, is_complete
+from harness.trainers.failure import log_tail, rank_error, rank_log
+
+_TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
+_TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
+"""Ends that leave no error in the ranks' logs, or one that only followed."""
+_CANCELLED = "CANCELLED"
+_TERMINATED = 143
+"""What the script ends with when it is told to end."""
+DEPENDENCY = "DependencyNeverSatisfied"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """All that is known of a submitted job when it is asked about."""
+
+    job: Job
+    folder: Path
+    submission: Submission
+    state: JobState
+    cluster: Cluster
+    needed: RunRecord | None = None
+    """Of the seed-checkpoint job that it starts from; None when it needs none, or that one is not
+    over."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """How the scheduler was given the job, but for what it waits for."""
+        return submit_argv(self.folder)
+
+
+def settle(known: Known) -> RunRecord | None:
+    """The record of a job that is over, or can never start; None for any other.
+
+    A job that can never start is still in the queue: it is the caller's to cancel.
+    """
+    state = known.state
+    if state.phase in (Phase.PENDING, Phase.RUNNING) and not state.never:
+        return None
+    status, error = _never(known) if state.never else _over(known)
+    return RunRecord(
+        name=known.job.name,
+        identity=known.job.identity,
+        folder=known.folder,
+        status=status,
+        wall_s=state.ran_s or 0.0,
+        argv=known.argv,
+        error=error,
+        requeues=_requeues(known),
+    )
+
+
+def facts(known: Known) -> dict[str, Any]:
+    """What ``record.json`` holds beside the record."""
+    state, submission = known.state, known.submission
+    told: dict[str, Any] = {}
+    with suppress(StoreError):
+        told = read_json(known.folder / JOB)
+        del told["schema"]
+    return {
+        "started": submission.submitted,
+        "host": state.nodes,
+        "versions": dict(known.job.toolchain.versions),
+        "job": told,
+        "cluster": {
+            "job_id": submission.job_id,
+            "word": state.word,
+            "reason": state.reason,
+            "restarts": state.restarts,
+            "nodes": state.nodes,
+        },
+    }
+
+
+def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
+    """The record of a job that is not started because what it needs did not finish."""
+    by_others = (RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
+    how = f"was {needed.status}" if needed.status in by_others else str(needed.status)
+    why = f": {needed.error.words}" if needed.error else ""
+    message = f"not started: {needed.name}, whose weights it needs, {how}{why}"
+    return RunRecord(
+        name=job.name,
+        identity=job.identity,
+        folder=folder,
+        status=RunStatus.SKIPPED,
+        wall_s=0.0,
+        argv=(),
+        error=RankError(None, message),
+    )
+
+
+def call_logs(folder: Path) -> tuple[Path, ...]:
+    """The log folders of the newest call's nodes, the first node's first."""
+    found = sorted((folder / LOGS).glob("call-[0-9]*"))
+    newest = max(map(_number, found), default=0)
+    return tuple(path for path in found if _number(path) == newest)
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a job's script has left ``ended.json``, whatever the scheduler says."""
+    return (folder / ENDED).is_file()
+
+
+def script_end(folder: Path) -> tuple[int, int] | None:
+    """Exit code of a job's script, and the restart that it was in; None when it left nothing."""
+    try:
+        ended = read_json(folder / ENDED)
+        return int(ended["returncode"]), int(ended["restart"])
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _number(logs: Path) -> int:
+    """Of the call that a log folder is of: ``call-02.node-1``."""
+    return int(logs.name.removeprefix("call-").partition(".")[0])
+
+
+# ------------------------------------------------------------------- decisions
+
+
+def _never(known: Known) -> tuple[RunStatus, RankError]:
+    needed, reason = known.needed, known.state.reason
+    if reason == DEPENDENCY:
+        if needed is not None and needed.status is not RunStatus.FINISHED:
+            return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
+        return RunStatus.CANCELLED, RankError(
+            None, f"not started: what it waited for is gone ({reason})"
+        )
+    return RunStatus.REFUSED, RankError(
+        None,
+        f"Slurm will never start it: {with_keys(reason or known.state.word, known.cluster)}; "
+        f"see {known.folder / JOB_SCRIPT}",
+    )
+
+
+def _over(known: Known) -> tuple[RunStatus, RankError | None]:
+    state, submission = known.state, known.submission
+    word = state.word
+    returncode = _returncode(known)
+    if returncode == 0 and word in ("", "COMPLETED"):
+        return _ended_well(known)
+    if submission.hung:
+        return RunStatus.HUNG, _with_log(known, submission.cancelled)
+    if word in _TIME_IS_UP:
+        limit = f" of {known.cluster.time} ([cluster] time)" if known.cluster.time else ""
+        return RunStatus.TIMED_OUT, _with_log(
+            known, f"ran into its time limit{limit} {_where(known)}"
+        )
+    if word == _CANCELLED or (submission.cancelled and state.phase is Phase.UNKNOWN):
+        return _cancelled(known)
+    if word in _TAKEN_AWAY:
+        return RunStatus.CRASHED, _with_log(known, _taken(known))
+    return RunStatus.CRASHED, _failed(known, returncode)
+
+
+def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:
+    if is_complete(known.job, known.folder):
+        return RunStatus.FINISHED, None
+    message = f"every rank ended well, but training is not complete ({_where(known)})"
+    return RunStatus.CRASHED, _with_log(known, message)
+
+
+def _cancelled(known: Known) -> tuple[RunStatus, RankError]:
+    state, needed = known.state, known.needed
+    if known.submission.cancelled:
+        by = known.submission.cancelled
+    elif needed is not None and needed.status is not RunStatus.FINISHED:
+        # By --kill-on-invalid-dep, which leaves no other trace in some versions of Slurm.
+        return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
+    elif state.reason.startswith("by "):
+        by = f"cancelled {state.reason} (a user's number)"
+    else:
+        by = "cancelled, not by converge"
+        by += f" (Slurm: {state.reason})" if state.reason == DEPENDENCY else ""
+    return RunStatus.CANCELLED, RankError(None, f"{by}, {_where(known)}")
+
+
+def _taken(known: Known) -> str:
+    """``Slurm: NODE_FAIL (reason) on node2, after step 5 of 20``."""
+    state = known.state
+    reason = f" ({state.reason})" if state.reason not in ("", "None", state.word) else ""
+    nodes = f" on {state.nodes}" if state.nodes else ""
+    return f"Slurm: {state.word}{reason}{nodes}, {_where(known)}"
+
+
+def _where(known: Known) -> str:
+    """The last step that the job ended."""
+    last = last_line(known.folder, in_passes=comes_in_passes(known.job))
+    if last is None:
+        return "before its first step ended"
+    return f"after step {last.step} of {known.job.steps}"
+
+
+def _with_log(known: Known, message: str) -> RankError:
+    """With the end of rank 0's log, else of what the script printed."""
+    logs = call_logs(known.folder)
+    text = next((text for each in logs if (text := rank_log(each, 0))), "")
+    return RankError(None, message, text or log_tail(known.folder / SLURM_LOG))
+
+
+def _failed(known: Known, returncode: int | None) -> RankError:
+    """The error of the rank that failed first; of an elastic set with the segment it failed in."""
+    job, logs = known.job, call_logs(known.folder)
+    if returncode is None and known.state.phase is Phase.UNKNOWN:
+        message = f"Slurm no longer knows job {known.submission.job_id}, and it left no end"
+        return _with_log(known, f"{message} ({_where(known)})")
+    if returncode == _TERMINATED and known.state.phase is Phase.UNKNOWN:
+        message = "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
+        return _with_log(known, f"{message}, {_where(known)}")
+    error = rank_error(*logs, script=known.folder / SLURM_LOG)
+    number = _number(logs[0]) if logs else 0
+    if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
+        return error
+    # Its script makes one call for each segment, and is never requeued.
+    problem = after(job, Call(number, segment=number - 1), Outcome(ended_well=False)).problem
+    return replace(error, message=f"{problem}: {error.message}")
+
+
+def _returncode(known: Known) -> int | None:
+    """Exit code of the script in its last start; None when unknown."""
+    state = known.state
+    if state.exit_code is not None:
+        return state.exit_code
+    if (ended := script_end(known.folder)) is None:
+        return None
+    returncode, restart = ended
+    # The end of an earlier start says nothing of the last.
+    return returncode if state.phase is Phase.UNKNOWN or restart >= state.restarts else None
+
+
+def _requeues(known: Known) -> int:
+    """How often it has been requeued: accounting does not say so, its script does."""
+    ended = script_end(known.folder)
+    return max(known.state.restarts, ended[1] if ended else 0)
+
+
+def _error(record: RunRecord) -> RankError:
+    return record.error or RankError(None, str(record.status))

@@ -1,0 +1,372 @@
+"""Gives the jobs of a plan to a scheduler, each once, and takes them back.
+
+``prepare_plan`` finds what there is to submit, ``Submitter`` submits it (run folder, script, what a
+job waits for), and ``cancel_all`` cancels.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.errors import ClusterError, StoreError
+from harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from harness.launch.events import Ended, Notice, Observer, Preparing, Queued, Reused, Waiting
+from harness.launch.interruption import Interruption
+from harness.launch.slurm.backend import Backend, JobState, Phase, Refused, Request
+from harness.launch.slurm.batch_script import JOB_SCRIPT, job_name
+from harness.launch.slurm.commands import with_keys
+from harness.launch.slurm.job_status import (
+    JobStatus,
+    Site,
+    names_of,
+    poll_lost,
+    poll_statuses,
+    read_statuses,
+    script_of,
+    settle_all,
+)
+from harness.launch.slurm.settle import Known, facts, has_ended, skipped
+from harness.launch.slurm.submission import Submission, read_submission, write_submission
+from harness.launch.warm import WarmServers
+from harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from harness.run_folder.layout import RECORD, seed_checkpoint_of
+from harness.seal import stale
+from harness.store import atomic_write, read_record
+from harness.trainers import Resources, environment, job_payload
+
+_DYING_S = 120.0
+"""Longest wait for jobs that a harness has cancelled; Slurm kills after ``KillWait``, 30 s."""
+_DYING_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPlan:
+    """What there is to do when a plan starts, or is taken up again."""
+
+    statuses: dict[str, JobStatus]
+    """Of all jobs, by identity, after what was over has been settled."""
+    todo: tuple[Job, ...]
+    """Jobs to be submitted, in the plan's order."""
+
+    @property
+    def records(self) -> dict[str, RunRecord]:
+        """Of the jobs that are not to run again, by identity."""
+        again = {job.identity for job in self.todo}
+        return {
+            identity: each.record
+            for identity, each in self.statuses.items()
+            if each.record is not None and identity not in again
+        }
+
+    @property
+    def queued(self) -> dict[str, JobStatus]:
+        """The jobs that the scheduler has, by identity."""
+        return {identity: each for identity, each in self.statuses.items() if each.in_queue}
+
+
+def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> PreparedPlan:
+    """See what has finished and what is in the queue, settle what is over, and check the rest.
+
+    A job runs again if it has failed, as everywhere in converge, and if its evidence or something
+    that it was made of has changed since.
+
+    Raises:
+        ConfigError: a toolchain refuses a job's config; nothing was submitted.
+        ToolchainError: a toolchain does not start.
+        StoreError: the store cannot be read or written.
+        ClusterError: the scheduler cannot be reached.
+        Interrupted: a signal came.
+    """
+    site.store.require_writable()
+    statuses = _await_dying(read_statuses(site, plan.jobs), site, observer, stop)
+    statuses, settled = settle_all(site, poll_lost(site, statuses, stop.check))
+    for record in settled:
+        if record.status is not RunStatus.FINISHED:
+            observer(Ended(time.time(), statuses[record.identity].job, record))
+    fresh = site.options.fresh
+    todo = []
+    for identity, job_status in statuses.items():
+        if job_status.in_queue:
+            continue
+        if job_status.record is None or not job_status.finished or fresh:
+            todo.append(job_status.job)
+            continue
+        if why := stale(job_status.record):
+            observer(Notice(time.time(), f"{job_status.job.name} runs again: {why}"))
+            todo.append(job_status.job)
+            continue
+        record = replace(job_status.record, reused=True)
+        statuses[identity] = replace(job_status, record=record)
+        observer(Reused(time.time(), job_status.job, record))
+    prepared = PreparedPlan(statuses, tuple(todo))
+    _say_what_runs_again(todo, statuses, observer)
+    queued = [each.job for each in prepared.queued.values()]
+    require_seed_checkpoints((*queued, *todo), prepared.records, site.store)
+    for job in todo:
+        script_of(job, statuses[job.identity].folder, site)  # what cannot be said is said now
+    _check(todo, site, observer, stop)
+    return prepared
+
+
+def _say_what_runs_again(
+    todo: Sequence[Job], statuses: Mapping[str, JobStatus], observer: Observer
+) -> None:
+    by_status: dict[RunStatus, list[Job]] = {}
+    for job in todo:
+        record = statuses[job.identity].record
+        if record is not None and record.status is not RunStatus.FINISHED:
+            by_status.setdefault(record.status, []).append(job)
+    for status, jobs in by_status.items():
+        observer(Notice(time.time(), f"runs again: {names_of(jobs)} ({status} before)"))
+
+
+def _await_dying(
+    statuses: dict[str, JobStatus], site: Site, observer: Observer, stop: Interruption
+) -> dict[str, JobStatus]:
+    """Wait for jobs that were cancelled to be over: they are to run again, in the same folders."""
+    deadline = time.monotonic() + _DYING_S
+    told = False
+    while dying := [each.job for each in statuses.values() if each.is_dying]:
+        if not told:
+            observer(Preparing(time.time(), f"waiting for what was cancelled: {names_of(dying)}"))
+            told = True
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"{names_of(dying)}: cancelled, and still not over; see squeue, and give the same "
+                "command again later"
+            )
+        stop.check()
+        time.sleep(min(_DYING_POLL_S, site.cluster.poll_s))
+        statuses = poll_statuses(site.backend, statuses)
+    return statuses
+
+
+def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interruption) -> None:
+    """Have the toolchains, which are on this machine too, build the configs of jobs."""
+    to_check = unchecked(jobs, site.store) if site.options.check else ()
+    if not to_check:
+        return
+    observer(Preparing(time.time(), f"checking {count_of(to_check)}"))
+    inherited, device = dict(os.environ), site.options.device
+    servers = WarmServers(environment(inherited, Resources(device=device)), device)
+    try:
+        check_jobs(to_check, site.store, site.options, inherited, servers, stop)
+    finally:
+        servers.close()
+
+
+class Submitter:
+    """Gives jobs to the scheduler, one by one, in the plan's order."""
+
+    def __init__(self, prepared: PreparedPlan, site: Site, observer: Observer) -> None:
+        self._site = site
+        self._tell = observer
+        self._before = dict(prepared.statuses)
+        self._folders = {identity: each.folder for identity, each in prepared.statuses.items()}
+        queued = [each.submission for each in prepared.queued.values() if each.submission]
+        self._ids = {each.identity: each.job_id for each in queued if each.job_id is not None}
+        self._elsewhere: set[str] = set()
+        self._settled: dict[str, RunRecord] = {}
+        self.chains = chains_of(site.cluster.max_jobs, queued)
+        self.busy = ""
+        """Why the scheduler takes no job for now; empty: it does."""
+        self.ours: set[str] = set()
+        """Identities of the jobs that this process has submitted."""
+
+    def folder_of(self, job: Job) -> Path:
+        """Its run folder, whether it is there or not."""
+        return self._folders[job.identity]
+
+    def give(self, job: Job, needed: RunRecord | None) -> Submission | RunRecord | None:
+        """Submit a job; its record where there is one without, None where it is to be tried again.
+
+        That is: another harness is at it, the scheduler takes no more for now (``busy``), or the
+        job whose weights it needs has not been submitted yet. ``needed`` is that job's record, None
+        while it has none.
+
+        Raises StoreError and ClusterError.
+        """
+        self.busy = ""
+        if needed is None and job.needs in self._ids:
+            needed = self._over_meanwhile(job.needs)
+        if needed is not None and needed.status is not RunStatus.FINISHED:
+            return skipped(job, self._folders[job.identity], needed)
+        if job.needs is not None and needed is None and job.needs not in self._ids:
+            return None
+        lock = self._site.store.lock(job.identity)
+        if not lock.acquire():
+            if job.identity not in self._elsewhere:
+                self._elsewhere.add(job.identity)
+                self._tell(Waiting(time.time(), job))
+            return None
+        try:
+            return self._of_another(job) or self._submit(job, needed)
+        finally:
+            lock.release()
+
+    def _over_meanwhile(self, identity: str) -> RunRecord | None:
+        """The record of a job that has ended since it was seen in the queue; else None.
+
+        A scheduler soon forgets it, and then starts no job that waits for it to end well.
+        """
+        if identity not in self._settled and has_ended(self._folders[identity]):
+            job_status = read_statuses(self._site, [self._before[identity].job])
+            after, _ = settle_all(self._site, job_status)
+            if (record := after[identity].record) is not None:
+                self._settled[identity] = record
+        return self._settled.get(identity)
+
+    def _of_another(self, job: Job) -> Submission | RunRecord | None:
+        """What another harness made of the job since this one looked."""
+        folder, before = self._folders[job.identity], self._before[job.identity]
+        if (folder / RECORD).is_file():
+            record = read_record(folder)
+            old = before.record and replace(before.record, name=record.name, reused=False)
+            new = record.status is RunStatus.FINISHED and record != old
+            return replace(record, name=job.name, reused=True) if new else None
+        submission = read_submission(folder)
+        if submission is None or submission.job_id is None or submission == before.submission:
+            return None
+        self._note(job, submission.job_id)
+        return submission
+
+    def _submit(self, job: Job, needed: RunRecord | None) -> Submission | RunRecord | None:
+        folder = self._folders[job.identity]
+        before = self._before[job.identity]
+        perhaps_there = before.submission is not None and before.submission.job_id is None
+        if perhaps_there and has_ended(folder):
+            return before.submission  # it was there, and is over
+        # The folder of a job that may be running must not be cleaned; it was prepared for the same
+        # identity, and so with the same content.
+        self._prepare(job, folder, needed, clean=not perhaps_there)
+        wanted = job.needs if job.needs is not None and needed is None else None
+        request = Request(
+            script=folder / JOB_SCRIPT,
+            name=job_name(job),
+            after_ok=(self._ids[wanted],) if wanted is not None else (),
+            after_any=self.chains.waits_for(),
+            perhaps_there=perhaps_there,
+        )
+        submission = Submission(
+            identity=job.identity,
+            name=request.name,
+            submitted=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            after_ok=request.after_ok,
+            after_any=request.after_any,
+            uid=os.getuid(),
+        )
+        write_submission(folder, submission)
+        # It stays so: an answer that was lost may have been a yes.
+        self._before[job.identity] = replace(before, record=None, submission=submission)
+        try:
+            job_id = self._site.backend.submit(request)
+        except Refused as answer:
+            if answer.for_now:
+                self.busy = str(answer)
+                return None
+            return self._refused(job, folder, submission, str(answer))
+        submission = replace(submission, job_id=job_id)
+        try:
+            write_submission(folder, submission)
+        except StoreError:
+            self._site.backend.cancel([job_id])  # nobody would follow it
+            raise
+        self.ours.add(job.identity)
+        self._note(job, job_id)
+        self._tell(Queued(time.time(), job, job_id))
+        return submission
+
+    def _note(self, job: Job, job_id: str) -> None:
+        self._ids[job.identity] = job_id
+        self.chains.add(job_id)
+
+    def _prepare(self, job: Job, folder: Path, needed: RunRecord | None, *, clean: bool) -> None:
+        site, options = self._site, self._site.options
+        seed = job.starts_from
+        if job.needs is not None:
+            seed = seed_checkpoint_of(needed.folder if needed else self._folders[job.needs])
+        payload = job_payload(
+            job,
+            folder,
+            data=options.data_of(job),
+            seed_checkpoint=seed,
+            device=site.cluster.device,
+        )
+        if clean:
+            site.store.start_run(folder, payload)
+        atomic_write(folder / JOB_SCRIPT, script_of(job, folder, site).encode())
+
+    def _refused(self, job: Job, folder: Path, submission: Submission, words: str) -> RunRecord:
+        known = Known(
+            job, folder, submission, JobState(Phase.ENDED, word="REFUSED"), self._site.cluster
+        )
+        record = RunRecord(
+            name=job.name,
+            identity=job.identity,
+            folder=folder,
+            status=RunStatus.REFUSED,
+            wall_s=0.0,
+            argv=known.argv,
+            error=RankError(None, with_keys(words, self._site.cluster)),
+        )
+        return self._site.store.finish_run(record, facts(known))
+
+
+@dataclass(slots=True)
+class Chains:
+    """At most ``limit`` jobs at once, by dependencies, so that it holds without a harness. Pure.
+
+    There are ``limit`` chains of jobs, in each of which a job waits for the one before. None: no
+    limit.
+    """
+
+    limit: int | None
+    ends: deque[str] = field(default_factory=deque)
+    """The last job of every chain, the oldest first."""
+
+    def waits_for(self) -> tuple[str, ...]:
+        """The jobs that must be over before the next one."""
+        surplus = len(self.ends) + 1 - self.limit if self.limit is not None else 0
+        return tuple(list(self.ends)[: max(surplus, 0)])
+
+    def add(self, job_id: str) -> None:
+        """Another job has been submitted, to wait for ``waits_for()``."""
+        for _ in self.waits_for():
+            self.ends.popleft()
+        self.ends.append(job_id)
+
+    def is_over(self, job_id: str) -> None:
+        if job_id in self.ends:
+            self.ends.remove(job_id)
+
+
+def chains_of(limit: int | None, submissions: Iterable[Submission]) -> Chains:
+    """The chains that jobs in the queue form."""
+    queued = sorted(submissions, key=lambda each: each.submitted)
+    waited_for = {id_ for each in queued for id_ in each.after_any}
+    ids = [each.job_id for each in queued if each.job_id is not None]
+    return Chains(limit, deque(id_ for id_ in ids if id_ not in waited_for))
+
+
+def cancel_all(backend: Backend, jobs: Mapping[Path, Submission]) -> StoreError | None:
+    """Write the submissions of jobs by run folder, which say why, then have the jobs ended.
+
+    They are ended, too, where that cannot be written, which is no reason to let them run: the
+    first such error comes back.
+
+    Raises ClusterError when the scheduler cannot be reached.
+    """
+    unwritten = None
+    for folder, submission in jobs.items():
+        try:
+            write_submission(folder, submission)
+        except StoreError as error:
+            unwritten = unwritten or error
+    backend.cancel([each.job_id for each in jobs.values() if each.job_id])
+    return unwritten

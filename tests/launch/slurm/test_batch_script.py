@@ -1,0 +1,300 @@
+"""Batch scripts: golden files, what bash makes of them, and what may not go into one."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch_jobs import tiny_job
+
+from harness.errors import ConfigError
+from harness.launch.slurm.batch_script import batch_script, job_name
+from harness.model import (
+    Cluster,
+    Fault,
+    FaultKind,
+    Kind,
+    Parallelism,
+    Recovery,
+    RestartOwner,
+    Role,
+    Segment,
+    SyntheticData,
+    Toolchain,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+FOLDER = Path("/store/runs/run-0123456789ab")
+
+
+def job(name, *, ranks, **changes):
+    made = tiny_job(
+        name,
+        ranks=ranks,
+        toolchain=Toolchain("torchtitan-0.3.0", Path("/tools/bin/python"), "titan_0_3", {}),
+    )
+    spec = {
+        field: changes.pop(field)
+        for field in ("note", "kind", "segments", "recovery")
+        if field in changes
+    }
+    return replace(
+        made, identity="0123456789abcdef" * 4, spec=replace(made.spec, **spec), **changes
+    )
+
+
+EVERYTHING = Cluster(
+    ranks_per_node=8,
+    partition="gpu,gpu-large",
+    account="proj-42",
+    qos="high",
+    time="1-12:00:00",
+    gres="gpu:h100:8",
+    cpus_per_rank=12,
+    memory_per_node="900G",
+    constraint="[rack1|rack2]&ib",
+    sbatch=("--exclusive", "--mail-type=END,FAIL", '--comment="convergence of tp"'),
+    srun=("--container-image=nvcr.io/nvidia/pytorch:26.01", "--container-mounts=/store"),
+    container=("apptainer", "exec", "--nv", "image.sif"),
+    modules=("cuda/13.0", "nccl"),
+    prologue=("source /opt/site.sh", "ulimit -l unlimited  # for RDMA"),
+    environment={"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "ib0"},
+    hardware="H100",
+    max_jobs=4,
+    checkpoint_every=50,
+)
+HOSTILE = "$(touch pwned)`touch pwned`'\"; touch pwned #\n#SBATCH --array=0-9\ntouch pwned"
+ATTACKED = Cluster(
+    ranks_per_node=8,
+    device="cpu",
+    srun=(HOSTILE,),
+    container=("exec", HOSTILE),
+    modules=(HOSTILE,),
+    environment={"TEXT": HOSTILE},
+)
+
+CASES = {
+    "one_rank": (
+        job("seed", ranks=1, role=Role.SEED),
+        Cluster(ranks_per_node=8, device="cpu", requeue=False),
+    ),
+    "one_node": (
+        job("fsdp8", ranks=8, note="ZeRO-3 of one node."),
+        Cluster(ranks_per_node=8, partition="gpu", time="04:00:00", cpus_per_rank=8),
+    ),
+    "four_nodes": (
+        job(
+            "fsdp32",
+            ranks=32,
+            recovery=Recovery((), checkpoint_every=50, restarts=RestartOwner.CLUSTER),
+        ),
+        EVERYTHING,
+    ),
+    "elastic": (
+        job(
+            "shrink and grow",
+            ranks=16,
+            steps=30,
+            kind=Kind.ELASTIC,
+            segments=(
+                Segment(10, Parallelism(dp_shard=16), 1),
+                Segment(20, Parallelism(dp_shard=4), 4),
+                Segment(30, Parallelism(dp_shard=4, pp=4), 4, "1F1B"),
+            ),
+        ),
+        Cluster(ranks_per_node=8),
+    ),
+    "fault": (
+        job(
+            "killed",
+            ranks=2,
+            kind=Kind.FAULT,
+            recovery=Recovery(
+                (Fault(FaultKind.KILL, 6, rank=1),),
+                checkpoint_every=4,
+                restarts=RestartOwner.TORCHRUN,
+                max_restarts=2,
+            ),
+        ),
+        Cluster(ranks_per_node=8),
+    ),
+    "hostile": (job("x\ntouch pwned", ranks=16, note=HOSTILE), ATTACKED),
+}
+
+
+def script(name, folder=FOLDER):
+    made, cluster = CASES[name]
+    experiment = HOSTILE if name == "hostile" else "experiments/llama3_8b.toml"
+    return batch_script(made, folder, cluster, experiment=experiment)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_script_is_the_golden_one(name):
+    assert script(name) == (GOLDEN / f"{name}.sh").read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bash_can_read_the_script(name):
+    subprocess.run(["bash", "-n", str(GOLDEN / f"{name}.sh")], check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="there is no shellcheck")
+@pytest.mark.parametrize("name", CASES)
+def test_shellcheck_finds_nothing(name):
+    done = subprocess.run(
+        # SC1091: files of the site that are sourced are not here; SC2016: what is quoted stays
+        ["shellcheck", "--exclude=SC1091,SC2016", str(GOLDEN / f"{name}.sh")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
+
+
+# ------------------------------------------------ what bash makes of a script
+
+SRUN = """#!/bin/bash
+printf '%s\\0' "$@" >> srun.argv
+printf %s "${TEXT:-}" > srun.text
+exit "${SRUN_CODE:-0}"
+"""
+
+
+def run(folder, text, **variables):
+    """Run a script where srun writes down what it is given."""
+    (folder / "bin").mkdir()
+    for program, lines in (("srun", SRUN), ("scontrol", "#!/bin/bash\nprintf 'n7\\nn8\\n'\n")):
+        (folder / "bin" / program).write_text(lines)
+        (folder / "bin" / program).chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=folder,
+        env={
+            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "SLURM_JOB_ID": "1234",
+            "SLURM_JOB_NODELIST": "n[7-8]",
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    argv = folder / "srun.argv"
+    return done, argv.read_text().split("\0") if argv.exists() else []
+
+
+def test_nothing_that_a_user_wrote_is_run_or_changed_by_bash(tmp_path):
+    folder = tmp_path / "it's $HOME `touch pwned` #1"
+    folder.mkdir()
+    module = 'module() { printf %s "$2" > module.argument; }'
+    done, argv = run(folder, f"{module}\n{script('hostile', folder)}")
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.rglob("pwned"))
+    assert argv.count(HOSTILE) == 2
+    assert (folder / "srun.text").read_text() == HOSTILE
+    assert (folder / "module.argument").read_text() == HOSTILE
+    assert str(folder / "job.json") in argv
+    assert "--rdzv-endpoint=n7:11234" in argv
+
+
+def test_options_for_sbatch_end_where_user_text_begins():
+    options, _, rest = script("hostile").partition("set -euo pipefail")
+    assert "\n#SBATCH --array" not in options
+    assert "\n#SBATCH --array" in rest  # where sbatch has stopped reading
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_script_ends_as_its_ranks_did_and_says_so(tmp_path, code):
+    done, _ = run(
+        tmp_path, script("one_node", tmp_path), SRUN_CODE=str(code), SLURM_RESTART_COUNT="2"
+    )
+    assert done.returncode == code
+    said = json.loads((tmp_path / "ended.json").read_text())
+    assert said == {"schema": 1, "returncode": code, "restart": 2}
+
+
+def test_script_that_fails_before_its_ranks_says_so(tmp_path):
+    made, cluster = CASES["one_node"]
+    failing = replace(cluster, prologue=("( exit 7 )",))
+    done, argv = run(tmp_path, batch_script(made, tmp_path, failing, experiment="x"))
+    assert (done.returncode, argv) == (7, [])
+    assert json.loads((tmp_path / "ended.json").read_text())["returncode"] == 7
+
+
+def test_a_failing_segment_is_the_last(tmp_path):
+    done, argv = run(tmp_path, script("elastic", tmp_path), SRUN_CODE="1")
+    assert done.returncode == 1
+    assert argv.count("--segment") == 1
+
+
+def test_segments_come_one_after_another_on_the_first_nodes(tmp_path):
+    _, argv = run(tmp_path, script("elastic", tmp_path))
+    assert [argv[at + 1] for at, word in enumerate(argv) if word == "--segment"] == ["0", "1", "2"]
+    assert [word for word in argv if word.startswith("--nodes=")] == [
+        *("--nodes=2", "--nodes=1", "--nodes=2")
+    ]
+    assert argv.count("--relative=0") == 1
+
+
+LEFT = (
+    *("metrics.jsonl.part", "in_force.json", "tensors", "checkpoint", "passes", "ended.json"),
+    *("faults", "torn", "logs"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "restart", "kept"),
+    [
+        ("one_node", 0, {"ended.json"}),  # its own, by now
+        ("one_node", 1, {"passes", "ended.json", "faults", "torn", "logs"}),
+        ("four_nodes", 0, {"ended.json"}),
+        ("four_nodes", 1, set(LEFT)),
+        ("fault", 0, {"ended.json"}),
+    ],
+)
+def test_evidence_of_an_earlier_job_goes_and_that_of_a_life_unless_it_comes_in_passes(
+    tmp_path, name, restart, kept
+):
+    for left in LEFT:
+        (tmp_path / left).touch()
+    site = "module() { :; }; source() { :; }; ulimit() { :; }"
+    text = f"{site}\n{script(name, tmp_path)}"
+    done, _ = run(tmp_path, text, SLURM_RESTART_COUNT=str(restart))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} & set(LEFT) == kept
+
+
+# ----------------------------------------------------------------- its parts
+
+
+def test_name_ends_in_the_identity():
+    made, _ = CASES["hostile"]
+    assert job_name(made) == "cv-x-touch-pwned-0123456789ab"
+
+
+def test_gpus_are_the_schedulers_to_hand_out():
+    assert "export CUDA_VISIBLE_DEVICES" not in script("one_node")
+    assert "export CUDA_VISIBLE_DEVICES=''" in script("one_rank")
+
+
+def test_only_jobs_that_read_our_corpus_are_kept_off_the_hub():
+    made, cluster = CASES["one_node"]
+    own = replace(made.spec.train_config, data=SyntheticData())
+    ours = replace(made, spec=replace(made.spec, train_config=own))
+    assert "HF_HUB_OFFLINE" not in script("one_node")
+    assert "export HF_HUB_OFFLINE=1" in batch_script(ours, FOLDER, cluster, experiment="x")
+
+
+def test_ranks_that_do_not_fill_nodes_are_refused():
+    made, _ = CASES["one_node"]
+    with pytest.raises(ConfigError, match="do not fill nodes of 6"):
+        batch_script(made, FOLDER, Cluster(ranks_per_node=6), experiment="x")
+
+
+def test_run_folder_that_sbatch_cannot_be_told_of_is_refused():
+    made, cluster = CASES["one_node"]
+    with pytest.raises(ConfigError, match="--store"):
+        batch_script(made, Path('/store/"runs"\n'), cluster, experiment="x")
