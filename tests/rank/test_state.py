@@ -8,6 +8,7 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
+from harness.run_folder.layout import SAVED
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.grad_norm import assign_shards
@@ -38,7 +39,7 @@ def state_of(place, folder, *, forget=()):
     mine = folder if dist.get_rank() == 0 else None
     after = AfterUpdate(rows, [optimizer], CPU)
     tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
-    StateSamples(tensors, after, [optimizer], mine).write("saved", 3, COUNTERS)
+    StateSamples(tensors, after, [optimizer], mine).write(SAVED, 3, COUNTERS)
     dist.barrier()
     with np.load(folder / "saved-step-00000003.npz") as arrays:
         return dict(arrays)
