@@ -29,11 +29,11 @@ def test_a_goal_is_the_most_that_is_allowed(measured, word):
 def test_the_sets_that_are_planned_are_right_and_all_different(tmp_path):
     from scaling.experiments import KINDS, write_experiment
 
-    from harness.cli import matrix
+    from harness.matrix import load
     from harness.trainers import assume_toolchain
 
     file = write_experiment(tmp_path, 3 * len(KINDS))
-    plan = matrix.plan_experiment(matrix.load(file), on_gpu=False, find=assume_toolchain)
+    plan = load.plan_experiment(load.load_with_cluster(file), on_gpu=False, find=assume_toolchain)
     tests = [job for job in plan.jobs if job.name.startswith("set_")]
     assert len({job.identity for job in tests}) == 3 * len(KINDS)
     assert {job.spec.kind.value for job in tests} == {"parallel", "fault", "elastic"}

@@ -10,15 +10,7 @@ import pytest
 
 import harness
 from harness.errors import ConfigError
-from harness.model import (
-    Cluster,
-    Command,
-    Experiment,
-    Parallelism,
-    SetSpec,
-    SyntheticData,
-    TrainConfig,
-)
+from harness.model import Cluster, Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
 from harness.surroundings import (
     PACKAGE,
     checkout_commit,
@@ -32,6 +24,7 @@ from harness.surroundings import (
     read_surroundings,
 )
 from harness.trainers.command import trained_by
+from harness.trainers.command.settings import Command
 
 
 def experiment(inject: str | None, data: SyntheticData | None) -> Experiment:

@@ -15,10 +15,10 @@ import pytest
 
 import harness
 from harness.errors import ToolchainError
-from harness.model import Command
 from harness.toolchain import available_toolchains, toolchain_root
 from harness.trainers import assume_toolchain, find_toolchain
 from harness.trainers.command import trained_by
+from harness.trainers.command.settings import Command
 
 
 def build(root: Path, name: str, **versions: str) -> Path:

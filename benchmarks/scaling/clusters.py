@@ -11,13 +11,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli import matrix
-from harness.cli.display import Display
+from harness.cli.progress import Display
 from harness.launch import RunOptions
 from harness.launch.events import Event, Overview
 from harness.launch.slurm.commands import Slurm
 from harness.launch.slurm.follow import follow_plan
 from harness.launch.slurm.job_status import Site
+from harness.matrix.load import load_with_cluster, plan_experiment
 from harness.model import Cluster, Plan
 from harness.store import Store
 from harness.trainers import assume_toolchain
@@ -51,8 +51,8 @@ def queue(scratch: Path, jobs: int, cluster: Cluster) -> Iterator[Queue]:
         raise SystemExit(f"there is no {', '.join(missing)}: {INSTALL}")
     # Besides: the control, its repeat, and the seed checkpoint that all start from.
     file = write_experiment(scratch, jobs - 3, KINDS[:1])
-    experiment = replace(matrix.load(file), cluster=cluster)
-    plan = matrix.plan_experiment(experiment, on_gpu=False, find=assume_toolchain)
+    experiment = replace(load_with_cluster(file), cluster=cluster)
+    plan = plan_experiment(experiment, on_gpu=False, find=assume_toolchain)
     corpora = {job.spec.train_config.data for job in plan.jobs}
     options = RunOptions(
         data={data: scratch / "data" for data in corpora if data is not None},

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.cli import matrix
+from harness.matrix.load import load_with_cluster, plan_experiment
 from harness.trainers import assume_toolchain
 from scaling.experiments import ROOT, write_experiment
 from scaling.row import Row
@@ -26,9 +26,9 @@ def planning(scratch: Path) -> Iterator[Row]:
     yield Row(f"`converge plan --json` of {SETS:,} sets", seconds, "s", GOAL_S)
     yield Row("  time of the processor in it", cpu_s, "s")
     began = time.perf_counter()
-    loaded = matrix.load(file)
+    loaded = load_with_cluster(file)
     read = time.perf_counter()
-    plan = matrix.plan_experiment(loaded, on_gpu=False, find=assume_toolchain)
+    plan = plan_experiment(loaded, on_gpu=False, find=assume_toolchain)
     ended = time.perf_counter()
     if len({job.identity for job in plan.jobs}) != len(plan.jobs):
         raise SystemExit("two sets have one identity: this measures less than it says")

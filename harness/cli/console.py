@@ -11,8 +11,11 @@ from collections.abc import Iterable
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.text import Text
 
 LAYOUT = frozenset("\n\t")
+WIDE = 120
+"""Characters from which the whole verdict table is readable; also the width of CI logs."""
 
 
 def shown(text: str) -> str:
@@ -35,3 +38,19 @@ class PlainConsole(Console):
             segment if segment.control else Segment(shown(segment.text), segment.style)
             for segment in buffer
         )
+
+
+def make_console() -> Console:
+    """A console as wide as its terminal, or wide enough for a log."""
+    console = PlainConsole(highlight=False)
+    return console if console.is_terminal else PlainConsole(highlight=False, width=WIDE)
+
+
+def error_console() -> Console:
+    """For what does not belong to the answer: it goes to standard error."""
+    return PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(console: Console, text: str | Text, style: str = "") -> None:
+    """Print a text as it is: what users name may look like markup, and a terminal wraps lines."""
+    console.print(text, style=style, markup=False, soft_wrap=True)

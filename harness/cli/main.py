@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from harness.cli.exit_codes import ExitCode
 from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.parser import build_parser
+from harness.cli.parser import build_parser, command
 from harness.errors import ConfigError, ConvergeError, Interrupted
-from harness.gate import ExitCode
 
 if TYPE_CHECKING:
-    from harness.cli.console import PlainConsole
+    from rich.console import Console
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code (:class:`harness.gate.ExitCode`)."""
+    """Run one command; return the exit code (:class:`~harness.cli.exit_codes.ExitCode`)."""
     try:
         return _run(argv)
     except KeyboardInterrupt:  # before the command began, or once more while it ended
@@ -32,15 +31,15 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     # Here, and not above: `converge --help` ends in the line before, and should not pay for rich.
     with leaving_when_interrupted():
-        from harness.cli.console import PlainConsole  # noqa: PLC0415
-    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+        from harness.cli.console import error_console
+    errors = error_console()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return int(_dispatch(arguments))
+        return int(command(arguments.command).run(arguments))
     except ConfigError as error:
         launched = _launched(arguments)
         count = len(error.problems)
-        done = "" if launched else _UNDONE.get(arguments.command, "")
+        done = "" if launched else command(arguments.command).UNDONE
         errors.print(f"{count} problem{'s' * (count > 1)}{done}:", style="bold red")
         for problem in error.problems:
             errors.print(f"  {problem}", markup=False)
@@ -64,48 +63,14 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _launched(arguments: argparse.Namespace) -> bool:
-    """Whether the command has started or submitted a job (``running.noticing_launches``)."""
+    """Whether the command has started or submitted a job (``progress.noticing_launches``)."""
     return getattr(arguments, "launched", False)
 
 
-def _cut_off(errors: PlainConsole) -> ExitCode:
+def _cut_off(errors: Console) -> ExitCode:
     """Of an error, such as a full disk, that came when jobs had been launched."""
     errors.print("no verdict; finished runs are kept: the same command goes on from here")
     return ExitCode.UNDECIDED
-
-
-_MODULES = {
-    "run": "commands",
-    "submit": "detached",
-    "status": "detached",
-    "collect": "detached",
-    "cancel": "detached",
-    "init": "initializing",
-    "plan": "planning",
-    "bless": "blessing",
-    "calibrate": "calibrating",
-    "compare": "comparing",
-    "report": "commands",
-    "history": "history",
-    "notify": "notifying",
-    "export": "exporting",
-    "toolchains": "commands",
-}
-"""Command to the module of this package that has a function of its name."""
-
-_UNDONE = {
-    **dict.fromkeys(("run", "submit", "calibrate", "bless"), ", nothing was launched"),
-    "cancel": ", nothing was cancelled",
-}
-"""Command to what it did not do because of problems; others do nothing that one would ask about."""
-
-
-def _dispatch(arguments: argparse.Namespace) -> ExitCode:
-    # Imported on use: `converge --help` and `plan` should not pay for pandas and plotly.
-    with leaving_when_interrupted():
-        module = importlib.import_module(f"harness.cli.{_MODULES[arguments.command]}")
-    command: Callable[[argparse.Namespace], ExitCode] = getattr(module, arguments.command)
-    return command(arguments)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -10,11 +10,14 @@ An experiment file (``schema = 1``)::
     baseline = "smoke"              # judge against this golden of `converge bless`: no control runs
     baseline_across = ["hardware"]  # what the golden may differ in: "hardware", "dtype"
 
+    [seeds]                         # train every control and test set by more than one seed:
+    count = 3                       # 42, 43 and 44
+
     [probe]
     cadence = "powers of two"       # when per-tensor evidence is taken: steps 0, 1, 2, 4, 8, …;
                                     # or "off", every N steps, or a list of steps
 
-    [trainer]                       # torchtitan's; any program: harness/experiment/trainer.py
+    [trainer]                       # torchtitan's; any program: harness/trainers/command/table.py
     kind = "torchtitan"             # the default, or "command"
     train_config = "train_configs/llama3_debug.toml"
     toolchain = "torchtitan-0.3.0"  # the default
@@ -51,9 +54,9 @@ An experiment file (``schema = 1``)::
     train_config = "…"              # default: its control's, as for toolchain
     inject = "path/to/file.py:function"
     without_fixes = ["act-grad"]    # fixes of the CPU shim to leave out
-    waive = ["same-dp-degree"]      # rules of the guide (harness/rules) it is excused from
+    waive = ["same-dp-degree"]      # rules of the guide (harness/plan/rules) it is excused from
     note = "why this set is there"
-    kind = "parallel"               # the default; others: see harness/experiment/kinds.py
+    kind = "parallel"               # the default; others: see harness/experiment/tables.py
 
     [matrix]                        # test sets by product: see harness/experiment/matrix.py
 

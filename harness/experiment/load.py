@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
 
 from harness.errors import ConfigError, Problem, suggest
 from harness.experiment import matrix, space_time
-from harness.experiment.baseline import baseline_of, baseline_problems
 from harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
-from harness.experiment.command import file_problems
-from harness.experiment.kinds import ElasticTable, SpaceTimeTable, read_test
-from harness.experiment.paths import expanded, find_file
-from harness.experiment.read import read_toml
-from harness.experiment.repeats import repeat_problems, repeats_of
-from harness.experiment.seed_checkpoint import find_seed_checkpoint
-from harness.experiment.seeds import other_seeds, seed_problems
-from harness.experiment.sets import SetBuilder, Where
+from harness.experiment.sets import SetBuilder
 from harness.experiment.tables import (
+    LARGEST_SEED,
     AnchorTable,
     ControlTable,
+    ElasticTable,
     FileTable,
     ProbeTable,
+    SpaceTimeTable,
     TestTable,
-    validate,
+    read_test,
 )
-from harness.experiment.trainer import CommandTable, TitanTable, read_trainer
 from harness.model import (
     FEWEST_DRAWN,
+    GOLDENS,
     Across,
     Cluster,
     Experiment,
@@ -40,6 +37,8 @@ from harness.model import (
     SetSpec,
 )
 from harness.model.plan import other_seed_name
+from harness.toml import Table, Where, expanded, find, find_file, read_toml, validate
+from harness.trainers import read_trainer
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -85,27 +84,23 @@ def load_experiment(
     tests = list(_tests(path, data, problems))
     if not data.get("test") and "matrix" not in data:
         problems.append(Problem(str(path), "there is no test set", "add a [[test]] or a [matrix]"))
-    others = other_seeds(top, _place(path), problems) if top else ()
+    others = _other_seeds(top, _place(path), problems) if top else ()
     _check_names(controls, anchor, tests, top.repeats if top else [], others, problems)
     launcher = launcher or Launcher(top.launcher if top else Launcher.LOCAL)
-    of_command = isinstance(trainer, CommandTable)  # which no cluster runs: said below
-    placed = _cluster(path, data, Launcher.LOCAL if of_command else launcher, cluster, problems)
-    builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems, placed)
+    builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
+    of_file, can = builder.of_file, builder.of_file.trainer.can
+    # That no scheduler runs its trainer is said below.
+    placed = _cluster(
+        path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
+    )
+    builder.cluster = placed
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:
-        problems += repeat_problems(_place(path), top, trainer, control_specs)
-    if isinstance(trainer, CommandTable):
-        problems += file_problems(trainer, launcher, data, _place(path))
-    baseline_problems(data, _place(path), problems)
-    given = trainer.seed_checkpoint if isinstance(trainer, TitanTable) else None
-    problems += seed_problems(
-        data, _place(path), given_weights=given is not None, command=builder.trained_by.settings
-    )
-    of_titan = trainer if isinstance(trainer, TitanTable) else TitanTable()
-    seed_checkpoint = find_seed_checkpoint(
-        of_titan.seed_checkpoint, builder.folders, _place(path, "trainer"), problems
-    )
+        problems += _repeat_problems(_place(path), top, builder, control_specs)
+    problems += _trainer_problems(builder, launcher, data, _place(path))
+    _baseline_problems(data, _place(path), problems)
+    problems += _seed_problems(data, _place(path), builder)
     if top is not None and probe is not None:
         problems += _drawing_problems(path, test_specs, top, probe)
     if problems or top is None or probe is None:
@@ -118,21 +113,21 @@ def load_experiment(
         tests=test_specs,
         seed=top.seed,
         other_seeds=others,
-        repeats=repeats_of(top, trainer),
+        repeats=_repeats_of(top, builder),
         reference=top.reference,
         frozen=probe.frozen,
         calibration=_calibration(top.calibration, builder.folders),
-        baseline=baseline_of(top.baseline, builder.folders),
+        baseline=_baseline_of(top.baseline, builder.folders),
         baseline_across=tuple(map(Across, top.baseline_across)),
         cadence=probe.cadence,
         anchor=anchor_spec,
         startup_timeout_s=trainer.startup_timeout_s,
         progress_timeout_s=trainer.progress_timeout_s,
         cpu_ranks=trainer.cpu_ranks,
-        seed_checkpoint=seed_checkpoint,
+        seed_checkpoint=of_file.seed_checkpoint,
         launcher=launcher,
         cluster=placed.cluster if placed else None,
-        tokens_per_gpu_second=of_titan.tokens_per_gpu_second,
+        tokens_per_gpu_second=of_file.tokens_per_gpu_second,
     )
 
 
@@ -326,3 +321,135 @@ def _calibration(written: str | None, folders: tuple[Path, ...]) -> Path | None:
     if written is None:
         return None
     return find_file(written, folders) or folders[0] / expanded(written)
+
+
+FEWEST, MOST = 2, 100
+SEED = "seed"
+
+
+class _SeedsTable(Table):
+    """``[seeds]``: with how many seeds every control and test set is trained, from the first on.
+
+    What one seed cannot tell, whether a change of the loss is more than another seed would make, is
+    judged over all of them (``docs/judging.md``, "Several seeds").
+    """
+
+    count: Annotated[int, Field(ge=FEWEST, le=MOST)]
+
+
+def _other_seeds(top: FileTable, where: Where, problems: list[Problem]) -> tuple[int, ...]:
+    """The seeds after the file's ``seed``; none without ``[seeds]``."""
+    if top.seeds is None:
+        return ()
+    table = validate(_SeedsTable, top.seeds, lambda key: where(f"seeds.{key}"), problems)
+    last = top.seed + table.count - 1 if table else top.seed
+    if last > LARGEST_SEED:
+        problems.append(
+            Problem(where("seeds.count"), f"ends at seed {last}; the largest is {LARGEST_SEED}")
+        )
+    return tuple(range(top.seed + 1, last + 1))
+
+
+def _seed_problems(data: Mapping[str, Any], where: Where, builder: SetBuilder) -> Iterator[Problem]:
+    """What a file says beside ``[seeds]`` that leaves several seeds without a meaning."""
+    if "seeds" not in data:
+        return
+    if "baseline" in data:
+        why = "cannot be there with a baseline: a golden is of one seed"
+        yield Problem(where("seeds"), why, "leave out one")
+    if builder.of_file.names_weights:
+        yield Problem(
+            where("seeds"),
+            "cannot be there with trainer.seed_checkpoint: every seed would begin with its weights",
+            "leave out one",
+        )
+    if not builder.trainer.takes_seed(builder.of_file.trainer):
+        yield Problem(
+            where("seeds"),
+            "says nothing to a program that is not given its seed: all of its runs would be one",
+            'give it, as ["train.py", "--seed", "{seed}"]',
+        )
+
+
+def _repeats_of(top: FileTable, builder: SetBuilder) -> tuple[Repeat, ...]:
+    """The file's own, else the defaults that its trainer can make.
+
+    They leave out by themselves what a loader cannot do (``harness.plan``).
+    """
+    if "repeats" in top.model_fields_set:
+        return tuple(top.repeats)
+    made = builder.of_file.trainer
+    return tuple(each for each in top.repeats if not builder.trainer.unmakeable(each, made, ())[0])
+
+
+def _repeat_problems(
+    where: Where, top: FileTable, builder: SetBuilder, controls: Sequence[SetSpec]
+) -> Iterator[Problem]:
+    """Repeats that the file asks for and nobody can make."""
+    if "repeats" not in top.model_fields_set:
+        return
+    for index, repeat in enumerate(top.repeats):
+        why, hint = builder.trainer.unmakeable(repeat, builder.of_file.trainer, controls)
+        if why:
+            yield Problem(where(f"repeats[{index}]"), f"'{repeat}' {why}", hint)
+
+
+def _trainer_problems(
+    builder: SetBuilder, launcher: Launcher, data: Mapping[str, object], where: Where
+) -> Iterator[Problem]:
+    """What a file says at its top that its trainer cannot do.
+
+    ``launcher`` is the one that counts.
+    """
+    trainer = builder.of_file.trainer
+    who = f"a {trainer.kind} trainer"
+    if launcher is not Launcher.LOCAL and not trainer.can.several_nodes:
+        yield Problem(
+            where("launcher"),
+            f"is {launcher.value!r}: {who} runs on this machine only",
+            "leave it out, or --launcher local",
+        )
+    if "baseline" in data and not trainer.can.goldens:
+        yield Problem(
+            where("baseline"),
+            f"is a control that torchtitan trained: {who}'s cannot be blessed, for the files that "
+            "make up its program are not all known",
+            "leave it out: the control runs along",
+        )
+    yield from builder.trainer.file_problems(trainer, data, where)
+
+
+def _baseline_of(written: str | None, folders: tuple[Path, ...]) -> Path | None:
+    """The golden's folder: ``baselines/NAME``, else the path, be it there or not.
+
+    ``folders`` are those in which relative paths are looked up.
+    """
+    if written is None:
+        return None
+    named = find(f"{GOLDENS}/{written}", folders, Path.is_dir) if "/" not in written else None
+    found = named or find(written, folders, Path.is_dir)
+    if found is not None:
+        return found
+    return folders[0] / (expanded(written) if "/" in written else Path(GOLDENS) / written)
+
+
+def _baseline_problems(data: dict[str, Any], where: Where, problems: list[Problem]) -> None:
+    """What a file says beside ``baseline`` that would have no meaning, or two."""
+    if "baseline" not in data:
+        if "baseline_across" in data:
+            problems.append(
+                Problem(where("baseline_across"), "says nothing without a baseline", "leave it out")
+            )
+        return
+    reasons = {
+        "calibration": "the golden brings what repeats of it taught",
+        "controls": "a golden stands for the one control of a file",
+        "anchor": "the control is not run, so nothing challenges it",
+    }
+    problems += [
+        Problem(
+            where(key), f"cannot be there with a baseline: {why}", f"leave out {key} or baseline"
+        )
+        for key, why in reasons.items()
+        if key in data
+    ]

@@ -31,21 +31,18 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from harness.errors import Problem
-from harness.experiment.read import flatten
 from harness.experiment.tables import (
     AskWord,
     Degree,
     FixedTable,
-    Name,
     Rotation,
     Schedule,
     SpmdBackend,
-    Table,
     Techniques,
     TestTable,
-    validate,
 )
 from harness.model import Ask
+from harness.toml import Name, Table, flatten, validate
 
 MAX_SETS = 1000
 """More sets than this are a slip of the hand, not an experiment."""

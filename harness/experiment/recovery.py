@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from harness.errors import Problem
-from harness.experiment.kinds import FaultSetTable, FaultTable
+from harness.experiment.tables import FaultSetTable, FaultTable
 from harness.model import Fault, FaultKind, Recovery, RestartOwner, SetSpec, Torn
+from harness.toml import Where
 
 OF_A_RANK = frozenset(
     {
@@ -31,8 +32,6 @@ KEYS = {
 COLLECTIVE_TIMEOUT = "comm.train_timeout_seconds"
 HANG_FLOOR_S = 10.0
 """A rank that hangs is noticed by its silence, which takes half of the time to recover."""
-
-Where = Callable[[str], str]
 
 
 class _Wrong(NamedTuple):

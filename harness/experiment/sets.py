@@ -2,68 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError, Problem
-from harness.experiment.checkpoint_keys import pass_problems, start_problems
 from harness.experiment.cluster import PlacedCluster
-from harness.experiment.command import command_of, foreign_problems, set_problems
-from harness.experiment.elastic import schedule_of, segments_of, written_degrees
-from harness.experiment.kinds import ElasticTable, FaultSetTable, GeneratedTable
-from harness.experiment.paths import find_file
-from harness.experiment.program_files import interpreter_of, with_files_of
-from harness.experiment.read import flatten
 from harness.experiment.recovery import recovery_of
-from harness.experiment.requeue import requeued
 from harness.experiment.space_time import hold_global_batch
-from harness.experiment.tables import SetTable, TestTable, show
-from harness.experiment.train_config import command_config, load_train_config
-from harness.experiment.trainer import CommandTable, TitanTable
+from harness.experiment.tables import (
+    ElasticTable,
+    FaultSetTable,
+    GeneratedTable,
+    ParallelismTable,
+    SetTable,
+    TestTable,
+)
 from harness.model import (
-    SPMD_BACKEND,
+    LOCAL_BATCH,
     Ask,
     Kind,
+    Parallelism,
+    Recovery,
+    RestartOwner,
+    Segment,
     SetSpec,
     Setting,
     Technique,
     TrainConfig,
-    TrainerSpec,
 )
-from harness.trainers.command import trained_by
-
-OWNED = {
-    "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
-    "parallelism.data_parallel_shard_degree": "parallelism.dp_shard",
-    "parallelism.tensor_parallel_degree": "parallelism.tp",
-    "parallelism.context_parallel_degree": "parallelism.cp",
-    "parallelism.context_parallel_rotate_method": "cp_rotation",
-    "parallelism.pipeline_parallel_degree": "parallelism.pp",
-    "parallelism.pipeline_parallel_schedule": "pipeline_schedule",
-    "parallelism.expert_parallel_degree": "parallelism.ep",
-    "parallelism.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
-    SPMD_BACKEND: "spmd_backend",
-    "compile.enable": 'techniques = ["compile"]',
-    "compile.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
-    "debug.seed": "seed",
-    "training.seed": "seed",
-}
-"""Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
-what the plan computes from that word."""
+from harness.toml import Where, find_file, flatten, show
+from harness.trainers import InlineTable, Trainer, TrainerOfFile, TrainerTable, trainer_of_kind
 
 INLINE = "[trainer.config]"
 """What the train config in the experiment file itself is called in messages."""
-Where = Callable[[str], str]
-"""From a key within a table to its place in the file, for messages."""
+TECHNIQUES = (
+    *("techniques", "pipeline_schedule", "cp_rotation", "spmd_backend"),
+    *("inject", "without_fixes"),
+)
+"""Keys of a set that only adapters of ours give a meaning."""
 
 
 @dataclass
 class SetBuilder:
     """Builds the sets of one file, adding what is wrong to ``problems``."""
 
-    trainer: TitanTable | CommandTable
+    table: TrainerTable
+    """``[trainer]``."""
     where_trainer: Where
     folders: tuple[Path, ...]
     """Where relative paths are looked up; the first match wins."""
@@ -73,25 +59,22 @@ class SetBuilder:
     """``[trainer.set]``, dotted."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
     """By path as written; None when it could not be read (its problem is known by then)."""
-    toolchain: str = field(init=False)
-    """Of sets that name none, and whose control names none."""
-    trained_by: TrainerSpec = field(init=False, default_factory=TrainerSpec)
-    """What trains all sets."""
+    trainer: Trainer = field(init=False)
+    of_file: TrainerOfFile = field(init=False)
+    """What ``[trainer]`` means for all sets."""
     inline: TrainConfig | None = field(init=False, default=None)
     """``[trainer.config]``."""
 
     def __post_init__(self) -> None:
-        trainer = self.trainer
-        self.common = self._overrides(trainer.overrides, self.where_trainer)
-        if trainer.train_config is not None:
-            self._read(trainer.train_config, self.where_trainer)
-        if isinstance(trainer, TitanTable):
-            self.toolchain = trainer.toolchain
-            return
-        given = (self.where_trainer, self.folders, self.problems)
-        self.trained_by = trained_by(command_of(trainer, *given))
-        self.toolchain = interpreter_of(trainer, *given)
-        self._read_inline(trainer)
+        self.trainer = trainer_of_kind(self.table.kind)
+        self.common = self._overrides(self.table.overrides, self.where_trainer)
+        if self.table.train_config is not None:
+            self._read(self.table.train_config, self.where_trainer)
+        self.of_file = self.trainer.of_file(
+            self.table, self.where_trainer, self.folders, self.problems
+        )
+        if isinstance(self.table, InlineTable):
+            self._read_inline(self.table)
 
     def build(
         self,
@@ -112,7 +95,7 @@ class SetBuilder:
         if train_config is None:
             return None
         parallelism = written_degrees(table.parallelism)
-        default_toolchain = control.toolchain if control else self.toolchain
+        default_toolchain = control.toolchain if control else self.of_file.toolchain
         spec = SetSpec(
             name=name,
             parallelism=parallelism,
@@ -132,14 +115,15 @@ class SetBuilder:
             without_fixes=tuple(table.without_fixes),
             control=control.name if control else None,
             note=table.note,
-            trainer=self.trained_by,
+            trainer=self.of_file.trainer,
         )
-        if isinstance(self.trainer, CommandTable):
-            foreign = list(foreign_problems(table, where))
-            self.problems += foreign or set_problems(
-                self.trainer, spec, own, where, self.where_trainer
-            )
-            return replace(spec, trainer=trained_by(with_files_of(spec.trainer.settings, spec)))
+        refused = list(_refused(table, spec, where))
+        self.problems += refused or self.trainer.set_problems(
+            self.table, spec, own, where, self.where_trainer
+        )
+        spec = self.trainer.completed(spec)
+        if refused:
+            return spec
         if spec.own_random_numbers:
             self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)
@@ -152,7 +136,7 @@ class SetBuilder:
         same = control is not None and table.toolchain in (None, control.toolchain)
         if control is not None and same:
             return control.spmd_backend
-        return self.trainer.spmd_backend if isinstance(self.trainer, TitanTable) else None
+        return self.of_file.spmd_backend
 
     def _with_kind(
         self, spec: SetSpec, table: SetTable | ElasticTable, where: Where, control: SetSpec | None
@@ -160,11 +144,11 @@ class SetBuilder:
         """The set with what only its kind has."""
         match table:
             case ElasticTable():
-                self.problems += pass_problems(spec, table.overrides, where, self.where_trainer)
+                self.problems += self._pass_problems(spec, table, where)
                 segments = segments_of(table, spec, where, self.problems)
                 return replace(spec, kind=Kind.ELASTIC, segments=segments)
             case FaultSetTable():
-                self.problems += pass_problems(spec, table.overrides, where, self.where_trainer)
+                self.problems += self._pass_problems(spec, table, where)
                 recovery = recovery_of(table, spec, where, self.problems)
                 return replace(spec, kind=Kind.FAULT, recovery=recovery)
             case GeneratedTable() if control is not None:
@@ -178,21 +162,27 @@ class SetBuilder:
             return spec
         recovery = requeued(self.cluster, spec, self.problems)
         if recovery is not None:
-            self.problems += pass_problems(spec, table.overrides, where, self.where_trainer)
+            self.problems += self._pass_problems(spec, table, where)
         return replace(spec, recovery=recovery)
+
+    def _pass_problems(
+        self, spec: SetSpec, table: SetTable | ElasticTable, where: Where
+    ) -> Iterable[Problem]:
+        return self.trainer.pass_problems(spec, table.overrides, where, self.where_trainer)
 
     def _train_config(
         self, table: SetTable | ElasticTable, where: Where, control: SetSpec | None
     ) -> TrainConfig | None:
         if table.train_config is None and control is not None:
             return control.train_config
-        written = table.train_config or self.trainer.train_config
+        written = table.train_config or self.table.train_config
         if written is not None:
             return self._read(written, where)
         if self.inline is not None:
             return self.inline
-        if not (isinstance(self.trainer, CommandTable) and self.trainer.config is not None):
-            tables = " or [trainer.config]" if isinstance(self.trainer, CommandTable) else ""
+        inline = isinstance(self.table, InlineTable)
+        if not (isinstance(self.table, InlineTable) and self.table.config is not None):
+            tables = f" or {INLINE}" if inline else ""
             self.problems.append(
                 Problem(
                     where("train_config"),
@@ -202,31 +192,23 @@ class SetBuilder:
             )
         return None
 
-    def _read_inline(self, trainer: CommandTable) -> None:
-        if trainer.config is None:
+    def _read_inline(self, table: InlineTable) -> None:
+        if table.config is None:
             return
-        if trainer.train_config is not None:
+        where = self.where_trainer("config")
+        if table.train_config is not None:
             self.problems.append(
-                Problem(
-                    self.where_trainer("config"),
-                    "and train_config are two configs for all sets",
-                    "leave one out",
-                )
+                Problem(where, "and train_config are two configs for all sets", "leave one out")
             )
         try:
-            self.inline = command_config(trainer.config, INLINE, f"{self.where_trainer('config')}:")
+            self.inline = self.trainer.train_config(table.config, INLINE, f"{where}:")
         except ConfigError as error:
             self.problems += error.problems
 
     def _read(self, written: str, where: Where) -> TrainConfig | None:
         if written not in self.train_configs:
             try:
-                found = load_train_config(
-                    written,
-                    self.folders,
-                    where("train_config"),
-                    of_command=isinstance(self.trainer, CommandTable),
-                )
+                found = self.trainer.load_train_config(written, self.folders, where("train_config"))
             except ConfigError as error:
                 self.problems += error.problems
                 found = None
@@ -235,11 +217,10 @@ class SetBuilder:
 
     def _overrides(self, table: dict[str, Any], where: Where) -> dict[str, Setting]:
         overrides: dict[str, Setting] = {}
-        of_titan = isinstance(self.trainer, TitanTable)
         for key, value in flatten(table):
             place = where(f"set.{key}")
-            if of_titan and key in OWNED:
-                self.problems.append(Problem(place, "is not set here", f"use {OWNED[key]}"))
+            if word := self.trainer.own_words.get(key):
+                self.problems.append(Problem(place, "is not set here", f"use {word}"))
             elif not all(part.strip() for part in key.split(".")):
                 self.problems.append(Problem(place, f"{key!r} is no dotted key"))
             elif key in overrides:
@@ -247,8 +228,7 @@ class SetBuilder:
             elif isinstance(value, dict):
                 self.problems.append(Problem(place, f"must be a value, not {show(value)}"))
             overrides[key] = value
-        if of_titan:
-            self.problems += start_problems(overrides, where)
+        self.problems += self.trainer.override_problems(overrides, where)
         return overrides
 
     def _inject(self, written: str | None, where: Where) -> str | None:
@@ -271,6 +251,39 @@ class SetBuilder:
         return f"{path.resolve()}:{function}"
 
 
+def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Iterator[Problem]:
+    """What a set asks for that its trainer cannot do."""
+    can, who = spec.trainer.can, f"a {spec.trainer.kind} trainer"
+    for key in () if can.techniques else TECHNIQUES:
+        if getattr(table, key, None):
+            yield Problem(
+                where(key),
+                f"is known of torchtitan only: of {who} all settings are in its config",
+                "put it into trainer.config, and choose it by `set`",
+            )
+    if spec.own_random_numbers and not can.frozen_steps:
+        yield Problem(
+            where("own_random_numbers"),
+            "needs frozen steps, which converge makes of torchtitan only",
+            'leave it out; ask = "no worse" compares the loss alone',
+        )
+    kind = getattr(table, "kind", Kind.PARALLEL)
+    if Kind(kind) in can.kinds:
+        return
+    if isinstance(table, GeneratedTable):
+        yield Problem(
+            where("kind"),
+            f"'space_time' needs torchtitan: {who} has sets of kind 'parallel'",
+            "write each as a [[test]] with its degrees and training.local_batch_size",
+        )
+    else:
+        yield Problem(
+            where("kind"),
+            f"{kind!r} needs torchtitan, whose checkpoints join its passes: {who} has sets of "
+            "kind 'parallel'",
+        )
+
+
 def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:
     """Why a set with random numbers of its own cannot be judged in the mean over frozen steps."""
     place = where("own_random_numbers")
@@ -279,3 +292,84 @@ def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:
     if not spec.train_config.own_loader:
         why = "needs frozen steps, which only converge's own loader makes"
         yield Problem(place, why, 'use loader = "converge" under [converge.data]')
+
+
+def written_degrees(table: ParallelismTable) -> Parallelism:
+    """The degrees in a table that may hold more."""
+    return Parallelism(**{name: getattr(table, name) for name in ParallelismTable.model_fields})
+
+
+def schedule_of(written: str | None, degrees: Parallelism) -> str | None:
+    """The pipeline schedule: 1F1B where there is a pipeline and nothing else is asked for."""
+    return written or ("1F1B" if degrees.pp > 1 else None)
+
+
+def segments_of(
+    table: ElasticTable, spec: SetSpec, where: Callable[[str], str], problems: list[Problem]
+) -> tuple[Segment, ...]:
+    """The segments in order; what keeps them from covering all steps is added to ``problems``.
+
+    Args:
+        table: the set as written.
+        spec: the set without its segments: it says how many steps there are, and the local batch.
+        where: from a key of the table to its place.
+        problems: where problems are collected.
+    """
+    before = 0
+    for index, segment in enumerate(table.segments):
+        if segment.until <= before:
+            problems.append(
+                Problem(
+                    where(f"segments[{index}].until"),
+                    f"{segment.until} is not after the last step of the segment before, {before}: "
+                    "segments would overlap or be empty",
+                )
+            )
+        before = segment.until
+    steps = spec.setting("training.steps")
+    if isinstance(steps, int) and before != steps:
+        problems.append(
+            Problem(
+                where(f"segments[{len(table.segments) - 1}].until"),
+                f"the last segment ends with step {before}, and training.steps is {steps}",
+                "the segments cover all steps, because steps shape the lr schedule",
+            )
+        )
+    # What is no number is refused with the sizes of the set (harness/plan).
+    local = spec.setting(LOCAL_BATCH)
+    default = local if isinstance(local, int) else 1
+    degrees = [written_degrees(segment) for segment in table.segments]
+    return tuple(
+        Segment(
+            until=segment.until,
+            parallelism=degree,
+            local_batch_size=segment.local_batch_size or default,
+            pipeline_schedule=schedule_of(segment.pipeline_schedule, degree),
+        )
+        for segment, degree in zip(table.segments, degrees, strict=True)
+    )
+
+
+def requeued(placed: PlacedCluster, spec: SetSpec, problems: list[Problem]) -> Recovery | None:
+    """Its checkpoints, if the cluster asks for them; None: a requeued job starts over.
+
+    Args:
+        placed: the cluster, and where its keys are written.
+        spec: the set, which has no checkpoints of its own.
+        problems: where problems are collected.
+    """
+    every = placed.cluster.checkpoint_every
+    if every is None or not placed.cluster.requeue:
+        return None
+    steps = spec.setting("training.steps")
+    if isinstance(steps, int) and every > steps:
+        problems.append(
+            Problem(
+                placed.where("checkpoint_every"),
+                f"{every} comes after the last step of {spec.name!r}: training.steps is {steps}",
+                f"at most {steps}, or requeue = false; [cluster] of the experiment may say it",
+            )
+        )
+    return Recovery(
+        faults=(), checkpoint_every=every, restarts=RestartOwner.CLUSTER, max_restarts=0
+    )

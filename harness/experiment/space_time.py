@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from harness.errors import Problem
-from harness.experiment.kinds import GeneratedTable, SpaceTimeTable
-from harness.experiment.read import flatten
-from harness.experiment.tables import FixedTable, validate
+from harness.experiment.tables import FixedTable, GeneratedTable, SpaceTimeTable
 from harness.model import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
@@ -27,6 +25,7 @@ from harness.model import (
     SetSpec,
     Setting,
 )
+from harness.toml import flatten, validate
 
 GROUPS = 2
 """Replicas of the sharded model in the HSDP set."""

@@ -1,45 +1,87 @@
-"""The tables of an experiment file and of a train config's ``[converge]``, as pydantic models.
+"""The tables of an experiment file, as pydantic models.
 
 A model says what one table may hold by itself. What needs several tables (a test's control, unique
 names) or files is checked in ``load.py``; what needs batch sizes and toolchains in
-``harness/rules``.
+``harness/plan/rules``; what ``[trainer]`` may hold is up to the trainer.
+
+Kinds of ``[[test]]`` other than ``parallel``::
+
+    [[test]]
+    kind = "elastic"                # a run resized on its way
+    name = "resized"
+    segments = [                    # `until` is a segment's last step, that of the last all steps;
+      { until = 4, dp_shard = 2 },  # local_batch_size: default that of the set
+      { until = 12, dp_shard = 2, pp = 2, local_batch_size = 2, pipeline_schedule = "1F1B" },
+    ]
+
+    [[test]]
+    kind = "fault"                  # a run that is broken and has to recover
+    name = "killed"
+    parallelism = { dp_shard = 2 }
+    checkpoint_every = 4            # steps
+    faults = [{ kind = "kill", step = 6, rank = 1 }]
+    restarts = "torchrun"           # in place; or "harness" (the default): another torchrun call
+    max_restarts = 3                # the default
+    recover_within_s = 120          # the default: from a fault to the first step that ends after it
+    nodes = [1, 2]                  # fewest and most; the default is [1, 1]
+
+    [[test]]
+    kind = "space_time"             # sets of equal product: see harness/experiment/space_time.py
+    name = "st"
+    product = 4                     # dp x gradient accumulation
+    pp = [1, 2]
+
+Keys that every kind has: ``name kind control techniques set tolerance margin waive toolchain
+train_config inject without_fixes note``.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar, get_args
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     PlainValidator,
-    ValidationError,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from harness.errors import Problem, suggest
-from harness.experiment.paths import expanded
-from harness.experiment.words import cadence_of, repeat_of
+from harness.errors import Problem
 from harness.model import (
+    CADENCE_OFF,
     DEFAULT_REPEATS,
     FROZEN_STEPS,
     POWERS_OF_TWO,
+    SPMD_BACKENDS,
     Across,
     Ask,
     Cadence,
+    FaultKind,
     Kind,
     Launcher,
     Repeat,
+    RepeatKind,
+    RestartOwner,
     Technique,
+    Torn,
+)
+from harness.toml import (
+    FilePath,
+    Name,
+    SchemaVersion,
+    Seconds,
+    T,
+    Table,
+    ToolchainName,
+    Words,
+    no_repetition,
+    one_of,
+    validate,
 )
 
-SCHEMA = 1
-MAX_NAME = 80
 LARGEST_SEED = 2**32 - 1
 MOST_FROZEN = 1024
 PIPELINE_SCHEDULES = (
@@ -53,126 +95,80 @@ PIPELINE_SCHEDULES = (
 )
 """The concrete schedules of ``torch.distributed.pipelining.schedules.get_schedule_class``."""
 CP_ROTATIONS = ("allgather", "alltoall")
-SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
-UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Unicode categories kept out of names: control characters, surrogates, line separators."""
-UNSEEN = "Cf"
-"""Kept out, too: characters without a width, and those that turn the direction of text. With them a
-name reads as another ("Trojan Source", CVE-2021-42574)."""
-
-KINDS = {
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "string_type": "a string",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-}
-"""pydantic's error types to TOML's words."""
-SUBJECT = re.compile(r"\A(Input|String|List|Value) should")
-"""How pydantic's own messages start."""
-
-ModelT = TypeVar("ModelT", bound=BaseModel)
-T = TypeVar("T")
-
-
 # ------------------------------------------------------------- kinds of value
 
 
-def one_of(valid: Iterable[str]) -> AfterValidator:
-    """A validator that lets these words through; for any other the nearest is suggested."""
-    words = tuple(map(str, valid))
-
-    def check(value: str) -> str:
-        if value not in words:
-            raise PydanticCustomError("choice", "is not known", {"valid": words})
-        return value
-
-    return AfterValidator(check)
+_SEEDED = re.compile(r"(?P<kind>[^.]*)\.(?P<seed>.*)", re.DOTALL)
+_REPEAT_KINDS = tuple(kind.value for kind in RepeatKind)
+_REPEAT_SEED = re.compile(r"[1-9][0-9]{0,5}")
+_CADENCES = (POWERS_OF_TWO, CADENCE_OFF)
+MAX_STEP = 2**53
 
 
-def _no_repetition(values: list[T]) -> list[T]:
-    if len(set(values)) < len(values):
-        raise PydanticCustomError("repetition", "names something twice")
-    return values
+def repeat_of(written: object) -> Repeat:
+    """``"ulp"`` or ``"ulp.2"`` (KIND.SEED, seed >= 1) as a ``Repeat``.
 
-
-def _is_readable(schema: int) -> int:
-    if schema != SCHEMA:
-        raise PydanticCustomError("schema", "this converge reads schema 1 only")
-    return schema
-
-
-def _is_path(value: str) -> str:
-    try:
-        expanded(value)
-    except ValueError as error:
-        raise PydanticCustomError("home", "{why}", {"why": str(error)}) from None
-    return value
-
-
-def _is_name(value: str) -> str:
-    if not value.strip():
-        raise PydanticCustomError("name", "is empty")
-    return is_printable(value)
-
-
-def is_printable(value: str) -> str:
-    """A text of one line.
-
-    Raises pydantic's error, which becomes a problem of the file.
+    Raises pydantic's errors, which become problems of the file.
     """
-    if any(unicodedata.category(letter) in UNPRINTABLE for letter in value):
-        raise PydanticCustomError("name", "holds control characters")
-    if unseen := {letter for letter in value if unicodedata.category(letter) == UNSEEN}:
-        listed = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(unseen))
+    if not isinstance(written, str):
+        raise PydanticKnownError("string_type")
+    seeded = _SEEDED.fullmatch(written)
+    kind, seed = (seeded["kind"], seeded["seed"]) if seeded else (written, "1")
+    if kind not in _REPEAT_KINDS:
+        raise PydanticCustomError("choice", "is not known", {"valid": _REPEAT_KINDS})
+    if not _REPEAT_SEED.fullmatch(seed):
         raise PydanticCustomError(
-            "name", "holds {listed}, which nobody sees and which may turn text", {"listed": listed}
+            "seed", "must end in a seed from 1 to 999999, as {example}", {"example": f"{kind}.2"}
         )
-    return value
+    return Repeat(RepeatKind(kind), int(seed))
 
 
-SchemaVersion = Annotated[int, AfterValidator(_is_readable)]
-Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_is_name)]
-ToolchainName = Annotated[
-    str,
-    Field(
-        pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9][A-Za-z0-9._-]*)?\z", max_length=MAX_NAME
-    ),
-]
-"""``torchtitan-0.3.0``, or ``torchtitan-0.3.0@main`` with torchtitan of that commit."""
+def cadence_of(written: object) -> Cadence:
+    """At which steps per-tensor evidence is taken, as the model has it.
+
+    Raises pydantic's errors, which become problems of the file.
+    """
+    if isinstance(written, str):
+        if written not in _CADENCES:
+            raise PydanticCustomError("choice", "is not known", {"valid": _CADENCES})
+        return written
+    if isinstance(written, int) and not isinstance(written, bool):
+        if written < 1:
+            raise PydanticCustomError("cadence", 'must be 1 or more ("off" for none)')
+        return written
+    if isinstance(written, list) and written:
+        return _listed(written)
+    raise PydanticCustomError(
+        "cadence",
+        'must be "{words}", a number of steps or a list of steps',
+        {"words": '", "'.join(_CADENCES)},
+    )
+
+
+def _listed(written: list[object]) -> tuple[int, ...]:
+    steps = [step for step in written if isinstance(step, int) and not isinstance(step, bool)]
+    if len(steps) < len(written) or not all(0 <= step <= MAX_STEP for step in steps):
+        raise PydanticCustomError("cadence", "must be steps, whole numbers from 0 up")
+    if len(set(steps)) < len(steps):
+        raise PydanticCustomError("repetition", "names something twice")
+    return tuple(sorted(steps))
+
+
 Degree = Annotated[int, Field(ge=1, le=65_536)]
-Seconds = Annotated[float, Field(gt=0, le=7 * 24 * 3600, allow_inf_nan=False)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Margin = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 """Relative: 1 and more is a percentage by mistake, and would let everything pass."""
 Repeats = Annotated[
-    list[Annotated[Repeat, PlainValidator(repeat_of)]], AfterValidator(_no_repetition)
+    list[Annotated[Repeat, PlainValidator(repeat_of)]], AfterValidator(no_repetition)
 ]
 Schedule = Annotated[str, one_of(PIPELINE_SCHEDULES)]
 Rotation = Annotated[str, one_of(CP_ROTATIONS)]
 SpmdBackend = Annotated[str, one_of(SPMD_BACKENDS)]
-Techniques = Annotated[list[Annotated[str, one_of(Technique)]], AfterValidator(_no_repetition)]
+Techniques = Annotated[list[Annotated[str, one_of(Technique)]], AfterValidator(no_repetition)]
 KindWord = Annotated[str, one_of(Kind)]
 AskWord = Annotated[str, one_of(Ask)]
-Words = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=MAX_NAME)]], AfterValidator(_no_repetition)
-]
-FilePath = Annotated[
-    str, Field(min_length=1, max_length=4096), AfterValidator(_is_name), AfterValidator(_is_path)
-]
-
-
 # --------------------------------------------------------------------- tables
-
-
-class Table(BaseModel):
-    """Strict: ``"2"`` is no number, ``true`` is no integer, an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ParallelismTable(Table):
@@ -188,13 +184,13 @@ class FixedTable(Table):
     """What a control, a test and all sets of a matrix can say in one value."""
 
     overrides: dict[str, Any] = Field(default={}, alias="set")
-    tolerance: dict[Annotated[str, one_of(SIGNALS)], Tolerance] = {}
+    tolerance: dict[Annotated[str, one_of(SIGNALS)], Tolerance] = Field(default={})
     margin: Margin | None = None
-    waive: Words = []
+    waive: Words = Field(default=[])
     toolchain: ToolchainName | None = None
     train_config: FilePath | None = None
     inject: FilePath | None = None
-    without_fixes: Words = []
+    without_fixes: Words = Field(default=[])
     note: Annotated[str, Field(max_length=2000)] = ""
 
 
@@ -202,7 +198,7 @@ class SetTable(FixedTable):
     """What a control and a test have in common."""
 
     parallelism: ParallelismTable
-    techniques: Techniques = []
+    techniques: Techniques = Field(default=[])
     pipeline_schedule: Schedule | None = None
     cp_rotation: Rotation | None = None
     spmd_backend: SpmdBackend | None = None
@@ -217,7 +213,7 @@ class AnchorTable(SetTable):
 
 
 class TestTable(SetTable):
-    """A test set with degrees of its own; other kinds are in ``harness/experiment/kinds.py``."""
+    """A test set with degrees of its own; other kinds are in ``harness/experiment/tables.py``."""
 
     name: Name
     kind: KindWord = Kind.PARALLEL
@@ -244,84 +240,183 @@ class FileTable(Table):
     name: Name | None = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 42
     seeds: dict[str, Any] | None = None
-    repeats: Repeats = list(DEFAULT_REPEATS)
+    repeats: Repeats = Field(default=list(DEFAULT_REPEATS))
     calibration: FilePath | None = None
     reference: bool = True
     baseline: FilePath | None = None
     baseline_across: Annotated[
-        list[Annotated[str, one_of(Across)]], AfterValidator(_no_repetition)
-    ] = []
+        list[Annotated[str, one_of(Across)]], AfterValidator(no_repetition)
+    ] = Field(default=[])
     launcher: Annotated[str, one_of(Launcher)] = Launcher.LOCAL
-    cluster: dict[str, Any] = {}
-    probe: dict[str, Any] = {}
-    trainer: dict[str, Any] = {}
+    cluster: dict[str, Any] = Field(default={})
+    probe: dict[str, Any] = Field(default={})
+    trainer: dict[str, Any] = Field(default={})
     anchor: dict[str, Any] | None = None
     control: dict[str, Any]
-    controls: dict[str, dict[str, Any]] = {}
-    test: list[dict[str, Any]] = []
+    controls: dict[str, dict[str, Any]] = Field(default={})
+    test: list[dict[str, Any]] = Field(default=[])
     matrix: dict[str, Any] | None = None
 
 
-# ----------------------------------------------------------------- validation
+FEWEST_SEGMENTS = 2
+FEWEST_AND_MOST = 2
+MAX_NODES = 4096
+MAX_PRODUCT = 4096
+RESTARTS = (RestartOwner.TORCHRUN, RestartOwner.HARNESS)
+"""Who may restart a fault set: a cluster answers to faults that no script names."""
 
 
-def validate(
-    model: type[ModelT],
-    table: dict[str, Any],
-    where: Callable[[str], str],
-    problems: list[Problem],
-) -> ModelT | None:
-    """The table as its model; or None, with every problem added to ``problems``.
+def _several_segments(segments: list[T]) -> list[T]:
+    if len(segments) < FEWEST_SEGMENTS:
+        raise PydanticCustomError(
+            "segments", "must be two segments or more: it is their borders that are tested"
+        )
+    return segments
 
-    Args:
-        model: what the table should be.
-        table: the table as TOML gave it.
-        where: from a dotted key within the table to its place, for messages.
-        problems: where problems are collected.
-    """
-    try:
-        return model.model_validate(table)
-    except ValidationError as error:
-        problems += [_problem(model, dict(details), where) for details in error.errors()]
+
+def _some_fault(faults: list[T]) -> list[T]:
+    if not faults:
+        raise PydanticCustomError("faults", "must name a fault, as [{kind = 'kill', step = 6}]")
+    return faults
+
+
+def _fewest_and_most(nodes: list[int]) -> list[int]:
+    if len(nodes) != FEWEST_AND_MOST:
+        raise PydanticCustomError("nodes", "must be the fewest and the most nodes, as [1, 2]")
+    if nodes[0] > nodes[1]:
+        raise PydanticCustomError("nodes", "must have the fewest nodes first")
+    return nodes
+
+
+Step = Annotated[int, Field(ge=1)]
+Rank = Annotated[int, Field(ge=0)]
+Product = Annotated[int, Field(ge=2, le=MAX_PRODUCT)]
+
+
+class SegmentTable(ParallelismTable):
+    """One segment of an elastic set: its degrees beside its last step."""
+
+    until: Step
+    local_batch_size: Step | None = None
+    pipeline_schedule: Schedule | None = None
+
+
+class ElasticTable(FixedTable):
+    """``kind = "elastic"``. Degrees and schedule are those of its segments."""
+
+    name: Name
+    kind: KindWord = Kind.ELASTIC
+    control: Name | None = None
+    techniques: Techniques = Field(default=[])
+    cp_rotation: Rotation | None = None
+    spmd_backend: SpmdBackend | None = None
+    segments: Annotated[list[SegmentTable], AfterValidator(_several_segments)]
+
+    @property
+    def parallelism(self) -> ParallelismTable:
+        return self.segments[0]
+
+    @property
+    def pipeline_schedule(self) -> str | None:
+        return self.segments[0].pipeline_schedule
+
+
+class FaultTable(Table):
+    """One entry of a script of faults. None: not written."""
+
+    kind: Annotated[str, one_of(FaultKind)]
+    step: Step
+    rank: Rank | None = None
+    node: Rank | None = None
+    torn: Annotated[str, one_of(Torn)] | None = None
+
+
+class FaultSetTable(TestTable):
+    """``kind = "fault"``."""
+
+    kind: KindWord = Kind.FAULT
+    ask: Annotated[str, one_of((Ask.SAME,))] = Ask.SAME
+    own_random_numbers: Literal[False] = False
+    checkpoint_every: Step
+    faults: Annotated[list[FaultTable], AfterValidator(_some_fault)]
+    restarts: Annotated[str, one_of(RESTARTS)] = RestartOwner.HARNESS
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    recover_within_s: Seconds = 120.0
+    nodes: Annotated[
+        list[Annotated[int, Field(ge=1, le=MAX_NODES)]], AfterValidator(_fewest_and_most)
+    ] = Field(default=[1, 1])
+
+
+class SpaceTimeTable(FixedTable):
+    """``kind = "space_time"``: several sets in one table."""
+
+    name: Name
+    kind: KindWord = Kind.SPACE_TIME
+    control: Name | None = None
+    techniques: Techniques = Field(default=[])
+    pipeline_schedule: Schedule | None = None
+    spmd_backend: SpmdBackend | None = None
+    product: Product
+    local_batch_size: Step | None = None
+    pp: Annotated[list[Degree], Field(min_length=1)] = Field(default=[1])
+
+
+class GeneratedTable(TestTable):
+    """One set that a space_time table stands for."""
+
+    kind: KindWord = Kind.SPACE_TIME
+    product: Product
+
+
+KindTable: TypeAlias = TestTable | ElasticTable | FaultSetTable | SpaceTimeTable
+TABLES: dict[Kind, type[TestTable | ElasticTable | SpaceTimeTable]] = {
+    Kind.PARALLEL: TestTable,
+    Kind.ELASTIC: ElasticTable,
+    Kind.FAULT: FaultSetTable,
+    Kind.SPACE_TIME: SpaceTimeTable,
+}
+KEYS = {
+    kind: {field.alias or name for name, field in model.model_fields.items()}
+    for kind, model in TABLES.items()
+}
+"""The keys of every kind, as TOML has them."""
+ELSEWHERE = {
+    (Kind.ELASTIC, "parallelism"): "every segment has its own degrees",
+    (Kind.ELASTIC, "pipeline_schedule"): "every segment has its own",
+    (Kind.SPACE_TIME, "parallelism"): "its degrees are made of product and pp",
+}
+"""Where a kind says what others say by this key."""
+
+
+class _KindOnly(Table):
+    model_config = ConfigDict(extra="ignore")
+
+    kind: KindWord = Kind.PARALLEL
+
+
+def read_test(
+    table: dict[str, Any], where: Callable[[str], str], problems: list[Problem]
+) -> KindTable | None:
+    """A ``[[test]]`` as the table of its kind; None when anything is wrong with it."""
+    only = validate(_KindOnly, table, where, problems)
+    if only is None:
         return None
+    kind = Kind(only.kind)
+    foreign = {key: owners for key in table if (owners := _owners(key)) and kind not in owners}
+    problems += [
+        Problem(
+            where(key),
+            f"is a key of kind {' and '.join(repr(owner.value) for owner in owners)}; "
+            f"this set is of kind {kind.value!r}",
+            ELSEWHERE.get((kind, key), ""),
+        )
+        for key, owners in foreign.items()
+    ]
+    rest = {key: value for key, value in table.items() if key not in foreign}
+    read = validate(TABLES[kind], rest, where, problems)
+    return None if foreign else read
 
 
-def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str], str]) -> Problem:
-    loc = tuple(part for part in error["loc"] if part != "[key]")
-    place = where(_dotted(loc))
-    value = error["input"]
-    match error["type"]:
-        case "missing":
-            hint = "add schema = 1 at the top" if loc == ("schema",) else ""
-            return Problem(place, "is missing", hint)
-        case "extra_forbidden":
-            return Problem(place, "unknown key", suggest(str(loc[-1]), _valid_keys(model, loc)))
-        case "choice":
-            return Problem(
-                place, f"{show(value)} is not known", suggest(value, error["ctx"]["valid"])
-            )
-        case kind if kind in KINDS:
-            return Problem(place, f"must be {KINDS[kind]}, not {show(value)}")
-    message = SUBJECT.sub("must", error["msg"])
-    # Messages of our own validators say by themselves what is wrong with the value.
-    return Problem(place, f"{message}, not {show(value)}" if "must" in message else message)
-
-
-def show(value: object) -> str:
-    """A value as TOML writes it, shortened."""
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
-
-
-def _dotted(loc: Iterable[str | int]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
-
-
-def _valid_keys(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
-    """Keys of the (possibly nested) table that holds the last part of ``loc``."""
-    for part in loc[:-1]:
-        field = model.model_fields.get(str(part))
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        model = tables[0] if tables else model
-    return [field.alias or name for name, field in model.model_fields.items()]
+def _owners(key: str) -> list[Kind]:
+    """Kinds that have a key."""
+    return [kind for kind, keys in KEYS.items() if key in keys]

@@ -3,8 +3,8 @@
 ``recommend`` lists the sets that torchtitan's converging guide (its ``docs/converging.md``) asks
 for, ``write_experiment`` is their experiment file, and ``cover_pairs`` finds the fewest jobs in
 which every pair of techniques meets. All of it is pure: what may run together is asked of
-``harness/rules``, and where those have no rule, of the limitations that its trainer tells of its
-release, each with its source.
+``harness/plan/rules``, and where those have no rule, of the limitations that its
+trainer tells of its release, each with its source.
 """
 
 from harness.guide.base import Base, control_of, nominal_base, sized_base

@@ -25,8 +25,8 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
+from harness.plan.rules import RULES, PlannedJob
 from harness.plan.sizes import precision_of
-from harness.rules import RULES, Case
 from harness.trainers import features_of
 
 MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
@@ -92,9 +92,9 @@ class Base:
             identity="",
         )
 
-    def case(self, spec: SetSpec) -> Case:
+    def case(self, spec: SetSpec) -> PlannedJob:
         """A set beside its control."""
-        return Case(self.experiment, self.control, self.job(spec), on_cpu=False)
+        return PlannedJob(self.experiment, self.control, self.job(spec), on_cpu=False)
 
     def _sized(self, spec: SetSpec) -> SetSpec:
         """The set with the local batch that its pipeline takes; as it is where none does."""

@@ -11,7 +11,7 @@ from harness.guide.base import CUDA_GRAPHS, Base, config_setting
 from harness.guide.factor import Factor
 from harness.guide.recommend import KEPT, Recommended
 from harness.model import Setting
-from harness.rules import RULES
+from harness.plan.rules import RULES
 from harness.trainers import features_of, trainer_of
 
 WIDTH = 100

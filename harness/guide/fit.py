@@ -14,7 +14,7 @@ from harness.errors import ConfigError, Problem
 from harness.guide.base import Base
 from harness.guide.factor import DDP, HSDP, SLOTS, Factor
 from harness.model import Technique
-from harness.rules import RULES
+from harness.plan.rules import RULES
 from harness.trainers import trainer_of
 
 NEEDS = "technique-needs"

@@ -12,8 +12,8 @@ from harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Factor, orde
 from harness.guide.fit import Combination, breaches, completed, standing, why_apart
 from harness.model import LOCAL_BATCH, SetSpec, Technique
 from harness.plan.describe import serves
+from harness.plan.rules import count_microbatches, pipeline_stages
 from harness.plan.sizes import precision_of
-from harness.rules.stages import count_microbatches, pipeline_stages
 
 COARSE = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.BF16)
 """Techniques that change the arithmetic, and so the precision of a run."""

@@ -12,11 +12,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from harness.judge.calibrate import growth_law
-from harness.judge.case import make_case
-from harness.judge.envelope import Envelope
-from harness.judge.floors import JUDGED_SIGNALS
-from harness.judge.sketches import shared_samples
+from harness.judge.calibration import growth_law
+from harness.judge.compare.envelopes import Envelope
+from harness.judge.compare.floors import JUDGED_SIGNALS
+from harness.judge.compare.sketches import shared_samples
+from harness.judge.comparison import compare_runs
 from harness.judge.verdict import judge
 from harness.model import Calibration, Evidence, Judgement, SetSpec
 
@@ -82,8 +82,8 @@ def classify(
     if not same:
         return RunChange(ChangeKind.BITWISE, "every number that both runs left is the same")
     verdict = judge(after, before, calibration, spec=spec, control_spec=before_spec, own_start=True)
-    case = make_case(after, before, calibration)
-    signals = tuple(_signal_changes(case.envelopes))
+    compared = compare_runs(after, before, calibration)
+    signals = tuple(_signal_changes(compared.envelopes))
     if verdict.judgement is Judgement.PASS:
         return RunChange(
             ChangeKind.ROUNDING,

@@ -10,12 +10,8 @@ names, so that ``converge --help`` need not wait for numpy.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from harness.model.cluster import Cluster, Launcher
-from harness.model.command import Command, RankLauncher
-from harness.model.convergence import Convergence, ReferencePoint
 from harness.model.experiment import (
     CADENCE_OFF,
-    CURVE_REPEATS,
     DATA_TYPES,
     DEFAULT_REPEATS,
     FEWEST_DRAWN,
@@ -23,15 +19,17 @@ from harness.model.experiment import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     POWERS_OF_TWO,
-    PROBED_REPEATS,
     RESHARD,
     SPMD_BACKEND,
+    SPMD_BACKENDS,
     ZERO_2,
     ZERO_3,
     Across,
     Ask,
     Cadence,
+    Cluster,
     Experiment,
+    Launcher,
     Loader,
     Precision,
     Repeat,
@@ -43,20 +41,26 @@ from harness.model.experiment import (
     Technique,
     TrainConfig,
 )
-from harness.model.golden import GOLDENS, Blessing, Golden
 from harness.model.kinds import (
     Fault,
     FaultKind,
     Kind,
+    Parallelism,
     Recovery,
     RestartOwner,
     Segment,
     Torn,
 )
-from harness.model.parallelism import Parallelism
 from harness.model.plan import Job, Plan, Surroundings, Toolchain
+from harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
 from harness.model.runs import RankError, RunRecord, RunStatus
-from harness.model.trainer import DEFAULT_TRAINER, EVERYTHING, Capabilities, TrainerSpec
+from harness.model.trainer import (
+    DEFAULT_TRAINER,
+    EVERYTHING,
+    TORCHTITAN,
+    Capabilities,
+    TrainerSpec,
+)
 from harness.model.verdict import (
     CauseClass,
     Check,
@@ -80,18 +84,17 @@ if TYPE_CHECKING:
         FrozenSamples,
         Integers,
         Pass,
+        PostStepState,
         ReplicaSample,
         SeedRuns,
         StateSample,
         Struck,
         TensorRows,
         TensorSample,
-        UpdateRows,
     )
 
 __all__ = [
     "CADENCE_OFF",
-    "CURVE_REPEATS",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
     "DEFAULT_TRAINER",
@@ -102,9 +105,10 @@ __all__ = [
     "GOLDENS",
     "LOCAL_BATCH",
     "POWERS_OF_TWO",
-    "PROBED_REPEATS",
     "RESHARD",
     "SPMD_BACKEND",
+    "SPMD_BACKENDS",
+    "TORCHTITAN",
     "ZERO_2",
     "ZERO_3",
     "Across",
@@ -118,7 +122,6 @@ __all__ = [
     "Check",
     "Cluster",
     "Column",
-    "Command",
     "Convergence",
     "Deviation",
     "Disagreement",
@@ -141,9 +144,9 @@ __all__ = [
     "Parallelism",
     "Pass",
     "Plan",
+    "PostStepState",
     "Precision",
     "RankError",
-    "RankLauncher",
     "Recovery",
     "ReferencePoint",
     "Repeat",
@@ -171,7 +174,6 @@ __all__ = [
     "Torn",
     "TrainConfig",
     "TrainerSpec",
-    "UpdateRows",
     "Verdict",
 ]
 

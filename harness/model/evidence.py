@@ -80,7 +80,7 @@ class TensorRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateRows:
+class PostStepState:
     """What a step left behind its gradients, a row per parameter."""
 
     clipped_norm: Floats
@@ -122,7 +122,7 @@ class TensorSample:
     """After the update of the step."""
     gradients: TensorRows | None = None
     """Before clipping; a parameter without gradient has zeros all over. None at step 0."""
-    left: UpdateRows | None = None
+    post_step: PostStepState | None = None
     """None at step 0, and in runs that are older than this evidence."""
     buffers: BufferRows | None = None
     """The same."""

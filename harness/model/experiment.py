@@ -1,4 +1,4 @@
-"""What an experiment file means."""
+"""What an experiment file means: sets with their degrees and kinds, and where their jobs run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,70 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
-from harness.model.cluster import Cluster, Launcher
-from harness.model.kinds import Kind, Recovery, Segment
-from harness.model.parallelism import Parallelism
-from harness.model.trainer import TrainerSpec
+from harness.model.kinds import Kind, Parallelism, Recovery, Segment
+from harness.model.trainer import TORCHTITAN, TrainerSpec
+
+
+class Launcher(StrEnum):
+    """Who starts the ranks of a job."""
+
+    LOCAL = "local"
+    """The harness itself, by torchrun on this machine."""
+    SLURM = "slurm"
+    """Slurm, by one batch script per job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """``[cluster]``: what a scheduler is asked for, and what its nodes need before ranks start.
+
+    Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
+    stands, or quoted: ``harness.experiment.cluster`` refuses what they would read otherwise.
+    """
+
+    ranks_per_node: int
+    """Ranks (GPUs) on a full node. A job of no more ranks gets one node."""
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    """Time limit of a job as sbatch takes it: ``04:00:00``, ``1-12``, ``90`` (minutes)."""
+    gpus_per_node: bool = True
+    """Whether to ask for a GPU per rank by ``--gpus-per-node``; off where ``gres`` says it, or
+    where ranks run on CPUs."""
+    gres: str | None = None
+    """``gpu:h100:8``; replaces ``--gpus-per-node``."""
+    cpus_per_rank: int | None = None
+    memory_per_node: str | None = None
+    """``64G``; sbatch's ``--mem``."""
+    constraint: str | None = None
+    sbatch: tuple[str, ...] = ()
+    """Further options of sbatch, each as on a ``#SBATCH`` line: ``--exclusive``."""
+    srun: tuple[str, ...] = ()
+    """Further arguments of srun, as ``--container-image=…`` of pyxis."""
+    container: tuple[str, ...] = ()
+    """What the ranks' command is given to: ``apptainer exec --nv image.sif``, as an argv."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load."""
+    prologue: tuple[str, ...] = ()
+    """Lines of bash that run on the first node before the ranks start, as they are written."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of all ranks: ``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME`` …"""
+    device: str = "cuda"
+    """``cuda`` or ``cpu``."""
+    hardware: str | None = None
+    """Name of the nodes' hardware, as ``H100``: part of every job's identity. None: partition,
+    gres and constraint stand for it."""
+    max_jobs: int | None = None
+    """How many jobs of the experiment may run at once; None: the scheduler decides."""
+    requeue: bool = True
+    """Whether a job comes back to the queue after a node failure or preemption."""
+    checkpoint_every: int | None = None
+    """Steps from one checkpoint to the next of every job, which goes on from the newest when it
+    has been requeued; None: it starts over."""
+    poll_s: float = 10.0
+    """How often the scheduler is asked, in seconds; by one query for all jobs."""
+
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None
 """A value that TOML and a train config can hold."""
@@ -23,6 +83,8 @@ ZERO_2, ZERO_3 = "never", "always"
 """What ZeRO-2 and ZeRO-3 keep in memory, as values of ``RESHARD``."""
 SPMD_BACKEND = "parallelism.spmd_backend"
 """Train config key of torchtitan 0.3's SPMD backend."""
+SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
+"""Its values."""
 LOCAL_BATCH = "training.local_batch_size"
 """Train config key of the samples that a rank takes at once."""
 GLOBAL_BATCH = "training.global_batch_size"
@@ -93,10 +155,6 @@ FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, unless the file says otherwise."""
 FEWEST_DRAWN = 4
 """Frozen steps that a mean over random numbers takes (``own_random_numbers``)."""
-PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
-"""Of a command trainer's: nobody but its program deals out its samples."""
-CURVE_REPEATS = (Repeat(RepeatKind.RERUN),)
-"""Of one that is not probed: nobody but its program knows its initial weights."""
 
 
 class Across(StrEnum):
@@ -254,7 +312,7 @@ class SetSpec:
     """Of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
     """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
-    trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    trainer: TrainerSpec = TORCHTITAN
 
     @property
     def resumes(self) -> bool:

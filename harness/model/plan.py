@@ -125,6 +125,8 @@ class Plan:
     jobs: tuple[Job, ...]
     waived: tuple[str, ...] = ()
     """Sentences: which rule was waived by which set. Printed in the report."""
+    surroundings: Surroundings = Surroundings(hardware="", rank_code="")
+    """As they were when the plan was made: the identities of its jobs are made of them."""
 
     def job(self, name: str) -> Job:
         return next(job for job in self.jobs if job.name == name)

@@ -1,13 +1,23 @@
-"""``Experiment`` to ``Plan``: sets become jobs with sizes, identities and seed checkpoints."""
+"""``Experiment`` to ``Plan``: sets become jobs with sizes, identities and seed checkpoints.
+
+A job also gets here what its set did not name: the SPMD backend of torchtitan 0.3, and the steps at
+which it leaves per-tensor evidence.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import count, takewhile
 
 from harness.errors import ConfigError, Problem
 from harness.model import (
+    CADENCE_OFF,
     GLOBAL_BATCH,
+    POWERS_OF_TWO,
+    SPMD_BACKEND,
+    Cadence,
     Experiment,
     Job,
     Kind,
@@ -22,13 +32,11 @@ from harness.model import (
     Toolchain,
 )
 from harness.model.plan import other_seed_name
-from harness.plan.backends import default_backend, with_backend
-from harness.plan.cadence import sample_steps
 from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
 from harness.plan.references import References, references_of
+from harness.plan.rules import PlannedJob, apply_rules
 from harness.plan.sizes import positive, precision_of, size, size_problems
-from harness.rules import Case, apply_rules
-from harness.trainers import trainer_of
+from harness.trainers import Trainer, trainer_of
 
 SHORT = (Role.REFERENCE, Role.MATCHED)
 """Roles of runs that follow from others of the plan, and are held to no rules of their own."""
@@ -76,7 +84,7 @@ def make_plan(
             jobs[spec.name] = _job(experiment, spec, role, toolchain, surroundings, references)
     ruling = apply_rules(
         [
-            Case(
+            PlannedJob(
                 experiment=experiment,
                 control=jobs[against],
                 job=job,
@@ -106,7 +114,7 @@ def make_plan(
     ]
     seeds = _seed_jobs([*anchors, *controls, *tests, *others])
     made = (*seeds, *anchors, *controls, *repeats, *short, *tests, *others)
-    return Plan(experiment, made, ruling.waived)
+    return Plan(experiment, made, ruling.waived, surroundings)
 
 
 def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
@@ -292,3 +300,54 @@ def _seed_job(name: str, identity: str, user: Job) -> Job:
         precision=Precision.FP32,
         identity=identity,
     )
+
+
+SPMD_TYPES, PARTIAL_DTENSOR = "spmd_types", "partial_dtensor"
+FIT_FOR_SPMD_TYPES = (2, 15)
+"""The first torch on which torchtitan 0.3.0's own default was seen to train all parallelisms."""
+
+
+def with_backend(spec: SetSpec, toolchain: Toolchain) -> SetSpec:
+    """The set with its SPMD backend: what it names, else its train config, else the toolchain's."""
+    trainer = trainer_of(spec)
+    if spec.spmd_backend is not None or not trainer.features(toolchain).spmd_backends:
+        return spec
+    written = spec.setting(SPMD_BACKEND)
+    backend = written if isinstance(written, str) else default_backend(trainer, toolchain)
+    return replace(spec, spmd_backend=backend)
+
+
+def default_backend(trainer: Trainer, toolchain: Toolchain) -> str | None:
+    """What the toolchain's torch is fit for; of one that is not built yet, torchtitan's default."""
+    if not trainer.features(toolchain).spmd_backends:
+        return None
+    numbers = re.match(r"(\d+)\.(\d+)", toolchain.versions.get("torch", ""))
+    if numbers is None:
+        return SPMD_TYPES
+    torch = (int(numbers[1]), int(numbers[2]))
+    return SPMD_TYPES if torch >= FIT_FOR_SPMD_TYPES else PARTIAL_DTENSOR
+
+
+def sample_steps(cadence: Cadence, steps: int) -> tuple[int, ...]:
+    """The sampled steps of a job of ``steps`` steps, in order; 0 is before training.
+
+    Steps 1 and 2 tell a wrong gradient from what rounding makes of a right one; later samples say
+    where a difference goes, so they may become rare.
+
+    Raises:
+        ValueError: the cadence is a word that is none.
+    """
+    if isinstance(cadence, tuple):
+        # Without the initial weights there is no first update to compare.
+        return tuple(step for step in sorted({0, *cadence}) if step <= steps)
+    if cadence == CADENCE_OFF:
+        return ()
+    if cadence == POWERS_OF_TWO:
+        rare: Iterator[int] = (2**power for power in count())
+    elif isinstance(cadence, int):
+        rare = count(cadence, cadence)
+    else:
+        raise ValueError(f"{cadence!r} is no cadence")
+    later = takewhile(lambda step: step <= steps, rare)
+    first = (step for step in (0, 1, 2) if step <= steps)
+    return tuple(sorted({*first, *later}))

@@ -17,12 +17,6 @@ from harness.run_folder.documents import unique_keys
 LARGEST_STEP = 2**63 - 1
 """Steps are compared as int64."""
 
-READABLE = (
-    "readable are run folders, TensorBoard folders, Weights & Biases offline runs, "
-    "trainer_state.json, golden values of Megatron-LM, JSONL, CSV, torchtitan's console logs, "
-    "logs of MLPerf Training (:::MLLOG) and texts of steps and losses"
-)
-
 Place = Callable[[int], str]
 """A row's number to the words that begin an error about it."""
 
@@ -37,15 +31,18 @@ def fail(where: str, message: str) -> NoReturn:
     raise EvidenceError(f"{where}: {message}")
 
 
-def read_text(path: Path) -> str:
-    """A UTF-8 file as text, with or without byte order mark; raises EvidenceError."""
+def read_text(path: Path, *, hint: str = "") -> str:
+    """A UTF-8 file as text, with or without byte order mark.
+
+    Raises EvidenceError, with the hint where the file is not text.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise EvidenceError(
-            f"{path}: is not text in UTF-8 (byte {error.start}); {READABLE}"
+            f"{path}: is not text in UTF-8 (byte {error.start}){hint and f'; {hint}'}"
         ) from error
 
 

@@ -31,7 +31,7 @@ from harness.model import (
     TrainConfig,
 )
 from harness.readers.documents import read_in_force, read_job
-from harness.readers.foreign import read_foreign
+from harness.readers.foreign.registry import read_foreign
 from harness.readers.frozen import read_frozen
 from harness.readers.merging import merge
 from harness.readers.metrics import Metrics, read_metrics

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.model import BufferRows, TensorSample, UpdateRows
+from harness.model import BufferRows, PostStepState, TensorSample
 from harness.readers.arrays import (
     Arrays,
     array_of,
@@ -41,19 +41,19 @@ def read_sample(path: Path) -> TensorSample:
         sizes,
         parameters,
         gradients,
-        _left(path, arrays, len(names)),
+        _post_step(path, arrays, len(names)),
         _buffers(path, arrays),
     )
 
 
-def _left(path: Path, arrays: Arrays, count: int) -> UpdateRows | None:
+def _post_step(path: Path, arrays: Arrays, count: int) -> PostStepState | None:
     """What clipping and the optimizer left; None in a file that says nothing of it."""
     if "clipped_norm" not in arrays:
         return None
     clipped = array_of(path, arrays, "clipped_norm", np.float64, 1, rows=count)
     if (clipped < 0).any():
         fail(str(path), "clipped_norm: a number below 0")
-    return UpdateRows(clipped, *states_of(path, arrays, count))
+    return PostStepState(clipped, *states_of(path, arrays, count))
 
 
 def _buffers(path: Path, arrays: Arrays) -> BufferRows | None:

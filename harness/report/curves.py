@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.judge.curves import relative_difference, series
+from harness.judge.compare.curves import relative_difference, series
 from harness.model import Evidence, Floats, Integers
 
 LOSS_ONLY_LIMIT = 0.01

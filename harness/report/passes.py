@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from harness.judge.degrees import parallelism_of
-from harness.judge.passes import never_interrupted
-from harness.judge.struck import pass_of
+from harness.judge.resume.faults import pass_of
+from harness.judge.resume.passes import never_interrupted
 from harness.model import (
     RESHARD,
     ZERO_2,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.judge.curves import has
-from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.compare.curves import has
+from harness.judge.compare.floors import JUDGED_SIGNALS
 from harness.judge.programs import BEFORE_CLIPPING, is_curve, probing, wrapping
 from harness.model import Evidence, Job, Verdict
 from harness.report.text import count

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.judge import JUDGED_SIGNALS
-from harness.judge.alone import curves_alone
-from harness.judge.envelope import furthest_learnt
-from harness.judge.open_curves import STEP_ORIGIN
-from harness.judge.passes import tokens_off
-from harness.judge.reference_checks import MEASURED_FROM
+from harness.judge.checks.envelope import STEP_ORIGIN
+from harness.judge.checks.precision import MEASURED_FROM
+from harness.judge.compare.envelopes import curves_alone, furthest_learnt
+from harness.judge.resume.passes import tokens_off
 from harness.model import (
     Calibration,
     Evidence,

@@ -3,7 +3,8 @@
 ::
 
     base.py          Trainer: what the harness asks of one, and how most of it is done by default
-    registry.py      kind to Trainer; ``register`` adds one
+    registry.py      kind to Trainer; ``register`` adds one; ``[trainer]`` by its kind
+    table.py         what ``[trainer]`` holds whatever trains, and what it means
     toolchains.py    toolchains as their trainers find them
     jobs.py          what the launcher asks of a job, whichever trainer it has
     environment.py   what is pinned in the environment of every job
@@ -44,7 +45,15 @@ from harness.trainers.jobs import (
     printable_command,
     work_folder,
 )
-from harness.trainers.registry import register, trainer_of, trainer_of_document, trainer_of_kind
+from harness.trainers.registry import (
+    kinds,
+    read_trainer,
+    register,
+    trainer_of,
+    trainer_of_document,
+    trainer_of_kind,
+)
+from harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
 from harness.trainers.toolchains import assume_toolchain, find_toolchain
 
 __all__ = [
@@ -52,11 +61,14 @@ __all__ = [
     "Call",
     "Curve",
     "Features",
+    "InlineTable",
     "Rendezvous",
     "Resources",
     "Source",
     "Start",
     "Trainer",
+    "TrainerOfFile",
+    "TrainerTable",
     "Untold",
     "agent_argv",
     "argv",
@@ -69,11 +81,13 @@ __all__ = [
     "first_call",
     "is_complete",
     "job_payload",
+    "kinds",
     "most_nodes",
     "needs_port",
     "node_arguments",
     "part_of",
     "printable_command",
+    "read_trainer",
     "register",
     "trainer_of",
     "trainer_of_document",

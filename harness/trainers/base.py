@@ -16,27 +16,33 @@ from pathlib import Path
 from signal import SIGABRT, Signals
 from typing import Any, ClassVar, NamedTuple
 
+from harness.errors import ConfigError, Problem
 from harness.model import (
     GLOBAL_BATCH,
     Fault,
     Job,
     RankError,
     Recovery,
+    Repeat,
+    RepeatKind,
     Role,
     Segment,
     SetSpec,
     Surroundings,
     Toolchain,
+    TrainConfig,
     TrainerSpec,
 )
 from harness.run_folder.checkpoints import has_metadata
 from harness.run_folder.job import JobDocument
 from harness.run_folder.layout import metrics_files, seed_checkpoint_of
 from harness.run_folder.passes import last_step
+from harness.toml import Where, find_file, read_toml
 from harness.toolchain import assume_environment, find_environment
 from harness.trainers.calls import Call, Rendezvous, comes_in_passes
 from harness.trainers.environment import Resources
 from harness.trainers.failure import AGENT_LOG, launcher_tail
+from harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "harness.rank"
 """What torchrun starts as every rank of ours."""
@@ -120,6 +126,114 @@ class Trainer(ABC):
     SIGUSR1; what of their evidence cannot be read is our mistake, and no program's."""
     stack_signal: ClassVar[Signals] = SIGABRT
     """Makes a rank that hangs say where it stands."""
+
+    # ------------------------------------------------------- an experiment file
+
+    table: ClassVar[type[TrainerTable]] = TrainerTable
+    """What ``[trainer]`` of its kind may hold."""
+    own_words: ClassVar[Mapping[str, str]] = {}
+    """Keys of its train configs that an experiment file has words of its own for, and these: a
+    ``set`` of one would contradict what the plan computes from that word."""
+
+    @abstractmethod
+    def of_file(
+        self, table: Any, where: Where, folders: Sequence[Path], problems: list[Problem]
+    ) -> TrainerOfFile:
+        """What ``[trainer]`` means for all sets of a file. Looks for the files that it names.
+
+        Args:
+            table: as written, an instance of ``self.table``.
+            where: from a key of ``[trainer]`` to its place, for messages.
+            folders: where relative paths are looked up; the first match wins. The first has the
+                experiment file.
+            problems: where what is wrong is added.
+        """
+
+    def file_problems(
+        self, trainer: TrainerSpec, data: Mapping[str, object], where: Where
+    ) -> Iterable[Problem]:
+        """What else a file says that has no meaning for the trainer; ``data`` is the file."""
+        return ()
+
+    def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
+        """A train config from a file, or from the experiment file itself.
+
+        Args:
+            tables: as TOML gave them.
+            path: what it is called in messages.
+            place: what comes before a dotted key in messages.
+
+        Raises:
+            ConfigError: it cannot be understood.
+        """
+        return plain_train_config(tables, path, place)
+
+    def load_train_config(
+        self, written: str, folders: Sequence[Path], asked_at: str
+    ) -> TrainConfig:
+        """Read a train config.
+
+        Args:
+            written: the path as the experiment file writes it.
+            folders: where a relative path is looked up, first match wins.
+            asked_at: file and dotted key that names it, for the message when it is not there.
+
+        Raises:
+            ConfigError: it does not exist, is no TOML, or its ``[converge]`` table is wrong.
+        """
+        path = find_file(written, folders)
+        if path is None:
+            looked = ", ".join(str(folder) for folder in folders)
+            raise ConfigError(
+                Problem(asked_at, f"there is no train config {written!r}", f"looked in: {looked}")
+            )
+        return self.train_config(read_toml(path), written, f"{path}:")
+
+    def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
+        """Settings (dotted keys) that no set may choose, whatever it is."""
+        return ()
+
+    def set_problems(
+        self, table: Any, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
+    ) -> Iterable[Problem]:
+        """What is wrong with a set besides what its capabilities rule out.
+
+        Args:
+            table: ``[trainer]``.
+            spec: the set.
+            own: its own ``set``, dotted.
+            where: from a key of the set to its place.
+            whole: from a key of ``[trainer]`` to its place.
+        """
+        return ()
+
+    def pass_problems(
+        self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
+    ) -> Iterable[Problem]:
+        """The same of a set in several passes, which checkpoints join; ``own`` as written."""
+        return ()
+
+    def completed(self, spec: SetSpec) -> SetSpec:
+        """A set with what only its own settings tell, as files that they name."""
+        return spec
+
+    def unmakeable(
+        self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
+    ) -> tuple[str, str]:
+        """Why a repeat that a file asks for cannot be made, and a hint; both empty when it can."""
+        if repeat.kind is RepeatKind.PERMUTE:
+            why = (
+                f"cannot be made of a {self.kind} trainer: its program deals out the samples of a "
+            )
+            hint = "use rerun and ulp repeats" if trainer.can.probed else "use rerun"
+            return f"{why}batch", hint
+        if repeat.kind is RepeatKind.ULP and not trainer.can.probed:
+            return "cannot be made: only the probe moves initial weights", "use rerun"
+        return "", ""
+
+    def takes_seed(self, trainer: TrainerSpec) -> bool:
+        """Whether a run is told its seed: else all seeds would be one run."""
+        return True
 
     # ------------------------------------------------------------------ a plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli.display import Display, left
+from harness.cli.progress import Display, left
 from harness.launch import (
     Ended,
     GoingOn,

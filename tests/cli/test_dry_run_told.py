@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.cli import dry_run as told
-from harness.cli import main, matrix
+from harness.cli import main
 from harness.launch.dry_run import Answer, parts_of, problems_of
+from harness.matrix.dry_run import DryRun, gpu_hours
+from harness.matrix.load import load_plan
 from harness.model import Role
 from harness.trainers import assume_toolchain
 
@@ -17,7 +19,7 @@ LLAMA = Path(__file__).parents[2] / "experiments" / "llama3_8b.toml"
 
 @pytest.fixture(scope="module")
 def plan():
-    return matrix.load_plan(LLAMA, (), on_gpu=True, find=assume_toolchain)
+    return load_plan(LLAMA, (), on_gpu=True, find=assume_toolchain)
 
 
 def answer(part, *, gigabytes=1, count=100, **changes):
@@ -53,7 +55,8 @@ def test_every_pipeline_stage_of_every_set_is_built_once_and_no_repeat(plan):
 def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(plan):
     _, _, _, first, second, *_ = parts_of(plan.jobs)
     answers = [answer(first, count=40), answer(second, gigabytes=12, count=60)]
-    (row,) = told.rows_of(answers)
+    made = DryRun(plan, "cuda", answers, 5000, 80)
+    (row,) = made.rows
     assert (row.largest.part, row.seconds) == (second, 20.0)
     cells = list(told._cells(row, told._unit([row]), None, 80))
     assert cells[3:10] == ["1 of 2", "12.00", "12.00", "24.00", "48.00", "96.0", "129% !"]
@@ -61,15 +64,15 @@ def test_the_table_shows_the_largest_pipeline_rank_and_what_it_needs_of_a_gpu(pl
         "! fsdp8_tp2_pp2: a peak of 103.1 GB does not fit 80 GB"
     ]
     assert problems_of(answers) == []
-    document = json.loads(json.dumps(told._document(plan, answers, "cuda", 5000, 80)))
+    document = json.loads(json.dumps(made.document))
     assert [part["largest"] for part in document["parts"]] == [False, True]
     assert set(document["gpu_hours"]["jobs"]) == {job.name for job in plan.jobs}
 
 
 @pytest.mark.parametrize(("peak", "unit"), [(2**30, "GiB"), (2**30 - 1, "MiB"), (1, "MiB")])
 def test_memory_is_told_in_a_unit_that_leaves_digits(plan, peak, unit):
-    rows = told.rows_of([answer(parts_of(plan.jobs)[0], peak_bytes=peak)])
-    assert f": {unit} per rank" in str(told._table(plan, rows, None, None).title)
+    made = DryRun(plan, "cuda", [answer(parts_of(plan.jobs)[0], peak_bytes=peak)])
+    assert f": {unit} per rank" in str(told._table(made).title)
 
 
 def test_problems_of_all_sets_are_told_with_set_and_key(plan):
@@ -103,10 +106,10 @@ def test_gpu_hours_follow_from_tokens_and_the_stated_throughput(plan):
     # The control, three test sets, and one step each of the reference and the matched control:
     # frozen steps need converge's own loader, and these sets read torchtitan's dataset.
     in_all = repeats + (4 * 3000 + 2) * step
-    assert told.gpu_hours(control, 5000) == pytest.approx(3000 * step)
+    assert gpu_hours(control, 5000) == pytest.approx(3000 * step)
     frozen = replace(control, frozen=16)
-    assert told.gpu_hours(frozen, 5000) == pytest.approx(3016 * step)
-    assert told.gpu_hours(seed, 5000) == 0
+    assert gpu_hours(frozen, 5000) == pytest.approx(3016 * step)
+    assert gpu_hours(seed, 5000) == 0
     assert f"{in_all:,.1f} GPU-hours in all, {repeats:,.1f} of them" in told._cost(plan, 5000)
     assert "--throughput" in told._cost(plan, None)
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli.explaining import explain, explanation
-from harness.cli.matrix import load_plan, may_be_rounding
+from harness.cli.commands.run import _explain
+from harness.matrix.explain import explanation
+from harness.matrix.judge import may_be_rounding
+from harness.matrix.load import load_plan
 from harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
 from harness.store import Store
 from harness.trainers import assume_toolchain
@@ -67,5 +69,5 @@ def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
     assert not may_be_rounding(plan.job("mixed_tp2"), passed)
     assert not may_be_rounding(plan.job("ddp2"), LOW)  # it computes in float32 already
     nobody = argparse.Namespace(slots=None)
-    explain(Console(), plan, [passed], tmp_path, store=Store(tmp_path), arguments=nobody)
+    _explain(Console(), plan, [passed], tmp_path, Store(tmp_path), nobody)
     assert "nothing failed in low precision" in capsys.readouterr().out

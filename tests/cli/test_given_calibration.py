@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.cli import learnt as cli
-from harness.cli import main, matrix
+from harness.cli import main
 from harness.errors import ConfigError, StoreError
+from harness.matrix.calibrate import keep, read_for_curves, read_given, read_judged_by
+from harness.matrix.judge import pairs_of
+from harness.matrix.load import load_plan
 from harness.model import Calibration, Evidence, Precision, Role, SignalScale
 from harness.plan import identity_facts
 from harness.references import StoredCalibration, read_calibrations, write_calibrations
@@ -56,13 +58,7 @@ def experiment(tmp_path, monkeypatch):
 
 
 def plan_of(experiment, calibration=None):
-    return matrix.load_plan(
-        experiment, (), on_gpu=False, calibration=calibration, find=assume_toolchain
-    )
-
-
-def surroundings_of(plan):
-    return matrix.surroundings_of(plan.experiment, on_gpu=False)
+    return load_plan(experiment, (), on_gpu=False, calibration=calibration, find=assume_toolchain)
 
 
 def calibration(name: str, identity: str | None, **changes) -> Calibration:
@@ -88,7 +84,7 @@ def calibrated(experiment, tmp_path):
             StoredCalibration(
                 calibration(job.name, job.identity),
                 {},
-                identity_facts(job, surroundings_of(plan)),
+                identity_facts(job, plan.surroundings),
                 "2026-02-03",
             )
             for job in plan.jobs
@@ -98,23 +94,19 @@ def calibrated(experiment, tmp_path):
     return path
 
 
-def given(plan):
-    return cli.read_given(plan, surroundings_of(plan))
-
-
 def refusals(plan) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        given(plan)
+        read_given(plan)
     return [str(problem) for problem in caught.value.problems]
 
 
 def test_without_a_file_the_repeats_teach(experiment):
-    assert given(plan_of(experiment)) is None
+    assert read_given(plan_of(experiment)) is None
 
 
 def test_a_current_calibration_is_taken_and_no_repeat_is_planned(experiment, calibrated):
     plan = plan_of(experiment, calibrated)
-    assert {name: each.calibration.control for name, each in given(plan).items()} == {
+    assert {name: each.calibration.control for name, each in read_given(plan).items()} == {
         "fsdp2": "fsdp2",
         "float8": "float8",
     }
@@ -123,12 +115,12 @@ def test_a_current_calibration_is_taken_and_no_repeat_is_planned(experiment, cal
 
 def test_the_experiment_can_name_the_file_itself(experiment, calibrated):
     experiment.write_text(EXPERIMENT.replace("schema = 1", 'schema = 1\ncalibration = "c.json"'))
-    assert given(plan_of(experiment)).keys() == {"fsdp2", "float8"}
+    assert read_given(plan_of(experiment)).keys() == {"fsdp2", "float8"}
 
 
 def test_another_name_for_the_same_control_is_no_matter(experiment, calibrated):
     experiment.write_text(EXPERIMENT.replace('name = "fsdp2"', 'name = "control"'))
-    renamed = given(plan_of(experiment, calibrated))["control"]
+    renamed = read_given(plan_of(experiment, calibrated))["control"]
     assert renamed.calibration.control == "control"
 
 
@@ -148,12 +140,14 @@ def test_a_stale_one_is_refused_with_what_changed_and_the_command_that_renews_it
 
 def test_other_hardware_and_versions_make_it_stale(experiment, calibrated):
     plan = plan_of(experiment, calibrated)
-    elsewhere = replace(surroundings_of(plan), hardware="gpu NVIDIA H200")
+    elsewhere = replace(plan.surroundings, hardware="gpu NVIDIA H200")
     moved = replace(
-        plan, jobs=tuple(replace(job, identity=job.identity[::-1]) for job in plan.jobs)
+        plan,
+        jobs=tuple(replace(job, identity=job.identity[::-1]) for job in plan.jobs),
+        surroundings=elsewhere,
     )
     with pytest.raises(ConfigError, match='hardware is "gpu NVIDIA H200", was "cpu-'):
-        cli.read_given(moved, elsewhere)
+        read_given(moved)
 
 
 def test_a_control_that_the_file_does_not_know_is_named(experiment, calibrated):
@@ -178,25 +172,25 @@ def test_only_sound_calibrations_are_kept_in_the_store(tmp_path):
     sound = StoredCalibration(calibration("a", "a" * 64), {}, {}, "")
     problem = StoredCalibration(calibration("b", "b" * 64, problems=("it differs",)), {}, {}, "")
     untaught = StoredCalibration(calibration("c", "c" * 64, repeats=()), {}, {}, "")
-    assert cli.keep(store, [sound, problem, untaught]) == [store.calibration_file("a" * 64)]
+    assert keep(store, [sound, problem, untaught]) == [store.calibration_file("a" * 64)]
     assert [path.name for path in (tmp_path / "calibrations").iterdir()] == [f"{'a' * 64}.json"]
 
 
 def test_a_report_folder_remembers_what_judged(experiment, calibrated, tmp_path):
     plan = plan_of(experiment, calibrated)
     identities = {job.name: job.identity for job in plan.jobs}
-    assert cli.read_judged_by(plan, calibrated, identities).keys() == {"fsdp2", "float8"}
+    assert read_judged_by(plan, calibrated, identities).keys() == {"fsdp2", "float8"}
     with pytest.raises(StoreError, match="no calibration of 'float8' as it was run"):
-        cli.read_judged_by(plan, calibrated, identities | {"float8": "0" * 64})
+        read_judged_by(plan, calibrated, identities | {"float8": "0" * 64})
     write_calibrations(calibrated, read_calibrations(calibrated)[:1])
     with pytest.raises(StoreError, match="no calibration of 'float8'"):
-        cli.read_judged_by(plan, calibrated, identities)
+        read_judged_by(plan, calibrated, identities)
 
 
 def test_the_first_control_is_judged_against_the_anchor_by_its_own_repeats(experiment):
     pairs = [
         (pair.test.name, pair.control.name, pair.calibrated)
-        for pair in matrix.pairs_of(plan_of(experiment))
+        for pair in pairs_of(plan_of(experiment))
     ]
     assert pairs == [
         ("fsdp2", "anchor", "fsdp2"),
@@ -217,7 +211,7 @@ def curve(identity: str | None, precision: Precision = Precision.FP32) -> Eviden
 def for_curves(tmp_path, held: Calibration, control: Evidence):
     path = tmp_path / "c.json"
     write_calibrations(path, [StoredCalibration(held, {}, {}, "")])
-    return cli.read_for_curves(path, control)
+    return read_for_curves(path, control)
 
 
 def test_a_run_of_ours_is_judged_by_its_own_calibration_only(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from harness.cli.showing import show_verdicts
+from harness.cli.verdicts import show_verdicts
 from harness.errors import StoreError
 from harness.model import Judgement, Verdict
 from harness.report import build_view

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.matrix import load_plan, next_command
+from harness.matrix.judge import next_command
+from harness.matrix.load import load_plan
 from harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
 from harness.trainers import assume_toolchain
 

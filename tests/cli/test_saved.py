@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.cli.matrix import load_plan
-from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import StoreError
+from harness.matrix.load import load_plan
+from harness.matrix.save import SavedMatrix, load_matrix, save_matrix
 from harness.model import Job, Role, RunRecord, RunStatus
 from harness.store import write_json
 from harness.trainers import assume_toolchain, job_payload

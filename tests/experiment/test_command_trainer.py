@@ -7,16 +7,15 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
-from harness.experiment.trainer import KEYS
-from harness.model import (
-    CURVE_REPEATS,
-    PROBED_REPEATS,
-    Launcher,
-    RankLauncher,
-    SyntheticData,
-)
-from harness.model.template import PLACEHOLDERS
+from harness.experiment.tables import repeat_of
+from harness.model import Launcher, SyntheticData
+from harness.trainers.command.settings import PLACEHOLDERS, RankLauncher
+from harness.trainers.registry import keys_of
 
+PROBED_REPEATS = tuple(map(repeat_of, ("rerun", "ulp", "ulp.2", "ulp.3")))
+"""Nobody but the program deals out its samples."""
+CURVE_REPEATS = (repeat_of("rerun"),)
+"""And where it is not probed, nobody but it knows its initial weights."""
 CONFIG = """
 [trainer.config]
 training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
@@ -320,5 +319,5 @@ def test_the_page_tells_every_key_and_placeholder():
     page = (Path(__file__).parents[2] / "docs" / "any-trainer.md").read_text()
     for name in PLACEHOLDERS:
         assert f"{{{name}}}" in page
-    for key in KEYS["command"]:
+    for key in keys_of("command"):
         assert f"`{key}`" in page

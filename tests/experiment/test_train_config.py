@@ -3,8 +3,10 @@
 import pytest
 
 from harness.errors import ConfigError
-from harness.experiment.train_config import load_train_config
 from harness.model import SyntheticData
+from harness.trainers import trainer_of_kind
+
+load_train_config = trainer_of_kind("torchtitan").load_train_config
 
 
 @pytest.fixture

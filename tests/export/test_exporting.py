@@ -10,8 +10,8 @@ import pytest
 from stored_samples import NAMES, copied
 
 from harness.cli import main
+from harness.cli.exit_codes import ExitCode
 from harness.export import ExportedRun, Points, write_tensorboard
-from harness.gate import ExitCode
 from harness.model import Role
 from harness.readers import read_curves, read_run
 

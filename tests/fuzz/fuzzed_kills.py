@@ -39,7 +39,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 def prepare(folder):
     """How long an undisturbed run takes, as a fork and as a process of its own."""
-    import harness.cli.commands  # noqa: F401 - imported once, for all forks
+    import harness.cli.progress
+    import harness.cli.verdicts  # noqa: F401 - imported once, for all forks
 
     times = {}
     for forked in (True, False):

@@ -4,10 +4,12 @@ from pathlib import Path
 
 from harness.experiment import load_experiment
 from harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
-from harness.experiment.train_config import load_train_config
 from harness.guide import parse_factors, recommend, sized_base, write_experiment
 from harness.model import Surroundings, SyntheticData, Toolchain
 from harness.plan import make_plan
+from harness.trainers import trainer_of_kind
+
+load_train_config = trainer_of_kind("torchtitan").load_train_config
 
 VARIANTS = {"pp": PIPELINE_SCHEDULES, "cp": CP_ROTATIONS}
 TITAN_03 = Toolchain(

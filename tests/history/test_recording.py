@@ -11,7 +11,7 @@ from history_samples import START, VERSIONS, deviation, night, nights_with_a_ste
 from rich.console import Console
 
 from harness.cli.main import main
-from harness.cli.nights import remember
+from harness.cli.verdicts import add_night
 from harness.history import Filter, History, night_of
 from harness.model import (
     CauseClass,
@@ -135,13 +135,12 @@ def test_a_damaged_history_only_warns(tmp_path, damaged):
     if damaged:
         path.write_bytes(b"no database, " * 1000)
     console = Console(record=True, width=200)
-    remember(
+    add_night(
         console,
         History(path),
-        PLAN,
+        replace(PLAN, surroundings=Surroundings("cpu-x86_64", "f" * 64)),
         [record(each) for each in PLAN.jobs],
         [VERDICT],
-        surroundings=Surroundings("cpu-x86_64", "f" * 64),
         folder=tmp_path / "report",
         wall_s=1.0,
     )

@@ -10,12 +10,12 @@ from harness.model import (
     BufferRows,
     Evidence,
     Parallelism,
+    PostStepState,
     ReplicaSample,
     SetSpec,
     TensorRows,
     TensorSample,
     TrainConfig,
-    UpdateRows,
 )
 
 STEPS = 20
@@ -101,7 +101,7 @@ def samples(
                 sizes=np.array(list(PARAMETERS.values())),
                 parameters=rows(weights),
                 gradients=before,
-                left=left_after(step, before) if before else None,
+                post_step=left_after(step, before) if before else None,
                 buffers=CACHE if before else None,
             )
         )
@@ -111,11 +111,11 @@ def samples(
 CACHE = BufferRows(("rope.cache",), np.array([64]), np.array([8.0]), np.ones((1, 64)))
 
 
-def left_after(step: int, gradients: TensorRows) -> UpdateRows:
+def left_after(step: int, gradients: TensorRows) -> PostStepState:
     """What a right step leaves: gradients clipped to a norm of one, a state, and its count."""
     clipped = gradients.norm * min(1.0, 1 / float(np.linalg.norm(gradients.norm)))
     state = np.ones((len(clipped), 1))
-    return UpdateRows(clipped, ("exp_avg",), state, np.full(len(clipped), float(step)))
+    return PostStepState(clipped, ("exp_avg",), state, np.full(len(clipped), float(step)))
 
 
 SAMPLES = samples()

@@ -5,16 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from harness.readers.program import unread
 from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples, with_signals
 from scipy import stats
 
 from harness.judge import calibrate
-from harness.judge.calibrate import _spread, _typical
-from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
-from harness.judge.dealing import fitting
-from harness.judge.envelope import compare
+from harness.judge.calibration import _spread, _typical
+from harness.judge.compare.envelopes import compare
+from harness.judge.compare.limits import (
+    IMPLEMENTATION_FACTOR,
+    fitting,
+    multiples,
+    shares,
+    tensor_multiple,
+)
 from harness.model import Precision
+from harness.readers.run_folder import _unread as unread
 
 CONTROL = run()
 

@@ -150,7 +150,7 @@ def test_a_logged_loss_times_the_loss_mesh_is_a_wrong_metric():
 
 
 def test_a_wrong_grad_norm_metric_may_clip_wrongly():
-    silent = replace(run("t"), samples=tuple(replace(each, left=None) for each in SAMPLES))
+    silent = replace(run("t"), samples=tuple(replace(each, post_step=None) for each in SAMPLES))
     cause = cause_of(changed(silent, lambda step, x: x * 0.7, "grad_norm"))
     assert "only the metric is wrong: the reported grad norm" in cause
     assert "unless clipping uses that norm" in cause

@@ -18,7 +18,7 @@ from cause_examples import (
 from judge_examples import LOSSES, foreign, in_force
 
 from harness.judge import judge
-from harness.judge.causes.places import branch_of
+from harness.judge.causes.location import branch_of
 from harness.model import CauseClass, Parallelism, Precision
 
 PP2 = Parallelism(dp_shard=2, pp=2)

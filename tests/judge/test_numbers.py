@@ -8,10 +8,10 @@ import pytest
 from judge_examples import LOSSES, NORMS, STEPS, foreign, run, spec, with_signals
 
 from harness.judge import calibrate, judge, limits
-from harness.judge.agreement import agreement
-from harness.judge.curves import relative_difference
-from harness.judge.envelope import compare
-from harness.judge.floors import FLOORS, JUDGED_SIGNALS, coarser
+from harness.judge.compare.curves import relative_difference
+from harness.judge.compare.envelopes import compare
+from harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS, coarser
+from harness.judge.compare.reported import agreement
 from harness.model import Judgement, Outcome, Precision
 
 CONTROL = run()

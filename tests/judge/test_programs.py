@@ -16,7 +16,6 @@ from judge_examples import (
 from harness.judge import judge
 from harness.model import (
     CauseClass,
-    Command,
     Evidence,
     Judgement,
     Outcome,
@@ -25,6 +24,7 @@ from harness.model import (
     TrainConfig,
 )
 from harness.trainers.command import trained_by
+from harness.trainers.command.settings import Command
 
 DDP2 = Parallelism(dp_replicate=2)
 SIZES = {"local_batch_size": 4, "global_batch_size": -1, "seq_len": 256}

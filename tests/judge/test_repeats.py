@@ -7,8 +7,8 @@ import pytest
 from judge_examples import run, samples, spec, with_signals
 
 from harness.judge import calibrate, judge
-from harness.judge import repeats as vetting
-from harness.judge.repeats import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
+from harness.judge import calibration as vetting
+from harness.judge.calibration import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
 from harness.model import Judgement
 
 CONTROL = run()

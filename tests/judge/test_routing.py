@@ -6,7 +6,7 @@ import pytest
 from cause_examples import CONTROL, broken, turned
 
 from harness.judge import judge
-from harness.judge.routing import routed
+from harness.judge.compare.limits import routed
 from harness.model import Judgement
 
 

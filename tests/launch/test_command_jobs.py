@@ -14,9 +14,10 @@ from launch_jobs import plan_of, tiny_job
 
 from harness.launch import run_plan
 from harness.launch.local.agents import PROCESS_GUARD
-from harness.model import Command, Parallelism, RankLauncher, RunStatus, Toolchain
+from harness.model import Parallelism, RunStatus, Toolchain
 from harness.trainers.command import trained_by
 from harness.trainers.command.failure import program_error
+from harness.trainers.command.settings import Command, RankLauncher
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent

@@ -13,10 +13,11 @@ from listening import sampling
 from test_command_jobs import command_job
 
 from harness.launch import run_plan
-from harness.model import RankLauncher, Recovery, RunStatus
+from harness.model import Recovery, RunStatus
 from harness.trainers import Rendezvous
 from harness.trainers.command import trained_by
 from harness.trainers.command.argv import command_of
+from harness.trainers.command.settings import RankLauncher
 
 
 def run(plan, store, options):

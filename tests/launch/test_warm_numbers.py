@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from launch_jobs import ROOT
 
-from harness.cli import matrix
 from harness.launch import RunOptions, run_plan
+from harness.matrix.load import load_plan
+from harness.matrix.run import prepare_data
 from harness.model import RunStatus
 from harness.store import Store
 
@@ -62,11 +63,11 @@ def test_warm_and_cold_runs_agree_bit_for_bit(toolchain, tmp_path, monkeypatch):
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(toolchain.python.parents[2]))
     file = tmp_path / "warm.toml"
     file.write_text(EXPERIMENT)
-    plan = matrix.load_plan(file, (), on_gpu=False)
+    plan = load_plan(file, (), on_gpu=False)
     found = {}
     for warm in (True, False):
         store = Store(tmp_path / f"warm {warm}")
-        data = {made: ready.folder for made, ready in matrix.prepare_data(plan, store).items()}
+        data = {made: ready.folder for made, ready in prepare_data(plan, store).items()}
         records = run_plan(plan, store, RunOptions(data=data, warm=warm), lambda event: None)
         assert [record.status for record in records] == [RunStatus.FINISHED] * len(plan.jobs)
         kept = [json.loads((record.folder / "record.json").read_text()) for record in records]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from harness.cli import main
-from harness.gate import ExitCode
+from harness.cli.exit_codes import ExitCode
 from harness.history import Entry, Filter, History, Night, Result
 from harness.model import CauseClass, Judgement
 from harness.night import body, night

@@ -6,7 +6,7 @@ import pytest
 from plan_examples import TITAN_02, TITAN_03
 
 from harness.model import Role
-from harness.plan.backends import default_backend
+from harness.plan.make import default_backend
 from harness.trainers import trainer_of_kind
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.model import CADENCE_OFF, POWERS_OF_TWO
-from harness.plan.cadence import sample_steps
+from harness.plan.make import sample_steps
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.model import Parallelism, Role
 from harness.plan import describe, select
-from harness.rules.stretches import stretches
+from harness.plan.rules.rule import phases
 
 STOCK = 'loader = "torchtitan"\n'
 ELASTIC = """kind = "elastic"
@@ -75,7 +75,7 @@ def test_a_changing_degree_needs_a_stated_global_batch(planner):
 
 def test_a_fault_set_is_looked_at_on_every_number_of_nodes(planner):
     job = planner.test_set(NODES).job("t")
-    assert [(each.name, each.job.world_size) for each in stretches(job)] == [
+    assert [(each.name, each.job.world_size) for each in phases(job)] == [
         ("", 2),
         ("on 1 of 2 nodes", 1),
     ]

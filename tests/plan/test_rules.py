@@ -7,7 +7,7 @@ from plan_examples import CLUSTER, CONTROL, HEAD, SURROUNDINGS
 
 from harness.errors import ConfigError
 from harness.model import Launcher
-from harness.rules import RULES
+from harness.plan.rules import RULES
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
 PP_2 = "parallelism = { dp_shard = 2, pp = 2 }\n"

@@ -8,13 +8,13 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
-from harness.run_folder.layout import SAVED
 from harness.rank.after_update import AfterUpdate
 from harness.rank.buffers import BufferSamples
 from harness.rank.grad_norm import assign_shards
 from harness.rank.rows import assign_rows
 from harness.rank.state import Counters, StateSamples
 from harness.rank.tensors import TensorSamples
+from harness.run_folder.layout import SAVED
 
 CPU = torch.device("cpu")
 COUNTERS = Counters(lr=1e-3, trainer_step=3, tokens_seen=2**40, samples_consumed=-1)

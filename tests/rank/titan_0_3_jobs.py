@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug.toml"
 TORCH = tuple(int(part) for part in importlib.metadata.version("torch").split(".")[:2])
 SPMD_BACKEND = "spmd_types" if TORCH >= (2, 15) else "partial_dtensor"
-"""The default of a plan (``harness/plan/backends.py``)."""
+"""The default of a plan (``harness/plan/make.py``)."""
 DEGREES = {"dp_replicate": 1, "dp_shard": 2, "tp": 1, "cp": 1, "pp": 1, "ep": 1}
 
 

@@ -10,7 +10,10 @@ from reader_files import file
 
 from harness.errors import EvidenceError
 from harness.readers import read_curves
-from harness.readers.lines import read_text
+from harness.readers.foreign import registry
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.rows import Rows
+from harness.readers.lines import line_of, read_text
 
 PREFIX = "[titan] 2026-11-01 10:00:00,000 - root - INFO - "
 CONSOLE = (
@@ -157,3 +160,17 @@ def test_the_same_curve_in_every_format_is_the_same_curve(tmp_path):
             np.testing.assert_array_equal(
                 curve.signals[signal].values, curves[0].signals[signal].values
             )
+
+
+def test_a_further_format_is_one_entry_of_the_registry(tmp_path, monkeypatch):
+    def read_pairs(source):
+        rows = Rows(str(source.path), line_of(source.path), source.columns)
+        for line, text in enumerate(source.text.splitlines()[1:], start=2):
+            step, loss = text.split("=")
+            rows.add(line, {"step": int(step), "loss": float(loss)})
+        return rows.evidence(source.path.stem)
+
+    pairs = Format("pairs", read_pairs, has_content=lambda source: source.text[:5] == "PAIRS")
+    monkeypatch.setattr(registry, "FORMATS", (pairs, *registry.FORMATS))
+    evidence = read_curves(file(tmp_path, "curve", "PAIRS\n1=8.0\n2=7.5\n"))
+    assert (evidence.steps.tolist(), evidence.signals["loss"]) == ([1, 2], (8.0, 7.5))

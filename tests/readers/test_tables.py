@@ -8,7 +8,8 @@ import pytest
 from reader_files import file
 
 from harness.errors import EvidenceError
-from harness.readers import csv_table, read_curves, read_spec
+from harness.readers import read_curves, read_spec
+from harness.readers.foreign import csv_table
 
 # -------------------------------------------------------------------- JSONL
 

@@ -8,8 +8,9 @@ import pytest
 from reader_files import file
 
 from harness.errors import EvidenceError
-from harness.readers import read_curves, tensorboard
-from harness.readers.crc32c import masked_crc32c
+from harness.readers import read_curves
+from harness.readers.foreign import tensorboard
+from harness.readers.foreign.crc32c import masked_crc32c
 
 pytest.importorskip("tensorboard")
 

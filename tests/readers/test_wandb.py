@@ -13,7 +13,7 @@ from reader_files import file
 
 from harness.errors import EvidenceError
 from harness.readers import read_curves
-from harness.readers.wandb_log import BLOCK, HEADER, MAGIC, records
+from harness.readers.foreign.wandb import BLOCK, HEADER, MAGIC, records
 
 pytest.importorskip("wandb")
 

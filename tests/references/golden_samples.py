@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.cli import matrix
+from harness.matrix.load import load_plan
 from harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
 from harness.plan import identity_facts
 from harness.references import Change, StoredCalibration, write_golden
@@ -48,7 +48,7 @@ def experiment(folder: Path, text: str = EXPERIMENT) -> Path:
 
 
 def plan_of(path: Path):
-    return matrix.load_plan(path, (), on_gpu=False, find=assume_toolchain)
+    return load_plan(path, (), on_gpu=False, find=assume_toolchain)
 
 
 def control_of(path: Path) -> Job:
@@ -61,7 +61,7 @@ def bless(golden: Path, path: Path, author: str = "ada", change: Change | None =
     control = control_of(path)
     references = [job for job in plan_of(path).jobs if job.role is Role.REFERENCE]
     record, *reference = [run_of(job, path) for job in (control, *references)]
-    surroundings = matrix.surroundings_of(plan_of(path).experiment, on_gpu=False)
+    surroundings = plan_of(path).surroundings
     calibration = Calibration(control.name, control.identity, control.precision, (), 0)
     learnt = StoredCalibration(calibration, {}, identity_facts(control, surroundings), "2026-11-22")
     toolchain = replace(control.toolchain, versions={"torchtitan": "0.3.0", "torch": "2.12.0"})

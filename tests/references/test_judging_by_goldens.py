@@ -3,10 +3,10 @@
 import pytest
 from golden_samples import EXPERIMENT, ROUNDING, TRAIN_CONFIG, bless, experiment, plan_of
 
-from harness.cli.goldens import golden_learnt, golden_record
-from harness.cli.learnt import read_given
-from harness.cli.saved import SavedMatrix, load_matrix, save_matrix
 from harness.errors import ConfigError
+from harness.matrix.calibrate import golden_learnt, read_given
+from harness.matrix.run import golden_record
+from harness.matrix.save import SavedMatrix, load_matrix, save_matrix
 from harness.model import Across, Role
 from harness.references import misfits, read_golden
 from harness.store import read_record, write_json
@@ -40,7 +40,7 @@ def test_neither_the_control_nor_repeats_are_run(path):
     assert control.spec.note == "golden g, blessed by ada on 2026-11-22: why"
     assert golden_record(control).identity == control.identity
     assert golden_learnt(plan)["fsdp2"].calibration.identity == control.identity
-    assert read_given(plan, surroundings=None)["fsdp2"].calibration.control == "fsdp2"
+    assert read_given(plan)["fsdp2"].calibration.control == "fsdp2"
 
 
 MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }\n'

@@ -9,12 +9,12 @@ from pathlib import Path
 from tensor_samples import NAMES, replicas, tensor_samples
 
 from harness.judge import calibrate, limits
-from harness.judge.case import make_case
-from harness.judge.tensor_checks import (
+from harness.judge.checks.tensors import (
     gradients_first_steps,
     replicas_agree,
     updates_first_steps,
 )
+from harness.judge.comparison import compare_runs
 from harness.model import (
     Calibration,
     CauseClass,
@@ -277,7 +277,7 @@ def in_force(one: SetSpec) -> dict:
 
 def tensor_checks(test: Evidence, control: Evidence, calibration: Calibration) -> tuple[Check, ...]:
     """What the judge says of the per-tensor evidence."""
-    case = make_case(test, control, calibration)
+    case = compare_runs(test, control, calibration)
     questions = (gradients_first_steps, updates_first_steps, replicas_agree)
     return tuple(question(case) for question in questions)
 

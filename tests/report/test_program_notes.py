@@ -5,9 +5,10 @@ from pathlib import Path
 
 from report_samples import evidence, job, spec
 
-from harness.model import Command, Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
+from harness.model import Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
 from harness.report import build_view
 from harness.trainers.command import trained_by
+from harness.trainers.command.settings import Command
 
 PROBE = {"wrapping": "DDP", "gradients": "at the optimizer's step", "recomputes_loss": False}
 

@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from harness.model import (
-    Command,
+    TORCHTITAN,
     Job,
     Parallelism,
     Precision,
-    RankLauncher,
     Role,
     SetSpec,
     SyntheticData,
     Toolchain,
     TrainConfig,
-    TrainerSpec,
 )
 from harness.rank import loopback
 from harness.trainers import (
@@ -35,6 +33,7 @@ from harness.trainers import (
     work_folder,
 )
 from harness.trainers.command import trained_by
+from harness.trainers.command.settings import Command, RankLauncher
 from harness.trainers.command.trainer import AGENT_MODULE
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -107,7 +106,7 @@ def test_job_json_is_the_golden_one(name, command):
 
 
 def test_torchtitans_jobs_have_no_command():
-    titan = replace(job(), spec=replace(job().spec, trainer=TrainerSpec()))
+    titan = replace(job(), spec=replace(job().spec, trainer=TORCHTITAN))
     made = job_payload(titan, FOLDER, data=DATA, seed_checkpoint=None, device="cpu")
     assert "command" not in made
     assert work_folder(titan, FOLDER) == FOLDER

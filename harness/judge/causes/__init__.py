@@ -1,7 +1,7 @@
 """The likely cause of a failure: its signature against the known classes of silent bugs.
 
 Classes and their signatures were collected from public issues of torchtitan, Megatron-LM,
-DeepSpeed and PyTorch. A signature is a function of a :class:`Scene`; the first that recognises it
+DeepSpeed and PyTorch. A signature is a function of a :class:`Context`; the first that recognises it
 says so in one sentence with the numbers behind it. What nothing recognises is called unknown: no
 cause is better than a wrong one.
 """
@@ -10,39 +10,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from harness.judge.alone import curves_alone
-from harness.judge.case import Case
-from harness.judge.causes.bare import curves_part, logged_twice
+from harness.judge.causes.backward import (
+    faintly_scaled,
+    no_gradient,
+    sampled_gradients,
+    sampled_gradients_later,
+)
 from harness.judge.causes.buffers import (
     other_buffers,
     other_tables,
     rounded_tables,
     still_buffers,
 )
-from harness.judge.causes.carried import moved_too_far, rounded, some_parted
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.clipping import clipping
+from harness.judge.causes.context import Context
+from harness.judge.causes.curves import (
+    curves_part,
+    gradients_from,
+    later,
+    logged_twice,
+    lost_at_resume,
+    one_step,
+    rounding_growth,
+)
 from harness.judge.causes.first_steps import (
     gradient_direction,
     gradients_scaled,
     norm_scaled,
     objective,
 )
-from harness.judge.causes.forward import forward_on_new_data, hidden_forward
-from harness.judge.causes.gradients import (
-    faintly_scaled,
-    no_gradient,
-    sampled_gradients,
-    sampled_gradients_later,
+from harness.judge.causes.forward import (
+    added_term,
+    forward_on_new_data,
+    hidden_forward,
+    scaled_objective,
+    trained_objective,
 )
 from harness.judge.causes.inputs import blown_up_at, not_finite, other_input
-from harness.judge.causes.later import (
-    gradients_from,
-    later,
-    lost_at_resume,
-    one_step,
-    rounding_growth,
-)
 from harness.judge.causes.low_precision import (
     beyond_rounding,
     drawn_otherwise,
@@ -56,15 +59,15 @@ from harness.judge.causes.metrics import (
     loss_scaled_alone,
     metric_only,
 )
-from harness.judge.causes.objectives import added_term, scaled_objective, trained_objective
 from harness.judge.causes.optimizer import (
     averaged_otherwise,
+    clipping,
     counted_first,
     counted_otherwise,
     moments_lost,
 )
 from harness.judge.causes.replicas import replicas
-from harness.judge.causes.resumes import (
+from harness.judge.causes.resume import (
     data_lost,
     follows_from_resume,
     not_continued,
@@ -74,8 +77,17 @@ from harness.judge.causes.resumes import (
     state_lost,
     torn_loaded,
 )
-from harness.judge.causes.updates import frozen, initial, updated
-from harness.judge.scene import Scene
+from harness.judge.causes.signature import Cause
+from harness.judge.causes.updates import (
+    frozen,
+    initial,
+    moved_too_far,
+    rounded,
+    some_parted,
+    updated,
+)
+from harness.judge.compare.envelopes import curves_alone
+from harness.judge.comparison import RunComparison
 from harness.model import CauseClass, Check, Outcome
 
 _DOUBTS = (
@@ -90,7 +102,7 @@ _DOUBTS = (
 )
 """Integrity checks that, when INVALID, may explain a difference by themselves."""
 
-Signature = Callable[[Scene], Cause | None]
+Signature = Callable[[Context], Cause | None]
 
 SIGNATURES: tuple[Signature, ...] = (
     nothing_loaded,
@@ -176,31 +188,31 @@ OF_DRAWING: tuple[Signature, ...] = (
 differ by what it draws, so they do not tell a forward from a backward fault."""
 
 
-def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
+def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
     """Why a test set failed. ``checks`` hold at least one FAIL."""
-    scene = Scene(case, {check.name: check for check in checks})
-    bare = curves_alone(case.test, case.control)
-    signatures = OF_CURVES if bare else OF_DRAWING if case.draws else SIGNATURES
-    found = next((cause for signature in signatures if (cause := signature(scene))), None)
-    cause = found or _unknown(scene)
+    context = Context(compared, {check.name: check for check in checks})
+    bare = curves_alone(compared.test, compared.control)
+    signatures = OF_CURVES if bare else OF_DRAWING if compared.draws else SIGNATURES
+    found = next((cause for signature in signatures if (cause := signature(context))), None)
+    cause = found or _unknown(context)
     sentence = cause.sentence
-    step = blown_up_at(scene)
+    step = blown_up_at(context)
     if step is not None and cause.kind is not CauseClass.NOT_FINITE:
         sentence += f"; training then blew up at step {step}"
     doubts = [
-        scene.detail(name)
+        context.detail(name)
         for name in _DOUBTS
-        if scene.outcome(name) is Outcome.INVALID
-        and scene.detail(name) not in sentence
-        and not follows_from_resume(scene, name)
+        if context.outcome(name) is Outcome.INVALID
+        and context.detail(name) not in sentence
+        and not follows_from_resume(context, name)
     ]
     sentence += f"; mind that {doubts[0]}" if doubts else ""
     return cause._replace(sentence=sentence)
 
 
-def _unknown(scene: Scene) -> Cause:
+def _unknown(context: Context) -> Cause:
     """No class fits: say what failed and nothing more."""
-    failed = next(check for check in scene.checks.values() if check.outcome is Outcome.FAIL)
+    failed = next(check for check in context.checks.values() if check.outcome is Outcome.FAIL)
     return Cause(f"unknown: {failed.name} failed ({failed.detail})", CauseClass.UNKNOWN)
 
 

@@ -1,6 +1,8 @@
 """Any program (``[trainer] kind = "command"``): its argv under each launcher, and its evidence.
 
 Pure functions of a job; ``tests/trainers`` compares what they build with golden files.
+
+What of a job reaches the program of the user's that trains it, and what is called at all.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from harness.model import Command, Job, RankLauncher, SetSpec, Setting
-from harness.model.template import CONFIG, fill
+from harness.model import Job, Parallelism, SetSpec, Setting
 from harness.run_folder.job import CommandDocument
 from harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
 from harness.trainers.calls import Rendezvous
+from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
@@ -243,3 +247,78 @@ def printable(job: Job, folder: Path, data: Path | None = None) -> str:
     variables = shlex.join(f"{name}={value}" for name, value in shown.items())
     call = shlex.join(command_argv(job, folder, data=data))
     return f"cd {shlex.quote(str(command.folder))} && env {variables} {call}"
+
+
+PYTHON = "{python}"
+OF_THE_RUN = frozenset({"output", "data", "python", "name"})
+"""Placeholders that do not say how to train, or only as the toolchain and the corpus do."""
+
+
+def describe_command(command: Command) -> str:
+    """``train.py by torchrun, probed``."""
+    words = [each for each in command.argv if not each.startswith("-")]
+    # The Python itself says nothing of what it runs.
+    program = next((each for each in words if each != PYTHON), command.argv[0])
+    by = "" if command.launcher is RankLauncher.NONE else f" by {command.launcher.value}"
+    return f"{program}{by}, {'probed' if command.probed else 'curves only'}"
+
+
+def told(job: Job) -> dict[str, Any]:
+    """Everything by which a call may differ from another of the same command: values by name.
+
+    Raises TypeError for jobs of other trainers.
+    """
+    command = command_of(job.spec)
+    names = set(_names(command)) - OF_THE_RUN
+    known = _known(job)
+    values = {
+        name: job.spec.setting(name.removeprefix(CONFIG))
+        if name.startswith(CONFIG)
+        else known[name]
+        for name in names
+    }
+    data = job.spec.train_config.data
+    # Without a launcher nothing but the call says how many ranks there are to be.
+    ranks = {} if command.launcher is RankLauncher.NONE else {"ranks": job.world_size}
+    return {**values, **ranks, "python": str(job.toolchain.python), "data": data}
+
+
+def is_told_its_ranks(job: Job, control: Job) -> bool:
+    """Whether a job of more or fewer ranks than its control's is called with something to say so.
+
+    That is a launcher, a number of ranks, a degree, or a config value other than the control's.
+    Raises TypeError for jobs of other trainers.
+    """
+    command = command_of(job.spec)
+    if command.launcher is not RankLauncher.NONE:
+        return True
+    names = {name for text in _handed_over(command) for name in placeholders(text)}
+    keys = {name.removeprefix(CONFIG) for name in names if name.startswith(CONFIG)}
+    return bool(names & {"ranks", "dp", *asdict(Parallelism())}) or any(
+        job.spec.setting(key) != control.spec.setting(key) for key in keys
+    )
+
+
+def _known(job: Job) -> dict[str, Any]:
+    degrees = job.spec.parallelism
+    return {
+        **asdict(degrees),
+        "dp": degrees.dp,
+        "ranks": job.world_size,
+        "steps": job.steps,
+        "seed": job.seed,
+        "local_batch_size": job.local_batch_size,
+        "global_batch_size": job.global_batch_size,
+        "gradient_accumulation_steps": job.gradient_accumulation_steps,
+        "seq_len": job.seq_len,
+    }
+
+
+def _names(command: Command) -> Iterator[str]:
+    """Those of the curve, too: a program may leave several."""
+    for text in (*_handed_over(command), command.curves or ""):
+        yield from placeholders(text)
+
+
+def _handed_over(command: Command) -> tuple[str, ...]:
+    return (*command.argv, *command.environment.values())

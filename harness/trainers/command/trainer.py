@@ -3,58 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness import DISTRIBUTION
-from harness.errors import EvidenceError, ToolchainError
+from harness.errors import EvidenceError, Problem, ToolchainError
 from harness.model import (
     Capabilities,
-    Command,
     Job,
     RankError,
-    RankLauncher,
     SetSpec,
     Surroundings,
     Toolchain,
     TrainerSpec,
 )
-from harness.model.template import placeholders
 from harness.run_folder.job import moved_with
 from harness.run_folder.layout import JOB
+from harness.toml import Where
 from harness.toolchain import assume_environment, find_environment, own_source
 from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
 from harness.trainers.calls import Rendezvous
 from harness.trainers.command import argv
-from harness.trainers.command.argv import command_of
-from harness.trainers.command.called import describe_command, is_told_its_ranks, told
+from harness.trainers.command.argv import command_of, describe_command, is_told_its_ranks, told
 from harness.trainers.command.failure import program_error
+from harness.trainers.command.program import interpreter_of, with_files_of
+from harness.trainers.command.settings import Command, RankLauncher, placeholders
+from harness.trainers.command.table import CommandTable, read_command, set_problems
 from harness.trainers.environment import Resources
 from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
+from harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "harness.rank.agent"
 """torchrun's agent, tied to the life of the harness."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "loopback.py"
 """torchrun whose ports only this machine can reach; needs nothing of this package."""
-DEFAULTS = {
-    "training.seq_len": 1,
-    "training.dtype": "float32",
-    "training.mixed_precision_param": "float32",
-}
-"""Its samples may be no sequences."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name one."""
 
 
 def trained_by(command: Command) -> TrainerSpec:
     """The trainer of sets that a command trains."""
-    return TrainerSpec("command", Capabilities(probed=command.probed), command, DEFAULTS)
+    return TrainerSpec("command", Capabilities(probed=command.probed), command)
 
 
 class CommandTrainer(Trainer):
     """Any program under any launcher."""
 
     kind = "command"
+    table = CommandTable
+
+    def of_file(
+        self, table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+    ) -> TrainerOfFile:
+        return TrainerOfFile(
+            trainer=trained_by(read_command(table, where, folders, problems)),
+            toolchain=interpreter_of(table.toolchain, table.python, where, folders, problems),
+        )
+
+    def file_problems(
+        self, trainer: TrainerSpec, data: Mapping[str, object], where: Where
+    ) -> Iterator[Problem]:
+        if not trainer.can.probed and "probe" in data:
+            yield Problem(
+                where("probe"),
+                "says nothing: with trainer.probe = false no per-tensor evidence is taken",
+                "leave [probe] out",
+            )
+
+    def set_problems(
+        self, table: CommandTable, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
+    ) -> Iterable[Problem]:
+        return set_problems(table, spec, own, where, whole)
+
+    def completed(self, spec: SetSpec) -> SetSpec:
+        """With the files that its own settings name among its sources."""
+        return replace(spec, trainer=trained_by(with_files_of(command_of(spec), spec)))
+
+    def takes_seed(self, trainer: TrainerSpec) -> bool:
+        command: Command = trainer.settings
+        texts = (*command.argv, *command.environment.values())
+        found: set[str] = set()
+        for text in texts:
+            with suppress(ValueError):  # a brace too many, which is said of the command
+                found.update(placeholders(text))
+        return "seed" in found
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         """How a program is called, and what it is made of; where it lies is no matter.

@@ -1,17 +1,45 @@
-"""torchtitan as a trainer."""
+"""torchtitan as a trainer, and how torchrun is called for it.
+
+``tests/trainers`` compares what is built here with golden files.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGUSR1
 from typing import Any
 
-from harness.model import Job, RankError, SetSpec, Surroundings, Technique, Toolchain, TrainerSpec
-from harness.trainers.base import Features, Limitation, Start, Trainer, job_document
-from harness.trainers.calls import Call, Rendezvous
+from harness.errors import Problem
+from harness.model import (
+    TORCHTITAN,
+    Job,
+    RankError,
+    Repeat,
+    RepeatKind,
+    SetSpec,
+    Surroundings,
+    Technique,
+    Toolchain,
+    TrainConfig,
+    TrainerSpec,
+)
+from harness.run_folder.layout import JOB
+from harness.toml import Where
+from harness.trainers.base import RANK_MODULE, Features, Limitation, Start, Trainer, job_document
+from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
 from harness.trainers.failure import rank_error
-from harness.trainers.torchtitan import launching, releases, toolchains
+from harness.trainers.table import TrainerOfFile
+from harness.trainers.torchtitan import releases
+from harness.trainers.torchtitan.table import (
+    OWNED,
+    TitanTable,
+    find_seed_checkpoint,
+    pass_problems,
+    start_problems,
+    titan_train_config,
+)
 
 AGENT_MODULE = "harness.rank.agent"
 """torchrun's agent, tied to the life of the harness."""
@@ -23,6 +51,45 @@ class Torchtitan(Trainer):
     kind = "torchtitan"
     own_rank_code = True
     stack_signal = SIGUSR1
+    table = TitanTable
+    own_words = OWNED
+
+    def of_file(
+        self, table: TitanTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+    ) -> TrainerOfFile:
+        return TrainerOfFile(
+            trainer=TORCHTITAN,
+            toolchain=table.toolchain,
+            spmd_backend=table.spmd_backend,
+            seed_checkpoint=find_seed_checkpoint(table.seed_checkpoint, folders, where, problems),
+            names_weights=table.seed_checkpoint is not None,
+            tokens_per_gpu_second=table.tokens_per_gpu_second,
+        )
+
+    def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
+        return titan_train_config(tables, path, place)
+
+    def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
+        return start_problems(overrides, where)
+
+    def pass_problems(
+        self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
+    ) -> Iterable[Problem]:
+        return pass_problems(spec, own, where, whole)
+
+    def unmakeable(
+        self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
+    ) -> tuple[str, str]:
+        """Only our own loader can deal a global batch out in another order."""
+        others = [spec.name for spec in controls if not spec.train_config.own_loader]
+        if not others or repeat.kind is not RepeatKind.PERMUTE:
+            return "", ""
+        why = (
+            f"cannot be made of {', '.join(map(repr, others))}: its train config has no "
+            "[converge.data] that converge's own loader reads, and only that can deal the samples "
+            "of a batch out in another order"
+        )
+        return why, "leave it out, or use rerun and ulp repeats"
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
         return {}
@@ -31,10 +98,10 @@ class Torchtitan(Trainer):
         return ""
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
-        return toolchains.find_toolchain(name, root)
+        return releases.find_toolchain(name, root)
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
-        return toolchains.assume_toolchain(name, root)
+        return releases.assume_toolchain(name, root)
 
     def features(self, toolchain: Toolchain) -> Features:
         return releases.FEATURES.get(toolchain.dialect, Features())
@@ -58,12 +125,12 @@ class Torchtitan(Trainer):
         return {**told}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
-        return launching.argv(job, folder, start.rank_module, start.call, start.meeting)
+        return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)
 
     def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return (
             *(str(start.python or job.toolchain.python), "-m", AGENT_MODULE),
-            *launching.torchrun_arguments(
+            *torchrun_arguments(
                 job, folder, start.rank_module, start.call, start.meeting, start.logs
             ),
         )
@@ -71,12 +138,12 @@ class Torchtitan(Trainer):
     def node_arguments(
         self, job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str
     ) -> tuple[str, ...]:
-        return launching.node_arguments(job, folder, call, meeting, rank_module)
+        return torchrun_node_arguments(job, folder, call, meeting, rank_module)
 
     def printable(
         self, job: Job, folder: Path, ranks_per_node: int | None, data: Path | None
     ) -> str:
-        return launching.printable_command(job, folder, ranks_per_node)
+        return printable_command(job, folder, ranks_per_node)
 
     def is_offline(self, job: Job) -> bool:
         # Our corpus needs nothing from the network; torchtitan's own datasets (c4) come from it.
@@ -85,9 +152,127 @@ class Torchtitan(Trainer):
     def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
         return rank_error(*failed)
 
+    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
+        return TORCHTITAN
+
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
         return named | super().data_types(job, ran)
 
 
 TRAINER = Torchtitan()
+
+
+HEAD_NODE = "HEAD_NODE:29500"
+"""Where printed commands of several nodes meet."""
+
+
+def torchrun_arguments(
+    job: Job,
+    folder: Path,
+    rank_module: str = RANK_MODULE,
+    call: Call | None = None,
+    meeting: Rendezvous | None = None,
+    logs: Path | None = None,
+) -> tuple[str, ...]:
+    """Arguments of torchrun for one call of a job's run (None: its first) and one of its agents.
+
+    ``logs`` is the folder for what ranks print; None: the run folder's ``logs``.
+    """
+    folder = folder.absolute()
+    call = call or first_call(job)
+    meeting = meeting or Rendezvous()
+    return (
+        *_agent_arguments(job, call, meeting),
+        f"--rdzv-id={meeting.name or job.identity[:12]}",
+        f"--max-restarts={call.max_restarts}",
+        f"--log-dir={logs or folder / 'logs'}",
+        "--redirects=3",
+        *_rank_arguments(folder, rank_module, call),
+    )
+
+
+def torchrun_node_arguments(
+    job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
+) -> tuple[str, ...]:
+    """The same for ``harness.rank.node``, which adds what nodes and lives of a job differ in.
+
+    Those are the rendezvous id, the folder of logs, and whether the node has the rendezvous store
+    (of one node: the file that it is in).
+    """
+    return (
+        *_agent_arguments(job, call, meeting),
+        f"--max-restarts={call.max_restarts}",
+        "--redirects=3",
+        *_rank_arguments(folder.absolute(), rank_module, call),
+    )
+
+
+def _agent_arguments(job: Job, call: Call, meeting: Rendezvous) -> tuple[str, ...]:
+    nodes, *where = meeting.arguments()
+    ranks = part_of(job, call).world_size // meeting.most
+    return (nodes, f"--nproc-per-node={ranks}", *where)
+
+
+def _rank_arguments(folder: Path, rank_module: str, call: Call) -> tuple[str, ...]:
+    return (
+        "-m",
+        rank_module,
+        str(folder / JOB),
+        *(() if call.segment is None else ("--segment", str(call.segment))),
+    )
+
+
+def torchrun_argv(
+    job: Job,
+    folder: Path,
+    rank_module: str = RANK_MODULE,
+    call: Call | None = None,
+    meeting: Rendezvous | None = None,
+) -> tuple[str, ...]:
+    """A torchrun call of a job, as a user would type it; None: the first."""
+    return (*_torchrun(job), *torchrun_arguments(job, folder, rank_module, call, meeting))
+
+
+def _torchrun(job: Job) -> tuple[str, ...]:
+    return (str(job.toolchain.python), "-m", "torch.distributed.run")
+
+
+def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None) -> str:
+    """The torchrun call as one line for a shell, to be given on every node.
+
+    Of a run in several segments, their calls one after another.
+    Raises ValueError when the ranks do not fill nodes of that size.
+
+    It needs the run folder's ``job.json``, so it repeats a run that was started once. The
+    environment that goes with it stands in ``record.json``.
+    """
+    first = first_call(job)
+    parts = len(job.spec.segments) if first.segment is not None else 1
+    calls = (first, *(Call(number + 1, segment=number) for number in range(1, parts)))
+    return " && ".join(
+        shlex.join(
+            (
+                *_torchrun(job),
+                *torchrun_arguments(
+                    job, folder, call=call, meeting=_meeting(job, call, ranks_per_node)
+                ),
+            )
+        )
+        for call in calls
+    )
+
+
+def _meeting(job: Job, call: Call, ranks_per_node: int | None) -> Rendezvous:
+    """Where nodes of that many ranks meet; ``HEAD_NODE:29500`` is for the user to fill in."""
+    ranks = part_of(job, call).world_size
+    recovery = job.spec.recovery if comes_in_passes(job) else None
+    fewest, most = recovery.nodes if recovery else (1, 1)
+    if ranks_per_node is not None and ranks > ranks_per_node * most:
+        nodes, rest = divmod(ranks, ranks_per_node)
+        if rest:
+            raise ValueError(f"{ranks} ranks do not fill nodes of {ranks_per_node}")
+        fewest = most = nodes
+    if most == 1:
+        return Rendezvous()
+    return Rendezvous(fewest, most, endpoint=HEAD_NODE, here=False)

@@ -1,0 +1,279 @@
+"""``converge bless``: a control that somebody takes for right becomes golden."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.exit_codes import ExitCode
+from harness.cli.leaving import leaving_when_interrupted
+from harness.cli.options import add_cluster, add_running, add_slots, add_store, store_of
+from harness.errors import ConfigError, Problem, StoreError
+from harness.model import GOLDENS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.judge import RunChange
+    from harness.references import StoredGolden
+
+HELP = "store a control as golden, to be judged against without running it"
+DESCRIPTION = """\
+Store the control of an experiment as golden: its curves, digests and sketches, what its repeats
+taught, versions, and who takes it for right. What has finished is not run again. An experiment
+with `baseline = "NAME"` is then judged against it without running the control. To bless again is to
+be told first what has changed since: bitwise (nothing), rounding-like, or semantic."""
+EPILOG = """\
+examples:
+  converge bless experiments/smoke.toml --name smoke --author ada --reason "first release"
+  converge bless experiments/smoke.toml --name smoke --author ada --reason "mask mended" \\
+    --accept-semantic-change
+  converge bless --show            # all goldens
+  converge bless --show smoke      # one, and those that were there before
+
+exit codes: 0 stored or shown; 1 the control trains otherwise than the golden of that name; 2 usage
+or configuration error; 3 the control cannot be blessed."""
+UNDONE = ", nothing was launched"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+"""A name that is a folder everywhere."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What it takes."""
+    parser.add_argument("experiment", type=Path, nargs="?", metavar="EXPERIMENT")
+    parser.add_argument("--name", metavar="NAME", help="of the golden, a folder under baselines/")
+    parser.add_argument("--author", metavar="WHO", help="who takes the control for right")
+    parser.add_argument("--reason", metavar="WHY", help="why it may be trusted")
+    parser.add_argument("--control", metavar="NAME", help="which control (default: the [control])")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="the folder of goldens (default: baselines/ beside the experiments)",
+    )
+    parser.add_argument(
+        "--accept-semantic-change",
+        action="store_true",
+        help="bless although the control trains otherwise than the golden of that name",
+    )
+    parser.add_argument(
+        "--show",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="show a golden and those before it, or without NAME list all; nothing is run",
+    )
+    add_store(parser)
+    add_slots(parser)
+    add_cluster(parser)
+    add_running(parser)
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Exit code 0 when the golden is stored, or shown.
+
+    Exit code 3 when the control cannot be blessed, 1 when it trains otherwise than the golden of
+    that name and nobody has accepted that.
+    """
+    with leaving_when_interrupted():
+        from harness.cli.console import make_console, say
+        from harness.cli.progress import run_shown
+        from harness.judge import ChangeKind
+        from harness.matrix.bless import (
+            bless,
+            candidate,
+            change_since,
+            control_alone,
+            golden_there,
+        )
+        from harness.matrix.load import load_with_cluster, plan_experiment
+        from harness.matrix.run import gpu_ids
+        from harness.references import default_folder
+        from harness.store import require_writable
+    console = make_console()
+    if arguments.show is not None:
+        return _show(console, arguments)
+    given = _required(arguments)
+    whole = load_with_cluster(given, arguments.launcher, arguments.cluster)
+    experiment = control_alone(whole, arguments.control)
+    folder = (arguments.out or default_folder(given)) / arguments.name
+    before = golden_there(folder)
+    require_writable(folder.parent)
+    plan = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=arguments.slots)
+    store = store_of(arguments)
+    store.require_writable()
+    ran = run_shown(plan, store, arguments, console)
+    control = candidate(plan, ran.records, store)
+    flaws = control.flaws
+    for flaw in flaws:
+        say(console, f"cannot be blessed: {flaw}")
+    if flaws:
+        return ExitCode.UNDECIDED
+    change = None
+    if before is not None:
+        change = change_since(before, control)
+        _tell(console, before, change)
+        if before.golden.identity == control.job.identity and change.kind is ChangeKind.BITWISE:
+            say(console, f"{folder} is this very control: nothing to bless")
+            return ExitCode.PASS
+        if change.kind is ChangeKind.SEMANTIC and not arguments.accept_semantic_change:
+            again = shlex.join(["converge", "bless", str(given), "--name", arguments.name])
+            say(console, f"not blessed: {folder} is as it was")
+            say(console, f"if it is meant: {again} … --accept-semantic-change")
+            return ExitCode.FAIL
+    bless(folder, control, arguments.author, arguments.reason, change)
+    _conclude(console, folder, given)
+    return ExitCode.PASS
+
+
+def _required(arguments: argparse.Namespace) -> Path:
+    """The experiment file.
+
+    Raises ConfigError when it, a name, an author or a reason is missing: a golden that nobody
+    answers for is worth nothing.
+    """
+    missing = [
+        Problem(place, why)
+        for place, value, why in (
+            ("EXPERIMENT", arguments.experiment, "is missing: whose control shall be golden"),
+            ("--name", arguments.name, "is missing: under which name it is kept"),
+            ("--author", (arguments.author or "").strip(), "is missing: who takes it for right"),
+            ("--reason", (arguments.reason or "").strip(), "is missing: why it may be trusted"),
+        )
+        if not value
+    ]
+    missing += [
+        Problem(place, "is not text in UTF-8: nobody could read it later")
+        for place, value in (("--author", arguments.author), ("--reason", arguments.reason))
+        if value and value.encode(errors="replace").decode() != value
+    ]
+    if missing:
+        raise ConfigError(missing)
+    if not _NAME.fullmatch(arguments.name):
+        place = f"--name {arguments.name}"
+        raise ConfigError(
+            Problem(place, "letters, digits, dots, dashes and underscores make a name")
+        )
+    return Path(arguments.experiment)
+
+
+def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
+    """What has changed since the golden that is there."""
+    from rich.table import Table
+
+    from harness.cli.console import say
+
+    say(console, f"\nagainst {before.golden.words}")
+    say(console, f"the change is {found.kind.value}: {found.sentence}")
+    if found.onset is not None:
+        say(console, f"off by more than rounding from step {found.onset} on")
+    if not found.signals:
+        return
+    table = Table(show_edge=False)
+    table.add_column("signal")
+    for title in ("differs from", "off from", "worst", "its limit", "growth"):
+        table.add_column(title, justify="right")
+    for each in found.signals:
+        table.add_row(
+            each.signal,
+            "" if each.first is None else f"step {each.first}",
+            "" if each.onset is None else f"step {each.onset}",
+            f"{each.difference:.2g} (step {each.step})",
+            f"{each.limit:.2g}",
+            each.growth,
+        )
+    console.print(table)
+
+
+def _conclude(console: Console, folder: Path, experiment: Path) -> None:
+    from harness.cli.console import say
+    from harness.references import default_folder
+
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say(console, f"golden: {folder} ({size / 1024:.0f} kB; commit it)")
+    written = folder.name if folder.parent == default_folder(experiment) else str(folder)
+    say(console, f'judge against it: baseline = "{written}" at the top of {experiment}')
+
+
+# ------------------------------------------------------------------ showing
+
+
+def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
+    """All goldens in a table, or one in full with those before it."""
+    from harness.cli.console import say
+    from harness.references import default_folder, find_goldens, not_there, read_golden
+
+    given = arguments.experiment
+    beside = default_folder(given) if given is not None else Path(GOLDENS)
+    folder = arguments.out or beside
+    if not arguments.show:
+        found = find_goldens(folder)
+        if not found:
+            raise StoreError(f"{folder} holds no golden; make one with: converge bless EXPERIMENT")
+        _list(console, found)
+        return ExitCode.PASS
+    if not (folder / arguments.show).is_dir():
+        raise StoreError(not_there(folder / arguments.show))
+    stored = read_golden(folder / arguments.show)
+    for line in _lines(stored):
+        say(console, line)
+    return ExitCode.PASS
+
+
+def _list(console: Console, folders: tuple[Path, ...]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from harness.references import read_golden
+
+    table = Table(show_edge=False)
+    for title in ("golden", "author", "date", "reason", "toolchain", "hardware", "dtype"):
+        table.add_column(title, overflow="fold")
+    for folder in folders:
+        stored = read_golden(folder)
+        golden = stored.golden
+        told = golden.blessing
+        table.add_row(
+            *map(
+                escape,
+                (
+                    golden.name,
+                    told.author,
+                    told.date[:10],
+                    told.reason,
+                    golden.toolchain.name,
+                    stored.hardware,
+                    str(stored.dtype.get("param_dtype")),
+                ),
+            )
+        )
+    console.print(table)
+
+
+def _lines(stored: StoredGolden) -> Iterator[str]:
+    from harness.references import read_golden
+
+    golden = stored.golden
+    versions = ", ".join(f"{name} {text}" for name, text in golden.toolchain.versions.items())
+    dtypes = ", ".join(f"{key} {value}" for key, value in stored.dtype.items())
+    yield golden.words
+    yield f"  control {stored.learnt.calibration.control}: {golden.spec.parallelism}"
+    yield f"  versions: {versions}; written by converge {stored.converge}"
+    yield f"  hardware: {stored.hardware}; {dtypes}"
+    repeats = len(stored.learnt.calibration.repeats)
+    yield f"  repeats: {repeats}, of which {stored.learnt.calibration.taught_by} differ from it"
+    while stored.replaces is not None:
+        before = stored.replaces
+        yield f"  replaces {before.kept}: {before.author} on {before.date[:10]}: {before.reason}"
+        onset = f" from step {before.change.onset} on" if before.change.onset is not None else ""
+        yield f"    the change was {before.change.kind}{onset}: {before.change.sentence}"
+        # Those before lie beside each other in the newest one's folder.
+        kept = golden.folder / before.kept
+        if not kept.is_dir():
+            return
+        stored = read_golden(kept)

@@ -1,0 +1,51 @@
+"""``converge cancel``: a matrix's jobs out of the scheduler's hands."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+from harness.cli.exit_codes import ExitCode
+from harness.cli.leaving import leaving_when_interrupted
+from harness.cli.options import names, store_of
+from harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+
+HELP = "take an experiment's jobs out of the queue"
+DESCRIPTION = """\
+Take the jobs of an experiment out of Slurm's hands, whether they run or wait. What they have done
+so far stays in their run folders; `converge submit` runs them again."""
+EPILOG = EXAMPLES
+UNDONE = ", nothing was cancelled"
+
+ONLY_JOBS = """\
+only the jobs of these sets: test sets, or jobs by the names that `converge status` shows"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What it takes."""
+    add_plan(parser, ONLY_JOBS)
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """``converge cancel``: exit code 0 when all that was meant is over."""
+    with leaving_when_interrupted():
+        from harness.cli.console import make_console, say
+        from harness.cli.progress import Display
+        from harness.matrix.submit import cancel_jobs
+    console = make_console()
+    plan = scheduled_plan(arguments, whole=True)
+    with Display(console) as display:
+        done = cancel_jobs(plan, store_of(arguments), display, names(arguments.only))
+    count = len(done.cancelled) + len(done.ending)
+    say(console, f"{counted(count)} cancelled" if count else "nothing of it is in the queue")
+    if done.ending:
+        left = ", ".join(each.job.name for each in done.ending)
+        say(console, f"not over yet: {left}; see {again('status', arguments)}")
+    for each in done.unsure:
+        if each.submission is not None:
+            say(
+                console,
+                f"{each.job.name}: its submission was interrupted; if Slurm has it, this cancels "
+                f"it: scancel --name={shlex.quote(each.submission.name)}",
+            )
+    return ExitCode.UNDECIDED if done.ending or done.unsure else ExitCode.PASS

@@ -1,0 +1,96 @@
+"""``converge collect``: judge a matrix whose jobs a scheduler has run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from harness.cli.leaving import leaving_when_interrupted
+from harness.cli.options import (
+    add_history_file,
+    add_reports,
+    history_of,
+    names,
+    report_folder,
+    store_of,
+)
+from harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.launch.slurm.job_status import JobStatus
+
+HELP = "judge an experiment that was submitted"
+DESCRIPTION = """\
+Take up what has come of an experiment that was submitted: write the records of the jobs that are
+over, and, when all of them are, calibrate, judge and report as `converge run` does, with the same
+exit codes. Otherwise say which are not over, judge nothing, and exit with 3."""
+EPILOG = f"{EXAMPLES}\n\n{EXIT_CODES}"
+UNDONE = ""
+
+_LISTED = 12
+"""Of jobs that are left, so many are named."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What it takes."""
+    add_plan(parser)
+    add_reports(parser)
+    add_history_file(parser)
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="judge what is over already; a set without its jobs has no verdict, and the exit code "
+        "is 1 or 3",
+    )
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """``converge collect``: exit codes as of ``run``, and 3 while something is not over."""
+    with leaving_when_interrupted():
+        from harness.cli.console import make_console
+        from harness.cli.progress import Display
+        from harness.matrix.calibrate import read_given
+        from harness.matrix.conclude import conclude
+        from harness.matrix.submit import collect_jobs, collected_run
+        from harness.store import require_writable
+    console = make_console()
+    plan = scheduled_plan(arguments)
+    given = read_given(plan)
+    store = store_of(arguments)
+    store.require_writable()
+    folder = report_folder(arguments, plan.experiment)
+    require_writable(folder)
+    with Display(console) as display:
+        collected = collect_jobs(plan, store, display)
+    if collected.left:
+        _say_left(console, collected.left, arguments)
+        if not arguments.partial or not collected.records:
+            return ExitCode.UNDECIDED
+    ran = collected_run(plan, collected, store)
+    history = history_of(arguments)
+    only = None if collected.left else names(arguments.only)
+    judged = conclude(plan, ran, folder, store=store, given=given, only=only, begun=None)
+    from harness.cli.verdicts import add_night, show_verdicts
+
+    show_verdicts(console, judged.view, folder)
+    if only is not None:  # else it is not finished: no night of the history
+        add_night(console, history, plan, ran.records, judged.verdicts, folder=folder, wall_s=None)
+    code = exit_code(judged.verdicts)
+    return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code
+
+
+def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.Namespace) -> None:
+    from harness.cli.console import say
+    from harness.matrix.submit import state_of
+
+    say(console, f"{counted(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
+    for each in left[:_LISTED]:
+        say(console, f"  {each.job.name}: {state_of(each)}")
+    if len(left) > _LISTED:
+        say(console, f"  and {len(left) - _LISTED} more")
+    new = any(not each.in_queue for each in left)
+    say(console, f"next: {again('submit' if new else 'status', arguments)}")

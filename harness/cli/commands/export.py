@@ -1,0 +1,142 @@
+"""``converge export``: the curves of a finished matrix for other tools."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.exit_codes import ExitCode
+from harness.cli.leaving import leaving_when_interrupted
+from harness.errors import ConfigError, Problem
+from harness.model import Role
+
+if TYPE_CHECKING:
+    from harness.export import ExportedRun
+    from harness.matrix.judge import Judged
+    from harness.model import Evidence, Job, Plan
+    from harness.report.view import Comparison
+
+HELP = "write a finished matrix for TensorBoard or Weights & Biases"
+DESCRIPTION = """\
+Write a finished matrix for the tools that people watch training with: every control, repeat and
+test set is a run, with its loss, grad_norm, lr and the other signals under those names, and, as
+difference/SIGNAL and limit/SIGNAL, its relative difference to the control and what was allowed. It
+is judged again for that; no verdict gates here."""
+EPILOG = """\
+examples:
+  converge export reports/smoke --tensorboard runs/smoke && tensorboard --logdir runs/smoke
+  converge export reports/smoke --wandb --offline && wandb sync reports/smoke/wandb/offline-run-*"""
+UNDONE = ""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What it takes."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of a run")
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="OUT",
+        help="a folder for tensorboard --logdir; runs that an earlier export wrote are replaced",
+    )
+    parser.add_argument(
+        "--wandb", action="store_true", help="log to Weights & Biases, as a group of new runs"
+    )
+    parser.add_argument(
+        "--project",
+        default="converge",
+        metavar="NAME",
+        help="of Weights & Biases (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--offline",
+        action="store_true",
+        help="with --wandb: write to DIR/wandb, send nothing",
+    )
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Write TensorBoard or Weights & Biases runs; nothing is gated."""
+    with leaving_when_interrupted():
+        from harness.export import write_tensorboard, write_wandb
+        from harness.matrix.conclude import conclude_again
+    if arguments.tensorboard is None and not arguments.wandb:
+        raise ConfigError(
+            Problem("converge export", "is told no format", "add --tensorboard OUT, or --wandb")
+        )
+    if arguments.offline and not arguments.wandb:
+        raise ConfigError(Problem("--offline", "is about Weights & Biases", "add --wandb"))
+    folder: Path = arguments.folder
+    finished, evidences, judged = conclude_again(folder)
+    runs = tuple(_runs(finished.plan, evidences, judged))
+    if arguments.tensorboard is not None:
+        write_tensorboard(runs, arguments.tensorboard)
+        print(f"{len(runs)} runs; look at them with: tensorboard --logdir {arguments.tensorboard}")
+    if arguments.wandb:
+        made = write_wandb(
+            runs,
+            folder,
+            project=arguments.project,
+            group=judged.view.title,
+            offline=arguments.offline,
+        )
+        for path in made:
+            print(path)
+        if arguments.offline:
+            print(f"{len(made)} runs; send them with: wandb sync {folder}/wandb/offline-run-*")
+    return ExitCode.PASS
+
+
+def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iterator[ExportedRun]:
+    """Every run that left a step, in the plan's order."""
+    from harness.export import Points, exported
+    from harness.report.text import plain
+
+    compared: dict[str, Mapping[str, Comparison]] = {
+        repeat.run.name: repeat.comparisons for repeat in judged.view.repeats
+    } | {test.run.name: test.comparisons for test in judged.view.tests}
+    facts: dict[str, dict[str, str | int | None]] = {
+        verdict.name: {
+            "against": verdict.control,
+            "verdict": verdict.judgement.value,
+            "cause": verdict.cause,
+            "onset_step": verdict.onset_step,
+        }
+        for verdict in judged.verdicts
+    }
+    for job in plan.jobs:
+        if job.role is not Role.SEED and evidences[job.name].steps.size:
+            comparisons = compared.get(plain(job.name), {})
+            yield exported(
+                evidences[job.name],
+                job.role,
+                differences={
+                    signal: Points(each.difference.steps, each.difference.values)
+                    for signal, each in comparisons.items()
+                },
+                limits={
+                    signal: Points(each.limit.steps, each.limit.values)
+                    for signal, each in comparisons.items()
+                },
+                facts=_facts(job) | facts.get(job.name, {}),
+            )
+
+
+def _facts(job: Job) -> dict[str, str | int | None]:
+    """What a list of runs is sorted and filtered by."""
+    from harness.report.passes import degrees_of
+
+    return {
+        "role": job.role.value,
+        "identity": job.identity,
+        "degrees": degrees_of(job),
+        "world_size": job.world_size,
+        "techniques": ", ".join(sorted(job.spec.techniques)),
+        "toolchain": job.toolchain.name,
+        "precision": job.precision.value,
+        "seed": job.seed,
+        "steps": job.steps,
+        "global_batch_size": job.global_batch_size,
+        "seq_len": job.seq_len,
+    }

@@ -1,0 +1,81 @@
+"""``converge init``: an experiment file for the techniques that somebody wants to test."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from harness.cli.exit_codes import ExitCode
+from harness.cli.leaving import leaving_when_interrupted
+from harness.cli.options import add_technique, positive
+from harness.errors import ConfigError, Problem
+
+HELP = "write the experiment file that the converging guide recommends for a technique"
+DESCRIPTION = """\
+Write the experiment file that torchtitan's converging guide recommends for some techniques: a 1D
+FSDP control, the least test set of each (a parallelism on dp x p ranks; a technique that is none
+on top of what it needs, async_tp on FSDP + TP + compile), and one set of all of them together.
+Every entry says which rule of the guide it serves. Where the base config's batch holds too few
+microbatches for a pipeline, a `set` makes room, and the token budget is the same in every set.
+The toolchain is the one that the base config is written for."""
+EPILOG = """\
+examples:
+  the guide's own example, printed:
+    converge init --technique tp=2,pp=2,float8,async_tp --dp 8 --base train_configs/llama3_8b.toml
+  kept, and looked at:
+    converge init --technique cp=2,pp=2:Interleaved1F1B --dp 2 \\
+      --base train_configs/llama3_debug.toml --out experiments/long_context.toml
+    converge plan experiments/long_context.toml
+  a larger degree of one parallelism beside the composition, which has the first of them:
+    converge init --technique tp=2,cp=2,cp=8 --dp 8 --base train_configs/llama3_8b.toml"""
+UNDONE = ""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What it takes."""
+    add_technique(parser, required=True)
+    parser.add_argument(
+        "--dp", type=positive, required=True, metavar="N", help="data-parallel degree of every set"
+    )
+    parser.add_argument(
+        "--base",
+        required=True,
+        metavar="TRAIN_CONFIG",
+        help="the trusted train config that every set starts from",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write it here (default: print it)"
+    )
+    parser.add_argument("--name", help="of the experiment (default: the file's)")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Print the recommended experiment file, or write it.
+
+    Raises ConfigError when the file is there already, and as ``recommended_file`` does.
+    """
+    with leaving_when_interrupted():
+        from harness.matrix.recommend import recommended_file
+        from harness.store import atomic_write
+    out: Path | None = arguments.out
+    if out is not None:
+        _require_free(out, force=arguments.force)
+    text = recommended_file(
+        arguments.technique, arguments.dp, arguments.base, name=arguments.name, out=out
+    )
+    if out is None:
+        print(text, end="")
+        return ExitCode.PASS
+    atomic_write(out, text.encode())
+    print(f"wrote {out}; see what it runs with: converge plan {out}")
+    return ExitCode.PASS
+
+
+def _require_free(out: Path, *, force: bool) -> None:
+    if out.is_dir():
+        raise ConfigError(Problem(f"--out {out}", "is a folder", f"as {out / 'experiment.toml'}"))
+    if out.exists() and not force:
+        raise ConfigError(
+            Problem(f"--out {out}", "is there already", "give another name, or --force")
+        )

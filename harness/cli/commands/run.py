@@ -1,0 +1,126 @@
+"""``converge run``: bring every job of a matrix to a record, calibrate, judge, report."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from harness.cli.leaving import leaving_when_interrupted
+from harness.cli.options import (
+    add_calibration,
+    add_cluster,
+    add_experiment,
+    add_history_file,
+    add_reports,
+    add_running,
+    add_slots,
+    history_of,
+    names,
+    plan_of,
+    report_folder,
+    store_of,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harness.model import Plan, Verdict
+    from harness.store import Store
+
+HELP = "run an experiment matrix and judge it"
+DESCRIPTION = "Run every job of an experiment that has not run yet, judge, and report."
+EPILOG = f"example: converge run experiments/smoke.toml --only fsdp2_tp2\n\n{EXIT_CODES}"
+UNDONE = ", nothing was launched"
+
+FLOAT32 = "float32"
+"""The folder of the report of ``--explain``, in that of the matrix."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """What it takes."""
+    add_experiment(parser)
+    add_slots(parser)
+    add_reports(parser)
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="run what failed in less than float32 again in float32, and say whether the "
+        "difference is made by rounding",
+    )
+    add_history_file(parser)
+    add_cluster(parser)
+    add_calibration(parser)
+    add_running(parser)
+
+
+def run(arguments: argparse.Namespace) -> ExitCode:
+    """Exit code by the verdicts."""
+    with leaving_when_interrupted():
+        from harness.cli.console import make_console
+        from harness.cli.progress import run_shown
+        from harness.matrix.calibrate import read_given
+        from harness.matrix.conclude import conclude
+        from harness.store import require_writable
+    console = make_console()
+    begun = time.monotonic()
+    plan = plan_of(arguments)
+    given = read_given(plan)
+    store = store_of(arguments)
+    store.require_writable()
+    folder = report_folder(arguments, plan.experiment)
+    require_writable(folder)  # now, not after an hour of training
+    ran = run_shown(plan, store, arguments, console)
+    history = history_of(arguments)
+    judged = conclude(
+        plan, ran, folder, store=store, given=given, only=names(arguments.only), begun=begun
+    )
+    # What is refused draws nothing, and need not pay for it.
+    from harness.cli.verdicts import add_night, show_verdicts
+
+    show_verdicts(console, judged.view, folder)
+    add_night(
+        console,
+        history,
+        plan,
+        ran.records,
+        judged.verdicts,
+        folder=folder,
+        wall_s=judged.wall_s,
+    )
+    if arguments.explain:
+        _explain(console, plan, judged.verdicts, folder, store, arguments)
+    return exit_code(judged.verdicts)
+
+
+def _explain(
+    console: Console,
+    plan: Plan,
+    verdicts: Sequence[Verdict],
+    folder: Path,
+    store: Store,
+    arguments: argparse.Namespace,
+) -> None:
+    """Run what failed in low precision again in float32, and say what follows from that."""
+    from harness.cli.console import say
+    from harness.cli.progress import run_shown
+    from harness.matrix.explain import explain
+    from harness.report import write_reports
+
+    explained = explain(
+        plan,
+        verdicts,
+        lambda made: run_shown(made, store, arguments, console),
+        arguments.slots,
+    )
+    if explained is None:
+        say(console, "nothing failed in low precision: there is nothing to explain in float32")
+        return
+    paths = write_reports(explained.judged.view, folder / FLOAT32)
+    console.print()
+    for sentence in explained.explanations:
+        say(console, sentence)
+    say(console, f"report in float32: {paths[0]}")

@@ -1,0 +1,222 @@
+"""Options that several commands take, and what their values mean. Importing it is cheap."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import suggest
+from harness.model import Experiment, Launcher, Plan
+
+if TYPE_CHECKING:
+    from harness.history import History
+    from harness.matrix.load import Finder
+    from harness.store import Store
+
+ONLY_SETS = """\
+only these test sets (and the controls they need); the name of a space_time set, or the start of its
+sets' names up to an underscore, means all of them"""
+
+TECHNIQUE = """\
+what is under test, comma-separated: parallelisms with a degree (tp=2, cp=4, pp=2, ep=2, hsdp=2 for
+2 replicas), ddp, and compile, async_tp, float8, float8_rowwise, float8_tp, bf16; a pipeline
+schedule or a rotation follows its degree (pp=2:Interleaved1F1B, cp=2:alltoall)"""
+
+HISTORY_FILE = "history.sqlite"
+HISTORY_VARIABLE = "CONVERGE_HISTORY"
+
+
+# ------------------------------------------------------------------ declared
+
+
+def add_experiment(
+    parser: argparse.ArgumentParser, only: str = ONLY_SETS, *, may_miss: bool = False
+) -> None:
+    """An experiment, what of it (``--only``, with that help), and the store."""
+    parser.add_argument(
+        "experiment",
+        type=Path,
+        nargs="?" if may_miss else None,
+        metavar="EXPERIMENT",
+        help="a TOML matrix",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help=only,
+    )
+    add_store(parser)
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """``--store``."""
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="where runs are kept and found again (default: $CONVERGE_STORE or .converge)",
+    )
+
+
+def add_reports(parser: argparse.ArgumentParser) -> None:
+    """``--out``, of the reports of a matrix."""
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where the reports go (default: reports/NAME of the experiment, and of a part of it "
+        "reports/NAME/only/SETS: a part does not overwrite the whole)",
+    )
+
+
+def add_slots(parser: argparse.ArgumentParser) -> None:
+    """``--slots``."""
+    parser.add_argument(
+        "--slots",
+        type=positive,
+        metavar="N",
+        help="how many ranks may run side by side on the CPU; a set with more is refused",
+    )
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """``--launcher`` and ``--cluster``."""
+    parser.add_argument(
+        "--launcher",
+        type=_launcher,
+        metavar="{local,slurm}",
+        help="who starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
+        "`launcher`)",
+    )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="your own cluster file, with keys that the experiment's [cluster] lacks (default: "
+        "$CONVERGE_CLUSTER, else ~/.config/converge/cluster.toml)",
+    )
+
+
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """``--calibration``, of a matrix."""
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="judge by this file of `converge calibrate --out` instead of repeating the controls; "
+        "`converge run` refuses one that was learnt from anything else than these very controls",
+    )
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """``--fresh`` and ``--cold``."""
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="run everything again, even what has finished with the same identity",
+    )
+    parser.add_argument(
+        "--cold",
+        action="store_true",
+        help="start every rank from scratch instead of forking one that has its imports done",
+    )
+
+
+def add_history_file(parser: argparse.ArgumentParser) -> None:
+    """``--history``."""
+    parser.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="the history file (default: $CONVERGE_HISTORY, or history.sqlite in the store)",
+    )
+
+
+def add_technique(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, required: bool
+) -> None:
+    """``--technique``."""
+    parser.add_argument(
+        "--technique", action="append", required=required, metavar="LIST", help=TECHNIQUE
+    )
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _launcher(text: str) -> Launcher:
+    if text not in list(Launcher):
+        hint = suggest(text, [each.value for each in Launcher])
+        raise argparse.ArgumentTypeError(f"{text!r} is not known; {hint}")
+    return Launcher(text)
+
+
+# ------------------------------------------------------------------ given
+
+
+def names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Values of an option that may be given again, each time with several."""
+    return tuple(chain.from_iterable(only))
+
+
+def plan_of(
+    arguments: argparse.Namespace, *, whole: bool = False, find: Finder | None = None
+) -> Plan:
+    """The plan of a command that takes an experiment; ``whole``: without ``--only``.
+
+    Raises ConfigError with everything that is wrong with it.
+    """
+    from harness.matrix.load import load_plan
+    from harness.surroundings import gpu_models
+    from harness.trainers import find_toolchain
+
+    return load_plan(
+        arguments.experiment,
+        () if whole else names(arguments.only),
+        on_gpu=bool(gpu_models()),
+        slots=getattr(arguments, "slots", None),  # how wide a scheduler runs, its own options say
+        calibration=arguments.calibration,
+        launcher=arguments.launcher,
+        cluster=arguments.cluster,
+        find=find or find_toolchain,
+    )
+
+
+def store_of(arguments: argparse.Namespace) -> Store:
+    """The store that ``--store``, the environment or the default names."""
+    from harness.store import Store, default_root
+
+    return Store(arguments.store or default_root(os.environ))
+
+
+def history_of(arguments: argparse.Namespace) -> History:
+    """The history that ``--history``, the environment or the store names."""
+    from harness.history import History
+
+    named = arguments.history or os.environ.get(HISTORY_VARIABLE)
+    return History(Path(named) if named else store_of(arguments).root / HISTORY_FILE)
+
+
+def report_folder(arguments: argparse.Namespace, experiment: Experiment) -> Path:
+    """Where the reports of a matrix, or of a part of it, go: ``--out``, or a folder of its own.
+
+    A part never takes the place of the whole.
+    """
+    from harness.store import folder_name
+
+    if arguments.out is not None:
+        return Path(arguments.out)
+    whole = Path("reports") / folder_name(experiment.name)
+    only = sorted(set(names(arguments.only)))
+    return whole / "only" / folder_name(*only) if only else whole

@@ -1,0 +1,256 @@
+"""A plan for people: a table of its sets, and what each is, costs and is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from harness.cli.console import say
+from harness.errors import ConfigError, Problem
+from harness.model import Fault, FaultKind, Launcher, Plan, RestartOwner, Role, Torn
+from harness.plan import PlanRow
+from harness.toolchain import build_hint
+
+MANY = 200
+"""More sets than this are printed as plain text: nobody looks at their colours."""
+TEXTS = ("set", "degrees")
+"""Titles of the columns that are flush left."""
+
+
+class Say(Protocol):
+    """Prints a line, in a style where there are styles."""
+
+    def __call__(self, text: str | Text, style: str = "") -> None: ...
+
+
+def print_plan(
+    console: Console, made: Plan, described: Sequence[PlanRow], commands: Mapping[str, str]
+) -> None:
+    """A table of all sets, and what each is and is there for.
+
+    Args:
+        console: where it is printed.
+        made: the plan.
+        described: its sets, as rows.
+        commands: by the name of a set, how its ranks are started, or its job is submitted.
+    """
+    tell = _say_plainly(console) if len(described) > MANY else partial(say, console)
+    if len(described) > MANY:
+        for line in _plain_table(made, described):
+            tell(line)
+    else:
+        console.print(_plan_table(made, described))
+    where = _where(made)
+    for row in described:
+        for text, style in _set_lines(row, commands[row.name], where):
+            tell(text, style)
+
+
+def print_besides(console: Console, made: Plan) -> None:
+    """What the sets need that are not in the table; raises ConfigError for what is not there."""
+    besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
+    say(console, f"\nbesides, for initial weights and tolerances: {', '.join(besides)}")
+    if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:
+        say(console, f"by other seeds: {', '.join(others)}")
+    for line in _low_precision(made):
+        say(console, line)
+    if made.experiment.launcher is Launcher.SLURM:
+        say(
+            console,
+            "the scripts are written and submitted by `converge submit` (or `run`); see one: "
+            "--script NAME",
+        )
+    if made.experiment.calibration is not None:
+        if not made.experiment.calibration.is_file():
+            again = f"make it with: converge calibrate {made.experiment.path}"
+            raise ConfigError(
+                Problem(f"calibration {made.experiment.calibration}", f"is not there; {again}")
+            )
+        say(console, f"tolerances learnt before: {made.experiment.calibration}")
+    say(console, f"per-tensor evidence: {_sampled(made)}")
+    for each in {job.toolchain.name: job.toolchain for job in made.jobs}.values():
+        if not each.python.exists():
+            say(
+                console,
+                f"toolchain {each.name} is not there yet; {build_hint(each.name)}",
+                "yellow",
+            )
+
+
+def _low_precision(made: Plan) -> Iterator[str]:
+    """Which short runs say what of low precision is rounding, and how many frozen steps that is."""
+    for role, what in (
+        (Role.REFERENCE, "references in float32"),
+        (Role.MATCHED, "controls in the precision of test sets"),
+    ):
+        if jobs := [job.name for job in made.jobs if job.role is role]:
+            yield f"{what}, of one step: {', '.join(jobs)}"
+    frozen = [job for job in made.jobs if job.frozen]
+    if frozen:
+        yield (
+            f"frozen steps before training: {frozen[0].frozen}, in {len(frozen)} of "
+            f"{len(made.jobs)} jobs"
+        )
+
+
+def _sampled(made: Plan) -> str:
+    """The sampled steps, those of the longest job."""
+    steps = max((job.sample_steps for job in made.jobs), key=len)
+    if steps:
+        return f"at steps {', '.join(map(str, steps))}"
+    if not all(job.spec.trainer.can.probed for job in made.jobs):
+        return "none, and no other (trainer.probe is false): the loss of a curve alone is judged"
+    return "none (probe.cadence is off)"
+
+
+def _say_plainly(console: Console) -> Say:
+    """Without rich, which needs several seconds for thousands of sets."""
+
+    def tell(text: str | Text, style: str = "") -> None:  # noqa: ARG001 - plain text has none
+        print(text, file=console.file)
+
+    return tell
+
+
+def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
+    table = Table(title=escape(str(made.experiment.path)), title_justify="left", show_edge=False)
+    for title in TEXTS:
+        table.add_column(title, overflow="fold")
+    for title in _numbers(made):
+        # Of a run in segments, each has its own way to the same batch.
+        table.add_column(title, justify="right", no_wrap=title != "batch", overflow="fold")
+    for row in described:
+        table.add_row(*map(escape, _cells(made, row)))
+    return table
+
+
+def _plain_table(made: Plan, described: Sequence[PlanRow]) -> Iterator[str]:
+    """The same as lines of text, none of them wrapped."""
+    rows = [(*TEXTS, *_numbers(made)), *(_cells(made, row) for row in described)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    yield str(made.experiment.path)
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < len(TEXTS) else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _numbers(made: Plan) -> tuple[str, ...]:
+    """Titles of the columns that are flush right."""
+    nodes = ("nodes",) if made.experiment.cluster else ()
+    return ("ranks", *nodes, "steps", "batch", "tokens/step")
+
+
+def _cells(made: Plan, row: PlanRow) -> tuple[str, ...]:
+    segments = ", ".join(str(each.parallelism) for each in row.segments)
+    cluster = made.experiment.cluster
+    return (
+        row.name,
+        segments or str(row.parallelism),
+        str(row.world_size),
+        *((_nodes(row.world_size, cluster.ranks_per_node),) if cluster else ()),
+        str(row.steps),
+        _batch(row),
+        f"{row.tokens_per_step:,}",
+    )
+
+
+def _nodes(ranks: int, per_node: int) -> str:
+    """Nodes x ranks on each: ``2x8``; a job of no more ranks than fit gets one node."""
+    return f"{max(1, ranks // per_node)}x{min(ranks, per_node)}"
+
+
+def _batch(row: PlanRow) -> str:
+    """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``.
+
+    Of a run in segments those of each: ``8 = 2x4, 1x4x2``.
+    """
+    parts = [(each.parallelism.dp, each.local_batch_size) for each in row.segments]
+    made = (
+        _product(row.global_batch_size, dp, local)
+        for dp, local in parts or [(row.parallelism.dp, row.local_batch_size)]
+    )
+    return f"{row.global_batch_size} = {', '.join(made)}"
+
+
+def _product(samples: int, dp: int, local: int) -> str:
+    accumulated = samples // (dp * local)
+    return f"{dp}x{local}" + (f"x{accumulated}" if accumulated > 1 else "")
+
+
+def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | Text, str]]:
+    """What a set is, line by line, each with its style."""
+    yield "", ""
+    yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
+    backend = f" by {row.spmd_backend}" if row.spmd_backend else ""
+    on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}{backend}"
+    yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
+    for line in _kind_lines(row):
+        yield f"  {line}", ""
+    # `converge init` has notes begin with the rule, which stands above.
+    if note := row.note.removeprefix(row.serves).lstrip(". "):
+        yield f"  {note}", ""
+    for rule in row.waives:
+        yield f"  waives the rule {rule}", "yellow"
+    yield f"  {command}", "dim"
+
+
+def _where(made: Plan) -> str:
+    """What a rank runs on."""
+    cluster = made.experiment.cluster
+    if cluster is None:
+        return "one GPU each, where there are GPUs"
+    return "one GPU each" if cluster.device == "cuda" else "on CPUs"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"
+
+
+def _kind_lines(row: PlanRow) -> Iterator[str]:
+    """Segments of an elastic set, the script of a fault set, checkpoints for requeues."""
+    first = 1
+    for segment in row.segments:
+        degrees, schedule = segment.parallelism, segment.pipeline_schedule
+        samples = degrees.dp * segment.local_batch_size
+        yield (
+            f"steps {first}-{segment.until}: {degrees}{f' {schedule}' if schedule else ''}, "
+            f"{_ranks(degrees.world_size)}, local batch {segment.local_batch_size}, "
+            f"{row.global_batch_size // samples} x accumulated"
+        )
+        first = segment.until + 1
+    recovery = row.recovery
+    if recovery is not None and recovery.restarts is RestartOwner.CLUSTER:
+        yield f"a checkpoint every {recovery.checkpoint_every} steps, to go on from when requeued"
+    elif recovery is not None:
+        yield f"faults: {'; '.join(map(_fault, recovery.faults))}"
+        fewest, most = recovery.nodes
+        nodes = f", {fewest} to {most} nodes (first {recovery.first_nodes})" if most > 1 else ""
+        yield (
+            f"a checkpoint every {recovery.checkpoint_every} steps; restarts by "
+            f"{recovery.restarts.value}, at most {recovery.max_restarts}, each within "
+            f"{recovery.within_s:g} s{nodes}"
+        )
+    if row.passes > 1:
+        yield f"{row.passes} passes"
+
+
+def _fault(fault: Fault) -> str:
+    """``kill of rank 1 at step 6``."""
+    of = ""
+    if fault.kind is FaultKind.CKPT_TORN:
+        rank = f" of rank {fault.rank}" if fault.torn is Torn.TRUNCATED else ""
+        of = f"{rank} ({fault.torn.value})"
+    elif fault.kind is FaultKind.AGENT_LOSS:
+        of = f" of node {fault.node}"
+    elif fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN):
+        of = f" of rank {fault.rank}"
+    return f"{fault.kind.value}{of} at step {fault.step}"

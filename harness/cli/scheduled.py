@@ -1,0 +1,87 @@
+"""What the commands for jobs of a scheduler share: their plan, and what they say of jobs.
+
+They find an experiment's jobs from any shell, by what names the plan: experiment, store, cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+from harness.cli.options import (
+    ONLY_SETS,
+    add_calibration,
+    add_cluster,
+    add_experiment,
+    names,
+    plan_of,
+)
+from harness.errors import ConfigError, Problem
+from harness.model import Launcher
+
+if TYPE_CHECKING:
+    from harness.model import Plan
+
+EXAMPLES = """\
+examples:
+  converge plan experiments/llama3_8b.toml --dry-run
+  converge submit experiments/llama3_8b.toml --launcher slurm
+  converge status experiments/llama3_8b.toml --launcher slurm
+  converge collect experiments/llama3_8b.toml --launcher slurm --out reports/llama3_8b
+  converge cancel experiments/llama3_8b.toml --launcher slurm --only fsdp8_tp2_pp2"""
+
+
+def add_plan(parser: argparse.ArgumentParser, only: str = ONLY_SETS) -> None:
+    """What names a plan of jobs that a scheduler has: given alike, it is found from any shell."""
+    add_experiment(parser, only)
+    add_cluster(parser)
+    add_calibration(parser)
+
+
+def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
+    """The plan of the arguments, for a scheduler's jobs; ``whole``: without ``--only``.
+
+    Raises ConfigError also where its launcher is no scheduler, or its trainer cannot be given one.
+    """
+    plan = plan_of(arguments, whole=whole)
+    if not all(job.spec.trainer.can.several_nodes for job in plan.jobs):
+        raise ConfigError(
+            Problem(
+                f"{arguments.experiment}: trainer.kind",
+                f"is {plan.jobs[0].spec.trainer.kind}, and `converge {arguments.command}` is for "
+                "jobs of a scheduler, which runs torchtitan alone",
+                f"on this machine: converge run {shlex.quote(str(arguments.experiment))}",
+            )
+        )
+    if plan.experiment.launcher is Launcher.LOCAL:
+        raise ConfigError(
+            Problem(
+                f"{arguments.experiment}: launcher",
+                f"is local, and `converge {arguments.command}` is for jobs of a scheduler",
+                'add --launcher slurm, or launcher = "slurm" to the file; on this machine: '
+                f"converge run {shlex.quote(str(arguments.experiment))}",
+            )
+        )
+    return plan
+
+
+def again(command: str, arguments: argparse.Namespace) -> str:
+    """Another command for the same plan, as a user would type it."""
+    words = ["converge", command, str(arguments.experiment)]
+    only = names(arguments.only)
+    words += ["--only", *only] if only else []
+    for option in ("launcher", "cluster", "store", "calibration"):
+        value = getattr(arguments, option)
+        words += [f"--{option}", str(value)] if value is not None else []
+    return shlex.join(words)
+
+
+def mend(plan: Plan) -> str:
+    """What to do where the scheduler refused a job."""
+    return f"mend [cluster] of {plan.experiment.path}, or your own cluster file"
+
+
+def counted(count: int) -> str:
+    """``1 job``, ``2 jobs``."""
+    return "1 job" if count == 1 else f"{count} jobs"

@@ -1,0 +1,115 @@
+"""Verdicts as a person sees them: the table at the end, and the sentences under it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.cli.console import WIDE, say
+from harness.errors import HistoryError, StoreError
+from harness.history import History
+from harness.matrix.conclude import remember
+from harness.model import Judgement, Plan, RunRecord, Verdict
+from harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
+from harness.report.report_markdown import SUMMARY_BYTES
+from harness.report.unseen import subjects
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+"""Names the file that GitHub Actions shows as Markdown on the page of a job."""
+
+STYLES = {
+    Judgement.PASS: "bold green",
+    Judgement.FAIL: "bold red",
+    Judgement.INVALID: "bold magenta",
+    Judgement.ERROR: "bold yellow",
+    Judgement.INCONCLUSIVE: "bold cyan",
+}
+
+
+def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> None:
+    """Write the reports, then end with the verdict table, as the reports begin with it."""
+    paths = write_reports(view, folder) if folder else []
+    _append_summary(view)
+    shown = _columns(console.width)
+    table = Table(title=escape(view.title), title_justify="left", show_edge=False)
+    titles = dict(zip(HEADER, header(view), strict=True))
+    for title in shown:
+        table.add_column(titles[title], overflow="fold", no_wrap=title == "verdict")
+    for row in rows(view):
+        cells = dict(zip(HEADER, (row.judgement.value, *map(escape, row[1:])), strict=True))
+        cells["verdict"] = _styled(row.judgement)
+        table.add_row(*(cells[title] for title in shown))
+    console.print()
+    console.print(table)
+    for test, row in zip(view.by_severity, rows(view), strict=True):
+        if row.cause:
+            console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
+            say(console, row.cause)
+        if test.verdict.look_at:
+            say(console, f"look at: {test.verdict.look_at}")
+        if test.verdict.next_command:
+            say(console, f"next: {test.verdict.next_command}")
+    console.print(f"\n{escape(view.headline)}", style="bold")
+    if view.without_evidence:
+        say(console, f"No evidence of: {', '.join(subjects(view.without_evidence))}.", "dim")
+    for note in view.notes:
+        say(console, note, "dim")
+    if paths:
+        say(console, f"report: {paths[0]}")
+
+
+def add_night(
+    console: Console,
+    history: History,
+    plan: Plan,
+    records: Sequence[RunRecord],
+    verdicts: Sequence[Verdict],
+    *,
+    folder: Path,
+    wall_s: float | None,
+) -> None:
+    """Add a finished matrix to the history, or say in one line why not: the verdicts stand."""
+    try:
+        added = remember(history, plan, records, verdicts, folder=folder, wall_s=wall_s)
+    except HistoryError as error:
+        warning = f"warning: this night is missing from the history: {error}"
+        say(console, warning, "yellow")
+        return
+    if added:
+        say(console, f"history: {history.path}")
+
+
+def _append_summary(view: ReportView) -> None:
+    """Show the report on the page of a GitHub Actions job, if this is one."""
+    summary = os.environ.get(SUMMARY)
+    if not summary:
+        return
+    path = Path(summary)
+    try:
+        taken = path.stat().st_size if path.exists() else 0
+        with path.open("a", encoding="utf-8") as file:
+            file.write(to_summary(view, max(0, SUMMARY_BYTES - taken)))
+    except OSError as error:
+        raise StoreError(f"{SUMMARY}={summary}: {error.strerror}") from None
+
+
+def _styled(judgement: Judgement) -> str:
+    return f"[{STYLES[judgement]}]{judgement.value}[/]"
+
+
+def _columns(width: int) -> tuple[str, ...]:
+    """The columns of the verdict table that fit; the reports have them all.
+
+    Causes are sentences: they follow the table.
+    """
+    wide = width >= WIDE
+    return tuple(
+        title
+        for title in HEADER
+        if title != "cause" and (wide or title not in ("techniques", "wall"))
+    )

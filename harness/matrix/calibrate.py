@@ -1,0 +1,217 @@
+"""Which calibration a control is judged by: learnt from its repeats, or read and found current."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.errors import ConfigError, Problem, StoreError
+from harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
+from harness.plan import identity_facts
+from harness.references import (
+    StoredCalibration,
+    find_calibration,
+    read_calibrations,
+    read_golden,
+    what_changed,
+    write_calibrations,
+)
+from harness.store import Store
+
+SHOWN_CHANGES = 6
+
+
+def learn(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, StoredCalibration]:
+    """Calibrations from the repeats of every control of a plan, by its name."""
+    now = timestamp()
+    return {
+        name: StoredCalibration(
+            calibration=calibration,
+            repeats={job.name: job.identity for job in repeats_of(plan, plan.job(name))},
+            facts=identity_facts(plan.job(name), plan.surroundings),
+            learnt=now,
+        )
+        for name, calibration in calibrate_controls(plan, evidences).items()
+    }
+
+
+def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
+    """What the repeats of every control teach, by the control's name."""
+    from harness.judge import calibrate  # noqa: PLC0415 - a plan need not pay for scipy
+
+    return {
+        job.name: calibrate(
+            evidences[job.name], [evidences[repeat.name] for repeat in repeats_of(plan, job)]
+        )
+        for job in plan.jobs
+        if job.role is Role.CONTROL
+    }
+
+
+def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
+    """The jobs that repeat a control, in the plan's order."""
+    return tuple(
+        job for job in plan.jobs if job.role is Role.REPEAT and job.spec.name == control.name
+    )
+
+
+def keep(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:
+    """Write each sound calibration to the store; where each of them is."""
+    paths = []
+    for each in learnt:
+        calibration = each.calibration
+        # What has a problem lets nothing PASS: it must not replace what was sound once.
+        if calibration.identity is not None and calibration.repeats and not calibration.problems:
+            paths.append(store.calibration_file(calibration.identity))
+            write_calibrations(paths[-1], [each])
+    return paths
+
+
+def timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ------------------------------------------------------------------ for a matrix
+
+
+def read_given(plan: Plan) -> dict[str, StoredCalibration] | None:
+    """The calibration of every control from the file that the experiment or the user names.
+
+    Of a golden, what repeats of it taught. None when no file is named: the repeats then teach.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or was not learnt from these very controls.
+    """
+    path = plan.experiment.calibration
+    taught = golden_learnt(plan)
+    if taught is not None:
+        if path is not None:
+            raise ConfigError(
+                Problem(f"--calibration {path}", "says nothing: the golden brings its own")
+            )
+        return taught
+    if path is None:
+        return None
+    renew = renewing(plan.experiment.path, path)
+    if not path.is_file():
+        raise ConfigError(Problem(str(path), "there is no such calibration", f"make it: {renew}"))
+    known = _read(path)
+    given: dict[str, StoredCalibration] = {}
+    problems = []
+    for job in plan.jobs:
+        if job.role is not Role.CONTROL:
+            continue
+        found = find_calibration(known, job.identity)
+        if found is None:
+            why = _why_not(job, known, plan.surroundings)
+            problems.append(Problem(f"{path}: control {job.name!r}", why, f"renew it: {renew}"))
+        else:
+            calibration = replace(found.calibration, control=job.name)
+            given[job.name] = replace(found, calibration=calibration)
+    if problems:
+        raise ConfigError(problems)
+    return given
+
+
+def golden_learnt(plan: Plan) -> dict[str, StoredCalibration] | None:
+    """What repeats of the golden taught, by the control's name; None without a golden."""
+    found = {}
+    for job in plan.jobs:
+        if job.golden is not None and job.role is Role.CONTROL:
+            learnt = read_golden(job.golden).learnt
+            calibration = replace(learnt.calibration, control=job.name)
+            found[job.name] = replace(learnt, calibration=calibration)
+    return found or None
+
+
+def read_judged_by(plan: Plan, path: Path, identities: Mapping[str, str]) -> dict[str, Calibration]:
+    """The calibrations that a report folder was judged by, by the name of the control.
+
+    ``identities`` are those of the runs that it judges, by job name.
+
+    Raises StoreError when the file is missing, damaged, or lacks a control.
+    """
+    learnt = read_calibrations(path)
+    controls = [job for job in plan.jobs if job.role is Role.CONTROL]
+    found = {job.name: find_calibration(learnt, identities[job.name]) for job in controls}
+    if missing := [name for name, each in found.items() if each is None]:
+        raise StoreError(
+            f"{path} has no calibration of {', '.join(map(repr, missing))} as it was run; "
+            f"run it again with: converge run {shlex.quote(str(plan.experiment.path))}"
+        )
+    return {name: each.calibration for name, each in found.items() if each is not None}
+
+
+def renewing(experiment: Path, path: Path) -> str:
+    """The command that makes a calibration file anew."""
+    return shlex.join(["converge", "calibrate", str(experiment), "--out", str(path)])
+
+
+def _read(path: Path) -> tuple[StoredCalibration, ...]:
+    try:
+        return read_calibrations(path)
+    except StoreError as error:
+        # At this time nothing has been launched: one kind of error for all that is wrong.
+        raise ConfigError(Problem(str(path), str(error).removeprefix(f"{path}: "))) from error
+
+
+def _why_not(job: Job, known: Sequence[StoredCalibration], surroundings: Surroundings) -> str:
+    """What is known about why a file has no calibration of a control."""
+    named = [each for each in known if each.calibration.control == job.name]
+    if not named:
+        names = ", ".join(repr(each.calibration.control) for each in known)
+        return f"is not in it; it was learnt from {names}"
+    changes = what_changed(named[0].facts, identity_facts(job, surroundings))
+    shown = [*changes[:SHOWN_CHANGES]]
+    if len(changes) > SHOWN_CHANGES:
+        shown.append(f"and {len(changes) - SHOWN_CHANGES} more")
+    what = "; ".join(shown) or "what it starts from has changed"
+    return f"what its repeats taught on {named[0].learnt} is stale: {what}"
+
+
+# -------------------------------------------------------------------- for curves
+
+
+def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
+    """The calibration of a control given by its path, and a note on what nobody can check.
+
+    Raises:
+        ConfigError: the file is missing or damaged, or was learnt from another control.
+    """
+    place = f"--calibration {path}"
+    if not path.is_file():
+        raise ConfigError(Problem(place, "there is no such file"))
+    known = _read(path)
+    found = find_calibration(known, control.identity)
+    if found is None:
+        held = ", ".join(_described(each) for each in known)
+        what = "a run of ours" if control.identity else "curves from elsewhere"
+        raise ConfigError(
+            Problem(
+                place,
+                f"was not learnt from repeats of {control.source} ({what}); it was from {held}",
+                "learn from its own repeats with --repeat, or converge calibrate EXPERIMENT",
+            )
+        )
+    calibration = found.calibration
+    if control.identity:
+        return calibration, ""
+    if calibration.precision is not control.precision:
+        raise ConfigError(
+            Problem(
+                place,
+                f"was learnt in {calibration.precision}, and {control.source} ran in "
+                f"{control.precision}: limits of one are no limits of another",
+            )
+        )
+    note = f"{path} was learnt from repeats of {calibration.control!r}"
+    return calibration, f"{note}; that {control.name!r} is such a run cannot be checked"
+
+
+def _described(learnt: StoredCalibration) -> str:
+    identity = learnt.calibration.identity
+    what = f"run {identity[:12]}" if identity else "curves from elsewhere"
+    return f"{learnt.calibration.control!r} ({what})"

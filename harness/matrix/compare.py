@@ -1,0 +1,207 @@
+"""Finished runs, or curves from anywhere, against each other: no plan, no training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from harness.judge import Submission, calibrate, judge, judge_submission, limits
+from harness.matrix.calibrate import timestamp
+from harness.matrix.judge import Judged
+from harness.model import Ask, Calibration, Evidence, SeedRuns, Verdict
+from harness.readers import (
+    read_convergence,
+    read_curves,
+    read_reference_points,
+    read_spec,
+    same_path,
+)
+from harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
+from harness.report import build_view
+
+
+class Advise(Protocol):
+    """Completes a verdict's next command, which knows nothing of how the curves were read."""
+
+    def __call__(self, verdict: Verdict, *, of_run: bool) -> Verdict:
+        """``of_run``: whether what was judged is a run folder of ours."""
+
+
+def _as_it_is(verdict: Verdict, *, of_run: bool) -> Verdict:  # noqa: ARG001 - as Advise
+    return verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How curves are read."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Signal to the column that holds it, where that has another name."""
+    since: int | None = None
+    """The first step that counts; None: all do."""
+
+    def read(self, path: Path) -> Evidence:
+        """A run folder, or a file of curves. Raises as ``harness.readers.read_curves`` does."""
+        return read_curves(path, self.columns, since=self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a test set has to show."""
+
+    ask: Ask | None = None
+    margin: float | None = None
+    """Largest relative difference that still counts as equivalent; None: by the precision."""
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """Largest relative difference at any step, by signal: replaces what was learnt."""
+    target: float | None = None
+    """A loss that groups of seeds are to reach in no more steps."""
+
+
+def learn_from_repeats(
+    control: Evidence, paths: Sequence[Path], reading: Reading, out: Path | None = None
+) -> Calibration:
+    """What repeats of a control teach; ``out``: the report folder in which that is kept."""
+    repeats = [reading.read(path) for path in paths]
+    learnt = calibrate(control, repeats)
+    if out is not None:
+        known = {repeat.name: repeat.identity for repeat in repeats}
+        kept = StoredCalibration(learnt, known, {}, timestamp())
+        write_calibrations(out / CALIBRATION_FILE, [kept])
+    return learnt
+
+
+def compare_curves(
+    control: Evidence,
+    control_path: Path,
+    tests: Sequence[Path],
+    reading: Reading,
+    question: Question,
+    calibration: Calibration | None = None,
+    advise: Advise = _as_it_is,
+) -> Judged:
+    """Judge each run or curve file against a control that was read from ``control_path``."""
+    control_spec = read_spec(control_path)
+    verdicts = []
+    envelopes = {}
+    evidences = {control.name: control}
+    for path in tests:
+        test = reading.read(path)
+        test = replace(test, name=free_name(test, path, evidences))
+        evidences[test.name] = test
+        spec = read_spec(path)
+        allowed = {**(spec.tolerances if spec else {}), **question.tolerances}
+        verdict = judge(
+            test,
+            control,
+            calibration,
+            spec=spec,
+            control_spec=control_spec,
+            tolerances=allowed,
+            margin=question.margin,
+            ask=question.ask,
+            one_path=same_path(path, control_path),
+        )
+        verdicts.append(advise(verdict, of_run=spec is not None))
+        if not verdict.not_asked:
+            envelopes[test.name] = limits(test, control, calibration, allowed)
+    view = build_view(
+        title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
+        verdicts=verdicts,
+        evidences=evidences.values(),
+        envelopes=envelopes,
+        calibrations={control.name: calibration} if calibration else {},
+        here=Path.cwd(),
+    )
+    return Judged(tuple(verdicts), view)
+
+
+def compare_seeds(
+    control_paths: Sequence[Path],
+    tests: Sequence[Sequence[Path]],
+    reading: Reading,
+    question: Question,
+    advise: Advise = _as_it_is,
+) -> Judged:
+    """Judge each group of runs of several seeds against that of the control.
+
+    No run of one side belongs to one of the other, so nothing is compared step by step.
+    """
+    taken: dict[str, Evidence] = {}
+    control = _read_group(control_paths, reading, taken)
+    control_spec = read_spec(control_paths[0])
+    verdicts, seeds = [], {}
+    for paths in tests:
+        runs = SeedRuns(control, _read_group(paths, reading, taken))
+        spec = read_spec(paths[0])
+        verdict = judge(
+            runs.test[0],
+            control[0],
+            spec=spec,
+            control_spec=control_spec,
+            margin=question.margin,
+            ask=question.ask,
+            seeds=runs,
+            same_seed=False,
+            target=question.target,
+        )
+        verdicts.append(advise(verdict, of_run=spec is not None))
+        seeds[verdict.name] = runs
+    counted = ", ".join(_counted(runs.test) for runs in seeds.values())
+    view = build_view(
+        title=f"{_counted(control)} and {counted}",
+        verdicts=verdicts,
+        evidences=taken.values(),
+        here=Path.cwd(),
+        seeds=seeds,
+    )
+    return Judged(tuple(verdicts), view)
+
+
+def compare_submissions(
+    table: Path, tests: Sequence[Sequence[Path]], margin: float | None = None
+) -> Judged:
+    """Judge groups of MLPerf Training logs by the reference convergence points of one table."""
+    points = read_reference_points(table)
+    verdicts: list[Verdict] = []
+    for paths in tests:
+        runs = tuple(map(read_convergence, paths))
+        name = _submission_name(paths, {each.name for each in verdicts})
+        verdicts.append(judge_submission(name, table.stem, Submission(points, runs, margin)))
+    view = build_view(
+        title=f"{table.stem} and {', '.join(each.name for each in verdicts)}",
+        verdicts=verdicts,
+        here=Path.cwd(),
+    )
+    return Judged(tuple(verdicts), view)
+
+
+def free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:
+    """A name that no other curve has: its own, else its path, else that with a number."""
+    tries = [test.name, str(path), *(f"{path} ({count})" for count in range(2, 1000))]
+    return next(name for name in tries if name not in taken)
+
+
+def _read_group(
+    paths: Sequence[Path], reading: Reading, taken: dict[str, Evidence]
+) -> tuple[Evidence, ...]:
+    """The runs of one side, each with a name of its own, which is taken then."""
+    runs = []
+    for path in paths:
+        read = reading.read(path)
+        run = replace(read, name=free_name(read, path, taken))
+        taken[run.name] = run
+        runs.append(run)
+    return tuple(runs)
+
+
+def _counted(runs: Sequence[Evidence]) -> str:
+    return f"{runs[0].name} ({len(runs)} seeds)"
+
+
+def _submission_name(paths: Sequence[Path], taken: Collection[str]) -> str:
+    """The folder that holds the logs, as in a submission; else the first of them."""
+    tries = (paths[0].resolve().parent.name, str(paths[0].parent), str(paths[0]))
+    return next((name for name in tries if name and name not in taken), str(paths[0]))

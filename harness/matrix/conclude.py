@@ -1,0 +1,135 @@
+"""From records to verdicts and files: calibrate, judge, save, remember; and all that once more."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness import __version__
+from harness.history import History, night_of
+from harness.matrix.calibrate import calibrate_controls, keep, learn, read_judged_by
+from harness.matrix.judge import Judged, judge_matrix, read_evidence, versions_of
+from harness.matrix.run import Ran, gpu_ids
+from harness.matrix.save import SavedMatrix, load_matrix, save_matrix
+from harness.model import Calibration, Evidence, Launcher, Plan, RunRecord, Verdict
+from harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
+from harness.store import Store
+from harness.surroundings import checkout_commit, driver_version
+
+
+def conclude(
+    plan: Plan,
+    ran: Ran,
+    folder: Path,
+    *,
+    store: Store,
+    given: Mapping[str, StoredCalibration] | None,
+    only: Sequence[str] | None,
+    begun: float | None,
+) -> Judged:
+    """Calibrate unless calibrations are given, and judge; what ``conclude_again`` needs is saved.
+
+    Args:
+        plan: what ran.
+        ran: what came of it.
+        folder: of the reports.
+        store: where what was learnt is kept.
+        given: calibrations by the control's name; None: repeats of the controls teach them.
+        only: what the plan was made of, to judge it again later; None: the matrix is not finished,
+            so that is not wanted.
+        begun: time of the monotonic clock when the command began; None for one that did not wait
+            for the runs, whose own time says nothing.
+    """
+    finished = SavedMatrix(plan, ran.records, versions_of(plan), _entropy_floor(plan, ran))
+    if only is not None:
+        save_matrix(folder, finished, only, on_gpu=bool(gpu_ids()))
+    evidences = read_evidence(plan, ran.records)
+    learnt = given
+    if learnt is None:
+        learnt = learn(plan, evidences)
+        keep(store, learnt.values())
+    write_calibrations(folder / CALIBRATION_FILE, tuple(learnt.values()))
+    calibrations = {name: each.calibration for name, each in learnt.items()}
+    wall_s = None if begun is None else time.monotonic() - begun
+    return _judge(finished, evidences, calibrations, wall_s=wall_s)
+
+
+def conclude_again(folder: Path) -> tuple[SavedMatrix, Mapping[str, Evidence], Judged]:
+    """A report folder's matrix, its evidence by job name, and what comes of judging it now.
+
+    Raises StoreError as ``load_matrix`` does.
+    """
+    finished = load_matrix(folder)
+    evidences = read_evidence(finished.plan, finished.records)
+    if finished.plan.experiment.calibration is None:
+        calibrations = calibrate_controls(finished.plan, evidences)
+    else:
+        jobs = zip(finished.plan.jobs, finished.records, strict=True)
+        identities = {job.name: record.identity for job, record in jobs}
+        calibrations = read_judged_by(finished.plan, folder / CALIBRATION_FILE, identities)
+    return finished, evidences, _judge(finished, evidences, calibrations)
+
+
+def remember(
+    history: History,
+    plan: Plan,
+    records: Sequence[RunRecord],
+    verdicts: Sequence[Verdict],
+    *,
+    folder: Path,
+    wall_s: float | None,
+) -> bool:
+    """Add a night to the history; False where it was there already.
+
+    Raises HistoryError when the history cannot be read or written.
+    """
+    source = plan.experiment.path.resolve()
+    surroundings = plan.surroundings
+    # The machine that submits to a cluster may have another driver than those that run.
+    local = plan.experiment.launcher is Launcher.LOCAL
+    on_gpu_here = local and surroundings.hardware.startswith("gpu")
+    return history.append(
+        night_of(
+            plan,
+            records,
+            verdicts,
+            finished=datetime.now(UTC),
+            source=str(source),
+            report=str(folder.resolve()),
+            circumstances={
+                **versions_of(plan),
+                "converge": __version__,
+                "rank code": surroundings.rank_code[:12],
+                "hardware": surroundings.hardware,
+                "driver": driver_version() if on_gpu_here else "",
+                "commit": checkout_commit(source.parent),
+            },
+            wall_s=wall_s,
+        )
+    )
+
+
+def _judge(
+    finished: SavedMatrix,
+    evidences: Mapping[str, Evidence],
+    calibrations: Mapping[str, Calibration],
+    wall_s: float | None = None,
+) -> Judged:
+    return judge_matrix(
+        finished.plan,
+        finished.records,
+        evidences,
+        calibrations,
+        versions=finished.versions,
+        entropy_floor=finished.entropy_floor,
+        wall_s=wall_s,
+    )
+
+
+def _entropy_floor(plan: Plan, ran: Ran) -> float | None:
+    """Floor of the corpus that all jobs read; None when they read several, or a real one."""
+    used = {job.spec.train_config.data for job in plan.jobs}
+    (only, *others) = used
+    return None if others or only is None else ran.data[only].entropy_nats_per_token

@@ -1,0 +1,162 @@
+"""Every job of a plan built without its GPUs: whether it can be, what memory it takes, its cost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import ConfigError, Problem
+from harness.launch import RunOptions
+from harness.launch import dry_run as processes
+from harness.launch.dry_run import Answer, problems_of
+from harness.launch.interruption import interruptible
+from harness.model import Job, Plan, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One set, or one segment of an elastic set, as it was built."""
+
+    name: str
+    job: Job
+    largest: Answer
+    """Of the pipeline rank with the highest peak."""
+    seconds: float
+    """That the dry runs of all its stages took together."""
+    rss_bytes: int
+    """Highest of a process that dry-ran it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What came of building a plan's jobs."""
+
+    plan: Plan
+    device: str
+    answers: Sequence[Answer]
+    throughput: float | None = None
+    """Tokens per second and GPU by which costs are told; None: they are not."""
+    gpu_memory: float | None = None
+    """Of a GPU, in GB."""
+    wall_s: float = 0.0
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The sets that were built, in the plan's order."""
+        by_set: dict[tuple[str, int | None], list[Answer]] = {}
+        for answer in self.answers:
+            if "peak_bytes" in answer.found:
+                by_set.setdefault((answer.part.job.name, answer.part.segment), []).append(answer)
+        return tuple(
+            Row(
+                name if segment is None else f"{name}, segment {segment}",
+                each[0].part.job,
+                max(each, key=lambda answer: answer.peak_bytes),
+                sum(answer.found["seconds"] for answer in each),
+                max(answer.found["peak_rss_bytes"] for answer in each),
+            )
+            for (name, segment), each in by_set.items()
+        )
+
+    @property
+    def problems(self) -> list[Problem]:
+        """What is wrong with the sets, each with its key."""
+        return problems_of(self.answers)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """All of it as JSON values (schema 1)."""
+        largest = [row.largest for row in self.rows]
+        return {
+            "schema": 1,
+            "experiment": str(self.plan.experiment.path),
+            "device": self.device,
+            "gpu_memory_gb": self.gpu_memory,
+            "tokens_per_gpu_second": self.throughput,
+            "gpu_hours": {
+                "total": self._hours(self.plan.jobs),
+                "jobs": {job.name: self._hours([job]) for job in self.plan.jobs},
+            },
+            "parts": [
+                {
+                    "set": answer.part.job.name,
+                    "segment": answer.part.segment,
+                    "pipeline_rank": answer.part.stage,
+                    "largest": any(answer is each for each in largest),
+                    "toolchain": answer.part.job.toolchain.name,
+                    **answer.found,
+                }
+                for answer in self.answers
+            ],
+            "problems": [str(problem) for problem in self.problems],
+            "wall_s": round(self.wall_s, 1),
+        }
+
+    def _hours(self, jobs: Iterable[Job]) -> float | None:
+        if not self.throughput:
+            return None
+        return sum(gpu_hours(job, self.throughput) for job in jobs)
+
+
+def dry_run(
+    plan: Plan,
+    *,
+    device: str | None = None,
+    throughput: float | None = None,
+    gpu_memory: float | None = None,
+    on_answer: Callable[[Answer], None],
+) -> DryRun:
+    """Build every job of a plan on this machine, up to and through its first steps.
+
+    ``device``, ``throughput`` replace what the experiment says. ``on_answer`` is called with what
+    each process found, as it ends.
+
+    Raises ConfigError for sets that another program trains: nobody but it builds their models.
+    """
+    _require_torchtitan(plan)
+    device = device or device_of(plan)
+    begun = time.monotonic()
+    with interruptible() as stop:
+        answers = processes.dry_run(
+            plan.jobs, device, RunOptions(), os.environ, stop, on_answer=on_answer
+        )
+    wall_s = time.monotonic() - begun
+    throughput = throughput or plan.experiment.tokens_per_gpu_second
+    return DryRun(plan, device, answers, throughput, gpu_memory, wall_s)
+
+
+def device_of(plan: Plan) -> str:
+    """Where the experiment is meant to run: what ``[cluster]`` says, else by its data.
+
+    Our synthetic corpus is made for laptops: ``cpu``; other data sets: ``cuda``.
+    """
+    cluster = plan.experiment.cluster
+    if cluster is not None:
+        return cluster.device
+    synthetic = any(job.spec.train_config.data is not None for job in plan.jobs)
+    return "cpu" if synthetic else "cuda"
+
+
+def gpu_hours(job: Job, throughput: float) -> float:
+    """Of a job's run at a throughput in tokens per GPU and second; a seed checkpoint trains none.
+
+    The number of GPUs cancels out: half as long on twice as many. A frozen step costs as much as
+    any: what it lacks, the update, is the least of it.
+    """
+    if job.role is Role.SEED:
+        return 0.0
+    return (job.steps + job.frozen) * job.tokens_per_step / throughput / 3600
+
+
+def _require_torchtitan(plan: Plan) -> None:
+    if not all(job.spec.trainer.can.dry_run for job in plan.jobs):
+        raise ConfigError(
+            Problem(
+                f"{plan.experiment.path}: trainer.kind",
+                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds torchtitan's models only",
+                "leave --dry-run out",
+            )
+        )

@@ -1,0 +1,86 @@
+"""Whether a failure of low precision is made by rounding, or is there in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from harness.matrix.calibrate import calibrate_controls
+from harness.matrix.judge import Judged, judge_matrix, may_be_rounding, read_evidence, versions_of
+from harness.matrix.load import plan_experiment
+from harness.matrix.run import Ran, gpu_ids
+from harness.model import Judgement, Outcome, Plan, Verdict
+from harness.plan import in_float32, select
+
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What failed in low precision, and came of it in float32."""
+
+    judged: Judged
+    """In float32."""
+    explanations: tuple[str, ...]
+    """A sentence for every set that had failed."""
+
+
+def explain(
+    plan: Plan,
+    verdicts: Sequence[Verdict],
+    run: Callable[[Plan], Ran],
+    slots: int | None = None,
+) -> Explained | None:
+    """Run what failed in low precision again in float32, by ``run``; None when nothing did."""
+    failed = {
+        verdict.name: verdict
+        for verdict in verdicts
+        if may_be_rounding(plan.job(verdict.name), verdict)
+    }
+    if not failed:
+        return None
+    experiment = in_float32(select(plan.experiment, list(failed)))
+    experiment = replace(experiment, name=f"{experiment.name} in float32")
+    made = plan_experiment(experiment, on_gpu=bool(gpu_ids()), slots=slots)
+    ran = run(made)
+    evidences = read_evidence(made, ran.records)
+    judged = judge_matrix(
+        made,
+        ran.records,
+        evidences,
+        calibrate_controls(made, evidences),
+        versions=versions_of(made),
+        entropy_floor=None,
+    )
+    return Explained(
+        judged,
+        tuple(
+            explanation(failed[verdict.name], verdict)
+            for verdict in judged.verdicts
+            if verdict.name in failed
+        ),
+    )
+
+
+def explanation(low: Verdict, plain: Verdict) -> str:
+    """What a set's verdict in float32 means for its failure in low precision."""
+    begin = f"{low.name} in float32: {plain.judgement.value}"
+    if plain.judgement is Judgement.PASS:
+        where = _where(low)
+        return f"{begin}. It is right in float32; the difference is made by rounding{where}"
+    if plain.judgement is Judgement.FAIL:
+        since = f" at step {plain.onset_step}" if plain.onset_step is not None else ""
+        return f"{begin}{since}. It is no rounding: {plain.cause}"
+    return f"{begin}, which tells nothing of rounding: {plain.cause}"
+
+
+def _where(low: Verdict) -> str:
+    """The parameters that were off first, the furthest first."""
+    found = [check for check in low.checks if check.outcome is Outcome.FAIL and check.deviations]
+    if not found:
+        return ""
+    first = min(found, key=lambda check: check.onset or 0)
+    names = [each.tensor for each in first.deviations[:_NAMED]]
+    more = len(first.deviations) - len(names)
+    others = f" and {more} more" if more else ""
+    return f" in {', '.join(names)}{others}, from step {first.onset} on"

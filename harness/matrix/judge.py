@@ -1,0 +1,234 @@
+"""Evidence of a plan's runs to verdicts, and what to type after each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from harness.model import (
+    Ask,
+    Calibration,
+    Evidence,
+    Job,
+    Judgement,
+    Launcher,
+    Outcome,
+    Plan,
+    Precision,
+    Role,
+    RunRecord,
+    RunStatus,
+    SeedRuns,
+    Verdict,
+)
+from harness.readers import read_run
+
+if TYPE_CHECKING:
+    from harness.report import ReportView
+
+MENDED_BY_TRAINING = frozenset(
+    {
+        *("control-sound", "repeats-sound", "complete"),
+        *("steps-increase", "values-present", "samples-whole"),
+    }
+)
+"""Checks that a run whose evidence is damaged, or one bad repeat, makes INVALID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A matrix after judging: everything that a report needs."""
+
+    verdicts: tuple[Verdict, ...]
+    view: ReportView
+    wall_s: float | None = None
+    """From the command's begin to here; None for one that did not wait for the runs."""
+
+
+def read_evidence(plan: Plan, records: Sequence[RunRecord]) -> dict[str, Evidence]:
+    """What the anchor and every control, repeat and test left, by job name."""
+    return {
+        job.name: _evidence(job, record)
+        for job, record in zip(plan.jobs, records, strict=True)
+        if job.role is not Role.SEED
+    }
+
+
+def _evidence(job: Job, record: RunRecord) -> Evidence:
+    if record.status is RunStatus.SKIPPED:
+        return Evidence(
+            name=job.name,
+            source=str(record.folder),
+            steps=np.empty(0, dtype=np.int64),
+            signals={},
+            identity=job.identity,
+            complete=False,
+            expected_steps=job.steps,
+            error=record.error,
+            status=record.status,
+            precision=job.precision,
+        )
+    # A reused run may have been made under another name: only its identity counts.
+    return replace(read_run(record.folder), name=job.name, precision=job.precision)
+
+
+def judge_matrix(
+    plan: Plan,
+    records: Iterable[RunRecord],
+    evidences: Mapping[str, Evidence],
+    calibrations: Mapping[str, Calibration],
+    *,
+    versions: Mapping[str, str],
+    entropy_floor: float | None,
+    wall_s: float | None = None,
+) -> Judged:
+    """Judge every test set of a plan, and its first control where there is an anchor.
+
+    ``evidences`` are by job name, ``calibrations`` by the name of the control.
+    """
+    # A plan judges and draws nothing, and need not pay for scipy and the plots.
+    from harness.judge import PrecisionRuns, judge, limits  # noqa: PLC0415
+    from harness.report import build_view  # noqa: PLC0415
+
+    verdicts = []
+    envelopes = {}
+    seeds = {}
+    for pair in pairs_of(plan):
+        job, against, calibrated, matched, reference = pair
+        test, control = evidences[job.name], evidences[against.name]
+        calibration = calibrations[calibrated]
+        if runs := seed_runs(plan, pair, evidences):
+            seeds[job.name] = runs
+        verdict = judge(
+            test,
+            control,
+            calibration,
+            spec=job.spec,
+            control_spec=against.spec,
+            own_start=job.needs != against.needs or against.golden is not None,
+            measure=PrecisionRuns(evidences[matched], evidences[reference])
+            if matched and reference
+            else None,
+            seeds=runs,
+        )
+        verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
+        envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
+    view = build_view(
+        title=plan.experiment.name,
+        verdicts=verdicts,
+        evidences=evidences.values(),
+        subject=plan,
+        records=records,
+        versions=versions,
+        envelopes=envelopes,
+        calibrations=calibrations,
+        entropy_floor=entropy_floor,
+        generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        wall_s=wall_s,
+        here=Path.cwd(),
+        seeds=seeds,
+    )
+    return Judged(tuple(verdicts), view, wall_s)
+
+
+def versions_of(plan: Plan) -> dict[str, str]:
+    """Versions by distribution; several toolchains are told apart by their torchtitan."""
+    toolchains = {job.toolchain.name: job.toolchain for job in plan.jobs}
+    found: dict[str, list[str]] = {}
+    for toolchain in toolchains.values():
+        for distribution, version in toolchain.versions.items():
+            found.setdefault(distribution, [])
+            if version not in found[distribution]:
+                found[distribution].append(version)
+    return {distribution: ", ".join(versions) for distribution, versions in found.items()}
+
+
+# ------------------------------------------------------------------ what is judged against what
+
+
+class Pair(NamedTuple):
+    """What is judged, against what, and by the repeats of which control."""
+
+    test: Job
+    control: Job
+    calibrated: str
+    matched: str | None
+    """Name of the run by whose errors those of the test are judged, if any …"""
+    reference: str | None
+    """… and of the one in float32 from which they are measured."""
+
+
+def pairs_of(plan: Plan) -> Iterator[Pair]:
+    """Every comparison of a plan: the control that an anchor challenges, then the test sets.
+
+    The anchor is not repeated: the spread of the control's own repeats tells how far right runs of
+    that regime lie apart.
+
+    Raises ValueError for a test set without a control, which no experiment file gives.
+    """
+    anchor = next((job for job in plan.jobs if job.role is Role.ANCHOR), None)
+    if anchor is not None:
+        challenged = plan.job(plan.experiment.controls[0].name)
+        yield Pair(challenged, anchor, challenged.name, challenged.matched, challenged.reference)
+    for job in plan.jobs:
+        if job.role is Role.TEST:
+            if job.spec.control is None:
+                raise ValueError(f"test set {job.name!r} names no control")
+            control = plan.job(job.spec.control)
+            yield Pair(job, control, control.name, job.matched, job.reference)
+
+
+def seed_runs(plan: Plan, pair: Pair, evidences: Mapping[str, Evidence]) -> SeedRuns | None:
+    """What control and test set of a comparison left, seed by seed; None where there is one."""
+    control, test = (
+        tuple(
+            evidences[each.name]
+            for each in plan.jobs
+            if each.name == job.name
+            or (each.role is Role.OTHER_SEED and each.spec.name == job.spec.name)
+        )
+        for job in (pair.control, pair.test)
+    )
+    return SeedRuns(control, test, paired=True) if min(len(control), len(test)) > 1 else None
+
+
+# ------------------------------------------------------------------ what to type next
+
+
+def may_be_rounding(job: Job, verdict: Verdict) -> bool:
+    """Whether a verdict is a failure that the same set in float32 would tell more of."""
+    low = job.precision is not Precision.FP32 and job.spec.ask is Ask.SAME
+    return low and job.spec.trainer.can.references and verdict.judgement is Judgement.FAIL
+
+
+def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
+    """What to type after a verdict on a set of a plan, with why as a comment of the shell.
+
+    Not a command that judges the same evidence again: it would say the same.
+    """
+    if verdict.judgement is Judgement.FAIL:
+        if may_be_rounding(job, verdict):
+            return _run_again(plan, job, "--explain")
+        return f"{_run_again(plan, job)}  # after a change: what it does not touch is reused"
+    if verdict.judgement is Judgement.INCONCLUSIVE:
+        more = "or with [seeds]" if not plan.experiment.other_seeds else "or more seeds"
+        return f"{_run_again(plan, job)}  # with more steps, {more}"
+    if verdict.judgement is Judgement.INVALID:
+        invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
+        if MENDED_BY_TRAINING.issuperset(invalid[:1]):
+            return f"{_run_again(plan, job, '--fresh')}  # trains it and its control again"
+        return f"{_run_again(plan, job)}  # after a change of what is named above"
+    return verdict.next_command
+
+
+def _run_again(plan: Plan, job: Job, *options: str) -> str:
+    launcher = plan.experiment.launcher
+    where = () if launcher is Launcher.LOCAL else ("--launcher", launcher.value)
+    path = str(plan.experiment.path)
+    return shlex.join(("converge", "run", path, "--only", job.name, *where, *options))

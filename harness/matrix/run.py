@@ -1,0 +1,125 @@
+"""A plan's jobs to their records, on this machine or by a scheduler that is followed to the end."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from harness import corpus
+from harness.errors import ClusterError
+from harness.launch import RunOptions, run_plan
+from harness.launch.events import Observer, Preparing
+from harness.launch.slurm.commands import Slurm
+from harness.launch.slurm.follow import follow_plan
+from harness.launch.slurm.job_status import Site
+from harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
+from harness.store import Store, read_record
+from harness.surroundings import gpu_models
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What running a plan came to."""
+
+    records: tuple[RunRecord, ...]
+    """In the plan's order."""
+    data: Mapping[SyntheticData, corpus.PreparedData]
+
+
+def run_jobs(
+    plan: Plan, store: Store, observer: Observer, *, fresh: bool = False, warm: bool = True
+) -> Ran:
+    """Bring every job of the plan to a record, here or on a cluster; finished ones are reused.
+
+    Args:
+        plan: whose jobs are run; a golden's are taken as they are.
+        store: where runs are kept and found again.
+        observer: is told what happens meanwhile.
+        fresh: run everything again, even what has finished with the same identity.
+        warm: fork ranks that have their imports done, where that is possible.
+
+    Raises:
+        ConfigError: a toolchain refuses a job's config; nothing was launched.
+        ClusterError: the scheduler cannot be reached.
+        StoreError: the store cannot be read or written.
+        Interrupted: a signal came.
+    """
+    data = prepare(plan, store, observer)
+    options = options_of(plan, data, fresh=fresh, warm=warm)
+    to_run = plan.without_golden
+    if plan.experiment.launcher is Launcher.SLURM:
+        records = follow_plan(to_run, site_of(plan, store, options, observer), observer)
+    else:
+        records = run_plan(to_run, store, options, observer)
+    made = dict(zip((job.name for job in to_run.jobs), records, strict=True))
+    return Ran(tuple(made.get(job.name) or golden_record(job) for job in plan.jobs), data)
+
+
+def prepare(
+    plan: Plan, store: Store, observer: Observer
+) -> dict[SyntheticData, corpus.PreparedData]:
+    """Say what is to be done, and generate every corpus that is not there yet."""
+    count = len(plan.without_golden.jobs)
+    observer(Preparing(time.time(), f"{plan.experiment.name}: {count} jobs"))
+    return prepare_data(plan, store)
+
+
+def prepare_data(plan: Plan, store: Store) -> dict[SyntheticData, corpus.PreparedData]:
+    """Generate every corpus that the plan's jobs read, unless it is there."""
+    used = dict.fromkeys(job.spec.train_config.data for job in plan.jobs)
+    return {data: corpus.prepare(data, store.root / "data") for data in used if data is not None}
+
+
+def options_of(
+    plan: Plan,
+    data: Mapping[SyntheticData, corpus.PreparedData],
+    *,
+    fresh: bool = False,
+    warm: bool = True,
+) -> RunOptions:
+    """How a plan is to be run, where its launcher runs it."""
+    cluster = plan.experiment.cluster
+    return RunOptions(
+        data={values: prepared.folder for values, prepared in data.items()},
+        gpus=gpu_ids() if cluster is None else (),
+        cluster_device=cluster.device if cluster else None,
+        fresh=fresh,
+        warm=warm,
+    )
+
+
+def gpu_ids() -> tuple[int, ...]:
+    """GPUs that ranks may use; empty: they run on the CPU."""
+    return tuple(range(len(gpu_models())))
+
+
+def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -> Site:
+    """Where the jobs of a plan for a scheduler are submitted.
+
+    ``observer`` is told when the scheduler makes us wait.
+
+    Raises ClusterError when the scheduler's commands are not there: now, not after minutes of
+    preparations.
+    """
+    cluster = plan.experiment.cluster
+    if cluster is None:
+        raise ValueError("the launcher of the plan needs no cluster")
+    if shutil.which("sbatch") is None:
+        raise ClusterError(
+            "sbatch is not on the PATH: run converge on a login node of the cluster (perhaps after "
+            "`module load slurm`), or on this machine with --launcher local"
+        )
+
+    def say(what: str) -> None:
+        observer(Preparing(time.time(), what))
+
+    return Site(store, Slurm(say=say), cluster, plan.experiment, options)
+
+
+def golden_record(job: Job) -> RunRecord:
+    """The record of a golden's run, by the name of now."""
+    if job.golden is None:
+        raise ValueError(f"{job.name} is no golden")
+    return replace(read_record(job.golden), name=job.name, reused=True)

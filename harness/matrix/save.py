@@ -1,0 +1,221 @@
+"""``matrix.json`` in a report folder: which runs it judges, for ``converge report``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import StoreError
+from harness.matrix.load import Finder, load_plan
+from harness.model import (
+    GLOBAL_BATCH,
+    Cluster,
+    Experiment,
+    Job,
+    Launcher,
+    Plan,
+    Role,
+    RunRecord,
+    SetSpec,
+    Toolchain,
+)
+from harness.plan import broken_by
+from harness.readers import read_spec
+from harness.references import CALIBRATION_FILE
+from harness.run_folder.layout import RECORD
+from harness.store import read_json, read_record, write_json
+from harness.trainers import assume_toolchain, comes_in_passes
+
+FILE = "matrix.json"
+
+
+class _SavedRun(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    folder: str
+    identity: str
+
+
+class _Saved(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    experiment: str
+    only: tuple[str, ...]
+    on_gpu: bool
+    versions: dict[str, str]
+    entropy_floor: float | None
+    runs: dict[str, _SavedRun]
+    calibrated: bool = False
+    """Whether a calibration file or a golden was given; what it held is in ``calibration.json``."""
+    launcher: Launcher = Launcher.LOCAL
+    cluster: Cluster | None = None
+    """As it was then: the user's own file may say something else by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMatrix:
+    """A finished matrix as its report folder remembers it."""
+
+    plan: Plan
+    records: tuple[RunRecord, ...]
+    """In the plan's order."""
+    versions: Mapping[str, str]
+    """Of the toolchains that the runs were made with."""
+    entropy_floor: float | None
+
+
+def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gpu: bool) -> None:
+    """Remember which runs a report folder judges."""
+    plan = matrix.plan
+    saved = _Saved(
+        experiment=str(plan.experiment.path.resolve()),
+        only=tuple(only),
+        on_gpu=on_gpu,
+        versions=dict(matrix.versions),
+        calibrated=plan.experiment.calibration is not None or plan.experiment.baseline is not None,
+        entropy_floor=matrix.entropy_floor,
+        launcher=plan.experiment.launcher,
+        cluster=plan.experiment.cluster,
+        runs={
+            job.name: _SavedRun(folder=str(record.folder.resolve()), identity=record.identity)
+            for job, record in zip(plan.jobs, matrix.records, strict=True)
+        },
+    )
+    write_json(folder / FILE, saved.model_dump(mode="json"))
+
+
+def load_matrix(folder: Path) -> SavedMatrix:
+    """The matrix that a report folder was made from; needs no toolchain.
+
+    Raises:
+        StoreError: the folder is no report folder, a run that it names is gone or was made anew,
+            or the experiment does not mean the same any more.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(
+            f"{folder} has no {FILE}: it is no --out folder of `converge run`; "
+            "give that folder, or judge run folders with `converge compare`"
+        )
+    try:
+        saved = _Saved.model_validate(read_json(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise StoreError(f"{path}: {key}: {first['msg']}; run the experiment again") from None
+    experiment = Path(saved.experiment)
+    if experiment.is_relative_to(Path.cwd()):
+        experiment = experiment.relative_to(Path.cwd())  # as the user wrote it
+
+    def plan_by(find: Finder) -> Plan:
+        return load_plan(
+            experiment,
+            saved.only,
+            on_gpu=saved.on_gpu,
+            calibration=folder / CALIBRATION_FILE if saved.calibrated else None,
+            launcher=saved.launcher,
+            cluster=saved.cluster,
+            find=find,
+        )
+
+    plan = plan_by(assume_toolchain)
+    named = _named_backends(plan.experiment)
+    records = tuple(_record(job, saved, experiment, named.get(job.spec.name)) for job in plan.jobs)
+    if any(job.golden is not None for job in plan.jobs):
+        # How strictly a golden judges depends on whether the runs were of its release, whatever
+        # stands in the toolchain's folder by now.
+        then = _versions_then(plan, records)
+        plan = plan_by(
+            lambda name, *, trainer=None: _as_then(assume_toolchain(name, trainer=trainer), then)
+        )
+    return SavedMatrix(
+        plan=replace(plan, jobs=tuple(map(_with_backend_of, plan.jobs, records))),
+        records=records,
+        versions=saved.versions,
+        entropy_floor=saved.entropy_floor,
+    )
+
+
+def _with_backend_of(job: Job, record: RunRecord) -> Job:
+    """The job by the SPMD backend that its run was told; older ones were told none.
+
+    What a set that names none is run by depends on the torch that is there.
+    """
+    told = read_spec(record.folder)
+    if told is None or job.golden is not None:
+        return job
+    return replace(job, spec=replace(job.spec, spmd_backend=told.spmd_backend))
+
+
+def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
+    """Versions by distribution that the runs of every toolchain recorded, by its name."""
+    found = {}
+    for job, record in zip(plan.jobs, records, strict=True):
+        if job.golden is None:
+            told = read_json(record.folder / RECORD)
+            found[job.toolchain.name] = told.get("versions") or {}
+    return found
+
+
+def _as_then(now: Toolchain, then: Mapping[str, Mapping[str, str]]) -> Toolchain:
+    return replace(now, versions=then.get(now.name) or now.versions)
+
+
+def _named_backends(experiment: Experiment) -> dict[str, str | None]:
+    """By the name of a set, the SPMD backend that the file names for it."""
+    anchor = () if experiment.anchor is None else (experiment.anchor,)
+    sets = (*experiment.controls, *anchor, *experiment.tests)
+    return {spec.name: spec.spmd_backend for spec in sets}
+
+
+def _record(job: Job, saved: _Saved, experiment: Path, backend: str | None) -> RunRecord:
+    """The saved run of a job, if it is still what the plan means.
+
+    ``backend`` is the SPMD backend that the file names; None: whatever fits.
+    """
+    again = f"run it again with: converge run {experiment}"
+    run = saved.runs.get(job.name)
+    if run is None:
+        raise StoreError(f"{experiment} has changed: there is no run of {job.name!r}; {again}")
+    record = read_record(Path(run.folder))
+    if record.identity != run.identity:
+        raise StoreError(f"{run.folder} has been replaced by another run; {again}")
+    told = read_spec(record.folder)
+    changed = told is not None and (
+        _meaning(told) != _told(job) or backend not in (None, told.spmd_backend)
+    )
+    if job.role is not Role.SEED and changed:
+        raise StoreError(
+            f"{experiment} or its train config has changed: {job.name!r} was run as something "
+            f"else; {again}"
+        )
+    return record
+
+
+def _told(job: Job) -> tuple[object, ...]:
+    """What the ranks of a job are told; of one in several passes also the global batch."""
+    spec = job.spec
+    if comes_in_passes(job):
+        spec = replace(spec, overrides={**spec.overrides, GLOBAL_BATCH: job.global_batch_size})
+    return _meaning(spec)
+
+
+def _meaning(spec: SetSpec) -> tuple[object, ...]:
+    """What of a set its ranks were told: not its name, notes, waivers and tolerances."""
+    config = spec.train_config
+    return (
+        spec.parallelism,
+        (config.module, config.config, dict(config.model), dict(config.settings)),
+        config.loader,
+        spec.techniques,
+        spec.pipeline_schedule,
+        spec.cp_rotation,
+        dict(spec.overrides),
+        spec.inject,
+        spec.without_fixes,
+        spec.segments,
+        broken_by(spec.recovery),
+    )

@@ -1,0 +1,131 @@
+"""Jobs of a scheduler without a harness that stays: submit, look, collect, cancel."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Callable, Sequence
+
+from harness.errors import ConfigError, Problem, suggest
+from harness.launch.events import Observer
+from harness.launch.slurm import detached
+from harness.launch.slurm.detached import (
+    BROKEN_OFF,
+    NOT_SUBMITTED,
+    Cancelled,
+    Collected,
+    StatusRow,
+    Submitted,
+)
+from harness.launch.slurm.job_status import JobStatus
+from harness.matrix.run import Ran, golden_record, options_of, prepare, prepare_data, site_of
+from harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from harness.plan import select
+from harness.store import Store
+
+
+def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = False) -> Submitted:
+    """Hand every job to the scheduler that has not finished and is not in its queue.
+
+    Raises as ``harness.launch.slurm.detached.submit_plan`` does.
+    """
+    data = prepare(plan, store, observer)
+    site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer)
+    return detached.submit_plan(plan.without_golden, site, observer)
+
+
+def jobs_status(plan: Plan, store: Store, observer: Observer) -> tuple[StatusRow, ...]:
+    """How every job stands, in the plan's order. Nothing is written."""
+    site = site_of(plan, store, options_of(plan, {}), observer)
+    return detached.status(plan.without_golden, site)
+
+
+def collect_jobs(plan: Plan, store: Store, observer: Observer) -> Collected:
+    """Write the records of all that is over, and say what is not."""
+    site = site_of(plan, store, options_of(plan, {}), observer)
+    return detached.collect(plan.without_golden, site, observer)
+
+
+def collected_run(plan: Plan, collected: Collected, store: Store) -> Ran:
+    """What a matrix is judged by: records, and of what is not over that it was skipped."""
+    records = {each.job.identity: _not_over(each) for each in collected.left}
+    records.update(collected.records)
+    goldens = (job for job in plan.jobs if job.golden is not None)
+    records.update((job.identity, golden_record(job)) for job in goldens)
+    return Ran(tuple(records[job.identity] for job in plan.jobs), prepare_data(plan, store))
+
+
+def cancel_jobs(
+    plan: Plan, store: Store, observer: Observer, only: Sequence[str] = ()
+) -> Cancelled:
+    """Take the jobs that ``only`` names (none: all) out of the scheduler's hands.
+
+    Raises ConfigError for a name that is neither a job's nor a set's.
+    """
+    wanted = jobs_named(plan, only)
+    return detached.cancel(
+        plan.without_golden,
+        site_of(plan, store, options_of(plan, {}), observer),
+        observer,
+        wanted=wanted,
+        why=f"cancelled by converge cancel ({_who()})",
+    )
+
+
+def jobs_named(plan: Plan, only: Sequence[str]) -> Callable[[Job], bool]:
+    """Which jobs ``--only`` means: jobs by their names, test sets as elsewhere."""
+    # In the plan's order.
+    by_name = dict.fromkeys(job.name for job in plan.without_golden.jobs)
+    only = only or tuple(by_name)
+    sets = [name for name in only if name not in by_name]
+    unknown = [name for name in sets if not _is_set(plan, name)]
+    if unknown:
+        valid = list(dict.fromkeys((*by_name, *(spec.name for spec in plan.experiment.tests))))
+        path = str(plan.experiment.path)
+        raise ConfigError(
+            [Problem(path, f"no job or set {each!r}", suggest(each, valid)) for each in unknown]
+        )
+    chosen = {name for name in only if name in by_name}
+    if sets:
+        chosen |= {spec.name for spec in select(plan.experiment, sets).tests}
+    return lambda job: job.name in chosen
+
+
+def state_of(status: JobStatus) -> str:
+    """``pending as job 12 (Priority)``."""
+    if status.submission is None:
+        return NOT_SUBMITTED
+    if status.state is None:
+        return BROKEN_OFF
+    reason = f" ({status.state.reason})" if status.state.reason else ""
+    return f"{status.state.phase} as job {status.submission.job_id}{reason}"
+
+
+def _is_set(plan: Plan, name: str) -> bool:
+    """Whether `select` takes it: a set, or what several are generated from."""
+    try:
+        select(plan.experiment, [name])
+    except ConfigError:
+        return False
+    return True
+
+
+def _not_over(status: JobStatus) -> RunRecord:
+    """What a matrix is judged by where a job is not over."""
+    return RunRecord(
+        name=status.job.name,
+        identity=status.job.identity,
+        folder=status.folder,
+        status=RunStatus.SKIPPED,
+        wall_s=0.0,
+        argv=(),
+        error=RankError(None, f"not over: {state_of(status)}"),
+    )
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        user = "somebody"
+    return f"{user} on {socket.gethostname()}"

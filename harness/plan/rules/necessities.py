@@ -1,0 +1,227 @@
+"""What must hold for a job to run as named: arithmetic, and what upstream or a cluster requires."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.model import FaultKind, Kind, Launcher, RestartOwner, Technique
+from harness.plan.rules.rule import (
+    Breach,
+    PlannedJob,
+    count_microbatches,
+    effective_layers,
+    microbatch_size,
+    necessity,
+    of_titan,
+    pipeline_stages,
+)
+from harness.trainers import features_of, trainer_of
+
+FULL_PIPELINE_SCHEDULES = frozenset({"1F1B", "DualPipeV"})
+"""Schedules whose constructors refuse fewer microbatches than stages (torch 2.13)."""
+ROUND_SCHEDULES = frozenset({"Interleaved1F1B", "InterleavedZeroBubble"})
+"""Schedules that work in rounds of pp microbatches, all of one size."""
+
+
+@necessity
+@of_titan
+def pp_microbatches_fit(planned: PlannedJob) -> Iterator[Breach]:
+    """The local batch divides into microbatches that the pipeline schedule takes."""
+    schedule = planned.job.spec.pipeline_schedule
+    if planned.degrees.pp == 1 or schedule is None:
+        return
+    size, local = microbatch_size(planned.job), planned.job.local_batch_size
+    if local % size:
+        yield Breach(
+            "set.parallelism.pipeline_parallel_microbatch_size",
+            f"a local batch of {local} does not divide into microbatches of {size}",
+        )
+        return
+    microbatches, stages = count_microbatches(planned.job), pipeline_stages(planned.job)
+    if schedule in FULL_PIPELINE_SCHEDULES and microbatches < stages:
+        yield Breach(
+            "pipeline_schedule",
+            f"{schedule} refuses {microbatches} microbatches for {stages} stages",
+        )
+    rounds = max(1, microbatches // planned.degrees.pp)
+    if schedule in ROUND_SCHEDULES and microbatches % rounds:
+        yield Breach(
+            "pipeline_schedule",
+            f"{schedule} needs its {microbatches} microbatches to divide into {rounds} rounds",
+        )
+
+
+@necessity
+def batch_divisible(planned: PlannedJob) -> Iterator[Breach]:
+    """The global batch is a whole number of local batches on every data-parallel rank."""
+    job, dp = planned.job, planned.degrees.dp
+    if job.global_batch_size % (job.local_batch_size * dp):
+        yield Breach(
+            "set.training.global_batch_size",
+            f"{job.global_batch_size} is no multiple of local batch {job.local_batch_size} "
+            f"x dp {dp} = {job.local_batch_size * dp}",
+        )
+
+
+@necessity
+def program_is_told(planned: PlannedJob) -> Iterator[Breach]:
+    """What a set names otherwise than its control reaches the program that trains it."""
+    if planned.job is not planned.control:
+        for key, message, hint in trainer_of(planned.job.spec).untold(planned.job, planned.control):
+            yield Breach(key, message, hint)
+
+
+@necessity
+@of_titan
+def sequence_divisible(planned: PlannedJob) -> Iterator[Breach]:
+    """The sequence length divides over sequence-parallel and context-parallel ranks."""
+    tp, cp, length = planned.degrees.tp, planned.degrees.cp, planned.job.seq_len
+    divisor = tp * (2 * cp if cp > 1 else 1)
+    block = features_of(planned.job).sequence_block
+    if length % divisor:
+        yield Breach(
+            "set.training.seq_len",
+            f"a sequence of {length} (training.seq_len) is no multiple of {divisor} "
+            f"(TP {tp}, and 2 per rank of CP {cp})",
+        )
+    elif cp > 1 and block > 1 and length % (cp * block):
+        yield Breach(
+            "set.training.seq_len",
+            f"a sequence of {length} (training.seq_len) is no multiple of CP {cp} x {block}, "
+            "FlexAttention's block",
+        )
+
+
+@necessity
+@of_titan
+def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
+    """A technique stands on top of what it needs."""
+    spec, degrees = planned.job.spec, planned.degrees
+    used = set(spec.techniques)
+    needs = (
+        (Technique.ASYNC_TP in used, degrees.tp > 1, "async_tp needs parallelism.tp > 1"),
+        (Technique.ASYNC_TP in used, Technique.COMPILE in used, "async_tp needs compile"),
+        (Technique.FLOAT8_TP in used, degrees.tp > 1, "float8_tp needs parallelism.tp > 1"),
+        (Technique.FLOAT8_TP in used, Technique.FLOAT8 in used, "float8_tp needs float8"),
+        (
+            Technique.FLOAT8 in used,
+            Technique.FLOAT8_ROWWISE not in used,
+            "float8 and float8_rowwise are two scalings: name one",
+        ),
+    )
+    for wanted, given, message in needs:
+        if wanted and not given:
+            yield Breach("techniques", message)
+    if spec.pipeline_schedule and degrees.pp == 1:
+        yield Breach("pipeline_schedule", f"{spec.pipeline_schedule} needs parallelism.pp > 1")
+    if spec.cp_rotation and degrees.cp == 1:
+        yield Breach("cp_rotation", f"{spec.cp_rotation} needs parallelism.cp > 1")
+    if spec.cp_rotation and not features_of(planned.job).cp_rotations:
+        yield Breach("cp_rotation", "torchtitan 0.3 has no ring rotation to choose")
+
+
+@necessity
+@of_titan
+def spmd_backend_exists(planned: PlannedJob) -> Iterator[Breach]:
+    """Only torchtitan 0.3 has SPMD backends to choose from."""
+    spec, toolchain = planned.job.spec, planned.job.toolchain
+    if spec.spmd_backend is not None and not features_of(planned.job).spmd_backends:
+        yield Breach(
+            "spmd_backend",
+            f"{spec.spmd_backend} is named, and torchtitan {toolchain.versions.get('torchtitan')} "
+            f"of toolchain {toolchain.name} has no SPMD backends",
+            "leave it out, or name it where torchtitan 0.3 trains",
+        )
+
+
+@necessity
+@of_titan
+def model_divisible(planned: PlannedJob) -> Iterator[Breach]:
+    """Attention heads divide over TP, and every pipeline stage gets a layer's worth of model."""
+    shape, tp = planned.job.spec.train_config.model, planned.degrees.tp
+    for heads in ("n_heads", "n_kv_heads"):
+        if shape.get(heads, tp) % tp:
+            yield Breach("parallelism.tp", f"{heads} = {shape[heads]} is no multiple of TP {tp}")
+    weight = effective_layers(planned.job)
+    if (
+        planned.degrees.pp > 1
+        and weight is not None
+        and (stages := pipeline_stages(planned.job)) > weight
+    ):
+        yield Breach(
+            "parallelism.pp",
+            f"{stages} stages for {shape['n_layers']} layers, embedding and output",
+        )
+
+
+@necessity
+@of_titan
+def expert_degree_divides(planned: PlannedJob) -> Iterator[Breach]:
+    """Expert parallelism borrows whole groups of the dp_shard x cp x tp ranks."""
+    degrees = planned.degrees
+    dense = degrees.dp_shard * degrees.cp * degrees.tp
+    if dense % degrees.ep:
+        yield Breach(
+            "parallelism.ep", f"EP {degrees.ep} does not divide dp_shard x cp x tp = {dense}"
+        )
+
+
+@necessity
+def ranks_fit(planned: PlannedJob) -> Iterator[Breach]:
+    """A job's ranks fit into the CPU slots of this machine that the file or --slots allows."""
+    slots = planned.experiment.cpu_ranks
+    here = planned.experiment.launcher is Launcher.LOCAL
+    if here and planned.on_cpu and slots is not None and planned.job.world_size > slots:
+        yield Breach(
+            "parallelism",
+            f"{planned.job.world_size} ranks; trainer.cpu_ranks or --slots allows {slots}",
+        )
+
+
+OF_THE_HARNESS = (FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN)
+"""Faults that the harness makes beside the ranks, on the machine where it runs."""
+HERE = 'run it here, with launcher = "local"'
+
+
+@necessity
+def nodes_filled(planned: PlannedJob) -> Iterator[Breach]:
+    """A job's ranks fill whole nodes of a cluster, or fit on one."""
+    if planned.experiment.cluster is None:
+        return
+    ranks, per_node = planned.job.world_size, planned.experiment.cluster.ranks_per_node
+    if ranks > per_node and ranks % per_node:
+        yield Breach(
+            "parallelism",
+            f"{ranks} ranks do not fill nodes of {per_node}",
+            f"cluster.ranks_per_node is {per_node}: up to {per_node} ranks, or a multiple",
+        )
+
+
+@necessity
+def faults_on_a_cluster(planned: PlannedJob) -> Iterator[Breach]:
+    """On a cluster the ranks make all faults of a script, and torchrun restarts them."""
+    recovery = planned.job.spec.recovery
+    if (
+        planned.experiment.cluster is None
+        or planned.job.spec.kind is not Kind.FAULT
+        or recovery is None
+    ):
+        return
+    if recovery.restarts is RestartOwner.HARNESS:
+        yield Breach(
+            "restarts",
+            "no harness stands beside the ranks of a cluster to restart them",
+            f'restarts = "torchrun", or {HERE}',
+        )
+    for index, fault in enumerate(recovery.faults):
+        if fault.kind in OF_THE_HARNESS:
+            yield Breach(
+                f"faults[{index}].kind",
+                f"{fault.kind.value} is made by the harness beside the ranks, which a cluster has "
+                "not",
+                HERE,
+            )
+    if recovery.nodes[1] > 1:
+        yield Breach(
+            "nodes", "a scheduler decides on the nodes: they do not change during a job", HERE
+        )

@@ -1,0 +1,246 @@
+"""CSV files with one row per step as evidence.
+
+A large file is read in blocks that are cut at every separator, after a count of separators has
+shown that every row is whole; at anything unusual (quotes, empty cells, text where a number should
+be) the csv module reads the file again, row by row, and names the line of an error.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import numpy as np
+
+from harness.errors import EvidenceError
+from harness.model import Column, Evidence, Floats, Integers
+from harness.readers.foreign.format import Format
+from harness.readers.foreign.names import STEP, Columns, candidates, find_signals, find_step
+from harness.readers.foreign.printed_digits import NO_DIGITS, Digits, digits_of, printed_with
+from harness.readers.lines import (
+    fail,
+    line_of,
+    numbers,
+    read_text,
+    step_numbers,
+)
+from harness.readers.points import Points, settle
+
+SEPARATORS = ",;\t"
+FAST_FROM = 1 << 20
+"""Bytes from which the faster way pays."""
+BLOCK = 1 << 23
+"""Bytes, or about as many rows, that are in memory as text at a time."""
+ROWS = 1 << 16
+EXACT_STEPS = 2.0**53
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """The first line with content, and what is wanted of it."""
+
+    names: tuple[str, ...]
+    separator: str
+    line: int
+    """Where it stands, counted from 1."""
+    places: Mapping[str, int]
+    """``step`` and the signals, to the places of their columns."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """Wanted columns, in the order of the file."""
+
+    steps: Integers
+    signals: dict[str, Column]
+    digits: dict[str, Digits]
+    """How far the signals are printed."""
+
+
+FORMAT = Format(
+    "CSV",
+    read=lambda source: read_csv(source.path, source.columns),
+    has_name=lambda path: path.suffix in (".csv", ".tsv"),
+    has_content=lambda source: is_csv(source.text, source.columns),
+)
+
+
+def is_csv(text: str, columns: Columns) -> bool:
+    """Whether the first line names columns that may matter, one of them or several."""
+    cells = re.split(f"[{SEPARATORS}]", text.lstrip().split("\n", 1)[0])
+    names = {cell.strip().strip('"') for cell in cells}
+    return len(cells) > 1 and bool(names & candidates(columns))
+
+
+def read_csv(path: Path, columns: Columns) -> Evidence:
+    """A table with a header line, separated by commas, semicolons or tabs.
+
+    Raises EvidenceError naming file and line.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            header = _read_header(path, stream, columns)
+            table = _read_fast(path, header) if path.stat().st_size >= FAST_FROM else None
+            table = table or _read_precisely(path, stream, header)
+    except OSError as error:
+        raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        read_text(path)  # says at which byte; a stream only knows its own block
+        raise
+    if not table.steps.size:
+        raise EvidenceError(f"{path}: holds no row of values")
+    points = {name: Points(table.steps, column) for name, column in table.signals.items()}
+    return printed_with(settle(points).evidence(path.stem, source=str(path)), table.digits)
+
+
+def _read_header(path: Path, stream: TextIO, columns: Columns) -> _Header:
+    """The first line that is not blank; the stream is then behind it."""
+    line, text = next(
+        ((line, text) for line, text in enumerate(stream, 1) if text.strip()), (0, "")
+    )
+    if not text:
+        raise EvidenceError(f"{path}: is empty")
+    separator = max(SEPARATORS, key=text.count)
+    try:
+        cells = next(csv.reader([text], delimiter=separator, strict=True), [])
+    except csv.Error as error:
+        fail(line_of(path)(line), f"not a table: {error}")
+    names = [cell.strip() for cell in cells]
+    twice = [name for name in dict.fromkeys(names) if name and names.count(name) > 1]
+    if twice:
+        fail(line_of(path)(line), f"two columns have the name {twice[0]!r}; rename or drop one")
+    wanted = {STEP: find_step(str(path), names, columns)}
+    wanted |= find_signals(str(path), names, columns)
+    places = {signal: names.index(name) for signal, name in wanted.items()}
+    return _Header(tuple(names), separator, line, places)
+
+
+# ------------------------------------------------------------------ precisely
+
+
+def _read_precisely(path: Path, stream: TextIO, header: _Header) -> _Table:
+    steps: list[Integers] = []
+    signals: dict[str, list[Column]] = {signal: [] for signal in header.places if signal != STEP}
+    digits = dict.fromkeys(signals, NO_DIGITS)
+    rows = _rows(path, stream, header)
+    while block := list(itertools.islice(rows, ROWS)):
+        lines = [line for line, _ in block]
+        for signal, at in header.places.items():
+            cells = [row[at] for _, row in block]
+            if signal == STEP:
+                steps.append(step_numbers(line_of(path), lines, cells))
+            else:
+                signals[signal].append(numbers(line_of(path), lines, header.names[at], cells))
+                digits[signal] = digits[signal].most(digits_of(cells))
+    return _joined(steps, signals, digits)
+
+
+def _rows(path: Path, stream: TextIO, header: _Header) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of every row that is not blank."""
+    # A row that was cut must not pass for one with gaps.
+    reader = csv.reader(stream, delimiter=header.separator, strict=True)
+    width = len(header.names)
+    try:
+        for cells in reader:
+            line = header.line + reader.line_num
+            if len(cells) == width and cells[0]:
+                yield line, cells
+            elif any(cell.strip() for cell in cells):
+                if len(cells) != width:
+                    fail(line_of(path)(line), f"{len(cells)} cells, where the header has {width}")
+                yield line, cells
+    except csv.Error as error:
+        fail(line_of(path)(header.line + reader.line_num), f"not a table: {error}")
+
+
+# ----------------------------------------------------------------------- fast
+
+
+def _read_fast(path: Path, header: _Header) -> _Table | None:
+    """The table, or None at anything that only the precise way can tell from an error."""
+    if header.line != 1 or '"' in "".join(header.names):
+        return None
+    steps: list[Integers] = []
+    signals: dict[str, list[Column]] = {signal: [] for signal in header.places if signal != STEP}
+    digits = dict.fromkeys(signals, NO_DIGITS)
+    with path.open("rb") as stream:
+        stream.readline()
+        for block in _blocks(stream):
+            parsed = _parse(block, header)
+            if parsed is None:
+                return None
+            values, shown = parsed
+            step = values[STEP]
+            if not ((step >= 0) & (step <= EXACT_STEPS) & (step == np.floor(step))).all():
+                return None
+            steps.append(step.astype(np.int64))
+            for signal, columns in signals.items():
+                columns.append(Column.of(values[signal]))
+                digits[signal] = digits[signal].most(shown[signal])
+    return _joined(steps, signals, digits)
+
+
+def _blocks(stream: BinaryIO) -> Iterator[bytes]:
+    """Whole lines, about ``BLOCK`` bytes at a time, each ending in a newline."""
+    rest = b""
+    while block := stream.read(BLOCK):
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield rest + block[:end]
+            rest = block[end:]
+        else:
+            rest += block
+    if rest:
+        yield rest + b"\n"
+
+
+def _parse(block: bytes, header: _Header) -> tuple[dict[str, Floats], dict[str, Digits]] | None:
+    """Wanted columns of whole, plain rows, and their digits; None when a row is not."""
+    block = block.replace(b"\r\n", b"\n")
+    if not block.isascii() or b"\r" in block or b'"' in block:
+        return None
+    content = np.frombuffer(block, dtype=np.uint8)
+    ends = np.flatnonzero(content == ord("\n"))
+    separators = np.flatnonzero(content == ord(header.separator))
+    per_row = np.diff(np.searchsorted(separators, ends), prepend=0)
+    width = len(header.names)
+    if not (per_row == width - 1).all():
+        return None
+    cells = block.replace(b"\n", header.separator.encode()).split(header.separator.encode())
+    values: dict[str, Floats] = {}
+    digits: dict[str, Digits] = {}
+    for signal, at in header.places.items():
+        column = cells[at:-1:width]
+        if b"_" in b"".join(column):
+            return None
+        try:
+            values[signal] = np.fromiter(map(float, column), np.float64, ends.size)
+        except ValueError:
+            return None
+        if signal != STEP:
+            digits[signal] = digits_of(b" ".join(column).decode().split(" "))
+    return values, digits
+
+
+def _joined(
+    steps: list[Integers], signals: Mapping[str, list[Column]], digits: dict[str, Digits]
+) -> _Table:
+    """Blocks one after the other."""
+    if not steps:
+        return _Table(np.zeros(0, dtype=np.int64), {}, {})
+    return _Table(
+        np.concatenate(steps),
+        {
+            signal: Column(
+                np.concatenate([column.values for column in columns]),
+                np.concatenate([column.present for column in columns]),
+            )
+            for signal, columns in signals.items()
+        },
+        digits,
+    )

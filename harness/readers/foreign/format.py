@@ -1,0 +1,98 @@
+"""What a format of curves is to the registry, and what may be read by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.errors import EvidenceError
+from harness.model import Evidence
+from harness.readers.foreign.names import Columns
+from harness.readers.lines import decode_json, read_text
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+class Source:
+    """A file or folder that may hold a curve; text is read when a format first asks for it."""
+
+    def __init__(self, path: Path, columns: Columns, readable: str) -> None:
+        """A path, and the names that the user says signals have in it.
+
+        ``readable`` is a list of all formats, for the messages of errors.
+        """
+        self.path = path
+        self.columns = columns
+        self.readable = readable
+
+    @cached_property
+    def text(self) -> str:
+        """Of a file; raises EvidenceError when it is empty, or not text in UTF-8."""
+        text = read_text(self.path, hint=self.readable)
+        if not text.strip():
+            raise EvidenceError(f"{self.path}: is empty; {self.readable}")
+        return text
+
+    @cached_property
+    def is_json(self) -> bool:
+        """Whether the text is one JSON object, or one in every line."""
+        return self.path.suffix in _JSON_LINES or self.text.lstrip().startswith("{")
+
+    @cached_property
+    def document(self) -> Any:
+        """The JSON object that the whole text is; None for other texts, JSONL among them.
+
+        Raises EvidenceError for a file that is meant to be one JSON object and is not.
+        """
+        if not self.is_json:
+            if self.path.suffix == ".json":
+                raise EvidenceError(f"{self.path}: is no JSON object; {self.readable}")
+            return None
+        if self.path.suffix in _JSON_LINES:
+            return None
+        try:
+            return decode_json(self.text)
+        except ValueError as error:
+            # "Extra data" is the second line of a JSONL; any other error in a document that spans
+            # lines is not that of its first line.
+            first_line = self.text.lstrip().split("\n", 1)[0]
+            meant = self.path.suffix == ".json" or first_line == "{"
+            if meant and not str(error).startswith("Extra data"):
+                raise EvidenceError(f"{self.path}: not JSON: {error}") from error
+            return None
+
+
+def _nothing_in(_folder: Path) -> Sequence[Path]:
+    return ()
+
+
+def _no_name(_path: Path) -> bool:
+    return False
+
+
+def _no_content(_source: Source) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How curves of one format are recognised and read.
+
+    A folder is recognised by ``files_in``; a file by ``has_name``, where its content need not be
+    looked at, else by ``has_content``. Of several formats that recognise a path the first one in
+    the registry reads it.
+    """
+
+    name: str
+    """As the list of readable formats has it."""
+    read: Callable[[Source], Evidence]
+    """Raises EvidenceError for what cannot be understood, naming the place."""
+    files_in: Callable[[Path], Sequence[Path]] = _nothing_in
+    """The files of this format in or below a folder."""
+    reads_folders: bool = True
+    """Whether ``read`` takes the folder. Else its first file is read, as if it had been given."""
+    has_name: Callable[[Path], bool] = _no_name
+    has_content: Callable[[Source], bool] = _no_content

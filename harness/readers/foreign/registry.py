@@ -1,0 +1,95 @@
+"""The formats of curves that other tools write: finds the one of a path, and reads it.
+
+A further reader is a module of this package with a ``FORMAT``, and a line in ``FORMATS``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.errors import EvidenceError
+from harness.model import Evidence
+from harness.readers.foreign import (
+    console,
+    csv_table,
+    golden_values,
+    jsonl,
+    loss_text,
+    mllog,
+    tensorboard,
+    trainer_state,
+    wandb,
+)
+from harness.readers.foreign.format import Format, Source
+from harness.readers.foreign.names import Columns, check_columns
+
+FORMATS: tuple[Format, ...] = (
+    # An output folder of the Trainer may hold event files too; its own state is nearer.
+    trainer_state.FORMAT,
+    tensorboard.FORMAT,
+    wandb.FORMAT,
+    golden_values.FORMAT,
+    jsonl.FORMAT,
+    mllog.FORMAT,
+    console.FORMAT,
+    loss_text.FORMAT,
+    csv_table.FORMAT,
+)
+"""Those that recognise a path most surely come first."""
+
+_NAMES = tuple(each.name for each in FORMATS)
+READABLE = f"readable are run folders, {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
+
+
+def read_foreign(path: Path, columns: Columns) -> Evidence:
+    """A curve that is not in a run folder of ours; ``columns`` as for ``read_curves``.
+
+    Raises EvidenceError when the path is nothing readable, cannot be understood or lacks a mapped
+    name.
+    """
+    check_columns(columns)
+    if not path_exists(path):
+        raise EvidenceError(f"{path}: does not exist")
+    if not (path.is_dir() or path.is_file()):
+        raise EvidenceError(
+            f"{path}: is a pipe or a device, and a curve is read more than once; "
+            "write it to a file, and name that file here"
+        )
+    if not path.is_dir():
+        return _read_file(path, columns)
+    for each in FORMATS:
+        files = each.files_in(path)
+        if files and each.reads_folders:
+            return each.read(Source(path, columns, READABLE))
+        if files:
+            return _read_file(files[0], columns)
+    raise EvidenceError(f"{path}: holds no run; {READABLE}")
+
+
+def _read_file(path: Path, columns: Columns) -> Evidence:
+    """A file, by its name where that is enough, else by its content."""
+    source = Source(path, columns, READABLE)
+    named = next((each for each in FORMATS if each.has_name(path)), None)
+    found = named or next((each for each in FORMATS if each.has_content(source)), None)
+    if found is None:
+        raise EvidenceError(f"{path}: is no curve; {READABLE}")
+    return found.read(source)
+
+
+def file_of_foreign(path: Path) -> Path:
+    """The file that ``read_foreign`` reads for a path; the path itself where it reads several."""
+    if not path.is_dir():
+        return path
+    files = next((files for each in FORMATS if (files := each.files_in(path))), ())
+    return files[0] if len(files) == 1 else path
+
+
+def path_exists(path: Path) -> bool:
+    """As ``Path.exists``, which raises for a name longer than the file system takes.
+
+    Raises EvidenceError instead.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,79 @@
+"""Rows of named values, as loggers write them, into evidence."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.errors import EvidenceError
+from harness.model import Evidence
+from harness.readers.foreign.names import Columns, candidates, find_signals, find_step
+from harness.readers.foreign.printed_digits import Digits, digits_of, printed_with
+from harness.readers.lines import Place, numbers, step_numbers
+from harness.readers.points import Points, settle
+
+CURVES = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
+"""A row with one of these is a row of training; one with only a learning rate says nothing."""
+
+
+@dataclass(slots=True)
+class _Cells:
+    """The values under one name, and the rows that they stand in."""
+
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    values: list[Any] = field(default_factory=list)
+
+
+class Rows:
+    """Takes row after row and keeps only what may matter."""
+
+    def __init__(self, where: str, place: Place, columns: Columns) -> None:
+        self._where = where
+        self._place = place
+        self._columns = columns
+        self._wanted = candidates(columns)
+        self._names: dict[str, None] = {}
+        self._numbers = array("q")
+        self._cells: dict[str, _Cells] = {}
+
+    def add(self, number: int, values: Mapping[str, Any]) -> None:
+        """A row, with its number in the file (a line, say) for messages."""
+        row = len(self._numbers)
+        self._numbers.append(number)
+        for name in values:
+            if name in self._wanted:
+                cells = self._cells.setdefault(name, _Cells())
+                cells.rows.append(row)
+                cells.values.append(values[name])
+            if name not in self._names:
+                self._names[name] = None
+
+    def evidence(self, name: str, *, grid: Collection[str] = CURVES, **more: Any) -> Evidence:
+        """What the rows say; ``grid`` as for ``settle``, ``more`` are fields of Evidence.
+
+        Raises EvidenceError when there is no row, no loss or no step, and for a value that is no
+        number.
+        """
+        if not self._numbers:
+            raise EvidenceError(f"{self._where}: holds no row of values")
+        found = find_signals(self._where, self._names, self._columns)
+        steps = self._cells[find_step(self._where, self._names, self._columns)]
+        step_of: list[Any] = [None] * len(self._numbers)
+        for row, value in zip(steps.rows, steps.values, strict=True):
+            step_of[row] = value
+        points: dict[str, Points] = {}
+        digits: dict[str, Digits] = {}
+        for signal, label in found.items():
+            cells = self._cells[label]
+            lines = np.asarray(self._numbers)[np.asarray(cells.rows)].tolist()
+            points[signal] = Points(
+                step_numbers(self._place, lines, [step_of[row] for row in cells.rows]),
+                numbers(self._place, lines, label, cells.values),
+            )
+            digits[signal] = digits_of(cells.values)
+        settled = settle(points, grid=grid)
+        return printed_with(settled.evidence(name, **{"source": self._where, **more}), digits)

@@ -1,0 +1,266 @@
+"""The files of a command trainer: its Python, and those of its template that must be there.
+
+Which arguments of a template are the program, a file or a module, is found in the template alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from harness.errors import Problem
+from harness.model import SetSpec
+from harness.toml import Where, expanded, find_file
+from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
+
+_MODULE = frozenset({"-m", "--module", "--module_mode"})
+"""Options after which torchrun, composer, deepspeed and Python want a module."""
+_PROGRAM = frozenset({"--no-python", "--no_python", "-c", "--command_mode"})
+"""Options after which torchrun, deepspeed and composer want a program that starts by itself."""
+_STARTS_PYTHON = frozenset({RankLauncher.TORCHRUN, RankLauncher.COMPOSER, RankLauncher.DEEPSPEED})
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """An argument that must be a file."""
+
+    index: int
+    path: str
+    by_itself: bool = False
+    """Whether it is started as it is, without a Python before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """An argument that names a module, installed or beside."""
+
+    index: int
+    name: str
+
+
+Program: TypeAlias = File | Module
+
+
+def program_of(argv: Sequence[str], launcher: RankLauncher) -> tuple[Program, ...]:
+    """The script or module of a template, then every other Python file in it.
+
+    What holds a placeholder is known only when it is filled in, and left out.
+    """
+    index = _first(argv)
+    if index is None:
+        return ()
+    before, first = argv[:index], argv[index]
+    found: list[Program] = []
+    by_itself = launcher not in _STARTS_PYTHON or bool(_PROGRAM & set(before))
+    if "{" in first:
+        pass
+    elif not by_itself:
+        is_module = bool(before) and before[-1] in _MODULE
+        found.append(Module(index, first) if is_module else File(index, first))
+    elif "/" in first or first.endswith(".py"):
+        found.append(File(index, first, by_itself=True))
+    if by_itself:
+        found += _of_python(argv, index + 1)
+    known = {each.index for each in found}
+    found += [
+        File(place, text)
+        for place, text in enumerate(argv)
+        if place > index and place not in known and text.endswith(".py") and _is_plain(text)
+    ]
+    return tuple(found)
+
+
+def _first(argv: Sequence[str]) -> int | None:
+    """The first argument that is no option; options of a launcher have their values by ``=``."""
+    return next((index for index, text in enumerate(argv) if not text.startswith("-")), None)
+
+
+def _of_python(argv: Sequence[str], start: int) -> Iterator[Program]:
+    """The module that a Python in the template is told to run."""
+    for index in range(start, len(argv) - 1):
+        if argv[index] == "-m" and _is_plain(argv[index + 1]):
+            yield Module(index + 1, argv[index + 1])
+            return
+
+
+def _is_plain(text: str) -> bool:
+    return "{" not in text and not text.startswith("-")
+
+
+_STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec")
+"""What people write in front of their script; a template begins after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFiles:
+    """Where the program is started, and which of its files are there."""
+
+    folder: Path
+    sources: tuple[Path, ...]
+
+
+def interpreter_of(
+    toolchain: str | None,
+    written: str | None,
+    where: Where,
+    folders: Sequence[Path],
+    problems: list[Problem],
+) -> str:
+    """The toolchain's name, or the absolute path of the Python that trains."""
+    if toolchain is not None:
+        if written is not None:
+            problems.append(
+                Problem(where("python"), "and toolchain are two environments", "leave one out")
+            )
+        return toolchain
+    if written is None:
+        default = shutil.which("python") or shutil.which("python3")
+        if default is None:
+            problems.append(
+                Problem(where("python"), "is missing: there is no python on PATH", "or a toolchain")
+            )
+        return str(Path(default or "python").absolute())
+    bare = shutil.which(written) if "/" not in written else None
+    # Not resolved: a virtual environment's Python is a link, and the environment is beside it.
+    path = find_file(written, folders) or (Path(bare) if bare else None)
+    if path is None:
+        looked = ", ".join(map(str, folders))
+        hint = "" if expanded(written).is_absolute() else f"looked in: {looked}"
+        problems.append(Problem(where("python"), f"there is no Python {written!r}", hint))
+    elif not os.access(path, os.X_OK):
+        problems.append(Problem(where("python"), f"{path} is no program that may be started"))
+    return str((path or folders[0] / written).absolute())
+
+
+def files_of(
+    argv: Sequence[str],
+    launcher: RankLauncher,
+    files: Sequence[str],
+    where: Where,
+    folders: Sequence[Path],
+    problems: list[Problem],
+) -> ProgramFiles:
+    """The folder in which the program's first file is found, and all files that are known of."""
+    written = program_of(argv, launcher)
+    folder = _folder_of(written, folders)
+    problems += _missing_files(written, folder, where, folders, launcher)
+    sources = [folder / each.path for each in written if isinstance(each, File)]
+    modules = (_module_file(each, folder) for each in written)
+    sources += [folder / file for file in modules if file is not None]
+    for index, text in enumerate(files):
+        found = find_file(text, (folder, *folders))
+        if found is None:
+            looked = ", ".join(map(str, folders))
+            problems.append(
+                Problem(where(f"files[{index}]"), f"there is no file {text!r}", f"in {looked}")
+            )
+        else:
+            sources.append(found)
+    there = (each.absolute() for each in sources if each.is_file())
+    return ProgramFiles(folder.absolute(), tuple(dict.fromkeys(there)))
+
+
+def with_files_of(command: Command, spec: SetSpec) -> Command:
+    """The command of one set, whose sources are also the files that its arguments name.
+
+    Those that ``{config.KEY}`` stands for are other ones in other sets. An argument may be
+    ``--option=PATH``; variables are looked at, too.
+    """
+    told = (
+        filled
+        for text in (*command.argv, *command.environment.values())
+        if (filled := _of_config(text, spec)) is not None
+    )
+    paths = (
+        command.folder / path for text in told for path in (text, text.partition("=")[2]) if path
+    )
+    found = (path for path in paths if _is_file(path))
+    return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))
+
+
+def _of_config(text: str, spec: SetSpec) -> str | None:
+    """A template with the texts of the train config in it; None where it wants anything else."""
+    try:
+        names = placeholders(text)
+        values = {name: spec.setting(name.removeprefix(CONFIG)) for name in names}
+        known = all(
+            name.startswith(CONFIG) and isinstance(value, str) for name, value in values.items()
+        )
+        return fill(text, lambda name: str(values[name])) if known else None
+    except ValueError:  # a brace is alone, which is said of the file
+        return None
+
+
+def _folder_of(written: Sequence[Program], folders: Sequence[Path]) -> Path:
+    """The first folder that has the program's first file or module; else the experiment's."""
+    for each in written:
+        match each:
+            case File(path=path):
+                found = [folder for folder in folders if (folder / path).is_file()]
+            case Module():
+                found = [folder for folder in folders if _module_file(each, folder)]
+        if found:
+            return found[0]
+    return folders[0]
+
+
+def _missing_files(
+    written: Sequence[Program],
+    folder: Path,
+    where: Where,
+    folders: Sequence[Path],
+    launcher: RankLauncher,
+) -> Iterator[Problem]:
+    for each in written:
+        if isinstance(each, File) and not (folder / each.path).is_file():
+            first = each is written[0]
+            looked = ", ".join(map(str, folders if first else (folder,)))
+            yield Problem(
+                where(f"command[{each.index}]"),
+                f"there is no file {each.path!r}",
+                _left_out(each, launcher) or f"looked in: {looked}",
+            )
+        elif isinstance(each, File) and each.by_itself and not _starts(each.path, folder):
+            yield Problem(
+                where(f"command[{each.index}]"),
+                f"{each.path!r} is no program that can be started by itself",
+                f'as ["{{python}}", "{each.path}", …]',
+            )
+
+
+def _left_out(written: File, launcher: RankLauncher) -> str:
+    """Where a template begins with what starts the program; empty where it does not."""
+    name = written.path
+    if written.by_itself or _STARTED.fullmatch(name) is None:
+        return ""
+    other = RankLauncher.MPIRUN if name == "mpiexec" else name
+    if other in list(RankLauncher) and other != launcher:
+        return f'launcher = "{other}" starts it: name it, and leave {name} out here'
+    return f"the launcher starts {name} itself: leave it out"
+
+
+def _starts(path: str, folder: Path) -> bool:
+    """Whether a file is a program: without a slash it would be looked for on PATH."""
+    return "/" in path and os.access(folder / path, os.X_OK)
+
+
+def _module_file(each: Program, folder: Path) -> str | None:
+    """The file of a module beside, relative to the folder; None for one that is installed."""
+    if not isinstance(each, Module):
+        return None
+    stem = each.name.replace(".", "/")
+    return next(
+        (file for file in (f"{stem}.py", f"{stem}/__main__.py") if (folder / file).is_file()), None
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # an argument that can be no path
+        return False

@@ -1,0 +1,269 @@
+"""``[trainer]`` of a command trainer: its table, the ``Command`` that it means, and what is wrong.
+
+As TOML (docs/any-trainer.md)::
+
+    [trainer]
+    kind = "command"                # default: "torchtitan"
+    command = ["train.py", "--steps", "{steps}", "--stage", "{config.zero.stage}"]
+    launcher = "torchrun"           # the default; composer, deepspeed, mpirun, none
+    toolchain = "deepspeed-0.19.8"  # or python = "env/bin/python"; default: `python` on PATH
+    probe = true                    # the default: the program calls harness.probe
+    curves = "{output}/loss.csv"    # where probe = false
+    columns = { loss = "train/loss", step = "iteration" }
+    files = ["src/model.py"]        # further files whose bytes count to the identity
+    environment = { FLAG = "{config.flag}" }
+    [trainer.config]                # or train_config = "x.toml"
+    training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
+    zero = { stage = 0 }
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from harness.errors import Problem, suggest
+from harness.model import SetSpec, TrainConfig
+from harness.toml import FilePath, Where, flatten, one_of
+from harness.trainers.command.program import files_of
+from harness.trainers.command.settings import (
+    CONFIG,
+    PLACEHOLDERS,
+    Command,
+    RankLauncher,
+    placeholders,
+)
+from harness.trainers.table import InlineTable
+
+CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
+"""What can be named in a curve that a program leaves."""
+MAX_TEXT = 4096
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = re.compile(
+    r"CONVERGE_.*|CUDA_VISIBLE_DEVICES|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
+)
+
+
+def _is_variable(name: str) -> str:
+    if not _VARIABLE.fullmatch(name):
+        raise PydanticCustomError("variable", "must be the name of an environment variable")
+    if _RESERVED.fullmatch(name):
+        raise PydanticCustomError("variable", "is set by the harness or its launcher")
+    return name
+
+
+def _is_argument(text: str) -> str:
+    if "\0" in text:
+        raise PydanticCustomError("argument", "must hold no NUL")
+    return text
+
+
+Template = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_is_argument)]
+Column = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
+
+
+class CommandTable(InlineTable):
+    """``kind = "command"``."""
+
+    kind: str = "command"
+    command: list[Template] = Field(default=[])
+    launcher: Annotated[str, one_of(RankLauncher)] = RankLauncher.TORCHRUN
+    python: FilePath | None = None
+    probe: bool = True
+    curves: Template | None = None
+    columns: dict[Annotated[str, one_of(CURVE_COLUMNS)], Column] = Field(default={})
+    files: list[FilePath] = Field(default=[])
+    environment: dict[Annotated[str, AfterValidator(_is_variable)], Template] = Field(default={})
+
+
+EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
+OUTPUT = "{output}/"
+OURS = frozenset(
+    f"training.{key}"
+    for key in (
+        *("steps", "local_batch_size", "global_batch_size", "seq_len"),
+        *("dtype", "mixed_precision_param"),
+    )
+)
+"""Keys of any train config that the harness itself reads."""
+
+
+def read_command(
+    table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+) -> Command:
+    """The command that ``[trainer]`` describes; what is wrong with it is added to ``problems``.
+
+    Args:
+        table: as written.
+        where: from a key of ``[trainer]`` to its place.
+        folders: where relative paths are looked up; the first match wins. The first has the
+            experiment file.
+        problems: where problems are collected.
+    """
+    told = any(problem.where.startswith(where("command")) for problem in problems)
+    if table.command or not told:
+        problems += _template_problems(table, where)
+    problems += _curve_problems(table, where)
+    launcher = RankLauncher(table.launcher)
+    found = files_of(table.command, launcher, table.files, where, folders, problems)
+    return Command(
+        argv=tuple(table.command),
+        folder=found.folder,
+        launcher=launcher,
+        probed=table.probe,
+        curves=table.curves,
+        columns=dict(table.columns),
+        environment=dict(table.environment),
+        sources=found.sources,
+    )
+
+
+# ------------------------------------------------------------------ templates
+
+
+def _templates(table: CommandTable) -> Iterator[tuple[str, str]]:
+    """Key and text of everything in ``[trainer]`` that may hold placeholders."""
+    yield from ((f"command[{index}]", text) for index, text in enumerate(table.command))
+    if table.curves is not None:
+        yield "curves", table.curves
+    yield from ((f"environment.{name}", text) for name, text in table.environment.items())
+
+
+def _names(table: CommandTable) -> Iterator[str]:
+    """All placeholders, of templates that can be read."""
+    for _, text in _templates(table):
+        try:
+            yield from placeholders(text)
+        except ValueError:  # said once, of the file
+            continue
+
+
+def _is_readable(table: CommandTable) -> bool:
+    """Whether there is a command, and all placeholders of all templates are found."""
+    try:
+        for _, text in _templates(table):
+            placeholders(text)
+    except ValueError:
+        return False
+    return bool(table.command)
+
+
+def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
+    """What is wrong with placeholders whatever the train config."""
+    if not table.command:
+        said = "is empty" if "command" in table.model_fields_set else "is missing"
+        yield Problem(where("command"), said, EXAMPLE)
+    elif not table.command[0].strip():
+        yield Problem(where("command[0]"), "is empty", EXAMPLE)
+    for key, text in _templates(table):
+        try:
+            names = placeholders(text)
+        except ValueError as error:
+            yield Problem(where(key), f"{error} in {text!r}", "write {{ and }} for braces")
+            continue
+        for name in dict.fromkeys(names):
+            if name not in PLACEHOLDERS and not name.startswith(CONFIG):
+                valid = (*PLACEHOLDERS, "config.KEY")
+                yield Problem(where(key), f"{{{name}}} is no placeholder", suggest(name, valid))
+
+
+def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
+    if table.probe:
+        for key in ("curves", "columns"):
+            if getattr(table, key):
+                yield Problem(
+                    where(key),
+                    "says nothing of a program that is probed: the probe leaves its curves",
+                    "leave it out, or add probe = false",
+                )
+        return
+    for name in dict.fromkeys(table.columns.values()):
+        signals = [signal for signal, column in table.columns.items() if column == name]
+        if len(signals) > 1:
+            yield Problem(
+                where("columns"),
+                f"takes {name!r} for {' and for '.join(signals)}: a column is one thing, and "
+                "nothing would be compared by taking it twice",
+                "name the column of each",
+            )
+    if table.curves is None:
+        yield Problem(
+            where("curves"),
+            "is missing: without the probe it is all that is left of a run",
+            f'as curves = "{OUTPUT}loss.csv"',
+        )
+    elif not _is_of_the_run(table.curves):
+        yield Problem(
+            where("curves"),
+            f"{table.curves!r} does not lead into the run's own folder, so it could be the curve "
+            "of another run",
+            f'start it with "{OUTPUT}", and hand {{output}} to the program',
+        )
+
+
+def _is_of_the_run(curves: str) -> bool:
+    rest = curves.removeprefix(OUTPUT)
+    return rest not in (curves, "") and ".." not in PurePath(rest).parts and "{data}" not in rest
+
+
+def set_problems(
+    table: CommandTable, spec: SetSpec, own: Mapping[str, object], where: Where, whole: Where
+) -> Iterator[Problem]:
+    """What is wrong with one set: placeholders without a value, settings that nothing reads.
+
+    Args:
+        table: ``[trainer]``.
+        spec: the set.
+        own: its own ``set``, dotted.
+        where: from a key of the set to its place.
+        whole: from a key of ``[trainer]`` to its place.
+    """
+    keys = {key for key, _ in flatten(dict(spec.train_config.settings))}
+    for key in sorted(spec.overrides.keys() - keys - OURS):
+        place = where if key in own else whole
+        yield Problem(
+            place(f"set.{key}"),
+            f"is no key of the train config {spec.train_config.path}, so nothing would read it",
+            suggest(key, sorted(keys | OURS)),
+        )
+    for key, text in _templates(table):
+        try:
+            names = placeholders(text)
+        except ValueError:  # said once, of the file
+            continue
+        for name in dict.fromkeys(names):
+            if (message := _missing(name, spec)) is not None:
+                valid = [f"{CONFIG}{each}" for each in sorted(keys)]
+                hint = suggest(name, valid) if name.startswith(CONFIG) else ""
+                yield Problem(whole(key), f"{{{name}}} {message}", hint)
+    read = set(_names(table))
+    if not _is_readable(table) or any(_missing(name, spec) for name in read):
+        return  # what is refused already may be the key's, misspelt
+    for key in sorted((own.keys() & keys) - OURS):
+        if CONFIG + key not in read:
+            yield Problem(
+                where(f"set.{key}"),
+                "reaches nothing: no argument and no variable of the program has "
+                f"{{{CONFIG}{key}}}, so this set would run as if it were not there",
+                f'as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
+            )
+
+
+def _missing(name: str, spec: SetSpec) -> str | None:
+    """Why a placeholder has no value in a set; None when it has, or was refused already."""
+    config: TrainConfig = spec.train_config
+    if name == "data" and config.data is None:
+        return f"stands for a corpus, and there is no [converge.data] in {config.path}"
+    if not name.startswith(CONFIG):
+        return None
+    value: object = spec.setting(name.removeprefix(CONFIG))
+    if value is None:
+        return f"is no key of the train config {config.path}"
+    if isinstance(value, Mapping):
+        return f"is a table, and no value, in the train config {config.path}"
+    return None

@@ -1,0 +1,244 @@
+"""What an experiment file says to torchtitan: ``[trainer]``, train configs, and what starts a run.
+
+Everything in a train config is torchtitan's own, kept verbatim in the keys of the toolchain's
+torchtitan, but for one table of ours::
+
+    [converge]
+    module = "llama3"              # torchtitan 0.3: model module and its config function
+    config = "llama3_debugmodel"
+    [converge.model]               # shape overrides: dim n_layers n_heads n_kv_heads vocab_size,
+                                   # head_dim (Qwen 3), moe_hidden_dim num_experts top_k (MoE)
+    dim = 64
+    [converge.data]                # the project's synthetic corpus instead of torchtitan's dataset
+    seed = 1
+    vocab_size = 512
+    tokens = 400_000
+    loader = "converge"            # what reads it: our own; "torchtitan": its stock text loader;
+                                   # "streaming": MosaicML Streaming
+
+Of its table ``checkpoint`` the harness keeps most keys to itself; torchtitan 0.2.2 and 0.3.0 have
+the same ones. ``exclude_from_loading`` is the user's: it leaves a part of the state out, which the
+checks of resumed runs then see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from harness.errors import ConfigError, Problem
+from harness.model import SPMD_BACKEND, SPMD_BACKENDS, Loader, SetSpec, SyntheticData, TrainConfig
+from harness.toml import FilePath, Table, ToolchainName, Where, find, flatten, one_of, validate
+from harness.trainers.table import CorpusTable, TrainerTable, taken_out
+
+DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
+OWNED = {
+    "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
+    "parallelism.data_parallel_shard_degree": "parallelism.dp_shard",
+    "parallelism.tensor_parallel_degree": "parallelism.tp",
+    "parallelism.context_parallel_degree": "parallelism.cp",
+    "parallelism.context_parallel_rotate_method": "cp_rotation",
+    "parallelism.pipeline_parallel_degree": "parallelism.pp",
+    "parallelism.pipeline_parallel_schedule": "pipeline_schedule",
+    "parallelism.expert_parallel_degree": "parallelism.ep",
+    "parallelism.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
+    SPMD_BACKEND: "spmd_backend",
+    "compile.enable": 'techniques = ["compile"]',
+    "compile.enable_async_tensor_parallel": 'techniques = ["async_tp"]',
+    "debug.seed": "seed",
+    "training.seed": "seed",
+}
+"""Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
+what the plan computes from that word."""
+
+
+class TitanTable(TrainerTable):
+    """``kind = "torchtitan"``."""
+
+    toolchain: ToolchainName = DEFAULT_TOOLCHAIN
+    spmd_backend: Annotated[str, one_of(SPMD_BACKENDS)] | None = None
+    seed_checkpoint: FilePath | None = None
+    tokens_per_gpu_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+
+# ----------------------------------------------------------- the train config
+
+
+class ModelShapeTable(Table):
+    dim: Annotated[int, Field(ge=1)] | None = None
+    n_layers: Annotated[int, Field(ge=1)] | None = None
+    n_heads: Annotated[int, Field(ge=1)] | None = None
+    n_kv_heads: Annotated[int, Field(ge=1)] | None = None
+    head_dim: Annotated[int, Field(ge=1)] | None = None
+    moe_hidden_dim: Annotated[int, Field(ge=1)] | None = None
+    num_experts: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | None = None
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+
+
+class DataTable(CorpusTable):
+    loader: Annotated[str, one_of(Loader)] = Loader.CONVERGE
+
+
+class ConvergeTable(Table):
+    """``[converge]`` of a train config."""
+
+    module: Annotated[str, Field(min_length=1)] | None = None
+    config: Annotated[str, Field(min_length=1)] | None = None
+    model: ModelShapeTable = ModelShapeTable()
+    data: DataTable | None = None
+
+
+def titan_train_config(tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
+    """Torchtitan's own tables, and ours; raises ConfigError where ``[converge]`` is wrong.
+
+    Args:
+        tables: as TOML gave them.
+        path: what the train config is called in messages.
+        place: what comes before a dotted key in messages.
+    """
+    settings, problems = dict(tables), list[Problem]()
+    ours = taken_out(settings, place)
+    table = validate(ConvergeTable, ours, lambda key: f"{place} converge.{key}", problems)
+    if table is None:
+        raise ConfigError(problems)
+    return TrainConfig(
+        path=path,
+        settings=settings,
+        module=table.module,
+        config=table.config,
+        model=table.model.model_dump(exclude_none=True),
+        data=SyntheticData(**table.data.model_dump(exclude={"loader"})) if table.data else None,
+        loader=Loader(table.data.loader) if table.data else Loader.CONVERGE,
+    )
+
+
+# ---------------------------------------------------------------- checkpoints
+
+METADATA = ".metadata"
+"""Written last by torch.distributed.checkpoint, so a folder without it was never finished."""
+SHARDS = "*.distcp"
+EXPECTED = f"a distributed checkpoint is a folder with {METADATA} and {SHARDS} shards"
+MAX_SHOWN = 8
+
+
+def find_seed_checkpoint(
+    written: str | None,
+    folders: Sequence[Path],
+    where: Callable[[str], str],
+    problems: list[Problem],
+) -> Path | None:
+    """The checkpoint's absolute path; None when none is named, or it is none.
+
+    Args:
+        written: the path as the experiment file writes it.
+        folders: where a relative path is looked up, first match wins.
+        where: from a key of ``[trainer]`` to its place, for messages.
+        problems: where what is wrong is added.
+    """
+    if written is None:
+        return None
+    place = where("seed_checkpoint")
+    path = find(written, folders)
+    if path is None:
+        looked = ", ".join(map(str, folders))
+        problems.append(Problem(place, f"there is no folder {written!r}", f"looked in: {looked}"))
+        return None
+    wrong = _wrong_with(path)
+    if wrong:
+        problems.append(Problem(place, f"{written!r} {wrong}", EXPECTED))
+        return None
+    return path.resolve()
+
+
+def _wrong_with(path: Path) -> str:
+    """What keeps a path from being a checkpoint; empty when it is one."""
+    if not path.is_dir():
+        return "is a file"
+    try:
+        metadata = path / METADATA
+        if not metadata.is_file():
+            return f"has no {METADATA}: there is {_content(path)}"
+        if not metadata.stat().st_size:
+            return f"has an empty {METADATA}: its writing was cut short"
+        if not any(path.glob(SHARDS)):
+            return f"has no {SHARDS} shard: there is {_content(path)}"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return ""
+
+
+def _content(path: Path) -> str:
+    names = sorted(each.name + "/" * each.is_dir() for each in path.iterdir())
+    shown = ", ".join(names[:MAX_SHOWN]) or "nothing"
+    return f"{shown} and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else shown
+
+
+def _of_table(*keys: str) -> frozenset[str]:
+    return frozenset(f"checkpoint.{key}" for key in keys)
+
+
+START = _of_table(
+    "create_seed_checkpoint",
+    "enable",
+    "folder",
+    "initial_load_in_hf",
+    "initial_load_in_hf_quantized",
+    "initial_load_model_only",
+    "initial_load_path",
+    "load_only",
+    "load_step",
+)
+"""What a run starts from: no set says it, for then its identity would not tell the weights."""
+PASSES = START | _of_table(
+    "async_mode",
+    "enable_first_step_checkpoint",
+    "export_dtype",
+    "interval",
+    "keep_latest_k",
+    "last_save_in_hf",
+    "last_save_model_only",
+)
+"""How the passes of a run are kept together."""
+OF_PASSES = (
+    "the harness writes and loads the checkpoints of elastic and fault sets, and of all sets with "
+    "cluster.checkpoint_every"
+)
+WHEN = "when: by `until` of segments and checkpoint_every"
+
+
+def start_problems(overrides: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Settings of any set that would let it start from something else than the others."""
+    for key in sorted(START & overrides.keys()):
+        yield Problem(
+            where(f"set.{key}"),
+            "is not set here: the harness decides what a run starts from, the same for all sets",
+            "use trainer.seed_checkpoint",
+        )
+
+
+def pass_problems(
+    spec: SetSpec, own: Mapping[str, Any], where: Where, where_trainer: Where
+) -> Iterator[Problem]:
+    """Settings of a set in several passes by which the harness itself writes and loads.
+
+    Args:
+        spec: the set, with the settings of ``[trainer.set]`` among its overrides.
+        own: the set's own table ``set``.
+        where: from a key of the set to its place.
+        where_trainer: from a key of ``[trainer]`` to its place.
+    """
+    mine = {key for key, _ in flatten(dict(own))}
+    for key in sorted((PASSES - START) & spec.overrides.keys()):  # START: see start_problems
+        place = where if key in mine else where_trainer
+        yield Problem(place(f"set.{key}"), f"is not set here: {OF_PASSES}", WHEN)
+    config = spec.train_config
+    for key in sorted(PASSES & {key for key, _ in flatten(dict(config.settings))}):
+        yield Problem(
+            f"{config.path}: {key}",
+            f"is not set in the train config of such sets: {OF_PASSES}",
+            "leave it out, or name a train_config without it in the set",
+        )
