@@ -100,7 +100,7 @@ def test_an_uninterrupted_run_is_read_as_then():
     assert evidence.signals["loss"].values[0] == 6.72078800201416
     (sample,) = evidence.samples
     assert (sample.step, len(sample.names)) == (1, 3)
-    assert sample.left.states == ("exp_avg", "exp_avg_sq")
+    assert sample.post_step.states == ("exp_avg", "exp_avg_sq")
     assert len(evidence.frozen.loss) == 2
     assert evidence.frozen.again is not None
     assert step_reached(HERE / "fsdp2") == 20
