@@ -5,8 +5,7 @@
     base.py          Trainer: what the harness asks of one, and how most of it is done by default
     registry.py      kind to Trainer; ``register`` adds one; ``[trainer]`` by its kind
     table.py         what ``[trainer]`` holds whatever trains, and what it means
-    toolchains.py    toolchains as their trainers find them
-    jobs.py          what the launcher asks of a job, whichever trainer it has
+    jobs.py          a job, or a toolchain, asked of its trainer
     environment.py   what is pinned in the environment of every job
     calls.py         the torchrun calls of a run
     failure.py       why a run under torchrun failed
@@ -35,9 +34,11 @@ from harness.trainers.environment import Resources
 from harness.trainers.jobs import (
     agent_argv,
     argv,
+    assume_toolchain,
     curves_of,
     environment,
     features_of,
+    find_toolchain,
     is_complete,
     job_payload,
     needs_port,
@@ -54,7 +55,6 @@ from harness.trainers.registry import (
     trainer_of_kind,
 )
 from harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
-from harness.trainers.toolchains import assume_toolchain, find_toolchain
 
 __all__ = [
     "RANK_MODULE",

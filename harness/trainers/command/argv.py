@@ -1,8 +1,6 @@
-"""Any program (``[trainer] kind = "command"``): its argv under each launcher, and its evidence.
+"""How a program is called: its argv under each launcher, its environment, what of a job reaches it.
 
 Pure functions of a job; ``tests/trainers`` compares what they build with golden files.
-
-What of a job reaches the program of the user's that trains it, and what is called at all.
 """
 
 from __future__ import annotations
