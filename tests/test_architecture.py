@@ -108,6 +108,17 @@ def test_judge_is_pure(path):
     assert outside <= standard, f"{outside - standard}: judging knows no files, clocks or processes"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "matrix"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_application_knows_no_terminal_and_no_arguments(path):
+    outside = {name.split(".")[0] for name in imports_of(path)}
+    assert not outside & {"rich", "argparse", "sys"}
+    assert "print(" not in path.read_text()
+
+
 DIALECTS = {"titan_0_2", "titan_0_3"}
 OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
 """What only a trainer's own package knows."""

@@ -16,7 +16,7 @@ import harness
 from harness import notebook
 from harness.cli import main
 from harness.errors import EvidenceError, StoreError
-from harness.judge.tensors import compare_tensors
+from harness.judge.compare.tensors import compare_tensors
 from harness.readers import read_run
 from harness.report.tables import FILE
 
