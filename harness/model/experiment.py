@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from harness.model.kinds import Kind, Parallelism, Recovery, Segment
-from harness.model.trainer import TrainerSpec
+from harness.model.trainer import TORCHTITAN, TrainerSpec
 
 
 class Launcher(StrEnum):
@@ -155,10 +155,6 @@ FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, unless the file says otherwise."""
 FEWEST_DRAWN = 4
 """Frozen steps that a mean over random numbers takes (``own_random_numbers``)."""
-PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
-"""Of a command trainer's: nobody but its program deals out its samples."""
-CURVE_REPEATS = (Repeat(RepeatKind.RERUN),)
-"""Of one that is not probed: nobody but its program knows its initial weights."""
 
 
 class Across(StrEnum):
@@ -316,7 +312,7 @@ class SetSpec:
     """Of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
     """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
-    trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    trainer: TrainerSpec = TORCHTITAN
 
     @property
     def resumes(self) -> bool:

@@ -78,20 +78,34 @@ EVERYTHING = Capabilities(
     repeatable_argv=True,
 )
 """All that the harness may ask of a trainer."""
-NUMERICS: Mapping[str, str] = MappingProxyType(
-    {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "training.seq_len": 1,
+        "training.dtype": "float32",
+        "training.mixed_precision_param": "float32",
+    }
 )
-"""torchtitan's own defaults of the data types that a train config names."""
+"""What a train config means that leaves a key out: samples may be no sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
     """The trainer of a set."""
 
-    kind: str = DEFAULT_TRAINER
+    kind: str
     """By which ``harness.trainers`` finds it again."""
-    can: Capabilities = EVERYTHING
+    can: Capabilities = field(default_factory=Capabilities)
     settings: Any = None
     """What ``[trainer]`` says to it alone: a frozen value of its own."""
-    defaults: Mapping[str, Any] = field(default_factory=lambda: NUMERICS)
-    """Keys of ``[training]`` that its train configs may leave out, and what they are then."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
+    """Keys that its train configs may leave out, and what they are then."""
+
+
+TORCHTITAN = TrainerSpec(
+    DEFAULT_TRAINER,
+    EVERYTHING,
+    defaults=MappingProxyType(
+        {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+    ),
+)
+"""What trains a set of which nothing else is said."""

@@ -293,6 +293,7 @@ class _Runs:
             loss_only=loss_only_gate(comparisons["loss"].difference) if paired else None,
             in_force=named_and_in_force(job.spec if job else None, evidence),
             config=config_changes(evidence, theirs, job, their_job, here=self.here),
+            compared=compared,
             tensors=first_step_tensors(compared),
             gradients=gradient_map(compared),
             turning=turning(plainly, calibration),

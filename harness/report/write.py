@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.report import tables
 from harness.report.plots import draw
 from harness.report.report_html import to_html
 from harness.report.report_json import to_json
@@ -23,6 +24,7 @@ def write_reports(view: ReportView, folder: Path) -> list[Path]:
         "report.md": to_markdown(view).encode(),
         "report.json": to_json(view).encode(),
         "junit.xml": to_junit(view),
+        tables.FILE: tables.to_npz(view),
         **{f"plots/{name}": picture for name, picture in draw(view).items()},
     }
     paths = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.model import Toolchain, TrainerSpec
+from harness.model import TORCHTITAN, Toolchain, TrainerSpec
 from harness.trainers.registry import trainer_of_kind
 
 
@@ -18,7 +18,7 @@ def find_toolchain(
     Raises:
         ToolchainError: it is not there, does not start, or lacks what the trainer needs.
     """
-    trainer = trainer or TrainerSpec()
+    trainer = trainer or TORCHTITAN
     return trainer_of_kind(trainer.kind).find_toolchain(name, root, trainer)
 
 
@@ -26,5 +26,5 @@ def assume_toolchain(
     name: str, root: Path | None = None, trainer: TrainerSpec | None = None
 ) -> Toolchain:
     """A toolchain as it will be once built, for plans that launch nothing."""
-    trainer = trainer or TrainerSpec()
+    trainer = trainer or TORCHTITAN
     return trainer_of_kind(trainer.kind).assume_toolchain(name, root, trainer)

@@ -26,6 +26,7 @@ def test_every_report_is_written(tmp_path):
         "report.md",
         "report.json",
         "junit.xml",
+        "report.npz",
         "plots/overview.png",
         "plots/overview.svg",
         "plots/differences.png",

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.errors import Problem
 from harness.model import (
+    TORCHTITAN,
     Job,
     RankError,
     Repeat,
@@ -56,7 +57,7 @@ class Torchtitan(Trainer):
         self, table: TitanTable, where: Where, folders: Sequence[Path], problems: list[Problem]
     ) -> TrainerOfFile:
         return TrainerOfFile(
-            trainer=TrainerSpec(),
+            trainer=TORCHTITAN,
             toolchain=table.toolchain,
             spmd_backend=table.spmd_backend,
             seed_checkpoint=find_seed_checkpoint(table.seed_checkpoint, folders, where, problems),
@@ -148,6 +149,9 @@ class Torchtitan(Trainer):
 
     def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
         return rank_error(*failed)
+
+    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
+        return TORCHTITAN
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
