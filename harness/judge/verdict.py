@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.checks import integrity
@@ -42,6 +43,14 @@ _TOLD_BY = {
 """The file of a run folder that says most of how a scheduler ended the run."""
 
 
+class JudgedPair(NamedTuple):
+    """A verdict, and what it was found by."""
+
+    verdict: Verdict
+    comparison: RunComparison
+    """Made once: what shows the two runs beside each other takes it from here."""
+
+
 def judge(
     test: Evidence,
     control: Evidence,
@@ -58,8 +67,10 @@ def judge(
     seeds: SeedRuns | None = None,
     same_seed: bool = True,
     target: float | None = None,
-) -> Verdict:
+) -> JudgedPair:
     """Judge one test set against its control.
+
+    Returns the verdict, and what was compared for it.
 
     ``calibration`` is what A/A repeats of the control taught
     (:func:`harness.judge.calibration.calibrate`). ``spec`` and ``control_spec`` say what the runs
@@ -124,12 +135,13 @@ def judge(
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
-        return _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
+        verdict = _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
+        return JudgedPair(verdict, compared)
     rest = tuple(answer(each, compared) for each in asks.rest if each not in questions)
     checks = first + rest
     judgement = _judgement(_ended(compared).status, checks, asks.needed)
     cause = _cause(compared, judgement, checks, stepwise=_stepwise(asks) or compared.draws)
-    return _verdict(compared, ask, asks, judgement, checks, cause)
+    return JudgedPair(_verdict(compared, ask, asks, judgement, checks, cause), compared)
 
 
 def _refuse_unusable(
