@@ -15,7 +15,7 @@ from harness.judge.compare.envelopes import (
     limits,
 )
 from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.compare.limits import fitting
+from harness.judge.compare.limits import applicable
 from harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
 from harness.judge.compare.sketches import Renamed, align
 from harness.judge.compare.tensors import Comparisons, compare_tensors
@@ -132,7 +132,7 @@ def compare_runs(
     draws = spec is not None and spec.own_random_numbers
     aligned = align(test, control, spec, control_spec)
     test, control = aligned.test, aligned.control
-    calibration = fitting(calibration, test, control)
+    calibration = applicable(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
     tolerances = tolerances or {}
     compared = _envelopes(test, control, calibration, tolerances, margin) if ordered else ()

@@ -48,7 +48,7 @@ from harness.judge.causes.parameter_names import (
 )
 from harness.judge.causes.signature import Basis, Cause, Stage, signature
 from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.limits import deals_alike
+from harness.judge.compare.limits import same_sample_layout
 from harness.judge.compare.reported import agreement
 from harness.judge.compare.tensors import TensorComparison
 from harness.judge.wording import distinct_digits
@@ -185,7 +185,9 @@ _ADDED = (
 
 def same_program(context: Context) -> bool:
     """Whether both runs add up the same numbers in the same order, as far as they tell."""
-    return deals_alike(context.compared.test, context.compared.control) and not differences(context)
+    return same_sample_layout(context.compared.test, context.compared.control) and not differences(
+        context
+    )
 
 
 def spread_of(loss: Envelope, context: Context) -> float:

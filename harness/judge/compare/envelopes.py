@@ -49,7 +49,7 @@ from harness.judge.compare.floors import (
 from harness.judge.compare.limits import (
     JUMP,
     SIGNAL_ALARMS,
-    fitting,
+    applicable,
     multiples,
     routed,
     widest_scale,
@@ -147,7 +147,7 @@ def compare(
     Raises ValueError for a tolerance that is negative or not
     finite: it would pass everything or nothing.
     """
-    calibration = fitting(calibration, test, control)
+    calibration = applicable(calibration, test, control)
     curves = pair(test, control, signal)
     if not curves.steps.size:
         return None
