@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from harness.judge.tensors import compare_tensors
 from stored_samples import copied
 
 import harness
 from harness import notebook
 from harness.cli import main
 from harness.errors import EvidenceError, StoreError
+from harness.judge.compare.tensors import compare_tensors
 from harness.readers import read_run
 from harness.report.tables import FILE
 
