@@ -1,6 +1,6 @@
 """Verdicts to reports: one view model, several renderers."""
 
-from harness.report.build import Envelopes, build_view
+from harness.report.build import build_view
 from harness.report.report_markdown import to_summary
 from harness.report.terminal import HEADER, Row, header, rows
 from harness.report.view import ReportView
@@ -8,7 +8,6 @@ from harness.report.write import write_reports
 
 __all__ = [
     "HEADER",
-    "Envelopes",
     "ReportView",
     "Row",
     "build_view",
