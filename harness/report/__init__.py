@@ -13,15 +13,20 @@
     templates/ vendor/  the page's template, styles and scripts
 """
 
+<<<<<<< HEAD
 from harness.report.build import Envelopes, build_view
 from harness.report.renderers.files import write_reports
 from harness.report.renderers.markdown import to_summary
 from harness.report.renderers.verdict_table import HEADER, Row, header, rows
+=======
+from harness.report.build import build_view
+from harness.report.renderers.markdown import to_summary
+from harness.report.renderers.verdict_table import HEADER, Row, header, rows
+>>>>>>> main
 from harness.report.view import ReportView
 
 __all__ = [
     "HEADER",
-    "Envelopes",
     "ReportView",
     "Row",
     "build_view",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.compare.tensors import Comparisons
+from harness.judge import Comparisons
 from harness.model import Floats, Integers
 from harness.report.sanitize import plain
 from harness.report.text import count

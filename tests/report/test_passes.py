@@ -8,7 +8,7 @@ import pytest
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from pass_samples import SPECS, STARTED, battered, killed, resized, resumed_view
-from report_samples import HOSTILE, evidence, job, sample_view, spec
+from report_samples import HOSTILE, build_view, evidence, job, sample_view, spec
 
 from harness.model import (
     Check,
@@ -26,7 +26,7 @@ from harness.model import (
     Torn,
     Verdict,
 )
-from harness.report import build_view, header, rows
+from harness.report import header, rows
 from harness.report.faults import fault_cells
 from harness.report.passes import degrees_of, passes_view
 from harness.report.renderers.figures import Figures
