@@ -13,16 +13,10 @@
     templates/ vendor/  the page's template, styles and scripts
 """
 
-<<<<<<< HEAD
-from harness.report.build import Envelopes, build_view
+from harness.report.build import build_view
 from harness.report.renderers.files import write_reports
 from harness.report.renderers.markdown import to_summary
 from harness.report.renderers.verdict_table import HEADER, Row, header, rows
-=======
-from harness.report.build import build_view
-from harness.report.renderers.markdown import to_summary
-from harness.report.renderers.verdict_table import HEADER, Row, header, rows
->>>>>>> main
 from harness.report.view import ReportView
 
 __all__ = [

@@ -24,12 +24,8 @@ from harness.model import (
     Verdict,
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
-<<<<<<< HEAD
 from harness.report.check_subjects import subjects
-from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
-=======
 from harness.report.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
->>>>>>> main
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
 from harness.report.programs import program_notes
