@@ -24,7 +24,7 @@ from playwright.sync_api import sync_playwright
 from harness.judge import calibrate, compare_runs
 from harness.model import Evidence, Judgement, Verdict
 from harness.report import ReportView, build_view
-from harness.report.report_html import to_html
+from harness.report.renderers.html_page import to_html
 
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 SETS, REPEATS = 12, 3

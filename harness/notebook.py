@@ -31,8 +31,8 @@ from harness.model import Ask, Evidence
 from harness.readers import read_curves, read_spec, read_table, same_path
 from harness.report import build_view
 from harness.report.curves import Curve, difference, ratio
-from harness.report.report_json import SCHEMA_VERSION, document
-from harness.report.tables import FILE, Tables, read_npz, tables_of
+from harness.report.renderers.json_document import SCHEMA_VERSION, document
+from harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
 from harness.report.view import SIGNAL_TITLES
 
 CurveLike = str | Path | pd.DataFrame | Mapping[str, Any]

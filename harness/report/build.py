@@ -24,16 +24,16 @@ from harness.model import (
     Verdict,
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
+from harness.report.check_subjects import subjects
 from harness.report.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
-from harness.report.plainly import plain_error, plain_verdict
 from harness.report.programs import program_notes
+from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
 from harness.report.tensors import first_step_tensors, replica_view
-from harness.report.text import anchors, from_here, plain
+from harness.report.text import anchors
 from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.turning import turning
-from harness.report.unseen import subjects
 from harness.report.view import (
     SIGNAL_TITLES,
     BesideView,

@@ -10,7 +10,8 @@ import numpy as np
 
 from harness.judge import Comparisons
 from harness.model import Floats, Integers
-from harness.report.text import count, plain
+from harness.report.sanitize import plain
+from harness.report.text import count
 
 MOST_ROWS = 120
 """A map of more parameters than this has a row per layer."""

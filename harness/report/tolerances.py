@@ -25,7 +25,8 @@ from harness.model import (
     Verdict,
 )
 from harness.report.curves import Curve, difference_of, largest
-from harness.report.text import ABSENT, count, number, plain
+from harness.report.sanitize import plain
+from harness.report.text import ABSENT, count, number
 
 WIDE = 1000
 """A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""

@@ -22,7 +22,7 @@ from harness.judge import calibrate, judge
 from harness.model import CauseClass
 from harness.readers import read_run
 from harness.report import build_view
-from harness.report.report_json import to_json
+from harness.report.renderers.json_document import to_json
 
 STEPS = 16
 BUG = Bug(

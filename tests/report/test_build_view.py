@@ -39,10 +39,11 @@ from harness.model import (
 )
 from harness.report import rows
 from harness.report.audit import named_and_in_force, techniques_of
-from harness.report.report_html import to_html
-from harness.report.report_json import document
-from harness.report.report_markdown import escape, to_markdown
-from harness.report.text import ABSENT, from_here
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
+from harness.report.renderers.markdown import escape, to_markdown
+from harness.report.sanitize import from_here
+from harness.report.text import ABSENT
 from harness.report.view import SIGNAL_TITLES, Named, ReportView
 
 

@@ -13,8 +13,8 @@ import harness.report
 from harness.judge import calibrate, comparison, judge
 from harness.model import Experiment, Parallelism, Plan, Role, SetSpec
 from harness.report import build_view
-from harness.report.report_html import to_html
-from harness.report.report_json import document
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
 
 SOURCES = sorted(Path(harness.report.__file__).parent.rglob("*.py"))
 

@@ -7,7 +7,7 @@ from PIL import Image
 from report_samples import HOSTILE, build_view, foreign_view, hostile_view, sample_view
 
 from harness.model import Evidence, Judgement, Verdict
-from harness.report.plots import draw
+from harness.report.renderers.plots import draw
 
 
 def pixels(png):

@@ -28,14 +28,14 @@ from harness.model import (
     RunStatus,
     SetSpec,
 )
-from harness.report.marks import MarkKind, marks
 from harness.report.passes import degrees_of, kind_seen, passes_view
-from harness.report.plots import draw
-from harness.report.report_html import to_html
-from harness.report.report_json import document
-from harness.report.report_junit import to_junit
-from harness.report.report_markdown import to_markdown
-from harness.report.terminal import header, rows
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
+from harness.report.renderers.junit import to_junit
+from harness.report.renderers.markdown import to_markdown
+from harness.report.renderers.marks import MarkKind, marks
+from harness.report.renderers.plots import draw
+from harness.report.renderers.verdict_table import header, rows
 
 CLUSTER = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER)
 FSDP2 = Parallelism(dp_shard=2)
