@@ -19,7 +19,7 @@ from harness.trainers import trainer_of
 
 PACKAGE = __name__.partition(".")[0]
 """By which programs and ranks import this package."""
-RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe"))
+RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe", "run_folder"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")
 DRIVER_INFORMATION = Path("/proc/driver/nvidia/version")

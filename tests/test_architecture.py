@@ -21,24 +21,35 @@ ALLOWED = {
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
     "corpus": {"model", "errors"},
-    "seal": {"model"},
-    "store": {"model", "errors", "seal"},
-    "references": {"model", "errors", "store", "readers"},
-    "trainers": {"model", "errors", "toml", "toolchain"},
-    "launch": {"model", "errors", "seal", "store", "trainers"},
-    "readers": {"model", "errors", "seal", "store", "trainers"},
+    "seal": {"run_folder", "model"},
+    "store": {"run_folder", "model", "errors", "seal"},
+    "references": {"run_folder", "model", "errors", "store", "readers"},
+    "trainers": {"run_folder", "model", "errors", "toml", "toolchain"},
+    "launch": {"run_folder", "model", "errors", "seal", "store", "trainers"},
+    "readers": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
     "notebook": {"model", "errors", "store", "judge", "readers", "report"},
-    "history": {"model", "errors", "store", "report"},
+    "history": {"run_folder", "model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
     "matrix": {
         *("model", "errors", "experiment", "toolchain", "surroundings", "plan", "guide", "corpus"),
-        *("store", "references", "trainers", "launch", "readers", "judge", "report", "history"),
+        *(
+            "run_folder",
+            "store",
+            "references",
+            "trainers",
+            "launch",
+            "readers",
+            "judge",
+            "report",
+            "history",
+        ),
     },
-    "rank": set(),
-    "probe": {"rank"},
+    "run_folder": set(),
+    "rank": {"run_folder"},
+    "probe": {"rank", "run_folder"},
 }
 TRAINING = {"torch", "torchtitan", "torchao", "triton"}
 
@@ -94,6 +105,16 @@ def test_the_probe_imports_torch_alone(path):
     frameworks = {"deepspeed"} if path.stem == "deepspeed" else set()
     assert outside <= {"harness", "torch", *frameworks}
     assert not {name for name in imports_of(path) if name.startswith("harness.rank.titan")}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "run_folder"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_contract_of_both_pythons_needs_numpy_alone(path):
+    outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    assert outside <= {"harness", "numpy"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import numpy as np
 
 from harness.model import BufferRows, PostStepState, TensorSample
 from harness.readers.arrays import (
-    PROJECTIONS,
     Arrays,
     array_of,
     head_of,
@@ -17,8 +16,8 @@ from harness.readers.arrays import (
     states_of,
 )
 from harness.readers.lines import fail
-
-FOLDER = "tensors"
+from harness.run_folder.arrays import GRADIENTS, PARAMETERS, PROJECTIONS
+from harness.run_folder.layout import SAMPLE, TENSORS
 
 
 def read_samples(folder: Path) -> tuple[TensorSample, ...]:
@@ -26,16 +25,16 @@ def read_samples(folder: Path) -> tuple[TensorSample, ...]:
 
     Raises EvidenceError naming file and key, StoreError for a newer file.
     """
-    samples = [read_sample(path) for path in sorted((folder / FOLDER).glob("step-*.npz"))]
+    samples = [read_sample(path) for path in sorted((folder / TENSORS).glob(f"{SAMPLE}-*.npz"))]
     return tuple(sorted(samples, key=lambda sample: sample.step))
 
 
 def read_sample(path: Path) -> TensorSample:
     """One file; raises as ``read_samples``."""
     arrays = load_arrays(path)
-    step, names, sizes = head_of(path, arrays, "step")
-    parameters = rows_of(path, arrays, "parameters", sizes)
-    gradients = rows_of(path, arrays, "gradients", sizes) if step else None
+    step, names, sizes = head_of(path, arrays, SAMPLE)
+    parameters = rows_of(path, arrays, PARAMETERS, sizes)
+    gradients = rows_of(path, arrays, GRADIENTS, sizes) if step else None
     return TensorSample(
         step,
         names,

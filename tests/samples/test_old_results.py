@@ -12,7 +12,7 @@ from harness.cli.exit_codes import ExitCode
 from harness.readers import read_run
 from harness.references import read_calibrations
 from harness.report import __file__ as report_package
-from harness.store import SCHEMA
+from harness.run_folder.documents import SCHEMA
 
 REWRITTEN = ("report.html", "report.md", "junit.xml", "report.json", "plots/overview.png")
 

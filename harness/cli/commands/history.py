@@ -170,7 +170,7 @@ def _draw(kept: History, wanted: Filter, path: Path, nights: int) -> None:
 
 
 def _document(kept: History, entries: Sequence[Entry]) -> dict[str, Any]:
-    from harness.store import spell_not_finite
+    from harness.run_folder.documents import spell_not_finite
 
     document: dict[str, Any] = spell_not_finite(
         {

@@ -19,6 +19,8 @@ from harness.model import (
     Toolchain,
     TrainerSpec,
 )
+from harness.run_folder.job import moved_with
+from harness.run_folder.layout import JOB
 from harness.toml import Where
 from harness.toolchain import assume_environment, find_environment, own_source
 from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
@@ -277,12 +279,9 @@ class CommandTrainer(Trainer):
             return None
         told = command.get("curves")
         if told is None:
-            raise EvidenceError(
-                f"{folder / 'job.json'}: names no curves of a program without a probe"
-            )
+            raise EvidenceError(f"{folder / JOB}: names no curves of a program without a probe")
         try:
-            # The run folder may have been moved since.
-            path = folder / Path(told).relative_to(job["run_folder"])
+            path = moved_with(folder, told, job["run_folder"])
         except (ValueError, KeyError):
             raise EvidenceError(
                 f"{told}: lies outside of the run folder, so it may be the curve of another run"

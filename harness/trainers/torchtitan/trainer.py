@@ -25,6 +25,7 @@ from harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from harness.run_folder.layout import JOB
 from harness.toml import Where
 from harness.trainers.base import RANK_MODULE, Features, Limitation, Start, Trainer, job_document
 from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
@@ -120,7 +121,8 @@ class Torchtitan(Trainer):
         seed_checkpoint: Path | None,
         device: str,
     ) -> dict[str, Any]:
-        return job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        told = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        return {**told}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)
@@ -216,7 +218,7 @@ def _rank_arguments(folder: Path, rank_module: str, call: Call) -> tuple[str, ..
     return (
         "-m",
         rank_module,
-        str(folder / "job.json"),
+        str(folder / JOB),
         *(() if call.segment is None else ("--segment", str(call.segment))),
     )
 

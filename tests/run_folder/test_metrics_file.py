@@ -5,7 +5,12 @@ import math
 
 import pytest
 
-from harness.rank.writer import MetricsWriter, to_json, write_json
+from harness.run_folder.documents import to_json, write_json
+from harness.run_folder.metrics import MetricsWriter, SupersededError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*"))
 
 
 def test_numbers_keep_their_full_precision_and_non_finite_ones_are_strings():
@@ -38,3 +43,31 @@ def test_write_json_leaves_no_part_behind(tmp_path):
     write_json(tmp_path / "a.json", {"a": math.inf})
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": "inf"}
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_run_that_starts_over_keeps_nothing_of_the_life_before(tmp_path):
+    before = MetricsWriter(tmp_path, {"life": 1})
+    before.step({"step": 1})
+    (tmp_path / "tensors").mkdir()
+    (tmp_path / "tensors" / "step-00000008.npz").touch()
+    write_json(tmp_path / "in_force.json", {})
+    after = MetricsWriter(tmp_path, {"life": 2})
+    assert names(tmp_path / "tensors") == []
+    assert names(tmp_path) == ["metrics.jsonl.part", "tensors"]
+    with pytest.raises(SupersededError, match="started again"):
+        before.step({"step": 2})
+    with pytest.raises(SupersededError, match="started again"):
+        before.finish(2)
+    before._stream.close()
+    after.step({"step": 1})
+    after.finish(1)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("life") for line in lines] == [2, None, None]
+
+
+def test_a_finished_run_that_starts_over_is_unfinished_again(tmp_path):
+    MetricsWriter(tmp_path, {"life": 1}).finish(0)
+    after = MetricsWriter(tmp_path, {"life": 2})
+    assert names(tmp_path) == ["metrics.jsonl.part"]
+    after.finish(0)
+    assert '"life": 2' in (tmp_path / "metrics.jsonl").read_text()

@@ -1,4 +1,7 @@
-"""``job.json`` (schema 1) as a frozen value: all that a rank is told."""
+"""``job.json``: all that ranks are told, and what the harness reads there again.
+
+The documents are the file as it is written, key by key; ``Job`` is what a rank makes of it.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,182 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
-SCHEMA = 1
+from harness.run_folder.documents import SCHEMA, SchemaError, upgraded
+from harness.run_folder.layout import JOB
+from harness.run_folder.shapes import (
+    COUNT,
+    COUNTS,
+    FLAG,
+    OBJECT,
+    OBJECTS,
+    STEPS,
+    TEXT,
+    TEXTS,
+    Shape,
+)
+
 SEED_ROLE = "seed checkpoint"
+
+# --------------------------------------------------------------------- the file
+
+
+class TrainConfigDocument(TypedDict, total=False):
+    """The trusted base config."""
+
+    path: str
+    module: str | None
+    config: str | None
+    model: dict[str, int]
+    settings: dict[str, Any]
+    loader: str
+
+
+class DataDocument(TypedDict):
+    """The synthetic corpus."""
+
+    folder: str
+    digest: str
+
+
+class SegmentDocument(TypedDict, total=False):
+    """A part of an elastic run."""
+
+    until: int
+    parallelism: dict[str, int]
+    local_batch_size: int
+    pipeline_schedule: str | None
+
+
+class FaultDocument(TypedDict, total=False):
+    """One entry of the script of faults."""
+
+    kind: str
+    step: int
+    rank: int
+    node: int
+    torn: str
+
+
+class RecoveryDocument(TypedDict, total=False):
+    """How a run is broken and is to recover."""
+
+    faults: list[FaultDocument]
+    checkpoint_every: int
+    restarts: str
+    max_restarts: int
+    within_s: float
+    nodes: list[int]
+
+
+class CommandDocument(TypedDict, total=False):
+    """How a program of the user's is called, placeholders filled in."""
+
+    argv: list[str]
+    launcher: str
+    probed: bool
+    curves: str | None
+    columns: dict[str, str]
+    environment: dict[str, str]
+    folder: str
+
+
+class JobDocument(TypedDict, total=False):
+    """The file, but for its schema; files of older releases do not have all keys."""
+
+    name: str
+    role: str
+    identity: str
+    dialect: str
+    run_folder: str
+    seed: int
+    steps: int
+    parallelism: dict[str, int]
+    techniques: list[str]
+    pipeline_schedule: str | None
+    cp_rotation: str | None
+    spmd_backend: str | None
+    train_config: TrainConfigDocument
+    overrides: dict[str, Any]
+    data: DataDocument | None
+    seed_checkpoint: str | None
+    sample_steps: list[int]
+    frozen: int
+    segments: list[SegmentDocument]
+    checkpoint_every: int | None
+    faults: list[FaultDocument]
+    elastic_nodes: bool
+    recovery: RecoveryDocument | None
+    repeat: str | None
+    repeat_seed: int
+    inject: str | None
+    without_fixes: list[str]
+    device: str
+    command: CommandDocument
+    """Only where a program of the user's trains."""
+    trainer: str
+    """Its kind, where neither torchtitan nor a program of the user's trains."""
+
+
+SHAPES: Mapping[str, Shape] = {
+    "name": TEXT,
+    "identity": TEXT,
+    "steps": COUNT,
+    "parallelism": COUNTS,
+    "techniques": TEXTS,
+    "overrides": OBJECT,
+    "without_fixes": TEXTS,
+    "pipeline_schedule": TEXT,
+    "cp_rotation": TEXT,
+    "spmd_backend": TEXT,
+    "repeat": TEXT,
+    "sample_steps": STEPS,
+    "segments": OBJECTS,
+    "checkpoint_every": COUNT,
+    "faults": OBJECTS,
+    "elastic_nodes": FLAG,
+    "recovery": OBJECT,
+    "command": OBJECT,
+    "command.argv": TEXTS,
+    "command.launcher": TEXT,
+    "command.probed": FLAG,
+    "command.curves": TEXT,
+    "command.columns": OBJECT,
+    "command.environment": OBJECT,
+    "command.folder": TEXT,
+}
+"""Of the values that the harness reads again."""
+
+
+def is_probed(job: JobDocument) -> bool:
+    """False for a program of the user's that leaves a curve of its own, and nothing else."""
+    return (job.get("command") or {}).get("probed") is not False
+
+
+def recovery_of(job: JobDocument) -> RecoveryDocument | None:
+    """How the run is broken and is to recover; None for one that nothing breaks.
+
+    Older files name the faults and when checkpoints are written, but neither who restarts the run
+    nor how soon it has to recover; and not how many nodes come and go: two then stand for several.
+    """
+    told = job.get("recovery")
+    every = job.get("checkpoint_every")
+    if told is not None or every is None:
+        return told
+    nodes = [1, 2] if job.get("elastic_nodes") else [1, 1]
+    return {"faults": job.get("faults") or [], "checkpoint_every": every, "nodes": nodes}
+
+
+def moved_with(folder: Path, path: str, run_folder: str) -> Path:
+    """Where a path of a job is, whose run folder was ``run_folder`` and may have been moved since.
+
+    Raises ValueError for one outside of the run folder, which may be of another run.
+    """
+    return folder / Path(path).relative_to(run_folder)
+
+
+# --------------------------------------------------------------------- what a rank makes of it
 
 
 class JobError(Exception):
@@ -176,11 +351,18 @@ def read_job(path: str | Path, segment: int | None = None) -> Job:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise JobError(f"{path}: cannot be read as a job: {error}") from error
-    if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
-        found = raw.get("schema") if isinstance(raw, dict) else type(raw).__name__
-        raise JobError(f"{path}: job schema is {found!r}, this rank code reads {SCHEMA}")
+    if not isinstance(raw, dict):
+        raise JobError(
+            f"{path}: job schema is {type(raw).__name__!r}, this rank code reads {SCHEMA}"
+        )
     try:
-        job = _job(raw)
+        told = upgraded(JOB, raw)
+    except SchemaError:
+        raise JobError(
+            f"{path}: job schema is {raw.get('schema')!r}, this rank code reads {SCHEMA}"
+        ) from None
+    try:
+        job = _job(cast("JobDocument", told))
     except (KeyError, TypeError) as error:
         raise JobError(f"{path}: not a complete job: {error!r}") from error
     if segment is None:
@@ -201,7 +383,7 @@ def _of_segment(job: Job, index: int) -> Job:
     )
 
 
-def _job(raw: dict[str, Any]) -> Job:
+def _job(raw: JobDocument) -> Job:
     base = raw["train_config"]
     data = raw.get("data")
     checkpoint = raw.get("seed_checkpoint")
@@ -235,9 +417,14 @@ def _job(raw: dict[str, Any]) -> Job:
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
-        is_probed=(raw.get("command") or {}).get("probed") is not False,
+        is_probed=is_probed(raw),
         segments=tuple(
-            Segment(**{**segment, "parallelism": Degrees(**segment["parallelism"])})
+            Segment(
+                until=segment["until"],
+                parallelism=Degrees(**segment["parallelism"]),
+                local_batch_size=segment["local_batch_size"],
+                pipeline_schedule=segment.get("pipeline_schedule"),
+            )
             for segment in raw.get("segments") or ()
         ),
         checkpoint_every=raw.get("checkpoint_every"),
