@@ -212,8 +212,8 @@ def _cause(
     if judgement is Judgement.INCONCLUSIVE:
         equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
         mean = equivalent.measured if equivalent else None
-        if stepwise and (found := open_curves(compared.envelopes)):
-            return Cause(what_settles(found, mean))
+        if stepwise and (left := open_curves(compared.envelopes)):
+            return Cause(what_settles(left, mean))
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 
