@@ -26,7 +26,7 @@ from harness.model import (
 from harness.report.check_subjects import subjects
 from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
 from harness.report.text import anchors
-from harness.report.view.counterfactual import would_change
+from harness.report.view.counterfactual import counterfactual
 from harness.report.view.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
 from harness.report.view.gradient_map import gradient_map
 from harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
@@ -297,7 +297,7 @@ class _Runs:
             compared=tensors,
             tensors=first_step_tensors(tensors),
             gradients=gradient_map(tensors),
-            would_change=would_change(plainly, calibration),
+            would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),
