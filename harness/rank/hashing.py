@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from harness.rank.bits import mix_
-
-_GOLDEN = 0x9E3779B97F4A7C15
+from harness.rank.bits import _GOLDEN, _signed, mix_
 
 
 def mixed(counter: torch.Tensor, key: int) -> torch.Tensor:
@@ -15,9 +13,4 @@ def mixed(counter: torch.Tensor, key: int) -> torch.Tensor:
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). The 64 bits
     come as signed numbers, for int64 arithmetic wraps as unsigned arithmetic does.
     """
-    return mix_((counter * _signed(_GOLDEN)).add_(_signed(key)))
-
-
-def _signed(value: int) -> int:
-    """A 64-bit pattern as the signed number that int64 tensors hold."""
-    return value - (1 << 64) if value >= 1 << 63 else value
+    return mix_((counter * _GOLDEN).add_(_signed(key)))

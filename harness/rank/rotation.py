@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-import torch.distributed.tensor.experimental._context_parallel._attention as ring
 
 
 class RotationCount:
@@ -24,6 +23,8 @@ class RotationCount:
         self._watch_flex(device)
 
     def _watch_ring(self) -> None:
+        import torch.distributed.tensor.experimental._context_parallel._attention as ring
+
         create = ring._create_rotater
         names = {ring._AllGatherRotater: "allgather", ring._AllToAllRotater: "alltoall"}
 
@@ -36,6 +37,8 @@ class RotationCount:
         ring._create_rotater = create_and_count
 
     def _watch_flex(self, device: str) -> None:
+        import torch.distributed.tensor.experimental._context_parallel._attention as ring
+
         operator = ring.flex_cp_allgather
         gather = operator._init_fn
 
