@@ -26,13 +26,13 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import EvidenceError, StoreError, suggest
-from harness.judge import JUDGED_SIGNALS, calibrate, judge, limits
+from harness.judge import JUDGED_SIGNALS, calibrate, judge
 from harness.model import Ask, Evidence
 from harness.readers import read_curves, read_spec, read_table, same_path
 from harness.report import build_view
 from harness.report.curves import Curve, difference, ratio
-from harness.report.report_json import SCHEMA_VERSION, document
-from harness.report.tables import FILE, Tables, read_npz, tables_of
+from harness.report.renderers.json_document import SCHEMA_VERSION, document
+from harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
 from harness.report.view import SIGNAL_TITLES
 
 CurveLike = str | Path | pd.DataFrame | Mapping[str, Any]
@@ -378,7 +378,7 @@ def compare(
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
     calibration = calibrate(reference, taught) if taught else None
     evidences = {reference.name: reference}
-    verdicts, envelopes = [], {}
+    verdicts, comparisons = [], {}
     for name, each in tests:
         evidence = read(each, name or _free("test", evidences))
         evidence = replace(evidence, name=_free(name or evidence.name, evidences))
@@ -386,7 +386,7 @@ def compare(
         paths = isinstance(each, str | Path) and isinstance(control, str | Path)
         spec = read_spec(Path(each)) if isinstance(each, str | Path) else None
         allowed = {**(spec.tolerances if spec else {}), **(tolerances or {})}
-        verdict = judge(
+        verdict, comparisons[evidence.name] = judge(
             evidence,
             reference,
             calibration,
@@ -399,13 +399,12 @@ def compare(
         )
         # A command line has no name for what is in memory.
         verdicts.append(verdict if paths else replace(verdict, next_command=""))
-        if not verdict.not_asked:
-            envelopes[evidence.name] = limits(evidence, reference, calibration, allowed)
     view = build_view(
         title=f"{reference.name} and {', '.join(verdict.name for verdict in verdicts)}",
         verdicts=verdicts,
         evidences=evidences.values(),
-        envelopes=envelopes,
+        comparisons=comparisons,
+        without_limits=[each.name for each in verdicts if each.not_asked],
         calibrations={reference.name: calibration} if calibration else {},
     )
     return Report(document(view), tables_of(view))

@@ -18,7 +18,7 @@ from harness.cli import main
 from harness.errors import EvidenceError, StoreError
 from harness.judge.compare.tensors import compare_tensors
 from harness.readers import read_run
-from harness.report.tables import FILE
+from harness.report.renderers.npz_tables import FILE
 
 PAGE = Path(__file__).parents[1] / "docs" / "notebook.md"
 FRAMES = tuple(notebook.COLUMNS)

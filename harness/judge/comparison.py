@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.judge.compare.envelopes import Envelope, compare
+from harness.judge.compare.curves import CurveDifference, curve_difference, has, whole_series
+from harness.judge.compare.envelopes import (
+    Envelope,
+    LearntLimit,
+    compare,
+    curves_alone,
+    furthest_learnt,
+    limits,
+)
 from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.compare.limits import fitting
+from harness.judge.compare.limits import applicable
 from harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
 from harness.judge.compare.sketches import Renamed, align
 from harness.judge.compare.tensors import Comparisons, compare_tensors
 from harness.judge.programs import is_curve
 from harness.judge.soundness import disordered
-from harness.model import Calibration, Evidence, SeedRuns, SetSpec
+from harness.model import Calibration, Evidence, Floats, SeedRuns, SetSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,46 @@ class RunComparison:
     tensors: Comparisons = ()
     """Per-tensor comparisons at the steps that both sampled, in their order."""
 
+    def difference(self, signal: str) -> CurveDifference:
+        """One signal of the two runs, for drawing; empty where one of them lacks it."""
+        return curve_difference(whole_series(self.test, signal), whole_series(self.control, signal))
+
+    @property
+    def limits(self) -> Mapping[str, Floats]:
+        """Signal to its limit at every step that both runs have, for drawing.
+
+        Those of a run whose steps are out of order, too, which is not judged by them.
+        """
+        return limits(self.test, self.control, self._drawn(self.tolerances))
+
+    @property
+    def learnt_envelopes(self) -> tuple[Envelope, ...]:
+        """The envelopes, whatever tolerances replace."""
+        return self._drawn({}) if self.tolerances else self._drawn(self.tolerances)
+
+    @property
+    def furthest_learnt(self) -> LearntLimit | None:
+        """Where a learnt limit is the most times its floor."""
+        return furthest_learnt(self.control.precision, self.learnt_envelopes)
+
+    @property
+    def curves_alone(self) -> bool:
+        """Whether neither run left anything beside its curves."""
+        return curves_alone(self.test, self.control)
+
+    @property
+    def shared_signals(self) -> tuple[str, ...]:
+        """The judged signals of which both left a value, though perhaps at other steps."""
+        return tuple(
+            each for each in JUDGED_SIGNALS if has(self.test, each) and has(self.control, each)
+        )
+
+    def _drawn(self, tolerances: Mapping[str, float]) -> tuple[Envelope, ...]:
+        """The envelopes; compared here where judging has none by these tolerances."""
+        if self.envelopes and tolerances == self.tolerances:
+            return tuple(self.envelopes.values())
+        return _envelopes(self.test, self.control, self.calibration, tolerances, self.margin)
+
 
 def compare_runs(
     test: Evidence,
@@ -84,12 +132,10 @@ def compare_runs(
     draws = spec is not None and spec.own_random_numbers
     aligned = align(test, control, spec, control_spec)
     test, control = aligned.test, aligned.control
-    calibration = fitting(calibration, test, control)
+    calibration = applicable(calibration, test, control)
     ordered = disordered(test) is None and disordered(control) is None
-    signals = JUDGED_SIGNALS if ordered else ()
-    compared = [
-        compare(signal, test, control, calibration, tolerances, margin) for signal in signals
-    ]
+    tolerances = tolerances or {}
+    compared = _envelopes(test, control, calibration, tolerances, margin) if ordered else ()
     return RunComparison(
         test=test,
         control=control,
@@ -97,7 +143,7 @@ def compare_runs(
         spec=spec,
         control_spec=control_spec,
         margin=margin,
-        tolerances=tolerances or {},
+        tolerances=tolerances,
         own_start=own_start,
         renamed=aligned.renamed,
         measure=measure,
@@ -106,6 +152,20 @@ def compare_runs(
         target=target,
         draws=draws,
         errors=measure_errors(test, measure, draws=draws) if measure else None,
-        envelopes={envelope.signal: envelope for envelope in compared if envelope is not None},
+        envelopes={envelope.signal: envelope for envelope in compared},
         tensors=compare_tensors(test, control, calibration),
     )
+
+
+def _envelopes(
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+    tolerances: Mapping[str, float],
+    margin: float | None,
+) -> tuple[Envelope, ...]:
+    """Of the judged signals, those that the two runs can be compared on."""
+    every = (
+        compare(each, test, control, calibration, tolerances, margin) for each in JUDGED_SIGNALS
+    )
+    return tuple(envelope for envelope in every if envelope is not None)

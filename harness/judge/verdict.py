@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from harness.judge.causes import Cause, likely_cause
 from harness.judge.checks import integrity
-from harness.judge.checks.envelope import what_settles
+from harness.judge.checks.envelope import open_curves, what_settles
 from harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
 from harness.judge.compare.envelopes import REPEATS, curves_alone
 from harness.judge.compare.precision_errors import PrecisionRuns
@@ -31,15 +32,24 @@ from harness.model import (
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
 CUT = re.compile(r"--from \d+")
-_SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
 """How a check says from which step on two curves have the same steps."""
+_SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
+"""How a check says that more seeds would answer it."""
 
-_TOLD_BY = {
+_FILE_OF = {
     RunStatus.REFUSED: "job.sh",
     RunStatus.TIMED_OUT: "slurm.log",
     RunStatus.CANCELLED: "slurm.log",
 }
 """The file of a run folder that says most of how a scheduler ended the run."""
+
+
+class JudgedPair(NamedTuple):
+    """A verdict, and what it was found by."""
+
+    verdict: Verdict
+    comparison: RunComparison
+    """Made once: what shows the two runs beside each other takes it from here."""
 
 
 def judge(
@@ -58,8 +68,10 @@ def judge(
     seeds: SeedRuns | None = None,
     same_seed: bool = True,
     target: float | None = None,
-) -> Verdict:
+) -> JudgedPair:
     """Judge one test set against its control.
+
+    Returns the verdict, and what was compared for it.
 
     ``calibration`` is what A/A repeats of the control taught
     (:func:`harness.judge.calibration.calibrate`). ``spec`` and ``control_spec`` say what the runs
@@ -124,12 +136,13 @@ def judge(
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
-        return _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
+        verdict = _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
+        return JudgedPair(verdict, compared)
     rest = tuple(answer(each, compared) for each in asks.rest if each not in questions)
     checks = first + rest
     judgement = _judgement(_ended(compared).status, checks, asks.needed)
     cause = _cause(compared, judgement, checks, stepwise=_stepwise(asks) or compared.draws)
-    return _verdict(compared, ask, asks, judgement, checks, cause)
+    return JudgedPair(_verdict(compared, ask, asks, judgement, checks, cause), compared)
 
 
 def _refuse_unusable(
@@ -199,8 +212,8 @@ def _cause(
     if judgement is Judgement.INCONCLUSIVE:
         equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
         mean = equivalent.measured if equivalent else None
-        if stepwise and (settles := what_settles(compared.envelopes, mean)):
-            return Cause(settles)
+        if stepwise and (left := open_curves(compared.envelopes)):
+            return Cause(what_settles(left, mean))
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 
@@ -269,7 +282,7 @@ def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Seque
     same = _same_comparison(compared)
     if judgement is Judgement.FAIL:
         return f"converge run EXPERIMENT.toml  # {PROBED}"
-    if judgement is Judgement.INCONCLUSIVE and what_settles(compared.envelopes, None):
+    if judgement is Judgement.INCONCLUSIVE and open_curves(compared.envelopes):
         return same + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
     cut = next((found for check in checks if (found := CUT.search(check.detail))), None)
     return f"{same} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
@@ -316,8 +329,8 @@ def _next_command(
     if judgement is Judgement.ERROR:
         ended = _ended(compared)
         folder = _quoted(ended.source)
-        told = _TOLD_BY.get(ended.status)
-        return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
+        file = _FILE_OF.get(ended.status)
+        return f"cat {folder}/{file}" if file else f"grep -rn Error {folder}/logs"
     if not stepwise:
         return _next_of_seeds(compared, judgement, checks, ask)
     if curves_alone(compared.test, compared.control):

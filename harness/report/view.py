@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.judge.compare.tensors import Comparisons
+from harness.judge import Comparisons
 from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Role, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
 from harness.report.gradients import GradientMap

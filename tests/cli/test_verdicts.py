@@ -7,7 +7,7 @@ from harness.cli.verdicts import show_verdicts
 from harness.errors import StoreError
 from harness.model import Judgement, Verdict
 from harness.report import build_view
-from harness.report.report_markdown import SUMMARY_BYTES
+from harness.report.renderers.markdown import SUMMARY_BYTES
 
 VIEW = build_view(title="smoke", verdicts=[Verdict("ddp2", "fsdp2", Judgement.PASS)])
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.judge import judge as judge_pair
 from harness.model import (
     BufferRows,
     Evidence,
@@ -16,6 +17,7 @@ from harness.model import (
     TensorRows,
     TensorSample,
     TrainConfig,
+    Verdict,
 )
 
 STEPS = 20
@@ -26,6 +28,11 @@ SAMPLE_STEPS = (0, 1, 2, 4, 8, 16)
 PARAMETERS = {"layers.0.attention.wq.weight": 64, "norm.weight": 8, "tok_embeddings.weight": 128}
 """Canonical name to number of entries."""
 TOKENS = tuple(float(1000 + 7 * (step % 3)) for step in range(STEPS))
+
+
+def judge(*runs: Any, **more: Any) -> Verdict:
+    """The verdict on two runs, without what was compared for it."""
+    return judge_pair(*runs, **more).verdict
 
 
 def in_force(parallelism: Parallelism = FSDP2, **changes: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from harness.judge.calibration import _spread, _typical
 from harness.judge.compare.envelopes import compare
 from harness.judge.compare.limits import (
     IMPLEMENTATION_FACTOR,
-    fitting,
+    applicable,
     multiples,
     shares,
     tensor_multiple,
@@ -128,8 +128,8 @@ def test_what_makes_a_repeat_one_is_no_other_config():
 
 def test_without_a_record_of_what_ran_all_repeats_speak():
     calibration = calibrate(CONTROL, loud_permutation())
-    assert fitting(calibration, replace(CONTROL, in_force=None), CONTROL) is calibration
-    assert fitting(calibration, CONTROL, CONTROL) is calibration.alike
+    assert applicable(calibration, replace(CONTROL, in_force=None), CONTROL) is calibration
+    assert applicable(calibration, CONTROL, CONTROL) is calibration.alike
     assert calibrate(CONTROL, loud_permutation()[:3]).alike is None
 
 

@@ -12,12 +12,13 @@ from judge_examples import (
     TOKENS,
     foreign,
     in_force,
+    judge,
     run,
     spec,
     with_signals,
 )
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import CauseClass, Judgement, Parallelism, Precision, Technique
 
 CONTROL = run()

@@ -17,8 +17,8 @@ from cause_examples import (
     verdict_of,
     with_tokens,
 )
+from judge_examples import judge
 
-from harness.judge import judge
 from harness.judge.causes.gradient_patterns import sort
 from harness.judge.compare.tensors import TensorDifferences
 from harness.model import CauseClass, Judgement, Parallelism, Precision

@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cause_examples import CONTROL, broken, changed, scaled, turned, verdict_of
-from judge_examples import in_force
+from judge_examples import in_force, judge
 from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
 
-from harness.judge import judge
 from harness.judge.compare.post_step_state import unchanging
 from harness.model import BufferRows, CauseClass, Judgement, Outcome, Parallelism, Precision
 

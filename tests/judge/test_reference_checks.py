@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import STEPS, run, spec
+from judge_examples import STEPS, judge, run, spec
 
-from harness.judge import PrecisionRuns, judge
+from harness.judge import PrecisionRuns
 from harness.judge.compare.precision_errors import measure_errors
 from harness.model import (
     CauseClass,

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judge_examples import judge
 from scipy import stats
 
-from harness.judge import judge
 from harness.judge.compare.seeds import (
     BLOCKS,
     Group,

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 import numpy as np
-from judge_examples import SAMPLE_STEPS, left_after, run, spec
+from judge_examples import SAMPLE_STEPS, judge, left_after, run, spec
 
-from harness.judge import judge
 from harness.judge.calibration import flaw_of, tensor_differences
 from harness.judge.compare.floors import SPACING, SPACING_FLOAT32, spacing, storage
 from harness.model import Judgement, Precision, TensorRows, TensorSample

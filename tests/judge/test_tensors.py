@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge_examples import PARAMETERS, REPLICAS, SAMPLES, run, samples, sketch, spec
+from judge_examples import PARAMETERS, REPLICAS, SAMPLES, judge, run, samples, sketch, spec
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.judge.compare.sketches import fit, gradient_difference, shared_samples
 from harness.model import (
     Disagreement,

@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _says(document: Mapping[str, Any], night: Sequence[Entry]) -> bool:
     """Whether a report is the one of a night: its folder may have held another."""
-    from harness.report.text import plain
+    from harness.report.sanitize import plain
 
     told = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
     return told == {plain(each.test_set): (each.verdict, each.cause_class) for each in night}

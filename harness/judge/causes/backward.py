@@ -1,13 +1,23 @@
-"""C1 and C2 from sketches: right forward pass, wrong gradients, tensor by tensor.
+"""C1 and C2: right forward pass, wrong gradients.
 
-Scaled in all tensors, scaled in some, or wrong in direction.
+From sketches, tensor by tensor: scaled in all tensors, scaled in some, or wrong in direction. Where
+there are no sketches to look into, from the grad norm of the first step.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.context import ABRUPT, Context, digits, loss_agrees, off_at_first_step
+from harness.judge.causes.context import (
+    ABRUPT,
+    Context,
+    digits,
+    is_constant,
+    loss_agrees,
+    off_at_first_step,
+    ratio_words,
+    words_of,
+)
 from harness.judge.causes.factors import Match, Named, named_factor
 from harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
@@ -16,6 +26,7 @@ from harness.judge.causes.gradient_patterns import (
     Wrong,
     common_multiple,
     displaced,
+    precision_words,
     scaled_together,
     sort,
     worst_words,
@@ -23,14 +34,13 @@ from harness.judge.causes.gradient_patterns import (
 )
 from harness.judge.causes.location import family, of_scores, scores_scaled, stage_words
 from harness.judge.causes.parameter_names import describe
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import EVERY, Basis, Cause, Pair, Stage, signature
+from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import FIRST_STEPS
 from harness.judge.compare.tensors import TensorComparison
-from harness.model import CauseClass, Precision
+from harness.model import CauseClass
 
 _LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2
-_BF16_ROUNDING = (5e-4, 2e-2)
-"""Relative differences that a cast or a sum in bfloat16 leaves of a tensor in float32."""
 _NOTHING = 1e-12
 _HOLES = 0.1
 """Share of a tensor's entries that are zero in the test set alone, and then worth a word."""
@@ -39,6 +49,7 @@ _BESIDE = 0.1
 _WHERE = "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
 
 
+@signature(Basis.RECORDED, Stage.BACKWARD, asked_of=EVERY)
 def no_gradient(context: Context) -> Cause | None:
     """C2: a parameter is not trained."""
     look_at = (
@@ -59,6 +70,12 @@ def no_gradient(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.NO_GRADIENT, look_at)
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BACKWARD,
+    # What is outside of wider limits is plainer than what frozen steps show.
+    overrides=("beyond_rounding",),
+)
 def sampled_gradients(context: Context) -> Cause | None:
     """C1, C2: gradients of the first steps differ, and nothing else did so before."""
     wrong = _first_wrong(context)
@@ -67,6 +84,7 @@ def sampled_gradients(context: Context) -> Cause | None:
     return _kept(wrong, context.sample(wrong.step - 1)) or _said(wrong, context)
 
 
+@signature(Basis.FIRST_TENSORS, Stage.BACKWARD)
 def faintly_scaled(context: Context) -> Cause | None:
     """C1: all gradients are one multiple, each inside its own limit; only their norm is outside."""
     norm, loss = context.curve("grad_norm"), context.curve("loss")
@@ -85,6 +103,15 @@ def faintly_scaled(context: Context) -> Cause | None:
     return _scaled(wrong, whole, context) if whole is not None else None
 
 
+@signature(
+    Basis.LATER_TENSORS,
+    Stage.BACKWARD,
+    # It is only met where no update was off before.
+    overrides=(
+        "moved_too_far",
+        "forward_on_new_data",
+    ),
+)
 def sampled_gradients_later(context: Context) -> Cause | None:
     """C1, C2, beginning later: a later sample is the first thing to differ, and by much."""
     for sample in context.compared.tensors:
@@ -271,14 +298,99 @@ def _holes(wrong: Wrong) -> str:
     return f"; {share:.0%} of {name}{others} get no gradient at all"
 
 
-def precision_words(wrong: Wrong, context: Context) -> str:
-    """Whether all that is off is so by what bfloat16 rounds away."""
-    difference = wrong.found.difference[list(wrong.sorting.off)]
-    low, high = _BF16_ROUNDING
-    fp32 = context.precision is Precision.FP32
-    if not fp32 or np.median(difference) < low or not np.all(difference < high):
-        return ""
-    return (
-        "; all by little, as rounding to bfloat16 would leave: perhaps a cast or a reduction in "
-        "lower precision"
+_SCALING = (
+    "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP, "
+    "DDP's averaging"
+)
+
+
+@signature(
+    Basis.FIRST_CURVES,
+    Stage.BACKWARD,
+    # A factor says more than that there is none.
+    overrides=("gradient_direction",),
+)
+def gradients_scaled(context: Context) -> Cause | None:
+    """C1: right forward pass, gradients off by a factor."""
+    found = _norm_scaled(context)
+    if found is None:
+        return None
+    factor, numbers, where = found
+    look_at = f"{where}; {_SCALING}" if where else _SCALING
+    return Cause(f"gradients are scaled by {factor}{numbers}", CauseClass.GRADIENT_SCALE, look_at)
+
+
+@signature(Basis.FIRST_CURVES, Stage.BACKWARD, asked_of=(Pair.CURVES,))
+def norm_scaled(context: Context) -> Cause | None:
+    """The same of curves alone, which do not tell gradients from what was logged of them."""
+    found = _norm_scaled(context)
+    if found is None:
+        return None
+    factor, numbers, where = found
+    sentence = (
+        f"the grad norm is off by a factor of {factor}{numbers}; whether gradients are, or only "
+        "what was logged of them, curves do not tell"
     )
+    look_at = f"what norm each run logs (before or after clipping); {where or _SCALING}"
+    return Cause(sentence, CauseClass.UNKNOWN, look_at)
+
+
+def _norm_scaled(context: Context) -> tuple[str, str, str] | None:
+    """The factor of a norm that alone is off, the numbers behind it, and where it may arise."""
+    norm = _gradient_alone_off(context)
+    if norm is None:
+        return None
+    named = context.named(norm)
+    if not named.words and not is_constant(context.ratio(norm)[0]):
+        return None
+    known = (
+        f", which equals {named.words}"
+        if named.words
+        else ", the same at every step, which equals no degree or count of this run"
+    )
+    numbers = (
+        f"{known}: {words_of(norm)} "
+        f"{norm.test[0]:.4g} for {norm.control[0]:.4g} at step {norm.steps[0]}"
+        f"{loss_agrees(context, int(norm.steps[0]))}"
+    )
+    return ratio_words(norm, 0), numbers, named.where
+
+
+@signature(
+    Basis.FIRST_CURVES,
+    Stage.BACKWARD,
+    # It asks for a loss that agrees, which the objective's does not.
+    overrides=("objective",),
+)
+def gradient_direction(context: Context) -> Cause | None:
+    """C2: right forward pass, gradients wrong by no single factor."""
+    norm = _gradient_alone_off(context)
+    if norm is None:
+        return None
+    step = int(norm.steps[0])
+    sample = context.sample(step)
+    alone = ""
+    if sample is not None and sample.gradients is not None:
+        worst = sample.gradients.worst
+        alone = (
+            "; though each by itself is inside its limit (nearest "
+            f"{sample.names[worst]}, {sample.gradients.difference[worst]:.2g})"
+        )
+    sentence = (
+        f"the backward pass differs: {words_of(norm)} is off by {norm.difference[0]:.2g} at step "
+        f"{step} by no single factor{loss_agrees(context, step)}: some gradients are "
+        f"wrong, partly reduced, or scaled for a group of parameters only{alone}"
+    )
+    look_at = (
+        "gradients per parameter, which this evidence does not have: reductions over each mesh "
+        "dimension, and the backward of what the test set adds"
+    )
+    return Cause(sentence, CauseClass.GRADIENT_DIRECTION, look_at)
+
+
+def _gradient_alone_off(context: Context) -> Envelope | None:
+    """The grad norm, if at the first step it is off while the loss agrees."""
+    loss, norm = context.curve("loss"), context.curve("grad_norm")
+    if loss is None or norm is None or not off_at_first_step(norm) or off_at_first_step(loss):
+        return None
+    return norm

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.judge.causes.context import Context, loss_agrees
 from harness.judge.causes.parameter_names import fold, joined
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
 from harness.judge.compare.post_step_state import buffers as compared
 from harness.judge.compare.post_step_state import unchanging, unmoved
 from harness.judge.compare.sketches import fit, relative
@@ -45,6 +45,12 @@ class _Buffer(NamedTuple):
     """Whether it has not moved since the sample before, and the control's has."""
 
 
+@signature(
+    Basis.HELD,
+    Stage.BUFFERS,
+    # What its update would have reduced may lie there by rank.
+    overrides=("replicas",),
+)
 def still_buffers(context: Context) -> Cause | None:
     """C6: a buffer stays as it was, and is the first thing that is not as in the control.
 
@@ -66,6 +72,12 @@ def still_buffers(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.FROZEN, _LOOK_AT)
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BUFFERS,
+    # It asks for gradients that agree until then.
+    overrides=("sampled_gradients",),
+)
 def other_buffers(context: Context) -> Cause | None:
     """C6: a buffer is updated otherwise, and nothing differed before."""
     found = _first_apart(context)
@@ -85,6 +97,7 @@ def other_buffers(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.UPDATE, _LOOK_AT)
 
 
+@signature(Basis.EXACT, Stage.FORWARD)
 def other_tables(context: Context) -> Cause | None:
     """C4: a buffer that never changes is another one, from the first sample on.
 
@@ -93,6 +106,7 @@ def other_tables(context: Context) -> Cause | None:
     return _tables(context, _OTHER)
 
 
+@signature(Basis.LEFT_OVER, Stage.FORWARD)
 def rounded_tables(context: Context) -> Cause | None:
     """C4: a buffer that never changes is off by as little as rounding, and nothing says more."""
     return _tables(context, 0.0)

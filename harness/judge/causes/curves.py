@@ -18,7 +18,7 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
 from harness.judge.causes.updates import first_part
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.tensors import TensorComparison, TensorDifferences
@@ -39,6 +39,13 @@ _STATE = (
 )
 
 
+@signature(
+    Basis.LATER_CURVES,
+    Stage.RUN,
+    # A step that stands out is no smooth growth.
+    overrides=("rounding_growth",),
+    asked_of=(Pair.ORDINARY, Pair.CURVES),
+)
 def one_step(context: Context) -> Cause | None:
     """A glitch: one step is off, alone or by far, and training goes on from where it led."""
     off = context.off()
@@ -88,6 +95,7 @@ def _spikes(curve: Envelope) -> bool:
     return bool(then.max() <= peak / 2 and ABRUPT * np.median(then) <= peak)
 
 
+@signature(Basis.LATER_STATE, Stage.RESUME)
 def lost_at_resume(context: Context) -> Cause | None:
     """C6: a restart replayed steps with other values, or the runs part right after one."""
     test = context.compared.test
@@ -116,6 +124,7 @@ def lost_at_resume(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.STATE, look_at)
 
 
+@signature(Basis.LATER_CURVES, Stage.BACKWARD)
 def gradients_from(context: Context) -> Cause | None:
     """C1, C2, beginning later: the grad norm jumps at a step whose loss is right."""
     norm = context.curve("grad_norm")
@@ -146,6 +155,7 @@ def gradients_from(context: Context) -> Cause | None:
     )
 
 
+@signature(Basis.LATER_CURVES, Stage.RUN, asked_of=(Pair.ORDINARY, Pair.CURVES))
 def rounding_growth(context: Context) -> Cause | None:
     """Benign kernel drift: from rounding, smoothly, and all tensors alike."""
     if any(
@@ -263,6 +273,7 @@ def _tensors_off_after(context: Context, step: int) -> bool:
     )
 
 
+@signature(Basis.LEFT_OVER, Stage.RUN)
 def later(context: Context) -> Cause | None:
     """C3, C6: the first step is right, the runs part later."""
     where = first_part(context)
@@ -311,6 +322,7 @@ _UNTOLD = (
 )
 
 
+@signature(Basis.LATER_STATE, Stage.RESUME, asked_of=(Pair.CURVES,))
 def logged_twice(context: Context) -> Cause | None:
     """Steps that stand twice in a log, with other values."""
     conflicts = context.compared.test.replay_conflicts
@@ -325,6 +337,7 @@ def logged_twice(context: Context) -> Cause | None:
     )
 
 
+@signature(Basis.LEFT_OVER, Stage.RUN, asked_of=(Pair.CURVES,))
 def curves_part(context: Context) -> Cause | None:
     """Where two curves part, for good or not; causes look alike in a curve."""
     failed = [check for check in context.checks.values() if check.outcome is Outcome.FAIL]

@@ -21,9 +21,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.backward import name_of, precision_words
-from harness.judge.causes.context import Context, begins, off_at_first_step, ratio_words, words_of
-from harness.judge.causes.gradient_patterns import OUTWEIGHS, Wrong, worst_words, wrong_gradients
+from harness.judge.causes.backward import name_of
+from harness.judge.causes.context import (
+    Context,
+    begins,
+    off_at_first_step,
+    ratio_words,
+    words_of,
+)
+from harness.judge.causes.factors import FIRST_STEP_MATCH
+from harness.judge.causes.gradient_patterns import (
+    OUTWEIGHS,
+    Wrong,
+    precision_words,
+    worst_words,
+    wrong_gradients,
+)
 from harness.judge.causes.location import ATTENTION, EXPERTS, FEED_FORWARD, Spot, differences, spot
 from harness.judge.causes.parameter_names import (
     Role,
@@ -33,11 +46,12 @@ from harness.judge.causes.parameter_names import (
     layers_of,
     role_of,
 )
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
 from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.limits import deals_alike
+from harness.judge.compare.limits import same_sample_layout
 from harness.judge.compare.reported import agreement
 from harness.judge.compare.tensors import TensorComparison
+from harness.judge.wording import distinct_digits
 from harness.model import CauseClass, Outcome, Precision
 
 SAME_BITS = 1e-14
@@ -54,6 +68,12 @@ _SLIGHT = 0.1
 """A gradient that is not reduced, or not handed back, is off by more than this."""
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.FORWARD,
+    # The first step of training itself, before frozen ones.
+    overrides=("forward_at_frozen_weights",),
+)
 def hidden_forward(context: Context) -> Cause | None:
     """C4: the forward pass of the first step differs, and the loss is inside its limit."""
     loss = context.compared.envelopes.get("loss_recomputed")
@@ -80,6 +100,7 @@ def hidden_forward(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place))
 
 
+@signature(Basis.LATER_TENSORS, Stage.FORWARD)
 def forward_on_new_data(context: Context) -> Cause | None:
     """C4, beginning later: weights agree, and the loss of the next samples does not."""
     loss = context.compared.envelopes.get("loss_recomputed")
@@ -164,7 +185,9 @@ _ADDED = (
 
 def same_program(context: Context) -> bool:
     """Whether both runs add up the same numbers in the same order, as far as they tell."""
-    return deals_alike(context.compared.test, context.compared.control) and not differences(context)
+    return same_sample_layout(context.compared.test, context.compared.control) and not differences(
+        context
+    )
 
 
 def spread_of(loss: Envelope, context: Context) -> float:
@@ -286,6 +309,12 @@ _LOOK_AT = (
 )
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.OBJECTIVE,
+    # One factor says more than that gradients follow.
+    overrides=("trained_objective",),
+)
 def scaled_objective(context: Context) -> Cause | None:
     """The trainer's own loss and every gradient are one multiple; cross entropy alone agrees.
 
@@ -330,6 +359,12 @@ _AS_MUCH = 0.3
 """Share of what the loss is off by: another objective has other gradients by at least that."""
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.OBJECTIVE,
+    # Gradients that follow are proof; a term may be in the log alone.
+    overrides=("added_term",),
+)
 def trained_objective(context: Context) -> Cause | None:
     """The trainer's own loss differs and the gradients with it; cross entropy alone agrees.
 
@@ -351,6 +386,7 @@ def trained_objective(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, f"{_LOOK_AT}; {_ADDED_TERM}")
 
 
+@signature(Basis.FIRST_TENSORS, Stage.OBJECTIVE)
 def added_term(context: Context) -> Cause | None:
     """The loss has a term beside the cross entropy, whose gradients are lost in low precision.
 
@@ -480,3 +516,62 @@ def _own_mean(context: Context) -> float | None:
         apart.append(float(np.sqrt(np.mean(compared.difference**2))))
     ours, theirs = apart
     return ours if ours > max(_OWN_ROUNDING, BEYOND * theirs) else None
+
+
+@signature(Basis.FIRST_CURVES, Stage.FORWARD)
+def objective(context: Context) -> Cause | None:
+    """C4: the loss of the first step differs, before any update."""
+    loss = context.curve("loss")
+    if loss is None or not off_at_first_step(loss):
+        return None
+    proven = context.outcome("same-data") is Outcome.PASS
+    on = "on the same samples and weights" if proven else "before any update"
+    named = context.named(loss)
+    equals = f", which equals {named.words}" if named.words else ""
+    of_test, of_control = distinct_digits(float(loss.test[0]), float(loss.control[0]))
+    sentence = (
+        f"the forward pass or the objective differs: {words_of(loss)} {of_test} for "
+        f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
+        f"{equals}){_gradients_with_it(context, loss)}"
+    )
+    if named.words:
+        return Cause(sentence, CauseClass.OBJECTIVE, _MEAN)
+    reported = loss.signal == "loss"
+    place = None if reported else spot(context.sample(int(loss.steps[0])))
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place, reported=reported))
+
+
+_MEAN = "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"
+
+
+def _gradients_with_it(context: Context, loss: Envelope) -> str:
+    """What the gradients of the first step say about a loss that differs."""
+    sample = context.sample(int(loss.steps[0]))
+    wrong = wrong_gradients(sample)
+    if wrong is None:
+        known = sample is not None and sample.gradients is not None
+        inside = "; every gradient is inside its limit at that step" if known else ""
+        return inside + _directions_later(context, already=0)
+    sorting = wrong.sorting
+    if sorting.factor_of_all is not None:
+        factor = sorting.factor_of_all.factor
+        ratio = float(loss.test[0] / loss.control[0]) if loss.control[0] else 0.0
+        alike = "too" if abs(factor - ratio) < FIRST_STEP_MATCH * abs(ratio) else "not by as much"
+        return f"; all gradients are {factor:.4g} times the control's, {alike}"
+    worst = f", worst {worst_words(wrong)}" if sorting.turned else ""
+    off = f"; {len(sorting.off)} of {len(sorting.judged)} gradients are off{worst}"
+    return off + _directions_later(context, already=len(sorting.turned))
+
+
+def _directions_later(context: Context, already: int) -> str:
+    """The sample at which most gradients point elsewhere, if it is not the first."""
+    later = [
+        found
+        for sample in context.compared.tensors
+        if (found := wrong_gradients(sample)) and len(found.sorting.turned) > already
+    ]
+    if not later:
+        return ""
+    most = max(later, key=lambda found: len(found.sorting.turned))
+    count = f"{len(most.sorting.turned)} of {len(most.sorting.judged)} gradients"
+    return f"; by step {most.step} the direction of {count} is wrong, worst {worst_words(most)}"

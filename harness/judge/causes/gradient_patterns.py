@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from harness.judge.causes.context import Context
 from harness.judge.causes.parameter_names import joined
 from harness.judge.compare.sketches import fit
 from harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from harness.model import Floats, Integers, TensorRows
+from harness.model import Floats, Integers, Precision, TensorRows
 
 LEAST_ROUNDING, MOST_ROUNDING = 1e-5, 0.25
 """What a factor may leave of a tensor, whatever the limit: a limit of 0.9 would excuse anything."""
@@ -261,3 +262,20 @@ def displaced(
         found.append(f"{names[index]} that of {names[int(np.flatnonzero(alike)[0])]}")
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return f"; by its norm {joined(found[:_NAMED])}{more} in the control: gradients are exchanged"
+
+
+_BF16_ROUNDING = (5e-4, 2e-2)
+"""Relative differences that a cast or a sum in bfloat16 leaves of a tensor in float32."""
+
+
+def precision_words(wrong: Wrong, context: Context) -> str:
+    """Whether all that is off is so by what bfloat16 rounds away."""
+    difference = wrong.found.difference[list(wrong.sorting.off)]
+    low, high = _BF16_ROUNDING
+    fp32 = context.precision is Precision.FP32
+    if not fp32 or np.median(difference) < low or not np.all(difference < high):
+        return ""
+    return (
+        "; all by little, as rounding to bfloat16 would leave: perhaps a cast or a reduction in "
+        "lower precision"
+    )

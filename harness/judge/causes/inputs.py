@@ -9,12 +9,13 @@ import numpy as np
 from harness.judge.causes.context import Context, words_of
 from harness.judge.causes.optimizer import counted_otherwise
 from harness.judge.causes.resume import of_pass
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
 from harness.judge.compare.curves import series
 from harness.judge.compare.floors import FIRST_STEPS
 from harness.model import CauseClass, Evidence, Outcome
 
 
+@signature(Basis.RECORDED, Stage.RUN, asked_of=EVERY)
 def not_finite(context: Context) -> Cause | None:
     """Training ended in NaN or infinity, and nothing was wrong at the first steps."""
     step = blown_up_at(context)
@@ -97,6 +98,7 @@ _INPUTS = (
 )
 
 
+@signature(Basis.RECORDED, Stage.INPUT, asked_of=EVERY)
 def other_input(context: Context) -> Cause | None:
     """C6: different samples, token counts or learning rates, before the runs parted."""
     parted = context.first_failure("loss-equivalent")

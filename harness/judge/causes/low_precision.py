@@ -21,7 +21,7 @@ from harness.judge.causes.location import (
     stage_words,
 )
 from harness.judge.causes.parameter_names import describe
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
 from harness.judge.compare.precision_errors import Errors, measure_errors
 from harness.judge.compare.random_numbers import drawn, in_force
 from harness.model import CauseClass, Evidence, Floats, Integers
@@ -50,6 +50,7 @@ _FORWARD_AT = (
 )
 
 
+@signature(Basis.EXACT, Stage.FORWARD)
 def draws_by_itself(context: Context) -> Cause | None:
     """Nothing but random numbers: other gradients in every batch, and the same in the mean.
 
@@ -82,6 +83,7 @@ def draws_by_itself(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
+@signature(Basis.FIRST_TENSORS, Stage.FORWARD, asked_of=(Pair.DRAWING,))
 def drawn_otherwise(context: Context) -> Cause | None:
     """A set that draws random numbers, as its control does, and more or fewer of them."""
     if not context.failed("drawn-alike"):
@@ -97,6 +99,13 @@ def _layout(run: Evidence) -> tuple[object, ...]:
     return tuple(ran.get(key) for key in keys)
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BACKWARD,
+    # Frozen steps show a factor more sharply than a norm does.
+    overrides=("faintly_scaled",),
+    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+)
 def beyond_rounding(context: Context) -> Cause | None:
     """What the frozen steps show and the first step's wider limits do not."""
     errors = context.compared.errors
@@ -111,6 +120,16 @@ def beyond_rounding(context: Context) -> Cause | None:
     return None
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BACKWARD,
+    # No forward pass changes all gradients by a mere factor.
+    overrides=(
+        "hidden_forward",
+        "beyond_rounding",
+    ),
+    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+)
 def scaled_at_frozen_weights(context: Context) -> Cause | None:
     """C1: all gradients are longer or shorter by one factor, many of them inside wider limits."""
     errors = context.compared.errors
@@ -123,6 +142,7 @@ def scaled_at_frozen_weights(context: Context) -> Cause | None:
     return _scaled(context, errors)
 
 
+@signature(Basis.FIRST_TENSORS, Stage.FORWARD)
 def forward_at_frozen_weights(context: Context) -> Cause | None:
     """C4 that the loss does not show: its small change, and gradients that no backward pass spoils.
 

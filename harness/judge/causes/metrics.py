@@ -23,7 +23,7 @@ from harness.judge.causes.context import (
 from harness.judge.causes.factors import Match, named_factor
 from harness.judge.causes.location import stage_words
 from harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import EVERY, Basis, Cause, Pair, Stage, signature
 from harness.judge.compare.reported import Agreement, agreement
 from harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
 
@@ -67,6 +67,17 @@ _MOSTLY = 0.5
 """Share of a reported difference that the recomputed values must not have, to be misreported."""
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.REPORT,
+    # It compares what one run reports and computes, so no other run can mislead it.
+    overrides=(
+        "drawn_otherwise",
+        "loss_of_right_gradients",
+        "loss_scaled_alone",
+    ),
+    asked_of=EVERY,
+)
 def metric_only(context: Context) -> Cause | None:
     """The reported number is wrong, the recomputed one right."""
     recomputed = [
@@ -199,6 +210,12 @@ def _clipped(context: Context, onset: int) -> int | None:
     return parted if parted is not None and parted >= onset else None
 
 
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.REPORT,
+    # All gradients agree, not the norm alone.
+    overrides=("loss_scaled_alone",),
+)
 def loss_of_right_gradients(context: Context) -> Cause | None:
     """A loss that differs although every gradient of it agrees."""
     loss, sample = context.curve("loss"), context.sample(1)
@@ -220,6 +237,7 @@ def loss_of_right_gradients(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
 
 
+@signature(Basis.FIRST_TENSORS, Stage.REPORT, asked_of=(Pair.ORDINARY, Pair.CURVES))
 def loss_scaled_alone(context: Context) -> Cause | None:
     """C5 without a probe: a scaled objective would scale the gradients too."""
     loss, norm = context.compared.envelopes.get("loss"), context.curve("grad_norm")
@@ -241,6 +259,12 @@ def loss_scaled_alone(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
 
 
+@signature(
+    Basis.LEFT_OVER,
+    Stage.REPORT,
+    # A table that is off by rounding hardly says anything.
+    overrides=("rounded_tables",),
+)
 def contradiction(context: Context) -> Cause | None:
     """All agrees with the control but what the run says of itself."""
     for signal in ("loss", "grad_norm"):

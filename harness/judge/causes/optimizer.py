@@ -14,7 +14,7 @@ import numpy as np
 from harness.judge.causes.context import Context, loss_agrees
 from harness.judge.causes.location import stage_words
 from harness.judge.causes.parameter_names import describe, joined
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
 from harness.judge.compare.post_step_state import UNCLIPPED, Clipping, clippings
 from harness.judge.compare.tensors import TensorComparison
 from harness.model import CauseClass, Flags, Floats, Outcome, PostStepState
@@ -51,6 +51,7 @@ class _Group(NamedTuple):
     factor: float
 
 
+@signature(Basis.EXACT, Stage.CLIPPING)
 def clipping(context: Context) -> Cause | None:
     """Gradients are multiplied by another factor than their norm asks for."""
     if not context.failed(*_CHECKS):
@@ -183,6 +184,15 @@ _RESUMED = (
 _SKIPPED = "what skips or repeats updates: a loss scaler, a guard against spikes, accumulation"
 
 
+@signature(
+    Basis.EXACT,
+    Stage.OPTIMIZER,
+    # Counts are exact, and gradients and their norms follow from updates.
+    overrides=(
+        "other_tables",
+        "clipping",
+    ),
+)
 def counted_first(context: Context) -> Cause | None:
     """Counts part before any gradient does: they are exact, and gradients follow from updates."""
     counts = context.checks.get("optimizer-steps")
@@ -194,6 +204,12 @@ def counted_first(context: Context) -> Cause | None:
     return counted_otherwise(context) if others is None or others > counts.onset else None
 
 
+@signature(
+    Basis.LATER_STATE,
+    Stage.OPTIMIZER,
+    # Counters are exact, moments are not.
+    overrides=("moments_lost",),
+)
 def counted_otherwise(context: Context) -> Cause | None:
     """The optimizer has counted other updates than the control's: it started over, or skipped."""
     for before, sample in pairwise(context.compared.tensors):
@@ -225,6 +241,7 @@ def counted_otherwise(context: Context) -> Cause | None:
     return None
 
 
+@signature(Basis.FIRST_TENSORS, Stage.OPTIMIZER)
 def averaged_otherwise(context: Context) -> Cause | None:
     """Right gradients at the first update, and all moments are one multiple of the control's.
 
@@ -276,6 +293,7 @@ _AVERAGES = (
 )
 
 
+@signature(Basis.LATER_STATE, Stage.OPTIMIZER)
 def moments_lost(context: Context) -> Cause | None:
     """Gradients agree, and what the optimizer keeps of the earlier ones does not any more."""
     explained = NOTABLE

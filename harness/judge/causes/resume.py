@@ -8,7 +8,7 @@ parted before the resume.
 from __future__ import annotations
 
 from harness.judge.causes.context import Context
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
 from harness.judge.causes.updates import initial_words
 from harness.judge.checks.resume import Lost, not_restored
 from harness.judge.degrees import owner
@@ -26,6 +26,12 @@ RESUME_CHECKS = (
 )
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # Other samples are the whole fault, however whole the checkpoint was.
+    overrides=("torn_loaded",),
+)
 def data_lost(context: Context) -> Cause | None:
     """The loader does not go on where it stood."""
     if not _first(context, "data-resumed"):
@@ -51,6 +57,12 @@ _STREAMING = (
 )
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # What a restart did not load explains the samples that it went on with.
+    overrides=("data_lost",),
+)
 def nothing_loaded(context: Context) -> Cause | None:
     """A restart loaded nothing, or something of no known place, and trained on from there.
 
@@ -81,6 +93,12 @@ def nothing_loaded(context: Context) -> Cause | None:
     )
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # Half a checkpoint explains what of the state did not come back.
+    overrides=("state_lost",),
+)
 def torn_loaded(context: Context) -> Cause | None:
     """A resume took what was only half written."""
     if not _first(context, "torn-never-loaded"):
@@ -93,6 +111,12 @@ def torn_loaded(context: Context) -> Cause | None:
     )
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # What did not come back says more than where a pass went on.
+    overrides=("not_continued",),
+)
 def state_lost(context: Context) -> Cause | None:
     """Tensors, the learning rate or counters did not come back as they were saved."""
     if not _first(context, "state-restored"):
@@ -116,6 +140,12 @@ def state_lost(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.STATE, _LOADED)
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # A pass that goes on elsewhere replays otherwise.
+    overrides=("replayed_otherwise",),
+)
 def not_continued(context: Context) -> Cause | None:
     """A pass went on from elsewhere, or counts otherwise."""
     if not _first(context, "passes-continuous"):
@@ -153,6 +183,12 @@ _NOTHING_WHOLE = (
 )
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # Wrong numbers are worse than late ones.
+    overrides=("recovered_late",),
+)
 def replayed_otherwise(context: Context) -> Cause | None:
     """A replay differs although all that is known of the state came back."""
     if not _first(context, "replays-agree"):
@@ -165,6 +201,12 @@ def replayed_otherwise(context: Context) -> Cause | None:
     )
 
 
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # NaN after a resume that lost something is its consequence.
+    overrides=("not_finite",),
+)
 def recovered_late(context: Context) -> Cause | None:
     """Training is right, and went on too late or not at all."""
     failed = {name for name, check in context.checks.items() if check.outcome is Outcome.FAIL}

@@ -23,7 +23,7 @@ from harness.judge.causes.gradient_patterns import (
     wrong_gradients,
 )
 from harness.judge.causes.parameter_names import describe, joined, place_of
-from harness.judge.causes.signature import Cause
+from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
 from harness.judge.compare.curves import series
 from harness.judge.compare.floors import FIRST_STEPS, storage
 from harness.judge.compare.sketches import fit, update
@@ -36,6 +36,7 @@ STILL = 1e-6
 """A tensor whose update has less than this of the control's length does not move."""
 
 
+@signature(Basis.HELD, Stage.WEIGHTS, asked_of=(Pair.ORDINARY, Pair.DRAWING))
 def initial(context: Context) -> Cause | None:
     """Training begins with other weights: nothing else can then be compared."""
     sample = context.sample(0)
@@ -103,6 +104,12 @@ def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
     return f"; by its norms {words}"
 
 
+@signature(
+    Basis.LATER_STATE,
+    Stage.UPDATE,
+    # Weights that stand still are not counted either.
+    overrides=("counted_otherwise",),
+)
 def frozen(context: Context) -> Cause | None:
     """Parameters stay where they are although they have a gradient."""
     for before, sample in pairwise(context.compared.tensors):
@@ -137,6 +144,7 @@ _LEFT_OUT = (
 )
 
 
+@signature(Basis.LATER_TENSORS, Stage.UPDATE)
 def updated(context: Context) -> Cause | None:
     """Gradients agree, and parameters move otherwise."""
     for before, sample in pairwise(context.compared.tensors):
@@ -316,6 +324,12 @@ class _Parting(NamedTuple):
         return f"between steps {self.before.step} and {self.sample.step}"
 
 
+@signature(
+    Basis.LATER_TENSORS,
+    Stage.RESUME,
+    # What no update can do is no rounding.
+    overrides=("rounded",),
+)
 def moved_too_far(context: Context) -> Cause | None:
     """Weights moved once by more than the learning rate lets an optimizer move them."""
     parting = _parting(context)
@@ -341,6 +355,12 @@ def moved_too_far(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.STATE, _LOADED)
 
 
+@signature(
+    Basis.LATER_TENSORS,
+    Stage.RESUME,
+    # All weights alike, not a few.
+    overrides=("some_parted",),
+)
 def rounded(context: Context) -> Cause | None:
     """All weights differ by what bfloat16 rounds away of them, and did not before."""
     parting = _parting(context)
@@ -367,6 +387,7 @@ def rounded(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.STATE, look_at)
 
 
+@signature(Basis.LATER_TENSORS, Stage.RESUME)
 def some_parted(context: Context) -> Cause | None:
     """A few parameters part from the control, and not by their gradients."""
     parting = _parting(context)

@@ -11,7 +11,7 @@ somebody set the margin decides, and everything else is open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -164,14 +164,17 @@ def open_curve(envelope: Envelope) -> CheckResult:
     )
 
 
-def what_settles(envelopes: Mapping[str, Envelope], mean: float | None) -> str:
-    """One sentence on curves that are open, and what would decide; empty where none is.
+def open_curves(envelopes: Mapping[str, Envelope]) -> list[Envelope]:
+    """Curves that are outside of their floors, where neither limits nor a margin decide."""
+    found = [envelope for envelope in envelopes.values() if envelope.open]
+    return [] if any(envelope.by_margin for envelope in found) else found
+
+
+def what_settles(found: Sequence[Envelope], mean: float | None) -> str:
+    """One sentence on :func:`open_curves`, and what would decide.
 
     ``mean`` is what the mean loss may be off at most, where it is known.
     """
-    found = [envelope for envelope in envelopes.values() if envelope.open]
-    if not found or any(envelope.by_margin for envelope in found):
-        return ""
     clauses = []
     for envelope in found:
         most = int(np.argmax(envelope.difference))

@@ -75,6 +75,43 @@ def has(evidence: Evidence, signal: str) -> bool:
     return column is not None and bool(column.present.any())
 
 
+def whole_series(evidence: Evidence, signal: str) -> Series:
+    """A signal at every step of a run, NaN where it left nothing; empty when the run lacks it.
+
+    A column shorter or longer than the steps (an integrity finding) is padded or cut.
+    """
+    found = series(evidence, signal)
+    if not found.steps.size:
+        return Series(np.empty(0, dtype=np.int64), np.empty(0))
+    if np.array_equal(found.steps, evidence.steps) and _increasing(found.steps):
+        return found
+    steps = np.unique(evidence.steps)
+    values = np.full(steps.size, np.nan)
+    values[np.searchsorted(steps, found.steps)] = found.values
+    return Series(steps, values)
+
+
+class CurveDifference(NamedTuple):
+    """How far one signal of a run lies from another run's, at the steps that both have."""
+
+    steps: Integers
+    """Shape (steps,), increasing, as :func:`whole_series` has them."""
+    difference: Floats
+    """Shape (steps,): relative, with the sign of ``test - control``; infinite where one is not
+    finite. An envelope has the magnitude alone, and leaves out steps without a value."""
+    ratio: Floats
+    """Shape (steps,): test over control; not finite where the control is zero."""
+
+
+def curve_difference(test: Series, control: Series) -> CurveDifference:
+    """Compare two curves at their common steps, for drawing; both have increasing steps."""
+    steps, mine, other = common_steps(test.steps, control.steps)
+    ours, theirs = test.values[mine], control.values[other]
+    apart = relative_difference(ours, theirs)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return CurveDifference(steps, np.where(np.less(ours, theirs), -apart, apart), ours / theirs)
+
+
 def pair(test: Evidence, control: Evidence, signal: str) -> Pair:
     """One signal of both runs at their common steps, in the order of the steps.
 

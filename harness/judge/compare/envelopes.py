@@ -21,7 +21,7 @@ published curves of CUDA and ROCm are off by up to 41% at a step, and 5% in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -39,7 +39,6 @@ from harness.judge.compare.curves import (
 from harness.judge.compare.floors import (
     FIRST_STEPS,
     FLOORS,
-    JUDGED_SIGNALS,
     NORMS,
     ROUNDING,
     SPREAD_CEILING,
@@ -50,12 +49,21 @@ from harness.judge.compare.floors import (
 from harness.judge.compare.limits import (
     JUMP,
     SIGNAL_ALARMS,
-    fitting,
+    applicable,
     multiples,
     routed,
     widest_scale,
 )
-from harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, SignalScale
+from harness.model import (
+    Calibration,
+    Evidence,
+    Flags,
+    Floats,
+    Integers,
+    Limit,
+    Precision,
+    SignalScale,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +147,7 @@ def compare(
     Raises ValueError for a tolerance that is negative or not
     finite: it would pass everything or nothing.
     """
-    calibration = fitting(calibration, test, control)
+    calibration = applicable(calibration, test, control)
     curves = pair(test, control, signal)
     if not curves.steps.size:
         return None
@@ -166,10 +174,7 @@ def compare(
 
 
 def limits(
-    test: Evidence,
-    control: Evidence,
-    calibration: Calibration | None = None,
-    tolerances: Mapping[str, float] | None = None,
+    test: Evidence, control: Evidence, envelopes: Iterable[Envelope]
 ) -> Mapping[str, Floats]:
     """Signal to its limit at every step that both runs have, in order, for drawing.
 
@@ -178,36 +183,37 @@ def limits(
     """
     common = common_steps(test.steps, control.steps).steps
     drawn = {}
-    for signal in JUDGED_SIGNALS:
-        envelope = compare(signal, test, control, calibration, tolerances)
-        if envelope is None:
-            continue
+    for envelope in envelopes:
         limit = np.full(common.size, math.nan)
         judged = np.where(envelope.judged, envelope.limit, math.nan)
         limit[np.searchsorted(common, envelope.steps)] = judged
-        drawn[signal] = limit
+        drawn[envelope.signal] = limit
     return drawn
 
 
-def furthest_learnt(
-    test: Evidence, control: Evidence, calibration: Calibration | None
-) -> tuple[str, int, float, float] | None:
+class LearntLimit(NamedTuple):
+    """A limit that repeats taught, beside the one that holds without repeats."""
+
+    signal: str
+    step: int
+    limit: float
+    floor: float
+
+
+def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> LearntLimit | None:
     """Where a learnt limit is the most times the floor that holds without repeats.
 
-    Signal, step, limit and floor; None where no limit was learnt that judges.
+    ``precision`` is the control's. None where no limit was learnt that judges.
     """
     found = []
-    for signal in JUDGED_SIGNALS:
-        envelope = compare(signal, test, control, calibration)
-        if envelope is None:
-            continue
+    for envelope in envelopes:
         decides = np.flatnonzero(envelope.learnt & envelope.judged)
         if decides.size:
-            floor = FLOORS[control.precision][signal].at(envelope.steps)
+            floor = FLOORS[precision][envelope.signal].at(envelope.steps)
             at = int(decides[np.argmax((envelope.limit / floor)[decides])])
             times = float(envelope.limit[at] / floor[at])
             here = int(envelope.steps[at]), float(envelope.limit[at]), float(floor[at])
-            found.append((times, (signal, *here)))
+            found.append((times, LearntLimit(envelope.signal, *here)))
     return max(found)[1] if found else None
 
 

@@ -9,7 +9,7 @@ Shafer, "Game-theoretic statistics and safe anytime-valid inference" (2023), whe
 plainest case. It has little power against a small bias that lasts; the equivalence tier is for
 that.
 
-**Which repeats count** (:func:`fitting`): those that distribute samples to ranks as the test set
+**Which repeats count** (:func:`applicable`): those that distribute samples to ranks as the test set
 does. A repeat that distributes the samples of a batch otherwise changes the order of sums, as
 another data-parallel degree does. In a low precision it changes more than that: what lies in one
 tensor is scaled together, so other samples beside a token give it another rounding (gradients of
@@ -157,7 +157,7 @@ def _student(tail: Floats, repeats: int) -> Floats:
     return student(tail, max(repeats, FEWEST_REPEATS))
 
 
-_DEALING = (
+_LAYOUT_KEYS = (
     "local_batch_size",
     "global_batch_size",
     "seq_len",
@@ -167,30 +167,30 @@ _DEALING = (
 """What decides which tokens meet in one tensor, beside degrees that divide batch or sequence."""
 
 
-def fitting(
+def applicable(
     calibration: Calibration | None, test: Evidence, control: Evidence
 ) -> Calibration | None:
     """The part of a calibration that speaks for this pair; all of it when in doubt."""
-    if calibration is None or calibration.alike is None or not deals_alike(test, control):
+    if calibration is None or calibration.alike is None or not same_sample_layout(test, control):
         return calibration
     return calibration.alike
 
 
-def deals_alike(test: Evidence, control: Evidence) -> bool:
+def same_sample_layout(test: Evidence, control: Evidence) -> bool:
     """Whether the ranks of both runs meet the same tokens together, by what was in force."""
     if test.in_force is None or control.in_force is None:
         return False
     if RepeatKind.PERMUTE in (test.repeat, control.repeat):
         return False
-    expected = _dealt(control.in_force)
+    expected = _sample_layout(control.in_force)
     passes = [each.in_force for each in test.passes if each.in_force is not None]
-    return all(_dealt(ran) == expected for ran in (test.in_force, *passes))
+    return all(_sample_layout(ran) == expected for ran in (test.in_force, *passes))
 
 
-def _dealt(ran: Mapping[str, Any]) -> tuple[object, ...]:
+def _sample_layout(ran: Mapping[str, Any]) -> tuple[object, ...]:
     degrees = ran.get("degrees") or {}
     dp = (degrees.get("dp_replicate") or 1) * (degrees.get("dp_shard") or 1)
-    return (dp, degrees.get("cp") or 1, *(ran.get(key) for key in _DEALING))
+    return (dp, degrees.get("cp") or 1, *(ran.get(key) for key in _LAYOUT_KEYS))
 
 
 FIRST_JUMP = 3.0

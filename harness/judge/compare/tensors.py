@@ -23,7 +23,7 @@ from harness.judge.compare.floors import (
 from harness.judge.compare.limits import (
     FIRST_JUMP,
     JUMP,
-    fitting,
+    applicable,
     routed,
     tensor_multiple,
     widest_scale,
@@ -130,7 +130,7 @@ def compare_tensors(
     test: Evidence, control: Evidence, calibration: Calibration | None
 ) -> Comparisons:
     """Compare the runs at every step that both sampled, in order."""
-    limits = _Limits(test, control, fitting(calibration, test, control))
+    limits = _Limits(test, control, applicable(calibration, test, control))
     found: list[TensorComparison] = []
     before: tuple[TensorSample, TensorSample] | None = None
     for number, (ours, theirs) in enumerate(shared_samples(test, control)):

@@ -19,7 +19,7 @@ SYMBOLS = {
     Judgement.ERROR: "!",
     Judgement.INCONCLUSIVE: "?",
 }
-"""Beside every verdict word, because a colour alone says nothing to some."""
+"""Beside every verdict word, because some people cannot tell the colours apart."""
 
 
 class Style(NamedTuple):

@@ -1,4 +1,4 @@
-"""What pages of ours hold inline: their styles and scripts, and plotly's."""
+"""What our pages hold inline: their styles and scripts, and plotly's."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ HEADER = (
 def header(view: ReportView) -> tuple[str, ...]:
     """Titles of :data:`HEADER` as a table of this report has them.
 
-    Beside its degrees, a set that resumes tells what it goes through.
+    Beside its degrees, a set that resumes shows what it goes through.
     """
     events = "degrees, events"
     return tuple(events if view.resumes and title == "degrees" else title for title in HEADER)
@@ -63,11 +63,11 @@ def row(test: TestView) -> Row:
 
 
 def _wall(test: TestView) -> str:
-    """``12 s (reused)``; of a requeued run its last life's."""
+    """``12 s (reused)``; of a requeued run since its last start."""
     run = test.run
-    told = [f"last of {run.requeues + 1} lives"] if run.requeues else []
-    told += ["reused"] if run.reused else []
-    return duration(run.wall_s) + (f" ({', '.join(told)})" if told else "")
+    notes = [f"last of {run.requeues + 1} starts"] if run.requeues else []
+    notes += ["reused"] if run.reused else []
+    return duration(run.wall_s) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def loss_only(gate: LossOnlyGate | None) -> str:

@@ -8,13 +8,14 @@ import jinja2
 
 from harness import __version__
 from harness.model import Tier
-from harness.report import terminal, text
-from harness.report.assets import packed_plotly, resource, source
+from harness.report import text
 from harness.report.faults import FAULT_TITLES, fault_cells
-from harness.report.figures import Figures
-from harness.report.palette import SYMBOLS
 from harness.report.passes import PASS_TITLES, pass_cells
-from harness.report.report_json import to_json
+from harness.report.renderers import verdict_table
+from harness.report.renderers.assets import packed_plotly, resource, source
+from harness.report.renderers.figures import Figures
+from harness.report.renderers.json_document import to_json
+from harness.report.renderers.palette import SYMBOLS
 from harness.report.tensors import SHOWN
 from harness.report.view import SIGNAL_TITLES, ReportView
 
@@ -40,7 +41,7 @@ def to_html(view: ReportView) -> str:
         figures=frozenset(payload["figures"]),
         nonce=nonce,
         styles=figures.styles,
-        rows=[(test, terminal.row(test)) for test in view.by_severity],
+        rows=[(test, verdict_table.row(test)) for test in view.by_severity],
         css=resource("report.css"),
         dark=resource("dark.css"),
         javascript=resource("report.js"),

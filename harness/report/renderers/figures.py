@@ -1,32 +1,32 @@
-"""The interactive figures as data: series once, figures that refer to them.
+"""The interactive figures as data: series once, figures that refer to them. Pure.
 
 ``templates/report.js`` turns a figure into a plotly call; colours of the theme are its business.
 """
 
 from __future__ import annotations
 
+import base64
+import html
+import math
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from harness.model import Judgement
 from harness.report.curves import Curve, difference, ratio
-from harness.report.downsample import corners, downsample
-from harness.report.figure_parts import (
-    Figure,
-    figure,
-    heat_map,
-    label,
-    mark_line,
-    packed,
-    signed_axis,
-)
-from harness.report.marks import marks
-from harness.report.palette import style
-from harness.report.scales import SignedLog, ratio_needs_log, ratio_range
+from harness.report.gradients import GradientMap
+from harness.report.renderers.downsample import corners, downsample
+from harness.report.renderers.marks import Mark, marks
+from harness.report.renderers.palette import style
+from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
 from harness.report.text import number
 from harness.report.view import SIGNAL_TITLES, RepeatView, ReportView, RunView, TestView
 
+Figure = dict[str, Any]
+"""What ``templates/report.js`` draws."""
 _THIN, _THICK, _BAND = 1.2, 2.4, 8.0
 _LABEL_CHARACTERS = 54
 """Characters of a label across the figure of one set, on a phone."""
@@ -87,7 +87,7 @@ class Figures:
                 for test, pair in pairs
             ),
         ]
-        return figure(traces, _DIFFERENCE_TITLE, signed=signed_axis(SignedLog.over(every)))
+        return figure(traces, _DIFFERENCE_TITLE, signed=_signed_axis(SignedLog.over(every)))
 
     # -------------------------------------------------------------- one set
 
@@ -142,16 +142,16 @@ class Figures:
             figures[f"{anchor}-difference-{signal}"] = figure(
                 traces,
                 _DIFFERENCE_TITLE,
-                signed=signed_axis(SignedLog.over(drawn)),
+                signed=_signed_axis(SignedLog.over(drawn)),
                 onset=onset,
             )
         figures[f"{anchor}-ratio"] = self._ratio(
             (test,), ("grad_norm", "grad_norm_recomputed"), onset=onset, control=control
         )
         if test.gradients:
-            figures[f"{anchor}-gradients"] = heat_map(test.gradients)
+            figures[f"{anchor}-gradients"] = _heat_map(test.gradients)
         if test.resumed:
-            lines = [mark_line(mark) for mark in marks(test.resumed, _LABEL_CHARACTERS)]
+            lines = [_mark_line(mark) for mark in marks(test.resumed, _LABEL_CHARACTERS)]
             figures = {
                 name: drawn if drawn["heat"] else drawn | {"marks": lines}
                 for name, drawn in figures.items()
@@ -337,7 +337,7 @@ class Figures:
         if not curve:
             return None
         if key not in self.series:  # several figures draw the control, and a set's loss
-            self.series[key] = packed(downsample(curve))
+            self.series[key] = _packed(downsample(curve))
         return {
             "series": key,
             "owner": owner,
@@ -362,3 +362,85 @@ def _superseded(test: TestView, signal: str) -> list[tuple[int, Curve]]:
 def _thin_first(tests: Iterable[TestView]) -> list[TestView]:
     """What needs a person is drawn last, so on top."""
     return sorted(tests, key=lambda test: test.verdict.judgement is not Judgement.PASS)
+
+
+# ------------------------------------------------------------------------ parts
+
+
+def figure(
+    traces: Iterable[dict[str, Any] | None],
+    y_title: str,
+    *,
+    levels: Sequence[dict[str, Any]] = (),
+    signed: dict[str, Any] | None = None,
+    log: bool = False,
+    span: tuple[float, float] | None = None,
+    onset: int | None = None,
+    smooth: bool = False,
+) -> Figure:
+    """A figure; ``smooth`` where the page's slider may smooth its curves."""
+    return {
+        "traces": [trace for trace in traces if trace],
+        "yTitle": y_title,
+        "levels": list(levels),
+        "signed": signed,
+        "log": log,
+        "span": list(span) if span else None,
+        "digits": math.ceil(1 - math.log10(span[1] - span[0])) if span else None,
+        "onset": onset,
+        "smooth": smooth,
+        "heat": None,
+    }
+
+
+def _heat_map(found: GradientMap) -> Figure:
+    """Differences of all gradients, a row per parameter and a column per sampled step."""
+    cells = {
+        name: _typed("f4", np.minimum(values, np.finfo(np.float32).max).astype("<f4"))
+        for name, values in (("difference", found.difference), ("limit", found.limit))
+    }
+    rows = [label(name) for name in found.names]
+    return figure([], "") | {"heat": {"rows": rows, "steps": list(found.steps), **cells}}
+
+
+def _signed_axis(axis: SignedLog) -> dict[str, Any]:
+    """What the page needs to place differences on their axis and to label it."""
+    return {
+        "unit": axis.unit,
+        "values": list(axis.ticks),
+        "labels": list(axis.ticks.values()),
+        "range": list(axis.span),
+    }
+
+
+def _mark_line(mark: Mark) -> dict[str, Any]:
+    return {
+        "x": mark.step,
+        "text": label(mark.text),
+        "kind": mark.kind.value,
+        "row": mark.row,
+        "leftwards": mark.leftwards,
+    }
+
+
+def label(text: str) -> str:
+    """Plotly reads text as a subset of HTML, and what stands between dollars as TeX."""
+    return html.escape(text, quote=False).replace("$", "&#36;")
+
+
+def _packed(curve: Curve) -> dict[str, Any]:
+    """Little-endian float32 in base64, plotly's own form: a third of the size of text.
+
+    Enough to draw with; ``report.json`` and the run folders hold every digit.
+    """
+    # Clipped, because a larger number would become an infinity, which plotly draws as a gap.
+    largest = np.finfo(np.float32).max
+    finite = np.where(np.isfinite(curve.values), curve.values, math.nan)
+    result: dict[str, Any] = {"y": _typed("f4", np.clip(finite, -largest, largest).astype("<f4"))}
+    if np.all(np.diff(curve.steps) == 1):
+        return result | {"x0": int(curve.steps[0]), "dx": 1}
+    return result | {"x": _typed("i4", curve.steps.astype("<i4"))}
+
+
+def _typed(dtype: str, values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> dict[str, str]:
+    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}

@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import StoreError
-from harness.judge.compare.tensors import TensorComparison, TensorDifferences
+from harness.judge import TensorComparison, TensorDifferences
 from harness.model import Floats
-from harness.report.text import plain
+from harness.report.sanitize import plain
 from harness.report.view import SIGNAL_TITLES, ReportView, RunView
 
 FILE = "report.npz"

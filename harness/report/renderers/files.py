@@ -1,15 +1,15 @@
-"""The view model to files."""
+"""Writes every form of a report into a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from harness.report import tables
-from harness.report.plots import draw
-from harness.report.report_html import to_html
-from harness.report.report_json import to_json
-from harness.report.report_junit import to_junit
-from harness.report.report_markdown import to_markdown
+from harness.report.renderers import npz_tables
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import to_json
+from harness.report.renderers.junit import to_junit
+from harness.report.renderers.markdown import to_markdown
+from harness.report.renderers.plots import draw
 from harness.report.view import ReportView
 from harness.store import atomic_write
 
@@ -24,7 +24,7 @@ def write_reports(view: ReportView, folder: Path) -> list[Path]:
         "report.md": to_markdown(view).encode(),
         "report.json": to_json(view).encode(),
         "junit.xml": to_junit(view),
-        tables.FILE: tables.to_npz(view),
+        npz_tables.FILE: npz_tables.to_npz(view),
         **{f"plots/{name}": picture for name, picture in draw(view).items()},
     }
     paths = []

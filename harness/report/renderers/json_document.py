@@ -1,4 +1,4 @@
-"""``report.json``: the report for programs, as ``report.schema.json`` beside this file has it."""
+"""``report.json``: the report for programs, as ``harness/report/report.schema.json`` has it."""
 
 from __future__ import annotations
 

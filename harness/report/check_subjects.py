@@ -1,7 +1,4 @@
-"""What nothing was known of, or nobody asked, by what it is about.
-
-Checks are many, subjects few.
-"""
+"""What checks are about: a few subjects for many checks, to list those without evidence."""
 
 from __future__ import annotations
 

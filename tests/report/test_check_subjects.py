@@ -2,7 +2,7 @@
 
 from harness.judge import CHECKS
 from harness.model import Tier
-from harness.report.unseen import subjects
+from harness.report.check_subjects import subjects
 
 
 def test_every_check_that_may_be_skipped_has_a_subject():

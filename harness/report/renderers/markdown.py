@@ -8,10 +8,10 @@ from itertools import accumulate
 
 from harness.model import Check, Judgement, Outcome
 from harness.report.faults import FAULT_TITLES, fault_cells
-from harness.report.palette import SYMBOLS
 from harness.report.passes import PASS_TITLES, PassesView, pass_cells
+from harness.report.renderers.palette import SYMBOLS
+from harness.report.renderers.verdict_table import header, rows
 from harness.report.tensors import SHOWN, ReplicaView, TensorTable
-from harness.report.terminal import header, rows
 from harness.report.text import ABSENT, duration, excess, number, of_limit, step_range, tail
 from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
 
