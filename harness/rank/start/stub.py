@@ -2,9 +2,9 @@
 
 ``stub.py SOCKET -u -m MODULE ARGUMENTS`` asks the server (``harness.rank.start.warm``) at SOCKET
 to fork a child with all heavy imports done, and to run the module there with this process's
-standard streams, environment and working directory. The stub hands signals on and ends as the child ends,
-so torchrun's agent can supervise it like the program itself. It is one file without imports of
-ours, run by ``python -I -S``, because it starts once per rank.
+standard streams, environment and working directory. The stub hands signals on and ends as the
+child ends, so torchrun's agent can supervise it like the program itself. It is one file without
+imports of ours, run by ``python -I -S``, because it starts once per rank.
 """
 
 import ctypes

@@ -4,7 +4,7 @@
 
     training.py        what a rank does, from job to last step
     config.py          job to torchtitan's JobConfig, with all problems of its keys
-    train_spec.py      the job's model shape and loader, through torchtitan's registry of train specs
+    train_spec.py      the job's model shape and loader, by torchtitan's registry of train specs
     hooks.py           where the recorder sits in a trainer
     audit.py           what really ran
     shim.py            decides which of the following a config needs

@@ -1,4 +1,4 @@
-"""torchtitan 0.3: its config is built in Python, its trainer runs as it is, the recorder watches it.
+"""torchtitan 0.3: its config is built in Python, its trainer runs as it is and is watched.
 
 ::
 
