@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from harness.model import Evidence, Job, SetSpec, Technique
-from harness.report.passes import degrees_in_force, joined
 from harness.report.sanitize import from_here, plain
 from harness.report.text import ABSENT, count
-from harness.report.view import ConfigChange, Named
+from harness.report.view.report_view import ConfigChange, Named
+from harness.report.view.resumed_run import degrees_in_force, joined
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 
@@ -80,7 +80,7 @@ def config_changes(
 ) -> tuple[ConfigChange, ...]:
     """Keys and versions that differ between two runs, undeclared ones first.
 
-    ``here`` as :func:`harness.report.build.build_view` has it.
+    ``here`` as :func:`harness.report.view.report_view.build.build_view` has it.
     """
     ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()

@@ -30,13 +30,11 @@ from harness.model import (
     Torn,
     TrainConfig,
 )
-from harness.readers.documents import read_in_force, read_job
 from harness.readers.foreign.registry import read_foreign
-from harness.readers.frozen import read_frozen
-from harness.readers.merging import merge
-from harness.readers.metrics import Metrics, read_metrics
-from harness.readers.passes import read_passes, read_struck
-from harness.readers.tensors import read_samples
+from harness.readers.run_folder.arrays import read_frozen, read_samples
+from harness.readers.run_folder.documents import read_in_force, read_job
+from harness.readers.run_folder.metrics import Metrics, read_metrics
+from harness.readers.run_folder.passes import merge, read_passes, read_struck
 from harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
 from harness.run_folder.layout import JOB, METRICS_FILES, RECORD
 from harness.run_folder.passes import passes_with_metrics
@@ -70,8 +68,8 @@ def read_run(folder: Path) -> Evidence:
         if broken:
             return _unsealed(folder, record, broken)
     job: JobDocument = read_job(folder) or {}
-    lives = read_passes(folder)
-    for metrics in (life.metrics for life in lives):
+    passes = read_passes(folder)
+    for metrics in (each.metrics for each in passes):
         _require_same_job(folder, job, metrics)
     sample_steps = job.get("sample_steps")
     known: dict[str, Any] = {
@@ -87,8 +85,8 @@ def read_run(folder: Path) -> Evidence:
         "struck": read_struck(folder),
         "restarts": _restarts(folder, job),
     }
-    if lives:
-        merged = merge(lives, job.get("steps", lives[-1].metrics.expected_steps), **known)
+    if passes:
+        merged = merge(passes, job.get("steps", passes[-1].metrics.expected_steps), **known)
         return replace(merged, precision=_precision(job, merged.in_force))
     if trainer_of_document(job).own_rank_code:
         return _uninterrupted(folder, job, known)
@@ -131,7 +129,7 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
 
 
 def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
-    """The evidence of a run whose ranks lived once."""
+    """The evidence of a run that was made in one pass."""
     in_force = read_in_force(folder)
     metrics = read_metrics(folder)
     _require_same_job(folder, job, metrics)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.model import Column, ReplicaSample
+from harness.model import Column, Disagreement, ReplicaSample
 from harness.readers.lines import (
     Place,
     fail,
@@ -20,7 +20,6 @@ from harness.readers.lines import (
     step_numbers,
 )
 from harness.readers.points import Points, Settled, settle
-from harness.readers.replicas import read_replicas
 from harness.run_folder.layout import METRICS_FILES, METRICS_PART
 from harness.run_folder.metrics import (
     BATCH_AGREES,
@@ -35,7 +34,7 @@ from harness.run_folder.metrics import (
     SIGNALS,
     STEP,
 )
-from harness.run_folder.shapes import is_count, is_texts
+from harness.run_folder.shapes import is_count, is_counts, is_texts
 from harness.store import check_schema
 
 _Line = tuple[int, dict[str, Any]]
@@ -231,3 +230,65 @@ def _both(
     return {
         step: (*some.get(step, ()), *others.get(step, ())) for step in some.keys() | others.keys()
     }
+
+
+def read_replicas(
+    place: Place, lines: Iterable[tuple[int, Mapping[str, Any]]]
+) -> tuple[tuple[ReplicaSample, ...], dict[int, tuple[str, ...]]]:
+    """The last sample of every step, in order, and how earlier ones of a replay differ from it.
+
+    Raises EvidenceError naming file and line.
+    """
+    samples: dict[int, ReplicaSample] = {}
+    differences: dict[int, tuple[str, ...]] = {}
+    for line, value in lines:
+        sample = _sample(place(line), step_number(place, line, value.get("step")), value)
+        before = samples.get(sample.step)
+        if before is not None and _found(before) != _found(sample):
+            differences[sample.step] = (
+                f"tensors whose copies disagree {_words(before)}, then {_words(sample)}",
+            )
+        samples[sample.step] = sample
+    return tuple(samples[step] for step in sorted(samples)), differences
+
+
+def _found(sample: ReplicaSample) -> tuple[int, tuple[Disagreement, ...]]:
+    return sample.count, sample.disagreements
+
+
+def _words(sample: ReplicaSample) -> str:
+    first = f" (first: {sample.disagreements[0].tensor})" if sample.disagreements else ""
+    return f"{sample.count}{first}"
+
+
+def _sample(where: str, step: int, value: Mapping[str, Any]) -> ReplicaSample:
+    compared, count = value.get("compared"), value.get("count")
+    if not is_counts(compared):
+        fail(where, f"compared is {compared!r}, which is no JSON object of counts")
+    if not is_count(count):
+        fail(where, f"count is {count!r}, which is no count")
+    listed = value.get("disagreements")
+    if not isinstance(listed, list):
+        fail(where, f"disagreements is {listed!r}, which is no list")
+    if len(listed) > count or (count and not listed):
+        fail(where, f"count is {count}, but {len(listed)} disagreements are listed")
+    return ReplicaSample(
+        step, compared, tuple(_disagreement(where, entry) for entry in listed), count
+    )
+
+
+def _disagreement(where: str, entry: object) -> Disagreement:
+    fields = entry if isinstance(entry, dict) else {}
+    kind, tensor = fields.get("kind"), fields.get("tensor")
+    mesh_dims, groups = fields.get("mesh_dims"), fields.get("groups")
+    if (
+        not (isinstance(kind, str) and isinstance(tensor, str) and is_texts(mesh_dims))
+        or not isinstance(groups, list)
+        or not all(isinstance(group, list) and all(map(is_count, group)) for group in groups)
+    ):
+        fail(
+            where,
+            f"a disagreement is {entry!r}, must have kind and tensor (text), mesh_dims (list of "
+            "text) and groups (lists of ranks)",
+        )
+    return Disagreement(kind, tensor, tuple(mesh_dims), tuple(tuple(group) for group in groups))

@@ -1,7 +1,7 @@
 """What every renderer is given: one frozen value with all that a report shows.
 
 Every text in it is plain (one line, no control characters; blocks keep their lines), so a renderer
-only escapes for its own format. :mod:`harness.report.build` makes it.
+only escapes for its own format. :mod:`harness.report.view.report_view.build` makes it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from harness.judge import Comparisons
 from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Role, Tier, Verdict
-from harness.report.curves import Curve, LossOnlyGate
-from harness.report.gradients import GradientMap
-from harness.report.passes import PassesView
-from harness.report.tensors import ReplicaView, TensorTable
 from harness.report.text import count
-from harness.report.tolerances import CalibrationView
+from harness.report.view.curves import Curve, LossOnlyGate
+from harness.report.view.gradient_map import GradientMap
+from harness.report.view.resumed_run import PassesView
+from harness.report.view.tensor_tables import ReplicaView, TensorTable
+from harness.report.view.tolerances import CalibrationView
 
 SEVERITY = tuple(reversed(Judgement))
 """Verdict words, what needs a person first."""
@@ -123,7 +123,7 @@ class TestView:
     tensors: TensorTable | None = None
     gradients: GradientMap | None = None
     replicas: ReplicaView | None = None
-    turning: tuple[str, ...] = ()
+    would_change: tuple[str, ...] = ()
     """Sentences on what would change the verdict."""
     challenged: bool = False
     """True for the control itself, which an anchor challenges."""

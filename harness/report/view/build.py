@@ -23,18 +23,15 @@ from harness.model import (
     SetSpec,
     Verdict,
 )
-from harness.report.audit import config_changes, named_and_in_force, techniques_of
 from harness.report.check_subjects import subjects
-from harness.report.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
-from harness.report.gradients import gradient_map
-from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
-from harness.report.programs import program_notes
 from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
-from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors
-from harness.report.tolerances import CalibrationView, calibration_view, notes
-from harness.report.turning import turning
-from harness.report.view import (
+from harness.report.view.counterfactual import counterfactual
+from harness.report.view.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
+from harness.report.view.gradient_map import gradient_map
+from harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
+from harness.report.view.program_notes import program_notes
+from harness.report.view.report_view import (
     SIGNAL_TITLES,
     BesideView,
     Comparison,
@@ -43,6 +40,9 @@ from harness.report.view import (
     RunView,
     TestView,
 )
+from harness.report.view.resumed_run import degrees_of, degrees_seen, kind_seen, passes_view
+from harness.report.view.tensor_tables import first_step_tensors, replica_view
+from harness.report.view.tolerances import CalibrationView, calibration_view, notes
 
 BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
 """Roles of runs that have no verdict and teach no limit."""
@@ -297,7 +297,7 @@ class _Runs:
             compared=tensors,
             tensors=first_step_tensors(tensors),
             gradients=gradient_map(tensors),
-            turning=turning(plainly, calibration),
+            would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),
