@@ -203,7 +203,14 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     folder = TOOLCHAIN_ROOT / name
     python = folder / "bin" / "python"
     stamp = folder / "converge.stamp"
-    parts = (str(ROOT), CONSTRAINTS.read_text(), repr(recipe), *titan, *RANK_TEST_PACKAGES)
+    parts = (
+        str(ROOT),
+        "converge-harness",
+        CONSTRAINTS.read_text(),
+        repr(recipe),
+        *titan,
+        *RANK_TEST_PACKAGES,
+    )
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest and python.exists():
         return python

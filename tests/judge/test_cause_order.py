@@ -5,8 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.causes import ORDERED, SIGNATURES
-from harness.judge.causes.signature import Basis, Pair, Signature, Stage, in_order, signature
+from converge_harness.judge.causes import ORDERED, SIGNATURES
+from converge_harness.judge.causes.signature import (
+    Basis,
+    Pair,
+    Signature,
+    Stage,
+    in_order,
+    signature,
+)
 
 BEFORE_THE_RULE = {
     Pair.ORDINARY: """
