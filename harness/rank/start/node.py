@@ -1,8 +1,8 @@
 """One node of a Slurm job: ``python -m converge_harness.rank.start.node --logs L --call N -- …``.
 
-srun starts it once per node. The arguments after ``--`` are torchrun's, the same on every node and each
-time that the job starts; what differs is read from what Slurm says of the node and the job. Then it
-is ``converge_harness.rank.start.agent``.
+srun starts it once per node. The arguments after ``--`` are torchrun's, the same on every node and
+each time that the job starts; what differs is read from what Slurm says of the node and the job.
+Then it is ``converge_harness.rank.start.agent``.
 """
 
 from __future__ import annotations
