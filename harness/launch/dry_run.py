@@ -1,6 +1,6 @@
 """Jobs built and stepped on this machine without their GPUs: one process per job and stage.
 
-Each is a rank of its own of the job's whole world (``harness/rank/dry_run.py``). Ranks of one
+Each is a rank of its own of the job's whole world (``harness/rank/dry_run/run.py``). Ranks of one
 pipeline stage are alike, so the first of each stand for all; a repeat trains what its control
 trains, and another seed what the first trains.
 """

@@ -46,7 +46,7 @@ from harness.model import (
     SyntheticData,
     Tier,
 )
-from harness.report.tolerances import notes
+from harness.report.view.tolerances import notes
 
 CONTROL = run("control")
 NEW_DATA = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))

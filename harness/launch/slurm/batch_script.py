@@ -27,7 +27,7 @@ JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Overrides the name under which the nodes of a job reach their first one."""
-_NODE_MODULE = "harness.rank.node"
+_NODE_MODULE = "harness.rank.start.node"
 _MEETING = "meeting_place"
 """Variable of the script: host and port of the rendezvous."""
 _FIRST_PORT, _PORTS = 10_000, 20_000

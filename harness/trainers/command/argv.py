@@ -25,7 +25,7 @@ ANY_PORT = 29500
 """Where ranks meet by a printed command."""
 UNKNOWN_DATA = "DATA"
 """Stands in a printed command for the folder of a corpus that was not made yet."""
-_ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "on_loopback"
+_ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "start" / "on_loopback"
 """First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""

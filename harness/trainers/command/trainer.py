@@ -35,9 +35,9 @@ from harness.trainers.environment import Resources
 from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from harness.trainers.table import TrainerOfFile
 
-AGENT_MODULE = "harness.rank.agent"
+AGENT_MODULE = "harness.rank.start.agent"
 """torchrun's agent, tied to the life of the harness."""
-LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "loopback.py"
+LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun whose ports only this machine can reach; needs nothing of this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name one."""

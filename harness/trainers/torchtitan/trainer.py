@@ -41,7 +41,7 @@ from harness.trainers.torchtitan.table import (
     titan_train_config,
 )
 
-AGENT_MODULE = "harness.rank.agent"
+AGENT_MODULE = "harness.rank.start.agent"
 """torchrun's agent, tied to the life of the harness."""
 
 
@@ -195,7 +195,7 @@ def torchrun_arguments(
 def torchrun_node_arguments(
     job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
 ) -> tuple[str, ...]:
-    """The same for ``harness.rank.node``, which adds what nodes and lives of a job differ in.
+    """The same for ``harness.rank.start.node``, which adds what nodes and lives of a job differ in.
 
     Those are the rendezvous id, the folder of logs, and whether the node has the rendezvous store
     (of one node: the file that it is in).
