@@ -118,7 +118,7 @@ TEST_BY_TEST = ("--numprocesses=2", "--dist=worksteal")
 FILE_BY_FILE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 """The same where that is a matrix or a cluster. Those are the first (``tests/conftest.py``)."""
 RELEASES = re.compile(r"titan(?!\.common)")
-"""What is found in the text of a test file of rank code that knows torchtitan, or a release of it."""
+"""What is found in the text of a test file of rank code that knows a release of torchtitan."""
 OPTIONAL_PROGRAMS = (
     *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
     *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),

@@ -24,7 +24,7 @@ import numpy as np
 
 from converge_harness.judge.checks.question import CheckResult, Question, check, invalid, skipped
 from converge_harness.judge.compare.curves import (
-    Pair,
+    CurvePair,
     pair,
     rounding_share,
     second_half,
@@ -168,7 +168,7 @@ def margin_of(test: Evidence, control: Evidence, margin: float | None) -> Limit:
     return Limit(default, f"margin for {test.precision.value} against {control.precision.value}")
 
 
-def loss_of(test: Evidence, control: Evidence) -> tuple[str, Pair]:
+def loss_of(test: Evidence, control: Evidence) -> tuple[str, CurvePair]:
     """The recomputed loss, which no wrong metric disturbs, where both runs have it."""
     recomputed = pair(test, control, "loss_recomputed")
     if recomputed.steps.size:
@@ -239,7 +239,7 @@ def _unasked(
     )
 
 
-def outlook(found: Equivalence, window: Pair, limit: Limit) -> str:
+def outlook(found: Equivalence, window: CurvePair, limit: Limit) -> str:
     """What would settle it, in steps of the run, of which the window is the second half."""
     if found.outcome is not Answer.INCONCLUSIVE:
         return ""

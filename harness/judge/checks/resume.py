@@ -53,7 +53,7 @@ from converge_harness.judge.resume.passes import (
 from converge_harness.judge.resume.saved_state import (
     PARAMETERS,
     RESTORED,
-    Part,
+    StatePart,
     parts,
     says_nothing,
 )
@@ -145,13 +145,13 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
 class Lost(NamedTuple):
     """What a load did not give back."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StatePart, ...]
     """All that were compared."""
     lr: tuple[float, float] | None
     """Rate as saved and as loaded, where they differ."""
 
     @property
-    def off(self) -> list[Part]:
+    def off(self) -> list[StatePart]:
         return [part for part in self.parts if part.off.size]
 
     @property
