@@ -203,8 +203,9 @@ def test_only_a_fix_that_was_called_for_and_not_made_is_left_out():
 def gather_keys_and_values():
     import torch
     import torch.distributed as dist
+    from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-    from converge_harness.rank.titan.common.counters import RotationCount, ring
+    from converge_harness.rank.titan.common.counters import RotationCount
 
     count = RotationCount("cpu")
     mine = torch.full((1, 2, 1, 4), float(dist.get_rank()))
