@@ -19,16 +19,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from harness.errors import StoreError
-from harness.model import RankError, RunRecord, RunStatus
-from harness.run_folder import documents
-from harness.run_folder.documents import SCHEMA, number, spell_not_finite, unique_keys, upgraded
-from harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
-from harness.seal import evidence_of, sources_of
+from converge_harness.errors import StoreError
+from converge_harness.model import RankError, RunRecord, RunStatus
+from converge_harness.run_folder import documents
+from converge_harness.run_folder.documents import (
+    SCHEMA,
+    number,
+    spell_not_finite,
+    unique_keys,
+    upgraded,
+)
+from converge_harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
+from converge_harness.run_folder.records import RecordDocument
+from converge_harness.seal import evidence_of, sources_of
 
 DEFAULT_ROOT = Path(".converge")
 ROOT_VARIABLE = "CONVERGE_STORE"
@@ -299,7 +306,7 @@ def read_record(folder: Path) -> RunRecord:
     Raises StoreError for a damaged record or one of a newer schema.
     """
     path = folder / RECORD
-    value = read_json(path)
+    value = cast("RecordDocument", read_json(path))
     try:
         error = value["error"]
         return RunRecord(

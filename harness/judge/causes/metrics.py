@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import (
+from converge_harness.judge.causes.context import (
     CONSTANT,
     Context,
     is_constant,
@@ -20,12 +20,19 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.factors import Match, named_factor
-from harness.judge.causes.location import stage_words
-from harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
-from harness.judge.causes.signature import EVERY, Basis, Cause, Pair, Stage, signature
-from harness.judge.compare.reported import Agreement, agreement
-from harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
+from converge_harness.judge.causes.factors import Match, named_factor
+from converge_harness.judge.causes.location import stage_words
+from converge_harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
+from converge_harness.judge.causes.signature import (
+    EVERY,
+    Basis,
+    Cause,
+    ComparisonKind,
+    Stage,
+    signature,
+)
+from converge_harness.judge.compare.reported import Agreement, agreement
+from converge_harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
 
 _LOGGED = {
     "loss": "where the loss is reduced for logging: dist_sum or dist_mean, over which mesh, and "
@@ -237,7 +244,9 @@ def loss_of_right_gradients(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
 
 
-@signature(Basis.FIRST_TENSORS, Stage.REPORT, asked_of=(Pair.ORDINARY, Pair.CURVES))
+@signature(
+    Basis.FIRST_TENSORS, Stage.REPORT, asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES)
+)
 def loss_scaled_alone(context: Context) -> Cause | None:
     """C5 without a probe: a scaled objective would scale the gradients too."""
     loss, norm = context.compared.envelopes.get("loss"), context.curve("grad_norm")

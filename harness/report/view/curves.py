@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.judge import CurveDifference, Series, curve_difference, whole_series
-from harness.model import Evidence, Floats, Integers
+from converge_harness.judge import CurveDifference, SignalSeries, curve_difference, whole_series
+from converge_harness.model import Evidence, Floats, Integers
 
 LOSS_ONLY_LIMIT = 0.01
 """Largest relative loss difference of the loss-only gate that reports show for comparison.
@@ -83,7 +83,9 @@ def ratio(test: Curve, control: Curve) -> Curve:
 
 def compared(test: Curve, control: Curve) -> CurveDifference:
     """Two curves by the judge's own comparison."""
-    return curve_difference(Series(test.steps, test.values), Series(control.steps, control.values))
+    return curve_difference(
+        SignalSeries(test.steps, test.values), SignalSeries(control.steps, control.values)
+    )
 
 
 def difference_of(found: CurveDifference) -> Curve:

@@ -14,18 +14,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.model import Job, Parallelism, SetSpec, Setting
-from harness.run_folder.job import CommandDocument
-from harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
-from harness.trainers.calls import Rendezvous
-from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
+from converge_harness.model import Job, Parallelism, SetSpec, Setting
+from converge_harness.run_folder.job import CommandDocument
+from converge_harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
+from converge_harness.trainers.calls import Rendezvous
+from converge_harness.trainers.command.settings import (
+    CONFIG,
+    Command,
+    RankLauncher,
+    fill,
+    placeholders,
+)
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
 """Where ranks meet by a printed command."""
 UNKNOWN_DATA = "DATA"
 """Stands in a printed command for the folder of a corpus that was not made yet."""
-_ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "on_loopback"
+_ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "start" / "on_loopback"
 """First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import ToolchainError
-from harness.model import SetSpec, Technique, Toolchain
-from harness.toolchain import (
+from converge_harness.errors import ToolchainError
+from converge_harness.model import SetSpec, Technique, Toolchain
+from converge_harness.toolchain import (
     DISTRIBUTIONS,
     build_hint,
     python_of,
@@ -23,7 +23,7 @@ from harness.toolchain import (
     toolchain_root,
     versions,
 )
-from harness.trainers.base import Features, Limitation
+from converge_harness.trainers.base import Features, Limitation
 
 TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
 FLEX_BLOCK = 128
@@ -95,7 +95,7 @@ _FACTS = (
     ),
     _Fact(
         "torchtitan 0.3 has no Float8 TP styles: float8_tp needs a base config of 0.2",
-        "harness/rank/titan_0_3/config.py, _techniques",
+        "harness/rank/titan/v0_3/config.py, _techniques",
         _no_float8_tp,
     ),
     _Fact(

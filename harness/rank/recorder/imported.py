@@ -1,0 +1,137 @@
+"""Which files a rank's code came from, besides what the identity of its job covers.
+
+A job's identity holds the versions of the toolchain's packages and the digest of our own rank code.
+Modules that lie elsewhere (an editable install, a folder on ``PYTHONPATH``, the person's own script
+or override) change without either, and so does a package that was installed from a folder or a
+wheel, whose version stays. So each rank leaves their digests in ``imported/rank-NNNNN.json``, and a
+finished run is taken again only while they are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import site
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+import converge_harness
+from converge_harness.run_folder.documents import write_json
+from converge_harness.run_folder.layout import IMPORTED
+
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Folders of modules that the run itself generates."""
+_OWN = "converge-harness"
+"""Our own distribution, whose code the identity holds."""
+_BEFORE_IMPORTS_S = 0.1
+"""No module of a person's is imported that early in a process; also covers coarse clocks."""
+
+
+def process_began() -> float:
+    """When this process started or was forked, in seconds since the epoch.
+
+    By proc(5), field 22 of ``/proc/self/stat``; without it (macOS) the time of the call.
+    """
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.time()
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
+
+
+_IMPORTS_BEGAN = process_began()
+"""Of a rank that was forked from a warm server: when that one started, which imported for it."""
+
+
+def leave_imported(run_folder: Path, rank: int) -> None:
+    """Write ``imported/rank-NNNNN.json``: ``{"began": 1.8e9, "files": {path: SHA-256 or null}}``.
+
+    ``began`` is when the rank started, in seconds since the epoch. Null stands for what cannot be
+    read as a file, as a module in a zip archive, and for a file that has been written since the
+    rank started: it may have imported what was there before.
+    """
+    covered = _covered(run_folder)
+    owned, records = _packages()
+    ours = (path for path in _files() if str(path) not in owned and not _is_covered(path, covered))
+    files = {str(path): _digest(path) for path in (*ours, *records)}
+    folder = run_folder / IMPORTED
+    folder.mkdir(exist_ok=True)
+    left = {"began": process_began(), "files": dict(sorted(files.items()))}
+    write_json(folder / f"rank-{rank:05d}.json", left)
+
+
+def _files() -> Iterator[Path]:
+    for module in list(sys.modules.values()):
+        # Some modules answer any attribute, and some raise.
+        name = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(name, str) and name:
+            yield Path(os.path.realpath(name))
+
+
+def _covered(run_folder: Path) -> tuple[Path, ...]:
+    """Folders of the interpreter, of ours, and of what the run itself makes."""
+    of_python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+    caches = (os.environ.get(name) for name in _CACHES)
+    folders = (*of_python, *caches, *converge_harness.__path__, run_folder)
+    return tuple(Path(os.path.realpath(each)) for each in folders if each)
+
+
+def _is_covered(path: Path, covered: tuple[Path, ...]) -> bool:
+    # On Debian the packages' folder lies in that of the standard library.
+    packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+    return any(path.is_relative_to(each) for each in covered) and not packages
+
+
+def _packages() -> tuple[frozenset[str], tuple[Path, ...]]:
+    """Files of the packages of this Python, and the lists of those not known by their version.
+
+    A package from an index or a commit is known by that. One from a folder or a file (PEP 610) is
+    known by its ``RECORD``, which has the digest of each file. What was copied there by hand
+    belongs to no package.
+    """
+    owned: set[str] = set()
+    records = []
+    for distribution in distributions(path=_package_folders()):
+        listed = distribution.read_text("RECORD") or ""
+        base = os.path.realpath(str(distribution.locate_file("")))
+        names = [line.split(",", 1)[0] for line in listed.splitlines()]
+        owned.update(f"{base}/{name}" for name in names)
+        if _is_local(distribution):
+            records += [Path(base, name) for name in names if name.endswith(".dist-info/RECORD")]
+    return frozenset(owned), tuple(records)
+
+
+def _package_folders() -> list[str]:
+    """Where this Python's own packages lie; not those of ``PYTHONPATH``."""
+    folders = [*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return list(dict.fromkeys(folders))
+
+
+def _is_local(distribution: Distribution) -> bool:
+    """Whether a package was installed from a folder or file, and is not editable."""
+    told = distribution.read_text("direct_url.json")
+    if told is None or distribution.metadata["Name"] == _OWN:
+        return False
+    try:
+        origin = json.loads(told)
+        return "vcs_info" not in origin and not origin.get("dir_info", {}).get("editable", False)
+    except (ValueError, AttributeError):
+        return True
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        # The time of change: that of writing can be set, and a file that is moved keeps it.
+        if path.stat().st_ctime > _IMPORTS_BEGAN + _BEFORE_IMPORTS_S:
+            return None
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None

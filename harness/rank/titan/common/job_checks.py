@@ -1,0 +1,63 @@
+"""Names of a job that torchtitan's own config classes take without a look."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from converge_harness.rank.settings import KeyProblem
+from converge_harness.run_folder.job import Job
+
+COMPONENTS = ("loss", "model")
+"""What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
+
+REPEATS = ("rerun", "ulp", "rounding", "permute")
+"""Kinds of repeats, as in ``converge_harness.model.RepeatKind`` (which ranks cannot import)."""
+
+
+def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:
+    """Names of ``without_fixes`` that the dialect has no repair of."""
+    valid = tuple(sorted(known))
+    none = "" if valid else f"; {job.dialect} has none to leave out"
+    return [
+        KeyProblem("without_fixes", f"no fix is named {name!r}{none}", valid)
+        for name in job.without_fixes
+        if name not in known
+    ]
+
+
+def repeat_problems(job: Job) -> list[KeyProblem]:
+    """Why the job cannot be the repeat of a control that it should be."""
+    if job.repeat is not None and job.repeat not in REPEATS:
+        return [KeyProblem("repeats", f"no repeat is of kind {job.repeat!r}", REPEATS)]
+    if job.repeat == "permute" and job.data_folder is None:
+        message = (
+            "permute deals our own samples out in another order, and this job reads "
+            "torchtitan's dataset: declare one of ours in [converge.data], or repeat otherwise"
+        )
+        return [KeyProblem("repeats", message, ("rerun", "ulp"))]
+    if job.repeat == "permute" and job.train_config.loader != "converge":
+        message = (
+            "permute deals out samples in another order, which only our own loader does, and "
+            f"[converge.data] says loader = {job.train_config.loader!r}: repeat otherwise"
+        )
+        return [KeyProblem("repeats", message, ("rerun", "ulp"))]
+    return []
+
+
+def loader_problems(job: Job, known: Collection[str]) -> list[KeyProblem]:
+    """Whether the dialect has no loader of the name that the job says."""
+    loader = job.train_config.loader
+    if loader in known:
+        return []
+    message = f"{job.dialect} has no loader {loader!r}"
+    return [KeyProblem("converge.data.loader", message, tuple(sorted(known)))]
+
+
+def unknown_components(config: Any) -> list[KeyProblem]:
+    """Names in ``compile.components`` of a built config that would compile nothing."""
+    return [
+        KeyProblem("compile.components", f"torchtitan compiles no {name!r}", COMPONENTS)
+        for name in config.compile.components
+        if name not in COMPONENTS
+    ]
