@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
-from harness.model.kinds import Kind, Parallelism, Recovery, Segment
-from harness.model.trainer import TORCHTITAN, TrainerSpec
+from converge_harness.model.kinds import Kind, Parallelism, Recovery, Segment
+from converge_harness.model.trainer import TORCHTITAN, TrainerSpec
 
 
 class Launcher(StrEnum):
@@ -27,7 +27,8 @@ class Cluster:
     """``[cluster]``: what a scheduler is asked for, and what its nodes need before ranks start.
 
     Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
-    stands, or quoted: ``harness.experiment.cluster`` refuses what they would read otherwise.
+    stands, or quoted: ``converge_harness.experiment.cluster`` refuses what they would read
+    otherwise.
     """
 
     ranks_per_node: int

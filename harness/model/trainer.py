@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from harness.model.kinds import Kind
+from converge_harness.model.kinds import Kind
 
 DEFAULT_TRAINER = "torchtitan"
 """``[trainer] kind`` of a file that names none."""
@@ -93,7 +93,7 @@ class TrainerSpec:
     """The trainer of a set."""
 
     kind: str
-    """By which ``harness.trainers`` finds it again."""
+    """By which ``converge_harness.trainers`` finds it again."""
     can: Capabilities = field(default_factory=Capabilities)
     settings: Any = None
     """What ``[trainer]`` says to it alone: a frozen value of its own."""

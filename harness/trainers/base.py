@@ -1,8 +1,8 @@
 """What every trainer is to the rest of the harness, and how most of it is done by default.
 
-A trainer is a package that registers a ``Trainer`` (``harness.trainers.registry``). Nobody asks
-which one a set has: what can differ is a capability (``harness.model.Capabilities``), a method
-here, or a feature of a release.
+A trainer is a package that registers a ``Trainer`` (``converge_harness.trainers.registry``). Nobody
+asks which one a set has: what can differ is a capability (``converge_harness.model.Capabilities``),
+a method here, or a feature of a release.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from signal import SIGABRT, Signals
 from typing import Any, ClassVar, NamedTuple
 
-from harness.errors import ConfigError, Problem
-from harness.model import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import (
     GLOBAL_BATCH,
     Fault,
     Job,
@@ -33,18 +33,18 @@ from harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from harness.run_folder.checkpoints import has_metadata
-from harness.run_folder.job import JobDocument
-from harness.run_folder.layout import metrics_files, seed_checkpoint_of
-from harness.run_folder.passes import last_step
-from harness.toml import Where, find_file, read_toml
-from harness.toolchain import assume_environment, find_environment
-from harness.trainers.calls import Call, Rendezvous, comes_in_passes
-from harness.trainers.environment import Resources
-from harness.trainers.failure import AGENT_LOG, launcher_tail
-from harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
+from converge_harness.run_folder.checkpoints import has_metadata
+from converge_harness.run_folder.job import JobDocument
+from converge_harness.run_folder.layout import metrics_files, seed_checkpoint_of
+from converge_harness.run_folder.passes import last_step
+from converge_harness.toml import Where, find_file, read_toml
+from converge_harness.toolchain import assume_environment, find_environment
+from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes
+from converge_harness.trainers.environment import Resources
+from converge_harness.trainers.failure import AGENT_LOG, launcher_tail
+from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
-RANK_MODULE = "harness.rank"
+RANK_MODULE = "converge_harness.rank"
 """What torchrun starts as every rank of ours."""
 
 
@@ -122,7 +122,7 @@ class Trainer(ABC):
     kind: ClassVar[str]
     """``[trainer] kind``."""
     own_rank_code: ClassVar[bool] = False
-    """Its ranks are ``harness.rank``: they end with the harness, and print their stacks for
+    """Its ranks are ``rank``: they end with the harness, and print their stacks for
     SIGUSR1; what of their evidence cannot be read is our mistake, and no program's."""
     stack_signal: ClassVar[Signals] = SIGABRT
     """Makes a rank that hangs say where it stands."""
@@ -304,7 +304,7 @@ class Trainer(ABC):
     def node_arguments(
         self, job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str
     ) -> tuple[str, ...]:
-        """Arguments of ``harness.rank.start.node`` on one node of a scheduler's job.
+        """Arguments of ``converge_harness.rank.start.node`` on one node of a scheduler's job.
 
         Raises ValueError for a trainer that no scheduler runs.
         """

@@ -10,8 +10,8 @@ says so. Necessities are arithmetic or upstream requirements: the run would cras
 than the one named, so nothing waives them.
 """
 
-from harness.plan.rules import guide, necessities
-from harness.plan.rules.rule import (
+from converge_harness.plan.rules import guide, necessities
+from converge_harness.plan.rules.rule import (
     RULES,
     Breach,
     PlannedJob,

@@ -36,7 +36,7 @@ class Command:
     """Absolute: where the program is started."""
     launcher: RankLauncher = RankLauncher.TORCHRUN
     probed: bool = True
-    """Whether the program calls ``harness.probe``, which then leaves all evidence; else it leaves a
+    """Whether the program calls ``probe``, which then leaves all evidence; else it leaves a
     curve of its own, and that is all there is."""
     curves: str | None = None
     """Template of the path of that curve, ``{output}/…``, in any format that ``converge compare``

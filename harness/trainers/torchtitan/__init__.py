@@ -7,6 +7,6 @@
     releases.py   what differs between releases and is known to go wrong in them; its toolchains
 """
 
-from harness.trainers.torchtitan.trainer import TRAINER
+from converge_harness.trainers.torchtitan.trainer import TRAINER
 
 __all__ = ["TRAINER"]
