@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from converge_harness.run_folder import layout
+
 NAME = "converge"
 """What ``dataloader.dataset`` (0.2: ``training.dataset``) calls it."""
 
@@ -27,7 +29,7 @@ def register_documents(run_folder: Path) -> None:
     DATASETS[NAME] = DatasetConfig(
         path="",
         # Of the run alone, and not in the user's home.
-        loader=partial(_load, cache_dir=run_folder / DATASETS),
+        loader=partial(_load, cache_dir=run_folder / layout.DATASETS),
         sample_processor=_text,
     )
 
