@@ -4,5 +4,5 @@ Importing this package imports nothing else, because every rank pays for it.
 """
 
 DISTRIBUTION = "converge"
-"""What pip calls this package."""
+"""The name of this package for pip."""
 __version__ = "0.1.0"

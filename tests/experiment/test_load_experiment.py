@@ -294,7 +294,7 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
         ('set = { "training.steps" = 1, training = { steps = 2 } }', "is set twice"),
         ('set = { "training..steps" = 1 }', "is no dotted key"),
         ("set = { training = {} }", "must be a value, not {}"),
-        ("set = { a = 2020-01-01 }", "dates and times have no place here"),
+        ("set = { a = 2020-01-01 }", "dates and times are not supported here"),
         ('inject = "bug.py"', "is not written path/to/file.py:function"),
         ('inject = "bug.py:f"', "there is no file 'bug.py'"),
         ("tolerance = { loss = nan }", "must be a finite number"),
@@ -305,11 +305,11 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
         ('margin = "1%"', "margin of 'tp': must be a number, not '1%'"),
         ('techniques = ["compile", "compile"]', "names something twice"),
         ('toolchain = "../evil"', "must match pattern"),
-        ("parallelism.tp = 70000", "this is no TOML"),
+        ("parallelism.tp = 70000", "this is not TOML"),
         ('train_config = "nowhere.toml"', "there is no train config 'nowhere.toml'"),
         ("parallel = 2", "unknown key (did you mean 'parallelism'?"),
-        ('train_config = "~nosuchuser/x.toml"', "nobody's home folder is known as '~nosuchuser'"),
-        ('inject = "~nosuchuser/x.py:f"', "nobody's home folder is known as '~nosuchuser'"),
+        ('train_config = "~nosuchuser/x.toml"', "no home folder is known for '~nosuchuser'"),
+        ('inject = "~nosuchuser/x.py:f"', "no home folder is known for '~nosuchuser'"),
         (f'train_config = "{"n" * 300}"', "there is no train config 'nnn"),
         ("note = 3", "must be a string, not 3"),
     ],
@@ -345,12 +345,12 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         (
             "schema = 1",
             'schema = 1\ncalibration = "~nosuchuser/c.json"',
-            ": calibration: nobody's home folder is known as '~nosuchuser'",
+            ": calibration: no home folder is known for '~nosuchuser'",
         ),
         (
             "[trainer]",
             '[trainer]\nseed_checkpoint = "~nosuchuser/c"',
-            ": trainer.seed_checkpoint: nobody's home folder is known as '~nosuchuser'",
+            ": trainer.seed_checkpoint: no home folder is known for '~nosuchuser'",
         ),
         (
             "[trainer]",
@@ -446,8 +446,8 @@ def test_a_missing_file_names_its_neighbours(folder):
     [
         (b"", "the file is empty"),
         (b" \n\t\n", "the file is empty"),
-        (b"\x89PNG\r\n\x1a\n\x00\xff", "no UTF-8 text"),
-        (b"\x00\x01\x02", "this is no TOML"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "not UTF-8 text"),
+        (b"\x00\x01\x02", "this is not TOML"),
         (b"schema = \n", "line 1, column"),
         (b"a = " + b"9" * 5000, "cannot be read"),
         (b"a = " + b"[" * 1000 + b"]" * 1000, "nested more than 32 deep"),
@@ -474,7 +474,7 @@ def test_a_megabyte_of_nested_tables_is_refused_quickly(problems):
 def test_a_folder_and_a_device_are_no_files(folder):
     with pytest.raises(ConfigError, match="this is a folder"):
         load_experiment(folder)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         load_experiment(type(folder)("/dev/zero"))
 
 

@@ -123,11 +123,11 @@ def test_arithmetic_is_float32_unless_the_config_says_otherwise(planned, written
         ("training = { steps = 2, local_batch_size = 0 }", "must be a positive integer, not 0"),
         (
             "training = { steps = 2, local_batch_size = 2, dtype = 'fp32' }",
-            "training.dtype: 'fp32' is no known data type",
+            "training.dtype: 'fp32' is not a known data type",
         ),
         (
             "training = { steps = 2, local_batch_size = 2, dtype = ['float32'] }",
-            "training.dtype: ['float32'] is no known data type (did you mean 'float32'?",
+            "training.dtype: ['float32'] is not a known data type (did you mean 'float32'?",
         ),
     ],
 )
