@@ -11,8 +11,8 @@ import sys
 import torch.distributed as dist
 
 from harness.rank import titan_0_3
-from harness.rank.job import read_job
 from harness.rank.parent import die_with_parent
+from harness.run_folder.job import read_job
 
 
 def main(job_path: str) -> None:

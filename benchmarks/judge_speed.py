@@ -58,7 +58,7 @@ def many_pairs(pairs: int = 1000, steps: int = 3000) -> Callable[[], None]:
     def measure() -> None:
         calibration = calibrate(control, repeats)
         for index in range(pairs):
-            verdict = judge(tests[index % len(tests)], control, calibration)
+            verdict, _ = judge(tests[index % len(tests)], control, calibration)
             if verdict.judgement is not Judgement.PASS:
                 raise RuntimeError(f"{verdict.name} is {verdict.judgement}: {verdict.cause}")
 
@@ -111,7 +111,7 @@ def _against(goal: Goal, seconds: float, megabytes: float) -> tuple[str, bool]:
 
 
 def _expect_pass(test: Evidence, control: Evidence, repeats: list[Evidence] | None = None) -> None:
-    verdict = judge(test, control, calibrate(control, repeats) if repeats else None)
+    verdict, _ = judge(test, control, calibrate(control, repeats) if repeats else None)
     if verdict.judgement is not Judgement.PASS:
         raise RuntimeError(f"{verdict.name} is {verdict.judgement}: {verdict.cause}")
 

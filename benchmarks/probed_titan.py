@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from harness.rank import titan_0_3
-from harness.rank.job import read_job
 from harness.rank.parent import die_with_parent
+from harness.run_folder.job import read_job
 
 _HOOKS = ("begin_step", "on_batch", "on_logits", "before_clip", "on_log", "end_step")
 

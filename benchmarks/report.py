@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from harness.judge import calibrate, limits
+from harness.judge import calibrate, compare_runs
 from harness.model import Evidence, Judgement, Verdict
 from harness.report import ReportView, build_view
-from harness.report.report_html import to_html
+from harness.report.renderers.html_page import to_html
 
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 SETS, REPEATS = 12, 3
@@ -51,7 +51,7 @@ def view_of(steps: int) -> ReportView:
         title=f"{SETS} sets x {steps} steps",
         verdicts=[Verdict(test.name, "control", Judgement.PASS) for test in tests],
         evidences=[control, *repeats, *tests],
-        envelopes={test.name: limits(test, control, learnt) for test in tests},
+        comparisons={test.name: compare_runs(test, control, learnt) for test in tests},
         calibrations={"control": learnt},
         entropy_floor=2.9,
     )

@@ -1,10 +1,10 @@
 """How much correct set-ups differ from float32, over models, sizes, precisions and seeds.
 
-``nox -s bench -- right_errors`` trains the set-ups of ``right_sets`` for one step with ``converge
-run``, including the frozen steps of every low-precision run, and compares each with its matched
-control as the judge does (``harness.judge.rounding``). The multiples that the judge allows come
-from these measurements. All set-ups are correct, so one outside of a limit is a false alarm; it is
-listed, and the exit code is 1.
+``nox -s bench -- right_errors`` trains the set-ups of ``right_sets`` for one step by ``converge
+run``, with the frozen steps that every run of low precision makes, and measures each against its
+matched control as the judge does (``harness.judge.compare.precision_errors``). The multiples that
+the judge allows stand on what is printed here. All set-ups are right, so one outside of a limit is
+a false alarm; it is named, and the exit code is 1.
 
 The sets of one seed, of all models, are one matrix, so that torch is imported only once. An
 interrupted benchmark continues where it was, and more seeds or models add to existing results.
@@ -26,7 +26,7 @@ import numpy as np
 import tomli_w
 from proof.regimes import Regime, rewritten
 
-from harness.judge.rounding import EMBEDDING, Errors, Measure, measure_errors
+from harness.judge.compare.precision_errors import EMBEDDING, Errors, PrecisionRuns, measure_errors
 from harness.matrix.save import load_matrix
 from harness.model import Role
 from harness.readers import read_run
@@ -195,7 +195,7 @@ def measured(groups: Sequence[Group], seed: int, report: Path) -> list[Measured]
         group = controls[job.spec.control or ""]
         errors = None
         if job.matched and job.reference:
-            measure = Measure(runs[job.matched], runs[job.reference])
+            measure = PrecisionRuns(runs[job.matched], runs[job.reference])
             errors = measure_errors(runs[job.name], measure)
         name = job.name.removeprefix(f"{group.name}_")
         found.append(Measured(group, seed, name, errors, wrong[job.name]))

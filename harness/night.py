@@ -15,8 +15,9 @@ from typing import Any
 
 from harness.history import Changed, Entry, NightMark, changed_between
 from harness.model import CauseClass, Judgement
-from harness.report.report_markdown import escape, fenced
-from harness.report.text import plain, plain_block, tail
+from harness.report.renderers.markdown import escape, fenced
+from harness.report.sanitize import plain, plain_block
+from harness.report.text import tail
 
 
 @dataclass(frozen=True, slots=True)

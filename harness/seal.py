@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.model import RunRecord
-
-IMPORTED = "imported"
-"""Folder in which each rank lists what it imported (``harness.rank.imported``)."""
-_NO_EVIDENCE = frozenset(
-    {"checkpoint", "datasets", "inductor", "logs", "output", "streaming", "torn", IMPORTED}
+from harness.run_folder.job import JobDocument, moved_with
+from harness.run_folder.layout import (
+    EVIDENCE_SUFFIXES,
+    IMPORTED,
+    IN_FORCE,
+    JOB,
+    NO_EVIDENCE,
+    WRITTEN_LATER,
 )
-"""Folders of a run folder that hold no evidence."""
-_EVIDENCE = frozenset({".json", ".jsonl", ".npz", ".part"})
-_WRITTEN_LATER = frozenset({"record.json", "submission.json"})
+
 _LARGEST = 1 << 30
 """Bytes: a larger folder of data gets no digest."""
 _MOST = 10_000
@@ -100,9 +101,9 @@ def changed_source(sources: Mapping[str, str | None]) -> str:
 def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if inside.parts[0] in _NO_EVIDENCE or inside.name in _WRITTEN_LATER:
+        if inside.parts[0] in NO_EVIDENCE or inside.name in WRITTEN_LATER:
             continue
-        if path.suffix in _EVIDENCE and not inside.name.startswith(".") and path.is_file():
+        if path.suffix in EVIDENCE_SUFFIXES and not inside.name.startswith(".") and path.is_file():
             yield inside.as_posix(), path
     curves = _curves(folder)
     if curves is not None:
@@ -118,14 +119,14 @@ def _curves(folder: Path) -> Path | None:
     """
     job = _job(folder)
     try:
-        return folder / Path(job["command"]["curves"]).relative_to(job["run_folder"])
+        return moved_with(folder, job["command"]["curves"] or "", job["run_folder"])
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _job(folder: Path) -> Mapping[str, Any]:
+def _job(folder: Path) -> JobDocument:
     try:
-        value = json.loads(_content(folder / "job.json"))
+        value: JobDocument = json.loads(_content(folder / JOB))
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -134,12 +135,13 @@ def _job(folder: Path) -> Mapping[str, Any]:
 def _named_by_config(folder: Path) -> Iterator[Path]:
     """Files and folders that the config in force names; relative paths start at the run folder."""
     try:
-        config = json.loads(_content(folder / "in_force.json"))["config"]
+        config = json.loads(_content(folder / IN_FORCE))["config"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     job = _job(folder)
-    # The identity already covers our corpus and the seed checkpoint.
-    given = ((job.get("data") or {}).get("folder"), job.get("seed_checkpoint"))
+    # The identity holds the digests of our corpus and of the seed checkpoint.
+    data: Mapping[str, Any] = job.get("data") or {}
+    given = (data.get("folder"), job.get("seed_checkpoint"))
     run = folder.resolve()
     covered = [run, *(Path(each).resolve() for each in given if each)]
     seen = set()

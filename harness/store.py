@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -25,16 +24,16 @@ from filelock import FileLock, Timeout
 
 from harness.errors import StoreError
 from harness.model import RankError, RunRecord, RunStatus
+from harness.run_folder import documents
+from harness.run_folder.documents import SCHEMA, number, spell_not_finite, unique_keys, upgraded
+from harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
 from harness.seal import evidence_of, sources_of
 
-SCHEMA = 1
-"""Version of every file written here; newer files are refused."""
 DEFAULT_ROOT = Path(".converge")
 ROOT_VARIABLE = "CONVERGE_STORE"
 _IDENTITY_DIGITS = 12
 _SLUG_LENGTH = 40
 _FOLDER_DIGITS = 8
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def default_root(environment: Mapping[str, str]) -> Path:
@@ -129,56 +128,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreError(f"{path}: holds a {type(value).__name__}, not a JSON object")
     check_schema(path, value.get("schema"))
-    return value
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json's ``object_pairs_hook``: json itself silently keeps the last of two equal keys.
-
-    Raises ValueError when a key occurs twice.
-    """
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} occurs twice in one object")
-    return value
+    return upgraded(path.name, value)
 
 
 def check_schema(path: Path, schema: object) -> None:
-    """Raise StoreError unless this converge can read files of that schema."""
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise StoreError(f"{path}: schema is {schema!r}, should be an integer from 1 to {SCHEMA}")
-    if schema > SCHEMA:
-        raise StoreError(
-            f"{path}: written with schema {schema} by a newer converge; this one reads up to "
-            f"{SCHEMA}: upgrade converge, or use another --store"
-        )
-
-
-def number(value: object) -> float | None:
-    """A JSON value as a float: ``"nan" "inf" "-inf"`` are converted, null is None.
-
-    Raises ValueError for anything else that is not a number.
-    """
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    raise ValueError(f"{value!r} is not a number")
-
-
-def spell_not_finite(value: Any) -> Any:
-    """The value with NaN and infinities, which JSON lacks, as ``"nan" "inf" "-inf"``."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {key: spell_not_finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [spell_not_finite(entry) for entry in value]
-    return value
+    """Raise StoreError unless this version of converge reads files of that schema."""
+    try:
+        documents.check_schema(schema)
+    except documents.SchemaError as error:
+        raise StoreError(f"{path}: {error}") from error
 
 
 def _explain(verb: str, path: Path, error: OSError) -> str:
@@ -235,7 +193,7 @@ class Store:
         Raises StoreError if the record is damaged or has a newer schema.
         """
         folder = self._existing(identity)
-        if folder is None or not (folder / "record.json").is_file():
+        if folder is None or not (folder / RECORD).is_file():
             return None
         record = read_record(folder)
         return record if record.identity == identity else None
@@ -247,16 +205,16 @@ class Store:
         between the passes. ``facts`` are written beside the record: ``started`` (ISO 8601, UTC),
         ``host``, ``versions``, ``job``. Raises StoreError as ``atomic_write`` does.
         """
-        done_with = ["inductor"]
-        if record.status is RunStatus.FINISHED and (record.folder / "passes").is_dir():
-            done_with += ["checkpoint", "torn"]
+        done_with = [COMPILED]
+        if record.status is RunStatus.FINISHED and (record.folder / PASSES).is_dir():
+            done_with += [CHECKPOINTS, TORN]
         for name in done_with:
             shutil.rmtree(record.folder / name, ignore_errors=True)
         sealed = replace(
             record, evidence=evidence_of(record.folder), sources=sources_of(record.folder)
         )
         value = {**asdict(sealed), "folder": record.folder.name, "reused": False, **facts}
-        write_json(record.folder / "record.json", value)
+        write_json(record.folder / RECORD, value)
         return sealed
 
     def start_run(self, folder: Path, job: Mapping[str, Any]) -> None:
@@ -266,14 +224,13 @@ class Store:
         """
         try:
             if folder.exists():
-                # The record is removed first, so that an interrupted cleanup leaves an unfinished
-                # run.
-                (folder / "record.json").unlink(missing_ok=True)
+                # The record goes first: whatever interrupts the cleaning leaves an unfinished run.
+                (folder / RECORD).unlink(missing_ok=True)
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
         except OSError as error:
             raise StoreError(_explain("clean", folder, error)) from error
-        write_json(folder / "job.json", job)
+        write_json(folder / JOB, job)
 
     def lock(self, identity: str) -> RunLock:
         """The lock that converge holds while it runs the job of that identity."""
@@ -341,7 +298,7 @@ def read_record(folder: Path) -> RunRecord:
 
     Raises StoreError if the record is damaged or has a newer schema.
     """
-    path = folder / "record.json"
+    path = folder / RECORD
     value = read_json(path)
     try:
         error = value["error"]

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "harness"
 
 # Layer → layers it may import besides itself. `cli` may import everything.
 ALLOWED = {
-    "__init__": set(),
+    "__init__": {"notebook"},
     "errors": set(),
     "model": set(),
     "toml": {"errors"},
@@ -21,23 +21,35 @@ ALLOWED = {
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
     "corpus": {"model", "errors"},
-    "seal": {"model"},
-    "store": {"model", "errors", "seal"},
-    "references": {"model", "errors", "store", "readers"},
-    "trainers": {"model", "errors", "toml", "toolchain"},
-    "launch": {"model", "errors", "seal", "store", "trainers"},
-    "readers": {"model", "errors", "seal", "store", "trainers"},
+    "seal": {"run_folder", "model"},
+    "store": {"run_folder", "model", "errors", "seal"},
+    "references": {"run_folder", "model", "errors", "store", "readers"},
+    "trainers": {"run_folder", "model", "errors", "toml", "toolchain"},
+    "launch": {"run_folder", "model", "errors", "seal", "store", "trainers"},
+    "readers": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
-    "history": {"model", "errors", "store", "report"},
+    "notebook": {"model", "errors", "store", "judge", "readers", "report"},
+    "history": {"run_folder", "model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
     "matrix": {
         *("model", "errors", "experiment", "toolchain", "surroundings", "plan", "guide", "corpus"),
-        *("store", "references", "trainers", "launch", "readers", "judge", "report", "history"),
+        *(
+            "run_folder",
+            "store",
+            "references",
+            "trainers",
+            "launch",
+            "readers",
+            "judge",
+            "report",
+            "history",
+        ),
     },
-    "rank": set(),
-    "probe": {"rank"},
+    "run_folder": set(),
+    "rank": {"run_folder"},
+    "probe": {"rank", "run_folder"},
 }
 TRAINING = {"torch", "torchtitan", "torchao", "triton"}
 
@@ -97,6 +109,16 @@ def test_the_probe_imports_torch_alone(path):
 
 @pytest.mark.parametrize(
     "path",
+    [path for path in SOURCES if layer_of(path) == "run_folder"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_contract_of_both_pythons_needs_numpy_alone(path):
+    outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
+    assert outside <= {"harness", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "path",
     [path for path in SOURCES if layer_of(path) == "judge"],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
@@ -105,6 +127,72 @@ def test_judge_is_pure(path):
     standard |= {"bisect", "itertools", "statistics", "types", "inspect", "re"}
     outside = {name.split(".")[0] for name in imports_of(path)} - {"harness", "numpy", "scipy"}
     assert outside <= standard, f"{outside - standard}: judging knows no files, clocks or processes"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in SOURCES if layer_of(path) == "matrix"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_application_knows_no_terminal_and_no_arguments(path):
+    outside = {name.split(".")[0] for name in imports_of(path)}
+    assert not outside & {"rich", "argparse", "sys"}
+    assert "print(" not in path.read_text()
+
+
+DIALECTS = {"titan_0_2", "titan_0_3"}
+OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
+"""What only a trainer's own package knows."""
+
+
+def asks_which_trainer(path: Path) -> set[str]:
+    """How a module asks which trainer a set has, instead of what it can do."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Match):
+            compared.append(node.subject)
+        for each in compared:
+            text = ast.unparse(each)
+            if text.endswith((".dialect", "spec.command", "trainer.kind", "trainer.settings")):
+                found.add(ast.unparse(node))
+            if isinstance(each, ast.Constant) and each.value in DIALECTS:
+                found.add(ast.unparse(node))
+        if isinstance(node, ast.Name) and node.id in OWN_TABLES:
+            found.add(node.id)
+        if isinstance(node, ast.Constant) and node.value in DIALECTS:
+            found.add(str(node.value))
+    return found | {
+        name
+        for name in imports_of(path)
+        if name.startswith(("harness.trainers.torchtitan", "harness.trainers.command"))
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) not in ("trainers", "rank", "probe")],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_trainers_ask_which_trainer_it_is(path):
+    assert not asks_which_trainer(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if job.spec.trainer.kind == 'command': pass",
+        "x = toolchain.dialect != other",
+        "if spec.command is None: pass",
+        "isinstance(table, CommandTable)",
+        "NAMES = ('titan_0_3',)",
+        "from harness.trainers.torchtitan.table import TitanTable",
+        "match job.toolchain.dialect:\n    case _: pass",
+    ],
+)
+def test_asking_which_trainer_is_seen(tmp_path, line):
+    (tmp_path / "x.py").write_text(line)
+    assert asks_which_trainer(tmp_path / "x.py")
 
 
 def test_every_layer_stands_in_the_architecture_page():

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from harness.experiment import load_experiment
-from harness.judge.rounding import Errors
+from harness.judge.compare.precision_errors import Errors
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NAMES = ("norm.weight", "output.weight", "tok_embeddings.weight")

@@ -225,10 +225,11 @@ def test_a_vanished_program_is_a_config_error(tmp_path):
         source_digest(tmp_path / "gone.py", tmp_path)
 
 
-def test_the_probe_as_a_library_is_rank_code():
-    package = Path(harness.__file__).parent
-    assert rank_code_digest() == rank_code_digest(package / "rank", package / "probe")
-    assert rank_code_digest() != rank_code_digest(package / "rank")
+def test_the_probe_as_a_library_and_the_file_contract_are_rank_code():
+    folders = [Path(harness.__file__).parent / name for name in ("rank", "probe", "run_folder")]
+    assert rank_code_digest() == rank_code_digest(*folders)
+    for without in folders:
+        assert rank_code_digest() != rank_code_digest(*(set(folders) - {without}))
 
 
 def test_variables_that_choose_algorithms_are_software_and_others_are_not():

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.judge import calibrate
-from harness.judge.curves import pair, relative_difference
-from harness.judge.sketches import gradient_difference, shared_samples
+from harness.judge.compare.curves import pair, relative_difference
+from harness.judge.compare.sketches import gradient_difference, shared_samples
 from harness.model import Calibration, Evidence, Floats
 
 

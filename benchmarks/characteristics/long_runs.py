@@ -8,7 +8,7 @@ import numpy as np
 from scipy import signal
 
 from characteristics.rates import Rate
-from harness.judge.tost import Answer, Equivalence, equivalence
+from harness.judge.compare.tost import Answer, Equivalence, equivalence
 from harness.model import Floats
 
 MARGIN = 1e-3

@@ -32,7 +32,7 @@ class Judged(NamedTuple):
 
 
 def judged(test: Evidence, control: Evidence, calibration: Calibration) -> Judged:
-    verdict = judge(test, control, calibration)
+    verdict, _ = judge(test, control, calibration)
     failed = [check for check in verdict.checks if check.outcome is Outcome.FAIL]
     tiers = [tier for tier in TIERS if any(check.tier is tier for check in failed)]
     onsets = [check.onset for check in failed if check.onset is not None]

@@ -18,7 +18,7 @@ from scipy import stats
 
 from characteristics.rates import Judged, Rate, judged
 from harness.judge import calibrate
-from harness.judge.curves import pair, signed_difference
+from harness.judge.compare.curves import pair, signed_difference
 from harness.model import Evidence, Judgement, RepeatKind
 
 REPEATS = 6

@@ -11,8 +11,8 @@ import numpy as np
 from scipy import signal
 
 from characteristics.rates import Rate
-from harness.judge.seeds import Group, OverSeeds, groups_of, over_seeds, trajectory
-from harness.judge.tost import ALPHA, Answer
+from harness.judge.compare.seeds import Group, OverSeeds, groups_of, over_seeds, trajectory
+from harness.judge.compare.tost import ALPHA, Answer
 from harness.model import Floats
 
 MARGIN = 5e-3

@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.cli.leaving import leaving_when_interrupted
 from harness.errors import suggest
 from harness.model import Experiment, Launcher, Plan
 
@@ -177,9 +178,10 @@ def plan_of(
 
     Raises ConfigError with everything that is wrong with it.
     """
-    from harness.matrix.load import load_plan
-    from harness.surroundings import gpu_models
-    from harness.trainers import find_toolchain
+    with leaving_when_interrupted():
+        from harness.matrix.load import load_plan
+        from harness.surroundings import gpu_models
+        from harness.trainers import find_toolchain
 
     return load_plan(
         arguments.experiment,

@@ -21,7 +21,7 @@ COMMANDS = (
 """Every command, in the order of the help: each is the module of its name in ``commands/``."""
 
 
-class Command(Protocol):
+class CommandModule(Protocol):
     """What a module in ``commands/`` holds. Its imports are light: all of them make the parser."""
 
     HELP: str
@@ -38,9 +38,9 @@ class Command(Protocol):
         """Do it. What it needs for that is imported here, under ``leaving_when_interrupted``."""
 
 
-def command(name: str) -> Command:
+def command(name: str) -> CommandModule:
     """The command of that name."""
-    return cast("Command", importlib.import_module(f"harness.cli.commands.{name}"))
+    return cast("CommandModule", importlib.import_module(f"harness.cli.commands.{name}"))
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -16,8 +16,8 @@ from harness.history import History
 from harness.matrix.conclude import remember
 from harness.model import Judgement, Plan, RunRecord, Verdict
 from harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
-from harness.report.report_markdown import SUMMARY_BYTES
-from harness.report.unseen import subjects
+from harness.report.check_subjects import subjects
+from harness.report.renderers.markdown import SUMMARY_BYTES
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub Actions shows as Markdown on the page of a job."""

@@ -38,7 +38,7 @@ from harness.model import (
 )
 from harness.model.plan import other_seed_name
 from harness.toml import Table, Where, expanded, find, find_file, read_toml, validate
-from harness.trainers import TrainerOfFile, read_trainer
+from harness.trainers import read_trainer
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that the plan gives to seed-checkpoint jobs."""
@@ -113,7 +113,7 @@ def load_experiment(
         tests=test_specs,
         seed=top.seed,
         other_seeds=others,
-        repeats=_repeats_of(top, of_file),
+        repeats=_repeats_of(top, builder),
         reference=top.reference,
         frozen=probe.frozen,
         calibration=_calibration(top.calibration, builder.folders),
@@ -371,14 +371,15 @@ def _seed_problems(data: Mapping[str, Any], where: Where, builder: SetBuilder) -
         )
 
 
-def _repeats_of(top: FileTable, of_file: TrainerOfFile) -> tuple[Repeat, ...]:
-    """The file's own, else those that its trainer makes by default.
+def _repeats_of(top: FileTable, builder: SetBuilder) -> tuple[Repeat, ...]:
+    """The file's own, else the defaults that its trainer can make.
 
-    The defaults leave out by themselves what a loader cannot do (``harness.plan``).
+    They leave out by themselves what a loader cannot do (``harness.plan``).
     """
-    if "repeats" in top.model_fields_set or of_file.repeats is None:
+    if "repeats" in top.model_fields_set:
         return tuple(top.repeats)
-    return of_file.repeats
+    made = builder.of_file.trainer
+    return tuple(each for each in top.repeats if not builder.trainer.unmakeable(each, made, ())[0])
 
 
 def _repeat_problems(

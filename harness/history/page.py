@@ -19,9 +19,10 @@ from harness.history.overview import Move, SetHistory
 from harness.history.query import Changed
 from harness.history.trend import DEFINITION, FEWEST, StepChange, Trend
 from harness.model import Judgement, Outcome
-from harness.report.assets import packed_plotly, resource, source
-from harness.report.palette import SYMBOLS
-from harness.report.text import ABSENT, anchors, count, number, plain
+from harness.report.renderers.assets import packed_plotly, resource, source
+from harness.report.renderers.palette import SYMBOLS
+from harness.report.sanitize import plain
+from harness.report.text import ABSENT, anchors, count, number
 
 PACKAGE = "harness.history"
 STRIP = 40

@@ -21,7 +21,7 @@ from harness.model import (
     Tier,
     Verdict,
 )
-from harness.store import spell_not_finite
+from harness.run_folder.documents import spell_not_finite
 
 
 @dataclass(frozen=True, slots=True)

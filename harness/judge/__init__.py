@@ -1,27 +1,77 @@
-"""Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes."""
+"""Pure judging: evidence in, verdicts out. No files, clock, environment, torch or processes.
 
-from harness.judge.asked import CHECKS, SEED_CHECKS
-from harness.judge.calibrate import calibrate
+- ``verdict``: :func:`judge` of one test set; ``rcp``: of a submission to MLPerf; ``changes``: what
+  kind of change lies between two runs of one control
+- ``comparison``: two runs compared, the inputs of every check, which :func:`judge` returns beside
+  its verdict; ``compare/``: how
+- ``calibration``: repeats of a control to what limits are learnt from
+- ``checks/``: the questions, a module for each tier, and which of them are asked
+- ``resume/``: what the passes of a resumed run say about each other
+- ``causes/``: the likely cause of a failure
+- ``soundness``, ``in_force``, ``degrees``, ``programs``: questions about a single run
+- ``wording``: numbers in sentences
+
+Other packages import from here alone, but for benchmarks of a part.
+"""
+
+from harness.judge.calibration import calibrate
 from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
-from harness.judge.envelope import Envelope, limits
-from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.checks.envelope import STEP_ORIGIN
+from harness.judge.checks.precision import MEASURED_FROM
+from harness.judge.checks.selection import CHECKS, SEED_CHECKS
+from harness.judge.compare.curves import (
+    CurveDifference,
+    Series,
+    curve_difference,
+    series,
+    whole_series,
+)
+from harness.judge.compare.envelopes import Envelope, LearntLimit
+from harness.judge.compare.floors import JUDGED_SIGNALS
+from harness.judge.compare.precision_errors import PrecisionRuns
+from harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
+from harness.judge.comparison import RunComparison, compare_runs
+from harness.judge.degrees import parallelism_of
+from harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
 from harness.judge.rcp import Submission, judge_submission
-from harness.judge.rounding import Measure
-from harness.judge.verdict import judge
+from harness.judge.resume.faults import pass_of, steps_after
+from harness.judge.resume.passes import never_interrupted, tokens_off
+from harness.judge.verdict import JudgedPair, judge
 
 __all__ = [
+    "BEFORE_CLIPPING",
     "CHECKS",
     "JUDGED_SIGNALS",
+    "MEASURED_FROM",
     "SEED_CHECKS",
+    "STEP_ORIGIN",
     "ChangeKind",
+    "Comparisons",
+    "CurveDifference",
     "Envelope",
-    "Measure",
+    "JudgedPair",
+    "LearntLimit",
+    "PrecisionRuns",
     "RunChange",
+    "RunComparison",
+    "Series",
     "SignalChange",
     "Submission",
+    "TensorComparison",
+    "TensorDifferences",
     "calibrate",
     "classify",
+    "compare_runs",
+    "curve_difference",
     "judge",
     "judge_submission",
-    "limits",
+    "never_interrupted",
+    "parallelism_of",
+    "pass_of",
+    "probing",
+    "series",
+    "steps_after",
+    "tokens_off",
+    "whole_series",
+    "wrapping",
 ]

@@ -6,17 +6,16 @@ The kinds are those of a change log of numerics: the same bits, other rounding, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
-from harness.judge.calibrate import growth_law
-from harness.judge.case import make_case
-from harness.judge.envelope import Envelope
-from harness.judge.floors import JUDGED_SIGNALS
-from harness.judge.sketches import shared_samples
+from harness.judge.calibration import growth_law
+from harness.judge.compare.envelopes import Envelope
+from harness.judge.compare.floors import JUDGED_SIGNALS
+from harness.judge.compare.sketches import shared_samples
 from harness.judge.verdict import judge
 from harness.model import Calibration, Evidence, Judgement, SetSpec
 
@@ -81,9 +80,10 @@ def classify(
     same = [*_other_numbers(after, before)]
     if not same:
         return RunChange(ChangeKind.BITWISE, "every number that both runs left is the same")
-    verdict = judge(after, before, calibration, spec=spec, control_spec=before_spec, own_start=True)
-    case = make_case(after, before, calibration)
-    signals = tuple(_signal_changes(case.envelopes))
+    verdict, compared = judge(
+        after, before, calibration, spec=spec, control_spec=before_spec, own_start=True
+    )
+    signals = tuple(_signal_changes(compared.learnt_envelopes)) if compared.envelopes else ()
     if verdict.judgement is Judgement.PASS:
         return RunChange(
             ChangeKind.ROUNDING,
@@ -137,14 +137,14 @@ def _other_numbers(after: Evidence, before: Evidence) -> Iterator[str]:
             yield f"sampled {what}"
 
 
-def _signal_changes(envelopes: Mapping[str, Envelope]) -> Iterator[SignalChange]:
-    for signal, envelope in envelopes.items():
+def _signal_changes(envelopes: Iterable[Envelope]) -> Iterator[SignalChange]:
+    for envelope in envelopes:
         apart = np.flatnonzero(envelope.test != envelope.control)
         if not apart.size:
             continue
         worst = envelope.worst
         yield SignalChange(
-            signal=signal,
+            signal=envelope.signal,
             first=int(envelope.steps[apart[0]]),
             onset=envelope.onset,
             step=int(envelope.steps[worst]),

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from harness.judge.curves import has
+from harness.judge.compare.curves import has
+from harness.judge.compare.floors import JUDGED_SIGNALS
 from harness.judge.degrees import ranks
-from harness.judge.floors import JUDGED_SIGNALS
 from harness.model import DATA_TYPES, GLOBAL_BATCH, LOCAL_BATCH, Evidence, Precision, SetSpec
 
 BEFORE_CLIPPING = "before clipping"

@@ -18,7 +18,8 @@ chance, since that would be another training. The rule is that of ``mlperf_loggi
 Stricter than the checker, which counts no runs: fewer than are demanded are INVALID.
 
 Beside it stands our own question, the other way round: that the submission converges *no later*
-than the reference by more than a margin (:func:`harness.judge.seeds.over_seeds`, one-sided).
+than the reference by more than a margin (:func:`harness.judge.compare.seeds.over_seeds`,
+one-sided).
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from harness.judge.check import Finding, check, counted, invalid, passed, skipped
-from harness.judge.equivalence import OUTCOMES
-from harness.judge.seeds import FEWEST_SEEDS, Group, over_seeds
-from harness.judge.tost import ALPHA, Answer
+from harness.judge.checks.equivalence import OUTCOMES
+from harness.judge.checks.question import CheckResult, check, invalid, passed, skipped
+from harness.judge.compare.seeds import FEWEST_SEEDS, Group, over_seeds
+from harness.judge.compare.tost import ALPHA, Answer
+from harness.judge.wording import counted
 from harness.model import (
     Ask,
     CauseClass,
@@ -153,7 +155,7 @@ _WORST = (Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE, Outcome.PASS)
 @check(Tier.INTEGRITY)
 def submission_comparable(
     points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
-) -> Finding:
+) -> CheckResult:
     """The runs are of one benchmark and batch size, for which the table has a point.
 
     As many runs as MLPerf demands, or more; of a point enough for a mean without the shortest and
@@ -176,7 +178,7 @@ def submission_comparable(
 
 
 @check(Tier.INTEGRITY)
-def target_reached(runs: tuple[Convergence, ...]) -> Finding:
+def target_reached(runs: tuple[Convergence, ...]) -> CheckResult:
     """The runs reach their target, but for one (of ``unet3d`` four).
 
     A run that stopped otherwise, or did not stop at all, counts as one of 1e9 in MLPerf's mean.
@@ -184,7 +186,7 @@ def target_reached(runs: tuple[Convergence, ...]) -> Finding:
     allowed = _left_out(runs[0].benchmark)
     endless = [run.name for run in runs if not math.isfinite(run.length)]
     if len(endless) > allowed:
-        return Finding(
+        return CheckResult(
             Outcome.FAIL,
             f"{len(endless)} of {len(runs)} runs miss the target ({', '.join(endless)}): MLPerf "
             f"allows {allowed}",
@@ -193,7 +195,9 @@ def target_reached(runs: tuple[Convergence, ...]) -> Finding:
 
 
 @check(Tier.EQUIVALENCE)
-def rcp_not_faster(points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]) -> Finding:
+def rcp_not_faster(
+    points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...]
+) -> CheckResult:
     """MLPerf's rule: the mean length is not shorter than the reference's beyond chance.
 
     What converges faster than its reference by more than chance is another training: other
@@ -215,16 +219,16 @@ def rcp_not_faster(points: tuple[ReferencePoint, ...], runs: tuple[Convergence, 
             f"{said}; that point is of another batch size, and a faster one needs its own"
         )
     if mean < fastest:
-        return Finding(Outcome.FAIL, f"faster than chance allows: {said}", mean, limit)
+        return CheckResult(Outcome.FAIL, f"faster than chance allows: {said}", mean, limit)
     if mean < reference.mean:
         said += f"; MLPerf multiplies its score by {reference.mean / mean:.4f}"
-    return Finding(Outcome.PASS, said, mean, limit)
+    return CheckResult(Outcome.PASS, said, mean, limit)
 
 
 @check(Tier.EQUIVALENCE)
 def rcp_no_later(
     points: tuple[ReferencePoint, ...], runs: tuple[Convergence, ...], margin: float | None
-) -> Finding:
+) -> CheckResult:
     """The mean length of all runs is no longer than the reference's by more than the margin.
 
     Welch's t on all lengths, one-sided; sooner will do. A run that misses its target leaves no
@@ -247,7 +251,7 @@ def rcp_no_later(
     endless = len(runs) - int(there.size)
     # How long it would have trained nobody knows: it raises the mean, and lowers nothing.
     shorter = endless and found.outcome is not Answer.DIFFERENT
-    return Finding(
+    return CheckResult(
         Outcome.INCONCLUSIVE if shorter else OUTCOMES[found.outcome],
         f"mean length of {group.seeds} runs {found.difference:+.2g} ± {found.half_width:.1g}, "
         f"relative to the reference's {reference.group.seeds}"
@@ -349,7 +353,7 @@ def _reference(points: Sequence[ReferencePoint], size: int) -> Reference | None:
     return low if low is high else _between(low, high, size, points[0].benchmark)
 
 
-def _no_point(points: Sequence[ReferencePoint], size: int) -> Finding:
+def _no_point(points: Sequence[ReferencePoint], size: int) -> CheckResult:
     sizes = ", ".join(str(each.batch_size) for each in points)
     return invalid(
         f"the table has no point for global batch size {size}, nor a larger one (it has {sizes})"

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.curves import common_steps, has, series
-from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge.compare.curves import common_steps, has, series
+from harness.judge.compare.floors import JUDGED_SIGNALS
 from harness.model import Evidence, RestartOwner, RunStatus
 
 DONE_TO_IT = frozenset(

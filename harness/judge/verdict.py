@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from harness.judge import integrity
-from harness.judge.alone import REPEATS, curves_alone
-from harness.judge.asked import SEED_CHECKS, Asked, answer, asked
-from harness.judge.case import Case, make_case
 from harness.judge.causes import Cause, likely_cause
-from harness.judge.open_curves import what_settles
-from harness.judge.passes import at_resume
-from harness.judge.rounding import Measure
+from harness.judge.checks import integrity
+from harness.judge.checks.envelope import open_curves, what_settles
+from harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
+from harness.judge.compare.envelopes import REPEATS, curves_alone
+from harness.judge.compare.precision_errors import PrecisionRuns
+from harness.judge.comparison import RunComparison, compare_runs
+from harness.judge.resume.passes import at_resume
 from harness.judge.soundness import non_finite
 from harness.model import (
     Ask,
@@ -31,15 +32,24 @@ from harness.model import (
 
 PROBED = 'both runs with the probe, [trainer] kind = "command": docs/any-trainer.md'
 CUT = re.compile(r"--from \d+")
-_SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
 """How a check says from which step on two curves have the same steps."""
+_SEEDS_SETTLE = re.compile(r"about [\d,]+ further seed")
+"""How a check says that more seeds would answer it."""
 
-_TOLD_BY = {
+_FILE_OF = {
     RunStatus.REFUSED: "job.sh",
     RunStatus.TIMED_OUT: "slurm.log",
     RunStatus.CANCELLED: "slurm.log",
 }
 """The file of a run folder that says most of how a scheduler ended the run."""
+
+
+class JudgedPair(NamedTuple):
+    """A verdict, and what it was found by."""
+
+    verdict: Verdict
+    comparison: RunComparison
+    """Made once: what shows the two runs beside each other takes it from here."""
 
 
 def judge(
@@ -52,17 +62,19 @@ def judge(
     tolerances: Mapping[str, float] | None = None,
     margin: float | None = None,
     own_start: bool = False,
-    measure: Measure | None = None,
+    measure: PrecisionRuns | None = None,
     one_path: bool = False,
     ask: Ask | None = None,
     seeds: SeedRuns | None = None,
     same_seed: bool = True,
     target: float | None = None,
-) -> Verdict:
+) -> JudgedPair:
     """Judge one test set against its control.
 
+    Returns the verdict, and what was compared for it.
+
     ``calibration`` is what A/A repeats of the control taught
-    (:func:`harness.judge.calibrate.calibrate`). ``spec`` and ``control_spec`` say what the runs
+    (:func:`harness.judge.calibration.calibrate`). ``spec`` and ``control_spec`` say what the runs
     are meant to be; without them (curves from anywhere) techniques in force are not audited.
     ``tolerances`` map signals to relative differences that replace the learnt envelope, and
     ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
@@ -95,7 +107,7 @@ def judge(
         tolerances = spec.tolerances if spec else {}
     if margin is None and spec is not None:
         margin = spec.margin
-    case = make_case(
+    compared = compare_runs(
         test,
         control,
         calibration,
@@ -116,20 +128,21 @@ def judge(
         same_seed=same_seed,
         resumes=resumes,
         target=target is not None,
-        draws=case.draws,
+        draws=compared.draws,
     )
-    by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(case)
+    by_limits = integrity.repeats_sound in asks.rest and _by_limits_alone(compared)
     questions = (*asks.first, integrity.repeats_sound) if by_limits else asks.first
-    first = tuple(answer(question, case) for question in questions)
+    first = tuple(answer(question, compared) for question in questions)
     broken = [check for check in first if check.outcome is Outcome.INVALID]
     if broken:
         cause = Cause(broken[0].detail)
-        return _verdict(case, ask, asks, Judgement.INVALID, first, cause)
-    rest = tuple(answer(each, case) for each in asks.rest if each not in questions)
+        verdict = _verdict(compared, ask, asks, Judgement.INVALID, first, cause)
+        return JudgedPair(verdict, compared)
+    rest = tuple(answer(each, compared) for each in asks.rest if each not in questions)
     checks = first + rest
-    judgement = _judgement(_ended(case).status, checks, asks.needed)
-    cause = _cause(case, judgement, checks, stepwise=_stepwise(asks) or case.draws)
-    return _verdict(case, ask, asks, judgement, checks, cause)
+    judgement = _judgement(_ended(compared).status, checks, asks.needed)
+    cause = _cause(compared, judgement, checks, stepwise=_stepwise(asks) or compared.draws)
+    return JudgedPair(_verdict(compared, ask, asks, judgement, checks, cause), compared)
 
 
 def _refuse_unusable(
@@ -152,18 +165,18 @@ def _stepwise(asks: Asked) -> bool:
     return "loss-envelope" in asks.needed
 
 
-def _ended(case: Case) -> Evidence:
+def _ended(compared: RunComparison) -> Evidence:
     """The first run of the test set that did not end by itself; else its first."""
-    runs = case.seeds.test if case.seeds else (case.test,)
-    return next((each for each in runs if each.status is not RunStatus.FINISHED), case.test)
+    runs = compared.seeds.test if compared.seeds else (compared.test,)
+    return next((each for each in runs if each.status is not RunStatus.FINISHED), compared.test)
 
 
-def _by_limits_alone(case: Case) -> bool:
+def _by_limits_alone(compared: RunComparison) -> bool:
     """Whether only learnt limits can show that the test set is wrong; unsound repeats teach none.
 
     That is so for curves alone, unless the test set's has a NaN or an infinity.
     """
-    return curves_alone(case.test, case.control) and non_finite(case.test) is None
+    return curves_alone(compared.test, compared.control) and non_finite(compared.test) is None
 
 
 def _judgement(status: RunStatus, checks: Sequence[Check], needed: Sequence[str]) -> Judgement:
@@ -179,17 +192,19 @@ def _judgement(status: RunStatus, checks: Sequence[Check], needed: Sequence[str]
     return Judgement.INCONCLUSIVE if Outcome.INCONCLUSIVE in outcomes else Judgement.PASS
 
 
-def _cause(case: Case, judgement: Judgement, checks: Sequence[Check], *, stepwise: bool) -> Cause:
+def _cause(
+    compared: RunComparison, judgement: Judgement, checks: Sequence[Check], *, stepwise: bool
+) -> Cause:
     """Of a FAIL, with its class; else only the sentence."""
-    ended = _ended(case).status is RunStatus.FINISHED
+    ended = _ended(compared).status is RunStatus.FINISHED
     if judgement is Judgement.FAIL:
         failed = {check.name for check in checks if check.outcome is Outcome.FAIL}
         by_groups = not stepwise or failed <= {question.name for question in SEED_CHECKS}
-        cause = _as_found(checks) if by_groups else likely_cause(case, checks)
-        how = "" if ended else f"; the run then {_how_it_ended(case)}"
+        cause = _as_found(checks) if by_groups else likely_cause(compared, checks)
+        how = "" if ended else f"; the run then {_how_it_ended(compared)}"
         return cause._replace(sentence=cause.sentence + how)
     if judgement is Judgement.ERROR:
-        return Cause(f"the run {_how_it_ended(case)}")
+        return Cause(f"the run {_how_it_ended(compared)}")
     if judgement is Judgement.INVALID:
         found = [check.detail for check in checks if check.outcome is Outcome.INVALID]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -197,8 +212,8 @@ def _cause(case: Case, judgement: Judgement, checks: Sequence[Check], *, stepwis
     if judgement is Judgement.INCONCLUSIVE:
         equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
         mean = equivalent.measured if equivalent else None
-        if stepwise and (settles := what_settles(case.envelopes, mean)):
-            return Cause(settles)
+        if stepwise and (found := open_curves(compared.envelopes)):
+            return Cause(what_settles(found, mean))
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 
@@ -211,8 +226,8 @@ def _as_found(checks: Sequence[Check]) -> Cause:
     return Cause(f"{failed.detail}{limit}", kind)
 
 
-def _how_it_ended(case: Case) -> str:
-    test = _ended(case)
+def _how_it_ended(compared: RunComparison) -> str:
+    test = _ended(compared)
     words = {
         RunStatus.CRASHED: "crashed",
         RunStatus.HUNG: "hung: no step finished within the timeout",
@@ -223,12 +238,12 @@ def _how_it_ended(case: Case) -> str:
         RunStatus.SKIPPED: "was not started, because something it needs did not finish",
     }[test.status]
     if test.status in (RunStatus.CRASHED, RunStatus.HUNG):
-        words += at_resume(test, case.spec)
+        words += at_resume(test, compared.spec)
     return f"{words}: {test.error.words}" if test.error else words
 
 
 def _verdict(
-    case: Case,
+    compared: RunComparison,
     ask: Ask,
     asks: Asked,
     judgement: Judgement,
@@ -236,8 +251,8 @@ def _verdict(
     cause: Cause,
 ) -> Verdict:
     return Verdict(
-        name=case.test.name,
-        control=case.control.name,
+        name=compared.test.name,
+        control=compared.control.name,
         judgement=judgement,
         cause=cause.sentence,
         cause_class=cause.kind,
@@ -245,7 +260,7 @@ def _verdict(
         onset_step=_onset(checks),
         checks=tuple(checks),
         next_command=_next_command(
-            case, judgement, checks, ask, stepwise=_stepwise(asks) or case.draws
+            compared, judgement, checks, ask, stepwise=_stepwise(asks) or compared.draws
         ),
         ask=ask,
         not_asked=asks.not_asked,
@@ -262,57 +277,65 @@ def _onset(checks: Sequence[Check]) -> int | None:
     return None
 
 
-def _next_of_curves(case: Case, judgement: Judgement, checks: Sequence[Check]) -> str:
+def _next_of_curves(compared: RunComparison, judgement: Judgement, checks: Sequence[Check]) -> str:
     """What would tell more than these curves do; empty where it is other curves."""
-    same = _same_comparison(case)
+    same = _same_comparison(compared)
     if judgement is Judgement.FAIL:
         return f"converge run EXPERIMENT.toml  # {PROBED}"
-    if judgement is Judgement.INCONCLUSIVE and what_settles(case.envelopes, None):
+    if judgement is Judgement.INCONCLUSIVE and open_curves(compared.envelopes):
         return same + "".join(f" --repeat RUN_{number}" for number in range(1, REPEATS + 1))
     cut = next((found for check in checks if (found := CUT.search(check.detail))), None)
     return f"{same} {cut[0]}" if cut and judgement is Judgement.INVALID else ""
 
 
-def _same_comparison(case: Case) -> str:
+def _same_comparison(compared: RunComparison) -> str:
     """These runs again. With the repeats, or the limits would be others."""
-    sources = case.calibration.sources if case.calibration else ()
+    sources = compared.calibration.sources if compared.calibration else ()
     repeats = "".join(f" --repeat {_quoted(source)}" for source in sources)
-    return f"converge compare {_quoted(case.control.source)} {_quoted(case.test.source)}{repeats}"
+    pair = f"{_quoted(compared.control.source)} {_quoted(compared.test.source)}"
+    return f"converge compare {pair}{repeats}"
 
 
-def _next_of_seeds(case: Case, judgement: Judgement, checks: Sequence[Check], ask: Ask) -> str:
+def _next_of_seeds(
+    compared: RunComparison, judgement: Judgement, checks: Sequence[Check], ask: Ask
+) -> str:
     """The same comparison with a place for the seeds, where a number of them would settle it."""
     settled = any(_SEEDS_SETTLE.search(check.detail) for check in checks)
     if judgement is not Judgement.INCONCLUSIVE or not settled:
         return ""
-    runs = case.seeds or SeedRuns((case.control,), (case.test,))
+    runs = compared.seeds or SeedRuns((compared.control,), (compared.test,))
     sides = (("--control", runs.control, "CONTROL"), ("--test", runs.test, "TEST"))
     words = " ".join(
         f"{option} {' '.join(_quoted(each.source) for each in side)} {name}_{len(side) + 1} …"
         for option, side, name in sides
     )
     asking = f' --ask "{ask.value}"' if ask is Ask.NO_WORSE else ""
-    asking = asking if case.target is None else f" --target loss={case.target:g}"
-    margin = f" --margin {case.margin:g}" if case.margin is not None else ""
+    asking = asking if compared.target is None else f" --target loss={compared.target:g}"
+    margin = f" --margin {compared.margin:g}" if compared.margin is not None else ""
     return f"converge compare --seeds {words}{asking}{margin}"
 
 
 def _next_command(
-    case: Case, judgement: Judgement, checks: Sequence[Check], ask: Ask, *, stepwise: bool
+    compared: RunComparison,
+    judgement: Judgement,
+    checks: Sequence[Check],
+    ask: Ask,
+    *,
+    stepwise: bool,
 ) -> str:
     """What to type next; nothing after a PASS."""
     if judgement is Judgement.PASS:
         return ""
     if judgement is Judgement.ERROR:
-        ended = _ended(case)
+        ended = _ended(compared)
         folder = _quoted(ended.source)
-        told = _TOLD_BY.get(ended.status)
-        return f"cat {folder}/{told}" if told else f"grep -rn Error {folder}/logs"
+        file = _FILE_OF.get(ended.status)
+        return f"cat {folder}/{file}" if file else f"grep -rn Error {folder}/logs"
     if not stepwise:
-        return _next_of_seeds(case, judgement, checks, ask)
-    if curves_alone(case.test, case.control):
-        return _next_of_curves(case, judgement, checks)
-    return _same_comparison(case)
+        return _next_of_seeds(compared, judgement, checks, ask)
+    if curves_alone(compared.test, compared.control):
+        return _next_of_curves(compared, judgement, checks)
+    return _same_comparison(compared)
 
 
 def _quoted(path: str) -> str:

@@ -10,7 +10,6 @@
     dry_run.py          jobs built and stepped here without their GPUs
     next_call.py        what comes after a torchrun call, and which faults are due
     progress.py         steps as they end, growing output, forecasts
-    torn.py             torn checkpoints
     processes.py        starting and ending processes
     process_guard.py    runs a user's program that has to end with the harness
     warm.py             servers that fork ranks with their imports done

@@ -24,6 +24,7 @@ from harness.launch.interruption import Interruption
 from harness.launch.options import RunOptions
 from harness.launch.private_folder import private_folder
 from harness.model import Job, Role
+from harness.run_folder.layout import JOB
 from harness.store import write_json
 from harness.trainers import Resources, comes_in_passes, environment, job_payload
 from harness.trainers.failure import log_tail
@@ -209,9 +210,9 @@ def _start(
     folder.mkdir()
     # Without its corpus: the ranks put a stand-in there, as they do for every other data set.
     payload = job_payload(whole, folder, data=None, seed_checkpoint=None, device=device)
-    write_json(folder / "job.json", payload)
+    write_json(folder / JOB, payload)
     argv = [str(whole.toolchain.python), "-m", options.rank_module, "--dry-run"]
-    argv += [str(folder / "job.json"), "--rank", str(part.rank)]
+    argv += [str(folder / JOB), "--rank", str(part.rank)]
     if part.segment is not None:
         argv += ["--segment", str(part.segment)]
     handle = processes.start(argv, wanted, folder, folder / "log", folder / "answer")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -14,19 +13,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from harness.model import Job
-from harness.store import number
-from harness.trainers import metrics_files, pass_files, pass_folders
+from harness.run_folder.layout import metrics_files
+from harness.run_folder.metrics import StepLine, progress_of
+from harness.run_folder.passes import pass_folders
 
 _END_BYTES = 1 << 18
 """Hundreds of steps' lines, those on replicas included."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepLine:
-    """What the launcher wants to know of a step; judging reads the whole line later."""
-
-    step: int
-    loss: float | None
 
 
 @dataclass(slots=True)
@@ -72,10 +64,10 @@ class MetricsTail:
         folders = pass_folders(self.folder)
         steps: list[StepLine] = []
         if self.number:
-            steps += self._read(pass_files(folders[self.number - 1]))
+            steps += self._read(metrics_files(folders[self.number - 1]))
         while self.number < len(folders):
             self.number, self.reached, self._offset = self.number + 1, None, 0
-            steps += self._read(pass_files(folders[self.number - 1]))
+            steps += self._read(metrics_files(folders[self.number - 1]))
         return tuple(steps)
 
     def _read(self, files: tuple[Path, Path]) -> tuple[StepLine, ...]:
@@ -91,7 +83,7 @@ class MetricsTail:
                 continue
             whole = content[: content.rfind(b"\n") + 1]
             self._offset += len(whole)
-            lines = [_line(text) for text in whole.splitlines()]
+            lines = [progress_of(text) for text in whole.splitlines()]
             ends = [line for line in lines if isinstance(line, int)]
             self.reached = ends[-1] if ends else self.reached
             return tuple(line for line in lines if isinstance(line, StepLine))
@@ -105,10 +97,10 @@ def _signature(stream: BinaryIO) -> tuple[int, ...]:
 
 def last_line(folder: Path, *, in_passes: bool) -> StepLine | None:
     """The last step that a run has ended so far, from the ends of its files; None before any."""
-    files = [pass_files(each) for each in reversed(pass_folders(folder))]
+    files = [metrics_files(each) for each in reversed(pass_folders(folder))]
     for pair in files if in_passes else [metrics_files(folder)]:
         for path in pair:
-            lines = [_line(text) for text in _end_of(path).splitlines()]
+            lines = [progress_of(text) for text in _end_of(path).splitlines()]
             steps = [line for line in lines if isinstance(line, StepLine)]
             if steps:
                 return steps[-1]
@@ -122,22 +114,6 @@ def _end_of(path: Path) -> bytes:
             return stream.read()
     except OSError:
         return b""
-
-
-def _line(text: bytes) -> StepLine | int | None:
-    """A step, or the last step that an end line names; None for other and damaged lines.
-
-    Readers judge the file, progress only shows it.
-    """
-    try:
-        value = json.loads(text)
-        if value["kind"] == "end":
-            return int(value["steps"])
-        if value["kind"] != "step":
-            return None
-        return StepLine(step=int(value["step"]), loss=number(value.get("loss")))
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def remaining_s(step: int, steps: int, since_first_step_s: float, made: int) -> float | None:

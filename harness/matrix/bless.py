@@ -144,7 +144,7 @@ def _flaws(job: Job, control: Evidence) -> Iterator[str]:
             "it left no sample of step 0 (probe.cadence), by which a later run proves that it "
             "starts from the same weights"
         )
-    verdict = judge(control, control, spec=job.spec, control_spec=job.spec)
+    verdict, _ = judge(control, control, spec=job.spec, control_spec=job.spec)
     if verdict.judgement not in _USABLE:
         wrong = [each for each in verdict.checks if each.outcome in (Outcome.INVALID, Outcome.FAIL)]
         yield wrong[0].detail if wrong else verdict.cause

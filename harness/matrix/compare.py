@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness.judge import Submission, calibrate, judge, judge_submission, limits
+from harness.judge import Submission, calibrate, judge, judge_submission
 from harness.matrix.calibrate import timestamp
 from harness.matrix.judge import Judged
 from harness.model import Ask, Calibration, Evidence, SeedRuns, Verdict
@@ -85,7 +85,7 @@ def compare_curves(
     """Judge each run or curve file against a control that was read from ``control_path``."""
     control_spec = read_spec(control_path)
     verdicts = []
-    envelopes = {}
+    comparisons = {}
     evidences = {control.name: control}
     for path in tests:
         test = reading.read(path)
@@ -93,7 +93,7 @@ def compare_curves(
         evidences[test.name] = test
         spec = read_spec(path)
         allowed = {**(spec.tolerances if spec else {}), **question.tolerances}
-        verdict = judge(
+        verdict, comparisons[test.name] = judge(
             test,
             control,
             calibration,
@@ -105,13 +105,12 @@ def compare_curves(
             one_path=same_path(path, control_path),
         )
         verdicts.append(advise(verdict, of_run=spec is not None))
-        if not verdict.not_asked:
-            envelopes[test.name] = limits(test, control, calibration, allowed)
     view = build_view(
         title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
         verdicts=verdicts,
         evidences=evidences.values(),
-        envelopes=envelopes,
+        comparisons=comparisons,
+        without_limits=[each.name for each in verdicts if each.not_asked],
         calibrations={control.name: calibration} if calibration else {},
         here=Path.cwd(),
     )
@@ -136,7 +135,7 @@ def compare_seeds(
     for paths in tests:
         runs = SeedRuns(control, _read_group(paths, reading, taken))
         spec = read_spec(paths[0])
-        verdict = judge(
+        verdict, _ = judge(
             runs.test[0],
             control[0],
             spec=spec,

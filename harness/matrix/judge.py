@@ -93,11 +93,11 @@ def judge_matrix(
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
     # A plan judges and draws nothing, and need not pay for scipy and the plots.
-    from harness.judge import Measure, judge, limits  # noqa: PLC0415
+    from harness.judge import PrecisionRuns, judge  # noqa: PLC0415
     from harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
-    envelopes = {}
+    comparisons = {}
     seeds = {}
     for pair in pairs_of(plan):
         job, against, calibrated, matched, reference = pair
@@ -105,20 +105,19 @@ def judge_matrix(
         calibration = calibrations[calibrated]
         if runs := seed_runs(plan, pair, evidences):
             seeds[job.name] = runs
-        verdict = judge(
+        verdict, comparisons[job.name] = judge(
             test,
             control,
             calibration,
             spec=job.spec,
             control_spec=against.spec,
             own_start=job.needs != against.needs or against.golden is not None,
-            measure=Measure(evidences[matched], evidences[reference])
+            measure=PrecisionRuns(evidences[matched], evidences[reference])
             if matched and reference
             else None,
             seeds=runs,
         )
         verdicts.append(replace(verdict, next_command=next_command(plan, job, verdict)))
-        envelopes[job.name] = limits(test, control, calibration, job.spec.tolerances)
     view = build_view(
         title=plan.experiment.name,
         verdicts=verdicts,
@@ -126,7 +125,7 @@ def judge_matrix(
         subject=plan,
         records=records,
         versions=versions,
-        envelopes=envelopes,
+        comparisons=comparisons,
         calibrations=calibrations,
         entropy_floor=entropy_floor,
         generated=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

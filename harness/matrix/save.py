@@ -25,6 +25,7 @@ from harness.model import (
 from harness.plan import broken_by
 from harness.readers import read_spec
 from harness.references import CALIBRATION_FILE
+from harness.run_folder.layout import RECORD
 from harness.store import read_json, read_record, write_json
 from harness.trainers import assume_toolchain, comes_in_passes
 
@@ -154,7 +155,7 @@ def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[s
     found = {}
     for job, record in zip(plan.jobs, records, strict=True):
         if job.golden is None:
-            told = read_json(record.folder / "record.json")
+            told = read_json(record.folder / RECORD)
             found[job.toolchain.name] = told.get("versions") or {}
     return found
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from harness.model.experiment import (
     CADENCE_OFF,
-    CURVE_REPEATS,
     DATA_TYPES,
     DEFAULT_REPEATS,
     FEWEST_DRAWN,
@@ -20,7 +19,6 @@ from harness.model.experiment import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     POWERS_OF_TWO,
-    PROBED_REPEATS,
     RESHARD,
     SPMD_BACKEND,
     SPMD_BACKENDS,
@@ -59,6 +57,7 @@ from harness.model.runs import RankError, RunRecord, RunStatus
 from harness.model.trainer import (
     DEFAULT_TRAINER,
     EVERYTHING,
+    TORCHTITAN,
     Capabilities,
     TrainerSpec,
 )
@@ -85,18 +84,17 @@ if TYPE_CHECKING:
         FrozenSamples,
         Integers,
         Pass,
+        PostStepState,
         ReplicaSample,
         SeedRuns,
         StateSample,
         Struck,
         TensorRows,
         TensorSample,
-        UpdateRows,
     )
 
 __all__ = [
     "CADENCE_OFF",
-    "CURVE_REPEATS",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
     "DEFAULT_TRAINER",
@@ -107,10 +105,10 @@ __all__ = [
     "GOLDENS",
     "LOCAL_BATCH",
     "POWERS_OF_TWO",
-    "PROBED_REPEATS",
     "RESHARD",
     "SPMD_BACKEND",
     "SPMD_BACKENDS",
+    "TORCHTITAN",
     "ZERO_2",
     "ZERO_3",
     "Across",
@@ -146,6 +144,7 @@ __all__ = [
     "Parallelism",
     "Pass",
     "Plan",
+    "PostStepState",
     "Precision",
     "RankError",
     "Recovery",
@@ -175,7 +174,6 @@ __all__ = [
     "Torn",
     "TrainConfig",
     "TrainerSpec",
-    "UpdateRows",
     "Verdict",
 ]
 

@@ -80,7 +80,7 @@ class TensorRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UpdateRows:
+class PostStepState:
     """What a step left behind its gradients, a row per parameter."""
 
     clipped_norm: Floats
@@ -122,9 +122,9 @@ class TensorSample:
     parameters: TensorRows
     """After the update of the step."""
     gradients: TensorRows | None = None
-    """Before clipping; all zeros for a parameter without a gradient. None at step 0."""
-    left: UpdateRows | None = None
-    """None at step 0, and in runs from before this evidence existed."""
+    """Before clipping; a parameter without gradient has zeros all over. None at step 0."""
+    post_step: PostStepState | None = None
+    """None at step 0, and in runs that are older than this evidence."""
     buffers: BufferRows | None = None
     """The same."""
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from harness.model.kinds import Kind, Parallelism, Recovery, Segment
-from harness.model.trainer import TrainerSpec
+from harness.model.trainer import TORCHTITAN, TrainerSpec
 
 
 class Launcher(StrEnum):
@@ -160,11 +160,7 @@ DEFAULT_REPEATS = (
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
 FEWEST_DRAWN = 4
-"""Frozen steps needed for a mean over random numbers (``own_random_numbers``)."""
-PROBED_REPEATS = tuple(each for each in DEFAULT_REPEATS if each.kind is not RepeatKind.PERMUTE)
-"""Repeats of a command trainer: only its program can distribute samples."""
-CURVE_REPEATS = (Repeat(RepeatKind.RERUN),)
-"""Repeats without a probe: only the program has access to its initial weights."""
+"""Frozen steps that a mean over random numbers takes (``own_random_numbers``)."""
 
 
 class Across(StrEnum):
@@ -326,8 +322,8 @@ class SetSpec:
     segments: tuple[Segment, ...] = ()
     """Segments of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
-    """For a fault set, and for any other that a scheduler may interrupt and requeue."""
-    trainer: TrainerSpec = field(default_factory=TrainerSpec)
+    """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
+    trainer: TrainerSpec = TORCHTITAN
 
     @property
     def resumes(self) -> bool:

@@ -80,21 +80,35 @@ EVERYTHING = Capabilities(
     goldens=True,
     repeatable_argv=True,
 )
-"""Everything that a trainer can do."""
-NUMERICS: Mapping[str, str] = MappingProxyType(
-    {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+"""All that the harness may ask of a trainer."""
+PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "training.seq_len": 1,
+        "training.dtype": "float32",
+        "training.mixed_precision_param": "float32",
+    }
 )
-"""torchtitan's own default data types."""
+"""What a train config means that leaves a key out: samples may be no sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
     """The trainer of a set."""
 
-    kind: str = DEFAULT_TRAINER
-    """Its key in the registry of ``harness.trainers``."""
-    can: Capabilities = EVERYTHING
+    kind: str
+    """By which ``harness.trainers`` finds it again."""
+    can: Capabilities = field(default_factory=Capabilities)
     settings: Any = None
-    """The part of ``[trainer]`` that only it understands: a frozen value of its own type."""
-    defaults: Mapping[str, Any] = field(default_factory=lambda: NUMERICS)
-    """Defaults of keys in ``[training]`` that its train configs may leave out."""
+    """What ``[trainer]`` says to it alone: a frozen value of its own."""
+    defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
+    """Keys that its train configs may leave out, and what they are then."""
+
+
+TORCHTITAN = TrainerSpec(
+    DEFAULT_TRAINER,
+    EVERYTHING,
+    defaults=MappingProxyType(
+        {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
+    ),
+)
+"""What trains a set of which nothing else is said."""

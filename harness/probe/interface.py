@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from harness.run_folder.layout import JOB_VARIABLE
+
 if TYPE_CHECKING:
     import torch
 
     from harness.probe.recorder import Recorder
-
-VARIABLE = "CONVERGE_JOB"
-"""Path of ``job.json``; the harness sets it for the programs that it starts."""
 
 
 def initial_weights(model: torch.nn.Module) -> None:
@@ -23,7 +22,7 @@ def initial_weights(model: torch.nn.Module) -> None:
 
     Raises ProbeError for a model on the meta device, and when called twice.
     """
-    path = os.environ.get(VARIABLE)
+    path = os.environ.get(JOB_VARIABLE)
     if path:
         from harness.probe.starting_weights import move_initial_weights
 
@@ -66,7 +65,7 @@ class Probe:
 
         Raises ProbeError when the job, the model or the world cannot be probed.
         """
-        path = os.environ.get(VARIABLE)
+        path = os.environ.get(JOB_VARIABLE)
         if not path:
             return cls()
         from harness.probe.recorder import Recorder

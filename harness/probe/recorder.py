@@ -24,7 +24,7 @@ from harness.rank.cross_entropy import IGNORE_INDEX
 from harness.rank.placement import local_shard
 from harness.rank.probe import Probe
 from harness.rank.trainer_view import TrainerView, rate_of
-from harness.rank.writer import SCHEMA, write_json
+from harness.run_folder import in_force
 
 BEFORE_CLIPPING = "before clipping"
 AT_THE_STEP = "at the optimizer's step"
@@ -245,15 +245,13 @@ class Recorder:
         if not self._probe.is_writer:
             return
         settings = flattened(self._job.train_config.settings)
-        write_json(
-            self._job.run_folder / "in_force.json",
+        in_force.write_in_force(
+            self._job.run_folder,
             {
-                "schema": SCHEMA,
                 "world_size": world.size(),
                 "degrees": dict(self._place.degrees),
                 **sizes,
-                "param_dtype": "+".join(types) or None,
-                "param_dtypes": types if len(types) > 1 else {},
+                **in_force.param_dtypes(types),
                 "config": {**settings, **self._job.overrides},
                 "declared": sorted(self._job.overrides),
                 "probe": {

@@ -6,8 +6,8 @@ import torch
 
 from harness.probe.errors import ProbeError
 from harness.probe.wrapping import Wrapped
-from harness.rank.job import Job, JobError, read_job
 from harness.rank.ulp import move_by_one_ulp, move_tensors
+from harness.run_folder.job import Job, JobError, read_job
 
 _moved: set[str] = set()
 """Jobs whose initial weights this process has moved before the model was wrapped."""

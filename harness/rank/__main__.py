@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 
 from harness.rank import entry
-from harness.rank.job import JobError
+from harness.run_folder.job import JobError
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -18,6 +18,7 @@ from harness.rank.flat_shard import FlatShard
 from harness.rank.grad_norm import placement_problem, square_sums
 from harness.rank.placement import local_shard
 from harness.rank.rows import Rows
+from harness.run_folder.arrays import optimizer_states
 
 STEP = "step"
 """Under which torch's optimizers keep the number of their updates, per parameter."""
@@ -96,9 +97,7 @@ class AfterUpdate:
             steps = table[:, 1] / np.array(self._rows.sizes, dtype=np.float64)
         return {
             "clipped_norm": np.sqrt(table[:, 0]),
-            "state_names": np.array(states, dtype=np.str_),
-            "state_norm": np.sqrt(table[:, _FIRST_STATE:]),
-            "state_steps": steps,
+            **optimizer_states(states, norm=np.sqrt(table[:, _FIRST_STATE:]), steps=steps),
         }
 
 

@@ -25,7 +25,7 @@ from harness.rank.fusion import FusionCount
 from harness.rank.names import canonical, names_by_type
 from harness.rank.probe import Probe
 from harness.rank.rotation import RotationCount
-from harness.rank.writer import SCHEMA, write_json
+from harness.run_folder import in_force
 
 FOLDED = ("fsdp", "dp_shard_cp")
 """Mesh dimensions over which parameters are sharded by dp_shard x cp: torchtitan's own fold, and
@@ -103,9 +103,8 @@ def write_in_force(
     dist.all_gather_object(everyone, mine)
     if probe.is_writer:
         merged = _merge(trainer, everyone)
-        write_json(
-            folder / "in_force.json",
-            {**merged, "config": dict(config), "declared": list(declared)},
+        in_force.write_in_force(
+            folder, {**merged, "config": dict(config), "declared": list(declared)}
         )
 
 
@@ -121,7 +120,6 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
     schedule = getattr(trainer, "pp_schedule", None)
     types = names_by_type(seen["dtypes"] for seen in everyone)
     return {
-        "schema": SCHEMA,
         "world_size": dist.get_world_size(),
         "degrees": _degrees(everyone),
         "seq_len": max(seen["seq_len"] for seen in everyone),
@@ -130,8 +128,7 @@ def _merge(trainer: Any, everyone: list[dict[str, Any]]) -> dict[str, Any]:
         "gradient_accumulation_steps": trainer.gradient_accumulation_steps,
         "pipeline_schedule": type(schedule).__name__ if schedule is not None else None,
         "pipeline_microbatches": schedule._n_microbatches if schedule is not None else None,
-        "param_dtype": "+".join(types) or None,
-        "param_dtypes": types if len(types) > 1 else {},
+        **in_force.param_dtypes(types),
         "mixed_precision_param": _one(seen["mixed_precision"] for seen in everyone),
         "float8": {
             "modules": len(float8),

@@ -29,6 +29,7 @@ from harness.rank.sketch import (
     folded,
     hashed_parts,
 )
+from harness.run_folder import arrays as contract
 
 LARGEST = 1 << 24
 """Entries of a buffer that is still looked at: a table longer than this is made, not learnt."""
@@ -96,12 +97,9 @@ class BufferSamples:
 
     def arrays(self, table: np.ndarray) -> dict[str, np.ndarray]:
         """The arrays of the file from the sum of all ranks' rows."""
-        return {
-            "buffer_names": np.array(self.names, dtype=np.str_),
-            "buffer_sizes": np.array(self.sizes, dtype=np.int64),
-            "buffer_norm": np.sqrt(table[:, SUMS]),
-            "buffer_sketch": table[:, :SUMS],
-        }
+        return contract.buffers(
+            self.names, self.sizes, norm=np.sqrt(table[:, SUMS]), sketch=table[:, :SUMS]
+        )
 
 
 def _readable(buffer: torch.Tensor) -> bool:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.rank.job import Job
-from harness.rank.manifest import write_manifest
 from harness.rank.probe import Probe
-from harness.rank.state import UNKNOWN, Counters
+from harness.rank.state import Counters
 from harness.rank.trainer_view import rate_of
-
-_FOLDER = "checkpoint"
+from harness.run_folder.arrays import UNKNOWN
+from harness.run_folder.checkpoints import write_manifest
+from harness.run_folder.job import Job
+from harness.run_folder.layout import CHECKPOINTS, checkpoint_of
 
 
 def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
@@ -30,7 +30,7 @@ def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
     if job.resumes:
         yield "checkpoint.enable", True
         yield "checkpoint.load_only", False
-        yield "checkpoint.folder", _FOLDER
+        yield "checkpoint.folder", CHECKPOINTS
         # At which of its multiples a checkpoint is really written, the watched save decides.
         yield "checkpoint.interval", job.checkpoint_every or job.last_step
         yield "checkpoint.async_mode", "disabled"
@@ -64,8 +64,8 @@ def watch_checkpoints(trainer: Any, job: Job, probe: Probe) -> None:
             return False
         probe.on_save(curr_step, counters(trainer))
         saved = save(curr_step, last_step=last_step)
-        checkpoint = job.run_folder / _FOLDER / f"step-{curr_step}"
-        write_manifest(checkpoint, curr_step, probe.folder / "state")
+        if dist.get_rank() == 0:
+            write_manifest(checkpoint_of(job.run_folder, curr_step), curr_step, probe.folder)
         return saved
 
     def watched_continues() -> bool:
@@ -104,6 +104,6 @@ def _loaded_step(source: str | None, job: Job) -> int | None:
     path = Path(source)
     if path == job.seed_checkpoint:
         return 0
-    if path.parent != job.run_folder / _FOLDER:
+    if path.parent != job.run_folder / CHECKPOINTS:
         return None
     return int(path.name.removeprefix("step-"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from harness.rank.job import Job
 from harness.rank.settings import KeyProblem
+from harness.run_folder.job import Job
 
 COMPONENTS = ("loss", "model")
 """What torchtitan looks for in ``compile.components``, a list of any strings in its config."""

@@ -27,7 +27,7 @@ def register_documents(run_folder: Path) -> None:
     DATASETS[NAME] = DatasetConfig(
         path="",
         # Of the run alone, and not in the user's home.
-        loader=partial(_load, cache_dir=run_folder / "datasets"),
+        loader=partial(_load, cache_dir=run_folder / DATASETS),
         sample_processor=_text,
     )
 

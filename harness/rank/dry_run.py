@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from harness.rank.dry_run_errors import key_of
-from harness.rank.job import Job, JobError, read_job
 from harness.rank.settings import KeyProblem, SettingError
+from harness.run_folder.job import Job, JobError, read_job
 
 SCHEMA = 1
 TRACED = "traced: allocations counted over two steps on fake tensors, what the peak has besides"

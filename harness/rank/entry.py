@@ -17,10 +17,10 @@ from dataclasses import replace
 from types import ModuleType
 
 from harness.rank.inject import inject_problems
-from harness.rank.job import Job, JobError, read_job
 from harness.rank.loopback import listen_on_loopback
 from harness.rank.parent import die_with_parent
 from harness.rank.settings import KeyProblem
+from harness.run_folder.job import Job, JobError, read_job
 
 DIALECTS = ("titan_0_3", "titan_0_2")
 

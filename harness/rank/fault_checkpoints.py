@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from harness.rank.job import Fault
+from harness.run_folder.job import Fault
 
 FULL_DISK = Path("/dev/full")
 """The kernel answers every write to it with ENOSPC."""

@@ -21,11 +21,11 @@ import torch.distributed as dist
 
 from harness.rank.fault_checkpoints import cut_shard, die_before_metadata, fill_disk, free_disk
 from harness.rank.fault_steps import die_after_backward, hang_after_backward, poison_forward
-from harness.rank.job import Fault, Job
-from harness.rank.writer import SCHEMA, write_json
+from harness.run_folder.documents import SCHEMA, write_json
+from harness.run_folder.faults import HELD, over_file, struck_file
+from harness.run_folder.job import Fault, Job
+from harness.run_folder.layout import checkpoint_of
 
-HELD = ("preempt", "agent_loss", "join")
-"""Faults that the harness makes."""
 HOLD_SECONDS = 120.0
 """The ranks hold still for the harness no longer than this."""
 _POLL_SECONDS = 0.05
@@ -39,10 +39,10 @@ def install_faults(trainer: Any, job: Job, pass_number: int) -> None:
     """
     for index, fault in enumerate(job.faults):
         if fault.kind in HELD:
-            _hold_after(trainer, fault.step, job.run_folder / "faults" / f"{index}.over.json")
+            _hold_after(trainer, fault.step, over_file(job.run_folder, index))
             continue
-        struck = job.run_folder / "faults" / f"{index}.json"
-        checkpoint = job.run_folder / "checkpoint" / f"step-{fault.step}"
+        struck = struck_file(job.run_folder, index)
+        checkpoint = checkpoint_of(job.run_folder, fault.step)
         if struck.exists():
             if fault.kind == "disk_full" and dist.get_rank() == 0:
                 free_disk(checkpoint, fault.rank)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.rank.job import Job
 from harness.rank.placement import local_shard
 from harness.rank.probe import Probe
+from harness.run_folder.job import Job
 
 
 def add_frozen_steps(trainer: Any, job: Job, probe: Probe) -> None:

@@ -12,9 +12,8 @@ import numpy as np
 from harness.rank.rows import Rows
 from harness.rank.sketch import SUMS
 from harness.rank.tensors import Table
-from harness.rank.writer import SCHEMA, write_arrays
-
-FILE = "frozen.npz"
+from harness.run_folder.arrays import frozen_steps, head, write_arrays
+from harness.run_folder.layout import FROZEN
 
 
 class FrozenSamples:
@@ -43,16 +42,14 @@ class FrozenSamples:
         if self._measured[-1]["batch_digest"] != self._measured[0]["batch_digest"]:
             problems.add("the second pass over the first frozen batch took other samples")
         write_arrays(
-            folder / FILE,
-            {
-                "schema": np.array(SCHEMA),
-                "names": np.array(self._rows.names),
-                "sizes": np.array(self._rows.sizes, dtype=np.int64),
-                "gradients_sketch": rows[:, :, :SUMS],
-                "gradients_norm": np.sqrt(rows[:, :, SUMS]),
-                "loss": np.array([math.nan if loss is None else loss for loss in losses]),
-                "batch_digests": np.array([each["batch_digest"] or "" for each in measured]),
-                "again_sketch": again[:, :SUMS],
-                "problems": np.array(sorted(problems), dtype=np.str_),
-            },
+            folder / FROZEN,
+            head(self._rows.names, self._rows.sizes)
+            | frozen_steps(
+                sketch=rows[:, :, :SUMS],
+                norm=np.sqrt(rows[:, :, SUMS]),
+                loss=[math.nan if loss is None else loss for loss in losses],
+                batch_digests=[each["batch_digest"] or "" for each in measured],
+                again=again[:, :SUMS],
+                problems=sorted(problems),
+            ),
         )

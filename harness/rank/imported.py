@@ -21,9 +21,9 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import harness
-from harness.rank.writer import write_json
+from harness.run_folder.documents import write_json
+from harness.run_folder.layout import IMPORTED
 
-FOLDER = "imported"
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Folders of modules that the run itself generates."""
 _OWN = "converge"
@@ -60,7 +60,7 @@ def leave_imported(run_folder: Path, rank: int) -> None:
     owned, records = _packages()
     ours = (path for path in _files() if str(path) not in owned and not _is_covered(path, covered))
     files = {str(path): _digest(path) for path in (*ours, *records)}
-    folder = run_folder / FOLDER
+    folder = run_folder / IMPORTED
     folder.mkdir(exist_ok=True)
     left = {"began": process_began(), "files": dict(sorted(files.items()))}
     write_json(folder / f"rank-{rank:05d}.json", left)

@@ -47,7 +47,6 @@ from harness.rank.digest import BatchDigest
 from harness.rank.frozen_samples import FrozenSamples
 from harness.rank.grad_norm import assign_shards, trainable
 from harness.rank.imported import leave_imported
-from harness.rank.job import Job
 from harness.rank.memory import peak_memory_bytes
 from harness.rank.passes import begin_pass
 from harness.rank.replicas import ReplicaCheck
@@ -57,7 +56,9 @@ from harness.rank.step_line import Row, mean_loss, measured
 from harness.rank.tensors import TensorSamples
 from harness.rank.trainer_view import TrainerView
 from harness.rank.whole_gradients import whole_gradients
-from harness.rank.writer import MetricsWriter
+from harness.run_folder.job import Job
+from harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
+from harness.run_folder.metrics import MetricsWriter
 
 
 class Probe:
@@ -117,12 +118,12 @@ class Probe:
         after = AfterUpdate(rows, view.optimizers, view.device)
         self._samples = TensorSamples(
             rows,
-            self.folder / "tensors" if self.is_writer else None,
+            self.folder / TENSORS if self.is_writer else None,
             view.device,
             after,
             BufferSamples(view.model_parts, view.device),
         )
-        state = self.folder / "state" if self.is_writer else None
+        state = self.folder / STATE if self.is_writer else None
         self._state = StateSamples(self._samples, after, view.optimizers, state)
         self._replicas = ReplicaCheck(view)
         self._frozen: FrozenSamples | None = None
@@ -311,7 +312,7 @@ class Probe:
         if self._writer is not None:
             self._writer.loaded(step)
         if step:
-            self._state.write("loaded", step, counters)
+            self._state.write(LOADED, step, counters)
 
     def on_save(self, step: int, counters: Counters) -> None:
         """Note what the checkpoint of a step will hold. Collective over the world.
@@ -322,7 +323,7 @@ class Probe:
             self.this_pass.require_newest()
         if self._writer is not None:
             self._writer.sync()
-        self._state.write("saved", step, counters)
+        self._state.write(SAVED, step, counters)
 
     def close(self) -> None:
         """Training is complete, or as far as this pass was to go: give the evidence its name."""

@@ -16,10 +16,8 @@ import torch
 from harness.rank.after_update import AfterUpdate, states_of
 from harness.rank.sketch import SUMS
 from harness.rank.tensors import TensorSamples, sum_over_ranks
-from harness.rank.writer import write_arrays
-
-UNKNOWN = -1
-"""Samples consumed, when the loader does not tell."""
+from harness.run_folder.arrays import PARAMETERS, write_arrays
+from harness.run_folder.layout import arrays_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class StateSamples:
         """Sketch the state as it is now. Collective over the world.
 
         Args:
-            event: ``saved`` or ``loaded``.
+            event: ``layout.SAVED`` or ``layout.LOADED``, with which the file's name begins.
             step: of the checkpoint.
             counters: as they are now.
         """
@@ -66,14 +64,14 @@ class StateSamples:
         parameters, *sketched, norms = sum_over_ranks([*rows, left])
         if self._folder is None:
             return
-        arrays = self._tensors.arrays(step, {"parameters": parameters})
+        arrays = self._tensors.arrays(step, {PARAMETERS: parameters})
         arrays |= self._after.arrays(states, norms)
         del arrays["clipped_norm"]  # says nothing: a load leaves no gradients
         sketches = np.array([table[:, :SUMS] for table in sketched])
         shape = (len(states), len(parameters), SUMS)
         arrays["state_sketch"] = sketches.reshape(shape).swapaxes(0, 1)
         arrays |= {name: np.array(value) for name, value in asdict(counters).items()}
-        write_arrays(self._folder / f"{event}-step-{step:08d}.npz", arrays)
+        write_arrays(self._folder / arrays_name(event, step), arrays)
 
     def _kept(self, state: str) -> Callable[[torch.Tensor], torch.Tensor | None]:
         kept = states_of(self._optimizers)

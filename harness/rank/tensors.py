@@ -20,7 +20,8 @@ from harness.rank.grad_norm import placement_problem
 from harness.rank.placement import local_shard
 from harness.rank.rows import Rows, Shard
 from harness.rank.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
-from harness.rank.writer import SCHEMA, write_arrays
+from harness.run_folder import arrays as contract
+from harness.run_folder.layout import SAMPLE, arrays_name
 
 _SMALLEST_BLOCK = 1 << 16
 """Entries sketched at a time, at least: working memory of 0.7 MiB."""
@@ -88,9 +89,9 @@ class TensorSamples:
     @torch.no_grad()
     def finish(self, step: int) -> None:
         """Sketch the parameters, add up all ranks' rows, write them. Collective over the world."""
-        rows = {"parameters": self.parameter_rows()}
+        rows = {contract.PARAMETERS: self.parameter_rows()}
         if step > 0:
-            rows["gradients"] = self._taken_gradients()
+            rows[contract.GRADIENTS] = self._taken_gradients()
         added = [*rows.values()]
         states: tuple[str, ...] = ()
         if step > 0:
@@ -104,7 +105,7 @@ class TensorSamples:
         if step > 0:
             arrays |= self._after.arrays(states, everyone[-2])
             arrays |= self._buffers.arrays(everyone[-1])
-        write_arrays(self._folder / f"step-{step:08d}.npz", arrays)
+        contract.write_arrays(self._folder / arrays_name(SAMPLE, step), arrays)
 
     @torch.no_grad()
     def parameter_rows(self) -> torch.Tensor:
@@ -169,19 +170,17 @@ class TensorSamples:
     def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
         """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""
         sizes = np.array(self.rows.sizes, dtype=np.int64)
-        arrays = {
-            "schema": np.array(SCHEMA),
-            "step": np.array(step),
-            "names": np.array(self.rows.names),
-            "sizes": sizes,
-        }
+        arrays = contract.head(self.rows.names, self.rows.sizes, step)
         for kind, table in tables.items():
             zeros, not_finite = table[:, SUMS + 1], table[:, SUMS + 2]
             counted = np.isfinite(zeros)
-            arrays[f"{kind}_sketch"] = table[:, :SUMS]
-            arrays[f"{kind}_norm"] = np.sqrt(table[:, SUMS])
-            arrays[f"{kind}_zeros"] = np.where(counted, zeros, 0).astype(np.int64)
-            arrays[f"{kind}_not_finite"] = np.where(counted, not_finite, sizes).astype(np.int64)
+            arrays |= contract.rows(
+                kind,
+                sketch=table[:, :SUMS],
+                norm=np.sqrt(table[:, SUMS]),
+                zeros=np.where(counted, zeros, 0).astype(np.int64),
+                not_finite=np.where(counted, not_finite, sizes).astype(np.int64),
+            )
         return arrays
 
 

@@ -14,6 +14,7 @@
 """
 
 from harness.readers.curves import read_curves, same_path
+from harness.readers.foreign.in_memory import read_table
 from harness.readers.foreign.mllog import read_convergence
 from harness.readers.foreign.rcp_tables import read_reference_points
 from harness.readers.run_folder import read_run, read_spec
@@ -24,5 +25,6 @@ __all__ = [
     "read_reference_points",
     "read_run",
     "read_spec",
+    "read_table",
     "same_path",
 ]

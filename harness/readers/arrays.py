@@ -15,25 +15,9 @@ import numpy.typing as npt
 from harness.errors import EvidenceError
 from harness.model import Floats, Integers, TensorRows
 from harness.readers.lines import fail
+from harness.run_folder.arrays import KEYS, PROJECTIONS, ROWS
 from harness.store import check_schema
 
-PROJECTIONS = 64
-"""Of every sketch (docs/architecture.md)."""
-KEYS = frozenset(
-    {
-        *("schema", "step", "names", "sizes"),
-        *(
-            f"{kind}_{what}"
-            for kind in ("parameters", "gradients")
-            for what in ("sketch", "norm", "zeros", "not_finite")
-        ),
-        *("clipped_norm", "state_names", "state_norm", "state_steps", "state_sketch"),
-        *("buffer_names", "buffer_sizes", "buffer_norm", "buffer_sketch"),
-        *("lr", "trainer_step", "tokens_seen", "samples_consumed"),
-        *("loss", "batch_digests", "problems", "again_sketch"),
-    }
-)
-"""Of all arrays that any of our files has (docs/architecture.md)."""
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
@@ -175,7 +159,7 @@ def rows_of(path: Path, arrays: Arrays, kind: str, sizes: npt.NDArray[Any]) -> T
     if ((norm > 0) & ~sketch.any(axis=1)).any():
         fail(str(path), f"{kind}_sketch: is empty for a tensor whose norm is not 0")
     counts = {}
-    for what in ("zeros", "not_finite"):
+    for what in ROWS[2:]:
         key = f"{kind}_{what}"
         counts[what] = array_of(path, arrays, key, np.int64, 1, rows=count)
         if ((counts[what] < 0) | (counts[what] > sizes)).any():

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from harness.model import FrozenSamples
-from harness.readers.arrays import PROJECTIONS, array_of, load_arrays, parameters_of
+from harness.readers.arrays import array_of, load_arrays, parameters_of
 from harness.readers.lines import fail
-
-FILE = "frozen.npz"
+from harness.run_folder.arrays import PROJECTIONS
+from harness.run_folder.layout import FROZEN
 
 
 def read_frozen(folder: Path) -> FrozenSamples | None:
@@ -18,7 +18,7 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
 
     Raises EvidenceError naming file and key, StoreError for a newer file.
     """
-    path = folder / FILE
+    path = folder / FROZEN
     if not path.is_file():
         return None
     arrays = load_arrays(path)

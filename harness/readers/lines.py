@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.errors import EvidenceError
 from harness.model import Column, Integers
-from harness.store import unique_keys
+from harness.run_folder.documents import unique_keys
 
 LARGEST_STEP = 2**63 - 1
 """Steps are compared as int64."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.model import Column, ReplicaSample
-from harness.readers.documents import METRICS, is_count, is_texts
 from harness.readers.lines import (
     Place,
     fail,
@@ -22,26 +21,22 @@ from harness.readers.lines import (
 )
 from harness.readers.points import Points, Settled, settle
 from harness.readers.replicas import read_replicas
-from harness.store import check_schema
-
-SIGNALS = (
-    "loss",
-    "grad_norm",
-    "loss_recomputed",
-    "grad_norm_recomputed",
-    "lr",
-    "tokens",
-    "seconds",
-    "at",
-    "memory_bytes",
-    "grads_missing",
+from harness.run_folder.layout import METRICS_FILES, METRICS_PART
+from harness.run_folder.metrics import (
+    BATCH_AGREES,
+    BATCH_DIGEST,
+    END,
+    HEADER,
+    KINDS,
+    LOADED,
+    MISSING_NAMES,
+    PROBLEMS,
+    REPLICAS,
+    SIGNALS,
+    STEP,
 )
-"""Numbers of a step line."""
-DIGEST = "batch_digest"
-AGREES = "batch_agrees"
-
-_KINDS = ("step", "replicas", "loaded", "end")
-"""Of the lines after the header."""
+from harness.run_folder.shapes import is_count, is_texts
+from harness.store import check_schema
 
 _Line = tuple[int, dict[str, Any]]
 """A line number and the object that stands there."""
@@ -94,33 +89,33 @@ def read_metrics(folder: Path) -> Metrics:
 
     Raises EvidenceError naming file and line, StoreError for a newer file.
     """
-    path = next((folder / name for name in METRICS if (folder / name).is_file()), None)
+    path = next((folder / name for name in METRICS_FILES if (folder / name).is_file()), None)
     if path is None:
         return Metrics(None, settle({}), (), (), (), (), (), end=None, expected_steps=None)
     text = read_text(path)
-    if path.suffix == ".part":
+    if path.name == METRICS_PART:
         # A killed writer leaves half a line, which says nothing.
         text = text[: text.rfind("\n") + 1]
     place = line_of(path)
     header, lines = _by_kind(path, text)
-    steps = lines["step"]
+    steps = lines[STEP]
     settled, digests, agrees = _settled(place, steps)
-    samples, differences = read_replicas(place, lines["replicas"])
+    samples, differences = read_replicas(place, lines[REPLICAS])
     expected = header.get("steps")
     return Metrics(
         identity=header.get("identity"),
         settled=replace(settled, differences=_both(settled.differences, differences)),
         batch_digests=digests,
         batch_agrees=agrees,
-        grads_missing=_texts(place, steps, "grads_missing_names"),
+        grads_missing=_texts(place, steps, MISSING_NAMES),
         replicas=samples,
-        problems=_texts(place, steps, "problems"),
-        end=next((step_number(place, row, end.get("steps")) for row, end in lines["end"]), None),
+        problems=_texts(place, steps, PROBLEMS),
+        end=next((step_number(place, row, end.get("steps")) for row, end in lines[END]), None),
         expected_steps=None if expected is None else step_number(place, 1, expected),
         number=_count(place, header, "pass"),
         segment=_count(place, header, "segment"),
         world_size=_count(place, header, "world_size"),
-        loaded=_loaded(place, lines["loaded"]),
+        loaded=_loaded(place, lines[LOADED]),
     )
 
 
@@ -128,19 +123,19 @@ def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Lin
     """The header, and the lines of every other kind; at most one of those that a run ends with."""
     place = line_of(path)
     header: dict[str, Any] = {}
-    lines: dict[str, list[_Line]] = {kind: [] for kind in _KINDS}
+    lines: dict[str, list[_Line]] = {kind: [] for kind in KINDS}
     for line, value in json_objects(path, text):
         kind = value.get("kind")
         if not header:
-            if kind != "header":
+            if kind != HEADER:
                 fail(place(line), f"kind is {kind!r}, but the first line must be the header")
             check_schema(path, value.get("schema"))
             header = value
-        elif lines["end"]:
+        elif lines[END]:
             fail(place(line), "a line after the end line")
         elif not isinstance(kind, str) or kind not in lines:
-            words = ", ".join(map(repr, _KINDS[:-1]))
-            fail(place(line), f"kind is {kind!r}, must be {words} or {_KINDS[-1]!r}")
+            words = ", ".join(map(repr, KINDS[:-1]))
+            fail(place(line), f"kind is {kind!r}, must be {words} or {KINDS[-1]!r}")
         else:
             lines[kind].append((line, value))
     return header, lines
@@ -177,13 +172,16 @@ def _settled(
     }
     columns = {name: column for name, column in columns.items() if column.present.any()}
     digests, words = _digest_codes(place, lines)
-    columns |= {DIGEST: digests, AGREES: _flags(place, lines)}
+    columns |= {BATCH_DIGEST: digests, BATCH_AGREES: _flags(place, lines)}
     settled = settle(
         {name: Points(steps, column) for name, column in columns.items()},
-        spell={DIGEST: lambda code: words[int(code)], AGREES: lambda flag: str(bool(flag))},
+        spell={
+            BATCH_DIGEST: lambda code: words[int(code)],
+            BATCH_AGREES: lambda flag: str(bool(flag)),
+        },
     )
     signals = dict(settled.signals)
-    codes, flags = signals.pop(DIGEST), signals.pop(AGREES)
+    codes, flags = signals.pop(BATCH_DIGEST), signals.pop(BATCH_AGREES)
     return (
         replace(settled, signals=signals),
         tuple(None if code is None else words[int(code)] for code in codes),
@@ -196,9 +194,9 @@ def _digest_codes(place: Place, lines: _Lines) -> tuple[Column, list[str]]:
     codes: dict[str, int] = {}
     column: list[float | None] = []
     for line, values in lines:
-        value = values.get(DIGEST)
+        value = values.get(BATCH_DIGEST)
         if not (value is None or isinstance(value, str)):
-            fail(place(line), f"{DIGEST} is {value!r}, which is no text")
+            fail(place(line), f"{BATCH_DIGEST} is {value!r}, which is no text")
         column.append(None if value is None else codes.setdefault(value, len(codes)))
     return Column.of(column), list(codes)
 
@@ -206,9 +204,9 @@ def _digest_codes(place: Place, lines: _Lines) -> tuple[Column, list[str]]:
 def _flags(place: Place, lines: _Lines) -> Column:
     column: list[float | None] = []
     for line, values in lines:
-        value = values.get(AGREES)
+        value = values.get(BATCH_AGREES)
         if not (value is None or isinstance(value, bool)):
-            fail(place(line), f"{AGREES} is {value!r}, must be true, false or null")
+            fail(place(line), f"{BATCH_AGREES} is {value!r}, must be true, false or null")
         column.append(value)
     return Column.of(column)
 

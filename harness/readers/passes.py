@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.model import Pass, Struck, TensorSample
-from harness.readers.documents import METRICS, PASSES, read_fault, read_in_force
+from harness.readers.documents import read_fault, read_in_force
 from harness.readers.lines import fail
 from harness.readers.metrics import Metrics, read_metrics
 from harness.readers.state import read_loaded, read_saved, read_whole
 from harness.readers.tensors import read_samples
-
-FAULTS = "faults"
+from harness.run_folder.faults import REQUIRED, struck_files
+from harness.run_folder.layout import METRICS_FILES, PASSES
+from harness.run_folder.passes import passes_with_metrics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +32,8 @@ def read_passes(folder: Path) -> tuple[Life, ...]:
     a folder that also holds metrics of its own, for files of a pass that contradict each other, and
     as ``read_metrics`` and ``read_state``; StoreError for newer files.
     """
-    folders = sorted({path.parent for path in (folder / PASSES).glob("*/metrics.jsonl*")})
-    own = next((name for name in METRICS if (folder / name).is_file()), None)
+    folders = passes_with_metrics(folder)
+    own = next((name for name in METRICS_FILES if (folder / name).is_file()), None)
     if folders and own:
         fail(
             str(folder),
@@ -81,16 +82,15 @@ def read_struck(folder: Path) -> tuple[Struck, ...]:
 
     Raises EvidenceError for a file that does not say what struck when, StoreError for a newer one.
     """
-    paths = [path for path in (folder / FAULTS).glob("*.json") if path.stem.isdecimal()]
-    return tuple(_struck(path) for path in sorted(paths, key=lambda path: int(path.stem)))
+    return tuple(_struck(index, path) for index, path in struck_files(folder).items())
 
 
-def _struck(path: Path) -> Struck:
+def _struck(index: int, path: Path) -> Struck:
     value = read_fault(path)
-    missing = [key for key in ("index", "kind", "step", "at") if value.get(key) is None]
+    missing = [key for key in REQUIRED if value.get(key) is None]
     if missing:
         fail(str(path), f"says nothing of {', '.join(missing)}; run the job again")
-    if value["index"] != int(path.stem):
+    if value["index"] != index:
         fail(str(path), f"index is {value['index']}, which is not the file's name")
     return Struck(
         index=value["index"],

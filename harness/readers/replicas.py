@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.model import Disagreement, ReplicaSample
-from harness.readers.documents import is_count, is_counts, is_texts
 from harness.readers.lines import Place, fail, step_number
+from harness.run_folder.shapes import is_count, is_counts, is_texts
 
 
 def read_replicas(

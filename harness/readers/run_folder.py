@@ -30,13 +30,16 @@ from harness.model import (
     Torn,
     TrainConfig,
 )
-from harness.readers.documents import METRICS, has_passes, read_in_force, read_job
+from harness.readers.documents import read_in_force, read_job
 from harness.readers.foreign.registry import read_foreign
 from harness.readers.frozen import read_frozen
 from harness.readers.merging import merge
 from harness.readers.metrics import Metrics, read_metrics
 from harness.readers.passes import read_passes, read_struck
 from harness.readers.tensors import read_samples
+from harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
+from harness.run_folder.layout import JOB, METRICS_FILES, RECORD
+from harness.run_folder.passes import passes_with_metrics
 from harness.seal import broken_seal
 from harness.store import read_record
 from harness.trainers import trainer_of_document
@@ -44,11 +47,13 @@ from harness.trainers import trainer_of_document
 
 def run_folder_of(path: Path) -> Path | None:
     """The run folder that a path means: itself, or the parent of its metrics file."""
-    if path.name in METRICS and (path.parent / "job.json").is_file():
+    if path.name in METRICS_FILES and (path.parent / JOB).is_file():
         return path.parent
     if not path.is_dir():
         return None
-    ours = any((path / name).is_file() for name in ("job.json", *METRICS)) or has_passes(path)
+    ours = any((path / name).is_file() for name in (JOB, *METRICS_FILES)) or passes_with_metrics(
+        path
+    )
     return path if ours else None
 
 
@@ -59,12 +64,12 @@ def read_run(folder: Path) -> Evidence:
     without their job, or for files of different jobs in one folder; StoreError for a damaged or
     newer file of ours.
     """
-    record = read_record(folder) if (folder / "record.json").is_file() else None
+    record = read_record(folder) if (folder / RECORD).is_file() else None
     if record is not None and record.evidence is not None:
         broken = broken_seal(folder, record.evidence)
         if broken:
             return _unsealed(folder, record, broken)
-    job = read_job(folder) or {}
+    job: JobDocument = read_job(folder) or {}
     lives = read_passes(folder)
     for metrics in (life.metrics for life in lives):
         _require_same_job(folder, job, metrics)
@@ -109,7 +114,7 @@ def _unread(problem: str, **known: Any) -> Evidence:
     return Evidence(steps=nothing, signals={}, complete=False, problems=(problem,), **known)
 
 
-def _of_program(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
+def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
     """What a program of the user's left: as much as our ranks if it is probed, else a curve.
 
     What of it cannot be read is no evidence, and breaks no other set's.
@@ -125,7 +130,7 @@ def _of_program(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> 
         return _unread(str(error), precision=_precision(job, None), **expected)
 
 
-def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) -> Evidence:
+def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
     """The evidence of a run whose ranks lived once."""
     in_force = read_in_force(folder)
     metrics = read_metrics(folder)
@@ -147,7 +152,7 @@ def _uninterrupted(folder: Path, job: Mapping[str, Any], known: dict[str, Any]) 
     )
 
 
-def _require_same_job(folder: Path, job: Mapping[str, Any], metrics: Metrics) -> None:
+def _require_same_job(folder: Path, job: JobDocument, metrics: Metrics) -> None:
     if job and metrics.identity not in (None, job.get("identity")):
         raise EvidenceError(
             f"{folder}: its metrics are of job {metrics.identity}, its job.json of job "
@@ -196,7 +201,7 @@ def read_spec(path: Path) -> SetSpec | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
-            f"{folder / 'job.json'}: no complete job ({error!r}); run the job again"
+            f"{folder / JOB}: no complete job ({error!r}); run the job again"
         ) from error
 
 
@@ -206,7 +211,7 @@ def _table(value: object) -> Mapping[str, Any]:
     return value
 
 
-def _kind(job: Mapping[str, Any]) -> Kind:
+def _kind(job: JobDocument) -> Kind:
     """What the job puts to the test; a set of a space-time product is a parallel one in a job."""
     if job.get("segments"):
         return Kind.ELASTIC
@@ -217,7 +222,7 @@ def _kind(job: Mapping[str, Any]) -> Kind:
     return Kind.FAULT if broken else Kind.PARALLEL
 
 
-def _segment(entry: Mapping[str, Any]) -> Segment:
+def _segment(entry: SegmentDocument) -> Segment:
     return Segment(
         until=int(entry["until"]),
         parallelism=Parallelism(**entry["parallelism"]),
@@ -226,38 +231,39 @@ def _segment(entry: Mapping[str, Any]) -> Segment:
     )
 
 
-def _recovery(job: Mapping[str, Any]) -> Recovery | None:
-    """How the run is broken and is to recover; older jobs name only part of it."""
-    told = job.get("recovery")
-    if told is not None:
-        return Recovery(
-            _faults(told["faults"]),
-            checkpoint_every=int(told["checkpoint_every"]),
-            restarts=RestartOwner(told["restarts"]),
-            max_restarts=int(told["max_restarts"]),
-            within_s=float(told["within_s"]),
-            nodes=(int(told["nodes"][0]), int(told["nodes"][1])),
-        )
-    every = job.get("checkpoint_every")
-    if every is None:
+def _recovery(job: JobDocument) -> Recovery | None:
+    """How the run is broken and is to recover; older jobs leave who restarts it to the defaults."""
+    told = recovery_of(job)
+    if told is None:
         return None
-    nodes = (1, 2) if job.get("elastic_nodes") else (1, 1)  # how many, these do not say
-    return Recovery(_faults(job.get("faults") or ()), checkpoint_every=int(every), nodes=nodes)
+    known = Recovery(
+        _faults(told["faults"]),
+        checkpoint_every=int(told["checkpoint_every"]),
+        nodes=(int(told["nodes"][0]), int(told["nodes"][1])),
+    )
+    if job.get("recovery") is None:
+        return known
+    return replace(
+        known,
+        restarts=RestartOwner(told["restarts"]),
+        max_restarts=int(told["max_restarts"]),
+        within_s=float(told["within_s"]),
+    )
 
 
-def _restarts(folder: Path, job: Mapping[str, Any]) -> RestartOwner | None:
+def _restarts(folder: Path, job: JobDocument) -> RestartOwner | None:
     """Who starts the run again; None for one that nobody does, and where older jobs do not say."""
     told = (job.get("recovery") or {}).get("restarts")
     try:
         return None if told is None else RestartOwner(told)
     except ValueError as error:
         raise EvidenceError(
-            f"{folder / 'job.json'}: recovery.restarts is {told!r}, must be one of "
+            f"{folder / JOB}: recovery.restarts is {told!r}, must be one of "
             f"{', '.join(RestartOwner)}; run the job again"
         ) from error
 
 
-def _faults(entries: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+def _faults(entries: Iterable[FaultDocument]) -> tuple[Fault, ...]:
     return tuple(
         Fault(
             kind=FaultKind(entry["kind"]),
@@ -270,7 +276,7 @@ def _faults(entries: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
     )
 
 
-def _precision(job: Mapping[str, Any], in_force: Mapping[str, Any] | None) -> Precision:
+def _precision(job: JobDocument, in_force: Mapping[str, Any] | None) -> Precision:
     """The coarsest arithmetic that the job names or that ran."""
     techniques = set(job.get("techniques") or ())
     ran = in_force or {}

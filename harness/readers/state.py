@@ -8,7 +8,6 @@ import numpy as np
 
 from harness.model import Floats, StateSample
 from harness.readers.arrays import (
-    PROJECTIONS,
     Arrays,
     array_of,
     count_of,
@@ -18,17 +17,14 @@ from harness.readers.arrays import (
     states_of,
 )
 from harness.readers.lines import fail
+from harness.run_folder.arrays import PARAMETERS, PROJECTIONS, UNKNOWN
+from harness.run_folder.layout import LOADED, SAVED, STATE
 from harness.store import read_json
-
-FOLDER = "state"
-_UNKNOWN = -1
 
 
 def read_saved(folder: Path) -> tuple[StateSample, ...]:
     """State at every checkpoint that a pass wrote, in order; raises as ``read_state``."""
-    samples = [
-        read_state(path, "saved-step") for path in (folder / FOLDER).glob("saved-step-*.npz")
-    ]
+    samples = [read_state(path, SAVED) for path in (folder / STATE).glob(f"{SAVED}-*.npz")]
     return tuple(sorted(samples, key=lambda sample: sample.step))
 
 
@@ -37,10 +33,10 @@ def read_whole(folder: Path) -> tuple[int, ...]:
 
     Raises StoreError for a damaged or newer manifest.
     """
-    paths = sorted((folder / FOLDER).glob("saved-step-*.json"))
+    paths = sorted((folder / STATE).glob(f"{SAVED}-*.json"))
     for path in paths:
         read_json(path)
-    steps = (path.stem.removeprefix("saved-step-") for path in paths)
+    steps = (path.stem.removeprefix(f"{SAVED}-") for path in paths)
     return tuple(sorted(int(step) for step in steps if step.isdecimal()))
 
 
@@ -49,11 +45,11 @@ def read_loaded(folder: Path) -> StateSample | None:
 
     Raises as ``read_state``, and EvidenceError for more than one: a pass loads once.
     """
-    paths = sorted((folder / FOLDER).glob("loaded-step-*.npz"))
+    paths = sorted((folder / STATE).glob(f"{LOADED}-*.npz"))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
         fail(str(folder), f"holds {names}, but a pass loads once; run the job again")
-    return read_state(paths[0], "loaded-step") if paths else None
+    return read_state(paths[0], LOADED) if paths else None
 
 
 def read_state(path: Path, prefix: str) -> StateSample:
@@ -69,7 +65,7 @@ def read_state(path: Path, prefix: str) -> StateSample:
         step=step,
         names=names,
         sizes=sizes,
-        parameters=rows_of(path, arrays, "parameters", sizes),
+        parameters=rows_of(path, arrays, PARAMETERS, sizes),
         states=states,
         state_norm=state_norm,
         state_sketch=_sketches(path, arrays, state_norm),
@@ -97,7 +93,7 @@ def _sketches(path: Path, arrays: Arrays, norm: Floats) -> Floats:
 def _known(path: Path, arrays: Arrays, key: str) -> int | None:
     """A counter that may be unknown, which is written as -1."""
     value = count_of(path, arrays, key)
-    return None if value == _UNKNOWN else _counter(path, arrays, key)
+    return None if value == UNKNOWN else _counter(path, arrays, key)
 
 
 def _counter(path: Path, arrays: Arrays, key: str) -> int:

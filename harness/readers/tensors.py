@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.model import BufferRows, TensorSample, UpdateRows
+from harness.model import BufferRows, PostStepState, TensorSample
 from harness.readers.arrays import (
-    PROJECTIONS,
     Arrays,
     array_of,
     head_of,
@@ -17,8 +16,8 @@ from harness.readers.arrays import (
     states_of,
 )
 from harness.readers.lines import fail
-
-FOLDER = "tensors"
+from harness.run_folder.arrays import GRADIENTS, PARAMETERS, PROJECTIONS
+from harness.run_folder.layout import SAMPLE, TENSORS
 
 
 def read_samples(folder: Path) -> tuple[TensorSample, ...]:
@@ -26,35 +25,35 @@ def read_samples(folder: Path) -> tuple[TensorSample, ...]:
 
     Raises EvidenceError naming file and key, StoreError for a newer file.
     """
-    samples = [read_sample(path) for path in sorted((folder / FOLDER).glob("step-*.npz"))]
+    samples = [read_sample(path) for path in sorted((folder / TENSORS).glob(f"{SAMPLE}-*.npz"))]
     return tuple(sorted(samples, key=lambda sample: sample.step))
 
 
 def read_sample(path: Path) -> TensorSample:
     """One file; raises as ``read_samples``."""
     arrays = load_arrays(path)
-    step, names, sizes = head_of(path, arrays, "step")
-    parameters = rows_of(path, arrays, "parameters", sizes)
-    gradients = rows_of(path, arrays, "gradients", sizes) if step else None
+    step, names, sizes = head_of(path, arrays, SAMPLE)
+    parameters = rows_of(path, arrays, PARAMETERS, sizes)
+    gradients = rows_of(path, arrays, GRADIENTS, sizes) if step else None
     return TensorSample(
         step,
         names,
         sizes,
         parameters,
         gradients,
-        _left(path, arrays, len(names)),
+        _post_step(path, arrays, len(names)),
         _buffers(path, arrays),
     )
 
 
-def _left(path: Path, arrays: Arrays, count: int) -> UpdateRows | None:
+def _post_step(path: Path, arrays: Arrays, count: int) -> PostStepState | None:
     """What clipping and the optimizer left; None in a file that says nothing of it."""
     if "clipped_norm" not in arrays:
         return None
     clipped = array_of(path, arrays, "clipped_norm", np.float64, 1, rows=count)
     if (clipped < 0).any():
         fail(str(path), "clipped_norm: a number below 0")
-    return UpdateRows(clipped, *states_of(path, arrays, count))
+    return PostStepState(clipped, *states_of(path, arrays, count))
 
 
 def _buffers(path: Path, arrays: Arrays) -> BufferRows | None:

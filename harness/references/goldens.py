@@ -57,13 +57,14 @@ from harness.references.calibrations import (
     what_changed,
     write_calibrations,
 )
-from harness.store import read_json, spell_not_finite, write_json
+from harness.run_folder.documents import spell_not_finite
+from harness.run_folder.layout import FROZEN, IN_FORCE, JOB, METRICS, RECORD, TENSORS
+from harness.store import read_json, write_json
 
 GOLDEN_FILE = "baseline.json"
 PREVIOUS = "previous"
 REFERENCE = "reference"
-_FROZEN = "frozen.npz"
-_COPIED = ("metrics.jsonl", "in_force.json")
+_COPIED = (METRICS, IN_FORCE)
 EXPERIMENTS = "experiments"
 """A folder beside which goldens lie."""
 
@@ -183,15 +184,15 @@ def read_golden(folder: Path) -> StoredGolden:
 
 
 def _frozen_steps(folder: Path) -> int:
-    there = (folder / _FROZEN).is_file()
-    return int(read_json(folder / "job.json").get("frozen") or 0) if there else 0
+    there = (folder / FROZEN).is_file()
+    return int(read_json(folder / JOB).get("frozen") or 0) if there else 0
 
 
 def _reference(folder: Path) -> tuple[Path, str] | None:
     path = folder / REFERENCE
     if not path.is_dir():
         return None
-    return path, str(read_json(path / "record.json")["identity"])
+    return path, str(read_json(path / RECORD)["identity"])
 
 
 def _added(folder: Path, known: Collection[str]) -> list[str]:
@@ -240,7 +241,7 @@ def write_golden(
     """
     before = read_golden(folder) if change is not None else None
     for each in (record, *([reference] if reference else [])):
-        if not (each.folder / "metrics.jsonl").is_file():
+        if not (each.folder / METRICS).is_file():
             raise StoreError(
                 f"{each.folder}: its evidence is not in one piece (it was interrupted and "
                 "resumed); run the control again with --fresh"
@@ -277,19 +278,17 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     new.mkdir()
     for name in _COPIED:
         shutil.copyfile(record.folder / name, new / name)
-    if (record.folder / _FROZEN).is_file():
-        shutil.copyfile(record.folder / _FROZEN, new / _FROZEN)
-    if (record.folder / "tensors").is_dir():
-        shutil.copytree(record.folder / "tensors", new / "tensors")
-    job = read_json(record.folder / "job.json")
+    if (record.folder / FROZEN).is_file():
+        shutil.copyfile(record.folder / FROZEN, new / FROZEN)
+    if (record.folder / TENSORS).is_dir():
+        shutil.copytree(record.folder / TENSORS, new / TENSORS)
+    job = read_json(record.folder / JOB)
     data = job.get("data")
     job |= {"run_folder": "", "seed_checkpoint": None, "data": data and {**data, "folder": ""}}
-    write_json(new / "job.json", job)
-    told = read_json(record.folder / "record.json")
+    write_json(new / JOB, job)
+    told = read_json(record.folder / RECORD)
     kept = ("name", "identity", "status", "wall_s", "error", "started", "versions")
-    write_json(
-        new / "record.json", {**{key: told.get(key) for key in kept}, "folder": "", "argv": []}
-    )
+    write_json(new / RECORD, {**{key: told.get(key) for key in kept}, "folder": "", "argv": []})
 
 
 def _keep(before: StoredGolden, folder: Path, new: Path, change: Change) -> Replaced:
@@ -319,7 +318,7 @@ def _document(
     replaces: Replaced | None,
 ) -> dict[str, Any]:
     calibration = learnt.calibration
-    ran = read_json(new / "in_force.json")
+    ran = read_json(new / IN_FORCE)
     files = [path for path in sorted(new.rglob("*")) if path.is_file()]
     document = _GoldenFile(
         name=name,

@@ -11,7 +11,8 @@ from typing import Any, TypeGuard
 
 from harness.model import Evidence, Job, SetSpec, Technique
 from harness.report.passes import degrees_in_force, joined
-from harness.report.text import ABSENT, count, from_here, plain
+from harness.report.sanitize import from_here, plain
+from harness.report.text import ABSENT, count
 from harness.report.view import ConfigChange, Named
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)

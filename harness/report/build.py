@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from harness.judge.curves import series
-from harness.judge.renamed import align
-from harness.judge.tensors import Comparisons, compare_tensors
+from harness.judge import CurveDifference, RunComparison, curve_difference, series, whole_series
 from harness.model import (
     Calibration,
     Evidence,
     Experiment,
-    Floats,
     Job,
     Outcome,
     Plan,
@@ -27,16 +24,20 @@ from harness.model import (
     Verdict,
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
+<<<<<<< HEAD
+from harness.report.check_subjects import subjects
 from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
+=======
+from harness.report.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
+>>>>>>> main
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
-from harness.report.plainly import plain_error, plain_verdict
 from harness.report.programs import program_notes
+from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
 from harness.report.tensors import first_step_tensors, replica_view
-from harness.report.text import anchors, from_here, plain
+from harness.report.text import anchors
 from harness.report.tolerances import CalibrationView, calibration_view, notes
 from harness.report.turning import turning
-from harness.report.unseen import subjects
 from harness.report.view import (
     SIGNAL_TITLES,
     BesideView,
@@ -46,11 +47,6 @@ from harness.report.view import (
     RunView,
     TestView,
 )
-
-Envelopes = Mapping[str, Mapping[str, Floats]]
-"""Test set to signal to limit: the largest allowed relative difference, one per step that the set
-and its control share, in their order."""
-
 
 BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
 """Roles of runs that have no verdict and teach no limit."""
@@ -64,7 +60,8 @@ def build_view(
     subject: Plan | Experiment | None = None,
     records: Iterable[RunRecord] = (),
     versions: Mapping[str, str] | None = None,
-    envelopes: Envelopes | None = None,
+    comparisons: Mapping[str, RunComparison] | None = None,
+    without_limits: Collection[str] = (),
     calibrations: Mapping[str, Calibration] | None = None,
     entropy_floor: float | None = None,
     generated: str = "",
@@ -75,18 +72,20 @@ def build_view(
     """All that a report shows, from whatever there is of it.
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
+    ``comparisons`` are by name of the test set, as :func:`harness.judge.judge` returns them beside
+    the verdicts: without one, a test set is not shown beside its control.
+    ``without_limits`` are names of those of which nobody asked for single steps.
     ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
     ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
     ``seeds`` are by name of the test set: the runs of several seeds that it was judged over.
     ``here`` is the folder in which commands are given: paths below it are written as from there.
-
-    Raises :class:`ValueError` when an envelope does not have one limit per common step.
     """
     plan = subject if isinstance(subject, Plan) else None
     experiment = plan.experiment if plan else subject if isinstance(subject, Experiment) else None
     jobs = {job.name: job for job in plan.jobs} if plan else {}
     every_evidence = {evidence.name: evidence for evidence in evidences}
     further = _further(verdicts, seeds or {})
+    compared = comparisons or {}
     learnt = calibrations or {}
     source = experiment.path if experiment else None
     runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
@@ -112,8 +111,8 @@ def build_view(
             runs.test(
                 verdict,
                 next(fragments),
-                control_views[verdict.control],
-                (envelopes or {}).get(verdict.name, {}),
+                compared.get(verdict.name),
+                limited=verdict.name not in without_limits,
             ),
             challenged=verdict.control == anchor,
         )
@@ -149,8 +148,13 @@ def build_view(
             *_where(experiment),
             *_not_asked(verdicts),
             *map(plain, _answers(verdicts)),
-            *notes(by_steps, every_evidence, {v.name: runs.calibration_of(v) for v in verdicts}),
-            *map(plain, program_notes(verdicts, every_evidence, jobs)),
+            *notes(
+                by_steps,
+                every_evidence,
+                {v.name: runs.calibration_of(v) for v in verdicts},
+                compared,
+            ),
+            *map(plain, program_notes(verdicts, every_evidence, jobs, compared)),
         ),
         entropy_floor=entropy_floor,
         wall_s=wall_s,
@@ -229,6 +233,7 @@ class _Runs:
         self.calibrations = calibrations
         self.source = source
         self.here = here
+        self.repeats: dict[tuple[str, str], Mapping[str, CurveDifference]] = {}
         self.by_identity = {record.identity: record for record in records if record.identity}
         self.by_name = {record.name: record for record in records}
 
@@ -275,16 +280,16 @@ class _Runs:
         return view
 
     def test(
-        self, verdict: Verdict, anchor: str, control: RunView, limits: Mapping[str, Floats]
+        self, verdict: Verdict, anchor: str, compared: RunComparison | None, *, limited: bool
     ) -> TestView:
         run = self.view(verdict.name, anchor)
         # Curves of other seeds have nothing in common at a step.
         paired = "same-data" not in verdict.not_asked
-        comparisons = _compare(run, control, limits) if paired else {}
+        comparisons = _comparisons(compared, limited=limited) if paired else {}
         evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
         job, their_job = self.jobs.get(verdict.name), self.jobs.get(verdict.control)
         calibration = self.calibration_of(verdict)
-        compared = _tensors(evidence, theirs, job, their_job, calibration) if paired else ()
+        tensors = compared.tensors if compared and paired else ()
         plainly = plain_verdict(verdict, self.here)
         return TestView(
             run=run,
@@ -293,8 +298,9 @@ class _Runs:
             loss_only=loss_only_gate(comparisons["loss"].difference) if paired else None,
             in_force=named_and_in_force(job.spec if job else None, evidence),
             config=config_changes(evidence, theirs, job, their_job, here=self.here),
-            tensors=first_step_tensors(compared),
-            gradients=gradient_map(compared),
+            compared=tensors,
+            tensors=first_step_tensors(tensors),
+            gradients=gradient_map(tensors),
             turning=turning(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
@@ -309,13 +315,30 @@ class _Runs:
         kinds = {name: str(job.repeat) for name, job in self.jobs.items() if job.repeat}
         known = self.calibrations.get(control)
         if known:
-            return calibration_view(control, known, self.evidences, kinds)
+            differences = {name: self.of_repeat(name, control) for name in known.repeats}
+            return calibration_view(control, known, differences, kinds)
         evidence = self.evidences.get(control)
         return CalibrationView(plain(control), evidence.precision.value if evidence else "")
 
     def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
+        found = self.of_repeat(job.name, job.spec.name)
+        comparisons = {
+            name: Comparison(difference_of(each), ratio_of(each)) for name, each in found.items()
+        }
+        empty = {name: Comparison(Curve(), Curve()) for name in SIGNAL_TITLES}
         run = self.view(job.name, anchor)
-        return RepeatView(run=run, control=control.name, comparisons=_compare(run, control, {}))
+        return RepeatView(run=run, control=control.name, comparisons=empty | comparisons)
+
+    def of_repeat(self, name: str, control: str) -> Mapping[str, CurveDifference]:
+        """A repeat's curves beside its control's, compared once; empty without both."""
+        key = name, control
+        repeat, theirs = self.evidences.get(name), self.evidences.get(control)
+        if key not in self.repeats and repeat and theirs:
+            self.repeats[key] = {
+                signal: curve_difference(whole_series(repeat, signal), whole_series(theirs, signal))
+                for signal in SIGNAL_TITLES
+            }
+        return self.repeats.get(key, {})
 
 
 def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[str, ...]:
@@ -330,34 +353,16 @@ def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[s
     return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
 
 
-def _tensors(
-    test: Evidence | None,
-    control: Evidence | None,
-    job: Job | None,
-    control_job: Job | None,
-    calibration: Calibration | None,
-) -> Comparisons:
-    """What the two runs did with their tensors, as judging compares it."""
-    if test is None or control is None:
-        return ()
-    specs = (job.spec if job else None, control_job.spec if control_job else None)
-    aligned = align(test, control, *specs)
-    return compare_tensors(aligned.test, aligned.control, calibration)
-
-
-def _compare(run: RunView, control: RunView, limits: Mapping[str, Floats]) -> dict[str, Comparison]:
+def _comparisons(compared: RunComparison | None, *, limited: bool) -> dict[str, Comparison]:
+    """Every signal of a judged pair, with the limits that it was judged by."""
+    if compared is None:
+        return {name: Comparison(Curve(), Curve()) for name in SIGNAL_TITLES}
+    limits = compared.limits if limited else {}
     result = {}
     for name in SIGNAL_TITLES:
-        ours, theirs = run.signal(name), control.signal(name)
-        apart = difference(ours, theirs)
-        allowed = limits.get(name)
-        if allowed is not None and allowed.size != len(apart):
-            raise ValueError(
-                f"envelope of {run.name}, {name}: {allowed.size} limits for "
-                f"{len(apart)} common steps"
-            )
-        limit = Curve() if allowed is None else Curve(apart.steps, allowed)
-        result[name] = Comparison(difference=apart, ratio=ratio(ours, theirs), limit=limit)
+        found = compared.difference(name)
+        limit = Curve(found.steps, limits[name]) if name in limits else Curve()
+        result[name] = Comparison(difference_of(found), ratio_of(found), limit)
     return result
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.judge.curves import relative_difference, series
+from harness.judge import CurveDifference, Series, curve_difference, whole_series
 from harness.model import Evidence, Floats, Integers
 
 LOSS_ONLY_LIMIT = 0.01
@@ -64,37 +63,35 @@ class LossOnlyGate:
 
 
 def signal_curve(evidence: Evidence, signal: str) -> Curve:
-    """A signal as the run left it; empty when the run does not have it at all.
-
-    A column shorter or longer than the steps (an integrity finding) is padded or cut.
-    """
-    found = series(evidence, signal)
-    if not found.steps.size:
-        return Curve()
-    if np.array_equal(found.steps, evidence.steps) and np.all(np.diff(found.steps) > 0):
-        return Curve(found.steps, found.values)
-    steps = np.unique(evidence.steps)
-    values = np.full(steps.size, math.nan)
-    values[np.searchsorted(steps, found.steps)] = found.values
-    return Curve(steps, values)
+    """A signal as the run left it; empty when the run does not have it at all."""
+    return Curve(*whole_series(evidence, signal))
 
 
 def difference(test: Curve, control: Curve) -> Curve:
     """Relative difference at the common steps, as judging defines it: infinite when not finite.
 
-    With the sign of ``test - control``; judging looks at its magnitude alone.
+    With the sign of ``test - control``; judging looks at its magnitude alone. For curves that are
+    of no judged pair: repeats, and what passes left that were trained again.
     """
-    steps, ours, theirs = _common(test, control)
-    below = np.less(ours, theirs)
-    apart = relative_difference(ours, theirs)
-    return Curve(steps, np.where(below, -apart, apart))
+    return difference_of(compared(test, control))
 
 
 def ratio(test: Curve, control: Curve) -> Curve:
     """``test / control`` at the common steps; not finite where the control is zero."""
-    steps, ours, theirs = _common(test, control)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return Curve(steps, ours / theirs)
+    return ratio_of(compared(test, control))
+
+
+def compared(test: Curve, control: Curve) -> CurveDifference:
+    """Two curves by the judge's own comparison."""
+    return curve_difference(Series(test.steps, test.values), Series(control.steps, control.values))
+
+
+def difference_of(found: CurveDifference) -> Curve:
+    return Curve(found.steps, found.difference)
+
+
+def ratio_of(found: CurveDifference) -> Curve:
+    return Curve(found.steps, found.ratio)
 
 
 def largest(curve: Curve) -> float | None:
@@ -106,12 +103,3 @@ def loss_only_gate(loss_difference: Curve) -> LossOnlyGate | None:
     """The comparison gate's word; None without a common step."""
     measured = largest(loss_difference)
     return None if measured is None else LossOnlyGate(measured)
-
-
-def _common(test: Curve, control: Curve) -> tuple[Integers, Floats, Floats]:
-    if np.array_equal(test.steps, control.steps):
-        return test.steps, test.values, control.values
-    steps, ours, theirs = np.intersect1d(
-        test.steps, control.steps, assume_unique=True, return_indices=True
-    )
-    return steps, test.values[ours], control.values[theirs]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from harness.judge.struck import pass_of, steps_after
+from harness.judge import pass_of, steps_after
 from harness.model import Evidence, Fault, FaultKind, SetSpec, Struck, Torn
-from harness.report.text import ABSENT, duration, plain
+from harness.report.sanitize import plain
+from harness.report.text import ABSENT, duration
 
 FAULT_TITLES = ("Fault", "Step", "Struck", "Recovered in")
 _OF_ONE_RANK = (FaultKind.KILL, FaultKind.HANG, FaultKind.NAN_BATCH, FaultKind.DISK_FULL)

@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge.degrees import parallelism_of
-from harness.judge.passes import never_interrupted
-from harness.judge.struck import pass_of
+from harness.judge import never_interrupted, parallelism_of, pass_of
 from harness.model import (
     RESHARD,
     ZERO_2,

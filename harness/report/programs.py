@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.judge.curves import has
-from harness.judge.floors import JUDGED_SIGNALS
-from harness.judge.programs import BEFORE_CLIPPING, is_curve, probing, wrapping
+from harness.judge import BEFORE_CLIPPING, JUDGED_SIGNALS, RunComparison, probing, wrapping
 from harness.model import Evidence, Job, Verdict
 from harness.report.text import count
 
 
 def program_notes(
-    verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence], jobs: Mapping[str, Job]
+    verdicts: Sequence[Verdict],
+    evidences: Mapping[str, Evidence],
+    jobs: Mapping[str, Job],
+    comparisons: Mapping[str, RunComparison],
 ) -> Iterator[str]:
     """Sentences on what was not compared, for no program showed it.
 
-    ``evidences`` and ``jobs`` are by name of the run.
+    ``evidences`` and ``jobs`` are by name of the run, ``comparisons`` by that of the test set.
     """
     names = dict.fromkeys(name for each in verdicts for name in (each.control, each.name))
     known = {name: evidences[name] for name in names if name in evidences}
-    curves = [name for name in known if name in jobs and is_curve(jobs[name].spec)]
+    curves = [name for name in known if name in jobs and not jobs[name].spec.trainer.can.probed]
     if curves:
-        pairs = [(each.control, each.name) for each in verdicts]
         compared = [
-            (known[control], known[test])
-            for control, test in pairs
-            if control in known and test in known and (control in curves or test in curves)
+            comparisons[each.name]
+            for each in verdicts
+            if each.name in comparisons and (each.control in curves or each.name in curves)
         ]
         yield _of_curves(len(curves), compared)
     probed = {
@@ -48,12 +48,10 @@ def program_notes(
         )
 
 
-def _of_curves(runs: int, pairs: Sequence[tuple[Evidence, Evidence]]) -> str:
-    """The note on ``runs`` curves; ``pairs`` has every control with its test set."""
+def _of_curves(runs: int, compared: Sequence[RunComparison]) -> str:
+    """The note on ``runs`` curves, and what of them was compared."""
     seen = [
-        name
-        for name in JUDGED_SIGNALS
-        if any(has(control, name) and has(test, name) for control, test in pairs)
+        name for name in JUDGED_SIGNALS if any(name in each.shared_signals for each in compared)
     ]
     if not seen:
         return (

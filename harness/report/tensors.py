@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.tensors import Comparisons, TensorComparison, TensorDifferences
+from harness.judge import Comparisons, TensorComparison, TensorDifferences
 from harness.model import Disagreement, ReplicaSample
-from harness.report.text import count, plain
+from harness.report.sanitize import plain
+from harness.report.text import count
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHOWN = 10

@@ -5,44 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
 _WHOLE_BELOW = 1e6
 ABSENT = "–"  # noqa: RUF001 - a dash, for people
-
-
-def plain(text: str) -> str:
-    """Text on one line without control characters: names and messages come from anywhere.
-
-    Log lines hold terminal escapes, names may hold bidirectional overrides that reorder what a
-    person reads ("Trojan Source", CVE-2021-42574); XML 1.0 has no form for most of them at all.
-    """
-    return " ".join("".join(_visible(char) for char in text).split())
-
-
-def plain_block(text: str) -> str:
-    """As :func:`plain`, keeping line breaks and indentation."""
-    without_colours = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-    lines = without_colours.replace("\r\n", "\n").replace("\r", "\n").expandtabs(4).split("\n")
-    return "\n".join("".join(_visible(char) for char in line).rstrip() for line in lines).strip(
-        "\n"
-    )
-
-
-def from_here(text: str, here: Path | None) -> str:
-    """As :func:`plain`, with paths below the folder ``here`` as one writes them there.
-
-    What people read says where in their checkout something lies, not whose machine it is.
-    """
-    if here is None or here == Path(here.anchor):
-        return plain(text)
-    return plain(re.sub(rf"(?<![^\s='\"]){re.escape(str(here))}/", "", text))
-
-
-def _visible(char: str) -> str:
-    if char.isspace():
-        return " "
-    return char if char.isprintable() else "\N{REPLACEMENT CHARACTER}"
 
 
 def tail(text: str, lines: int) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.judge import JUDGED_SIGNALS
-from harness.judge.alone import curves_alone
-from harness.judge.envelope import furthest_learnt
-from harness.judge.open_curves import STEP_ORIGIN
-from harness.judge.passes import tokens_off
-from harness.judge.reference_checks import MEASURED_FROM
+from harness.judge import (
+    JUDGED_SIGNALS,
+    MEASURED_FROM,
+    STEP_ORIGIN,
+    CurveDifference,
+    LearntLimit,
+    RunComparison,
+    tokens_off,
+)
 from harness.model import (
     Calibration,
     Evidence,
@@ -21,8 +24,14 @@ from harness.model import (
     Tier,
     Verdict,
 )
+<<<<<<< HEAD
 from harness.report.curves import Curve, difference, largest, signal_curve
+from harness.report.sanitize import plain
+from harness.report.text import ABSENT, count, number
+=======
+from harness.report.curves import Curve, difference_of, largest
 from harness.report.text import ABSENT, count, number, plain
+>>>>>>> main
 
 WIDE = 1000
 """A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""
@@ -101,16 +110,19 @@ class CalibrationView:
 def calibration_view(
     name: str,
     calibration: Calibration,
-    evidences: Mapping[str, Evidence],
+    differences: Mapping[str, Mapping[str, CurveDifference]],
     kinds: Mapping[str, str],
 ) -> CalibrationView:
-    """What the calibration of a control was learnt from; the mappings are by name of the run."""
-    control = evidences.get(name)
+    """What the calibration of a control was learnt from.
+
+    ``differences`` are by name of the repeat and signal, of those whose curves are at hand;
+    ``kinds`` by name of the repeat.
+    """
     return CalibrationView(
         control=plain(name),
         precision=calibration.precision.value,
         repeats=tuple(
-            _distance(repeat, kinds.get(repeat, ""), evidences.get(repeat), control)
+            _distance(repeat, kinds.get(repeat, ""), differences.get(repeat, {}))
             for repeat in calibration.repeats
         ),
         taught_by=calibration.taught_by,
@@ -125,10 +137,11 @@ def notes(
     verdicts: Sequence[Verdict],
     evidences: Mapping[str, Evidence],
     calibration_of: Mapping[str, Calibration | None],
+    comparisons: Mapping[str, RunComparison],
 ) -> tuple[str, ...]:
     """Which limits are fixed floors and not learnt, so that only gross errors show; wrong logs.
 
-    ``calibration_of`` is by name of the test set.
+    ``calibration_of`` and ``comparisons`` are by name of the test set.
     """
     coarse: dict[tuple[Precision, Precision], None] = {}
     measured = [
@@ -141,25 +154,26 @@ def notes(
     wide: dict[str, tuple[float, str]] = {}
     alone: dict[str, None] = {}
     for verdict in verdicts:
-        test, control = evidences.get(verdict.name), evidences.get(verdict.control)
-        if test is None or control is None:
+        compared = comparisons.get(verdict.name)
+        if compared is None:
             continue
-        if test.precision is not control.precision:
-            coarse[test.precision, control.precision] = None
+        test, control = compared.test.precision, compared.control.precision
+        if test is not control:
+            coarse[test, control] = None
             continue
         calibration = calibration_of.get(verdict.name)
         if calibration is None or not calibration.repeats:
-            if curves_alone(test, control):
+            if compared.curves_alone:
                 alone[verdict.control] = None
                 continue
             unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
         elif not calibration.taught_by:
             unlearnt[verdict.control] = "its repeats teach no scale"
         else:
-            learnt = furthest_learnt(test, control, calibration)
-            if learnt is not None and learnt[2] > WIDE * learnt[3]:
-                times = learnt[2] / learnt[3]
-                words = _wide(verdict.control, *learnt)
+            learnt = compared.furthest_learnt
+            if learnt is not None and learnt.limit > WIDE * learnt.floor:
+                times = learnt.limit / learnt.floor
+                words = _wide(verdict.control, learnt)
                 wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, words))
     sentences = [
         f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
@@ -208,11 +222,12 @@ def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
             )
 
 
-def _wide(control: str, signal: str, step: int, limit: float, floor: float) -> str:
+def _wide(control: str, learnt: LearntLimit) -> str:
     return (
-        f"The repeats of the control {plain(control)} lie so far apart that they allow {signal} to "
-        f"differ by {number(limit)} at step {step}, {limit / floor:,.0f} times the floor of its "
-        "arithmetic: is its training that unstable, or are its repeats wrong?"
+        f"The repeats of the control {plain(control)} lie so far apart that they allow "
+        f"{learnt.signal} to differ by {number(learnt.limit)} at step {learnt.step}, "
+        f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: is its training "
+        "that unstable, or are its repeats wrong?"
     )
 
 
@@ -243,22 +258,13 @@ def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
     )
 
 
-def _distance(
-    name: str, kind: str, repeat: Evidence | None, control: Evidence | None
-) -> RepeatDistance:
-    apart = {
-        signal: _apart(repeat, control, signal) if repeat and control else Curve()
-        for signal in JUDGED_SIGNALS
-    }
-    found = [value for curve in apart.values() if (value := largest(curve)) is not None]
+def _distance(name: str, kind: str, found: Mapping[str, CurveDifference]) -> RepeatDistance:
+    apart = {signal: difference_of(found[signal]) for signal in JUDGED_SIGNALS if signal in found}
+    known = [value for curve in apart.values() if (value := largest(curve)) is not None]
     return RepeatDistance(
         name=plain(name),
         kind=plain(kind),
-        identical=not any(found) if found else None,
-        loss=largest(apart["loss"]),
-        grad_norm=largest(apart["grad_norm"]),
+        identical=not any(known) if known else None,
+        loss=largest(apart.get("loss", Curve())),
+        grad_norm=largest(apart.get("grad_norm", Curve())),
     )
-
-
-def _apart(repeat: Evidence, control: Evidence, signal: str) -> Curve:
-    return difference(signal_curve(repeat, signal), signal_curve(control, signal))

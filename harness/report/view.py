@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from harness.judge import Comparisons
 from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Role, Tier, Verdict
 from harness.report.curves import Curve, LossOnlyGate
 from harness.report.gradients import GradientMap
@@ -117,6 +118,8 @@ class TestView:
     loss_only: LossOnlyGate | None = None
     in_force: tuple[Named, ...] = ()
     config: tuple[ConfigChange, ...] = ()
+    compared: Comparisons = ()
+    """Every parameter's differences, of which the next two show a part."""
     tensors: TensorTable | None = None
     gradients: GradientMap | None = None
     replicas: ReplicaView | None = None

@@ -5,11 +5,9 @@
     base.py          Trainer: what the harness asks of one, and how most of it is done by default
     registry.py      kind to Trainer; ``register`` adds one; ``[trainer]`` by its kind
     table.py         what ``[trainer]`` holds whatever trains, and what it means
-    toolchains.py    toolchains as their trainers find them
-    jobs.py          what the launcher asks of a job, whichever trainer it has
+    jobs.py          a job, or a toolchain, asked of its trainer
     environment.py   what is pinned in the environment of every job
     calls.py         the torchrun calls of a run
-    passes.py        the files of a run in several passes
     failure.py       why a run under torchrun failed
     torchtitan/      torchtitan, by rank code of ours
     command/         any program, by an argv template
@@ -23,8 +21,6 @@ from harness.trainers.base import (
     Start,
     Trainer,
     Untold,
-    metrics_files,
-    seed_checkpoint_of,
 )
 from harness.trainers.calls import (
     Call,
@@ -38,23 +34,17 @@ from harness.trainers.environment import Resources
 from harness.trainers.jobs import (
     agent_argv,
     argv,
+    assume_toolchain,
     curves_of,
     environment,
     features_of,
+    find_toolchain,
     is_complete,
     job_payload,
     needs_port,
     node_arguments,
     printable_command,
     work_folder,
-)
-from harness.trainers.passes import (
-    CHECKPOINTS,
-    checkpoint_of,
-    has_metadata,
-    last_step,
-    pass_files,
-    pass_folders,
 )
 from harness.trainers.registry import (
     kinds,
@@ -65,10 +55,8 @@ from harness.trainers.registry import (
     trainer_of_kind,
 )
 from harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
-from harness.trainers.toolchains import assume_toolchain, find_toolchain
 
 __all__ = [
-    "CHECKPOINTS",
     "RANK_MODULE",
     "Call",
     "Curve",
@@ -85,29 +73,22 @@ __all__ = [
     "agent_argv",
     "argv",
     "assume_toolchain",
-    "checkpoint_of",
     "comes_in_passes",
     "curves_of",
     "environment",
     "features_of",
     "find_toolchain",
     "first_call",
-    "has_metadata",
     "is_complete",
     "job_payload",
     "kinds",
-    "last_step",
-    "metrics_files",
     "most_nodes",
     "needs_port",
     "node_arguments",
     "part_of",
-    "pass_files",
-    "pass_folders",
     "printable_command",
     "read_trainer",
     "register",
-    "seed_checkpoint_of",
     "trainer_of",
     "trainer_of_document",
     "trainer_of_kind",

@@ -33,12 +33,15 @@ from harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from harness.run_folder.checkpoints import has_metadata
+from harness.run_folder.job import JobDocument
+from harness.run_folder.layout import metrics_files, seed_checkpoint_of
+from harness.run_folder.passes import last_step
 from harness.toml import Where, find_file, read_toml
 from harness.toolchain import assume_environment, find_environment
 from harness.trainers.calls import Call, Rendezvous, comes_in_passes
 from harness.trainers.environment import Resources
 from harness.trainers.failure import AGENT_LOG, launcher_tail
-from harness.trainers.passes import has_metadata, last_step
 from harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "harness.rank"
@@ -396,7 +399,7 @@ class Trainer(ABC):
 
 def job_document(
     job: Job, folder: Path, *, data: Path | None, seed_checkpoint: Path | None, device: str
-) -> dict[str, Any]:
+) -> JobDocument:
     """What ``job.json`` (``docs/architecture.md``) says of any job.
 
     ``data`` is the folder of the job's corpus, named after its digest.
@@ -448,20 +451,9 @@ def job_document(
     }
 
 
-def _plain(value: Segment | Fault | Recovery) -> dict[str, Any]:
-    """A dataclass of ours in the words of JSON."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(value)))
-    return plain
-
-
-def seed_checkpoint_of(folder: Path) -> Path:
-    """The checkpoint that a seed-checkpoint job leaves in its run folder."""
-    return folder / "checkpoint" / "step-0"
-
-
-def metrics_files(folder: Path) -> tuple[Path, Path]:
-    """Where steps appear while a job runs, and where they are when training is complete."""
-    return folder / "metrics.jsonl.part", folder / "metrics.jsonl"
+def _plain(value: Segment | Fault | Recovery) -> Any:
+    """A dataclass of ours in the words of JSON, whose keys are those of its fields."""
+    return json.loads(json.dumps(asdict(value)))
 
 
 def is_complete(job: Job, folder: Path) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.model import Job
+from harness.run_folder.layout import COMPILED
 from harness.trainers.calls import comes_in_passes
 
 _FOREIGN = re.compile(
@@ -62,7 +63,7 @@ def pinned_environment(
     if folder is not None:
         # Of its own: Inductor writes compiled kernels in place, so a killed job would leave
         # half a library behind for the next one to load.
-        pinned["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute() / "inductor")
+        pinned["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute() / COMPILED)
     if offline:
         pinned |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     if resources.loopback is not None:

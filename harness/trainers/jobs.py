@@ -1,4 +1,4 @@
-"""What the launcher asks of a job, whichever trainer it has."""
+"""What is asked of a job's trainer, and of the trainer that a toolchain is for."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.model import Job
+from harness.model import TORCHTITAN, Job, Toolchain, TrainerSpec
 from harness.trainers.base import RANK_MODULE, Features, Start
 from harness.trainers.calls import Call, Rendezvous
 from harness.trainers.environment import Resources, pinned_environment
-from harness.trainers.registry import trainer_of
+from harness.trainers.registry import trainer_of, trainer_of_kind
 
 
 def job_payload(
@@ -134,3 +134,25 @@ def is_complete(job: Job, folder: Path) -> bool:
 def features_of(job: Job) -> Features:
     """What the release that trains a job has."""
     return trainer_of(job.spec).features(job.toolchain)
+
+
+def find_toolchain(
+    name: str, root: Path | None = None, trainer: TrainerSpec | None = None
+) -> Toolchain:
+    """A toolchain by name, with the versions of what matters in it.
+
+    ``trainer`` is what trains in it; None: the default one.
+
+    Raises:
+        ToolchainError: it is not there, does not start, or lacks what the trainer needs.
+    """
+    trainer = trainer or TORCHTITAN
+    return trainer_of_kind(trainer.kind).find_toolchain(name, root, trainer)
+
+
+def assume_toolchain(
+    name: str, root: Path | None = None, trainer: TrainerSpec | None = None
+) -> Toolchain:
+    """A toolchain as it will be once built, for plans that launch nothing."""
+    trainer = trainer or TORCHTITAN
+    return trainer_of_kind(trainer.kind).assume_toolchain(name, root, trainer)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from harness.errors import ConfigError, Problem
-from harness.model import DEFAULT_TRAINER, Repeat, SyntheticData, TrainConfig, TrainerSpec
+from harness.model import DEFAULT_TRAINER, SyntheticData, TrainConfig, TrainerSpec
 from harness.toml import FilePath, Seconds, Table, ToolchainName, validate
 
 
@@ -50,8 +50,6 @@ class TrainerOfFile:
     names_weights: bool = False
     """Whether it names one, be it there or not."""
     tokens_per_gpu_second: float | None = None
-    repeats: tuple[Repeat, ...] | None = None
-    """Of a file that names none; None: all that are made by default."""
 
 
 class CorpusTable(Table):

@@ -7,10 +7,15 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.experiment import load_experiment
-from harness.model import CURVE_REPEATS, PROBED_REPEATS, Launcher, SyntheticData
+from harness.experiment.tables import repeat_of
+from harness.model import Launcher, SyntheticData
 from harness.trainers.command.settings import PLACEHOLDERS, RankLauncher
 from harness.trainers.registry import keys_of
 
+PROBED_REPEATS = tuple(map(repeat_of, ("rerun", "ulp", "ulp.2", "ulp.3")))
+"""Nobody but the program deals out its samples."""
+CURVE_REPEATS = (repeat_of("rerun"),)
+"""And where it is not probed, nobody but it knows its initial weights."""
 CONFIG = """
 [trainer.config]
 training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }

@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from judge_examples import FSDP2, SAMPLE_STEPS, in_force, rows, run, with_signals
+from judge_examples import FSDP2, SAMPLE_STEPS, in_force, judge, rows, run, with_signals
 
-from harness.judge import judge
 from harness.model import Evidence, Judgement, Parallelism, TensorSample, Verdict
 
 LAYERS = 4

@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from harness.judge import judge as judge_pair
 from harness.model import (
     BufferRows,
     Evidence,
     Parallelism,
+    PostStepState,
     ReplicaSample,
     SetSpec,
     TensorRows,
     TensorSample,
     TrainConfig,
-    UpdateRows,
+    Verdict,
 )
 
 STEPS = 20
@@ -26,6 +28,11 @@ SAMPLE_STEPS = (0, 1, 2, 4, 8, 16)
 PARAMETERS = {"layers.0.attention.wq.weight": 64, "norm.weight": 8, "tok_embeddings.weight": 128}
 """Canonical name to number of entries."""
 TOKENS = tuple(float(1000 + 7 * (step % 3)) for step in range(STEPS))
+
+
+def judge(*runs: Any, **more: Any) -> Verdict:
+    """The verdict on two runs, without what was compared for it."""
+    return judge_pair(*runs, **more).verdict
 
 
 def in_force(parallelism: Parallelism = FSDP2, **changes: Any) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def samples(
                 sizes=np.array(list(PARAMETERS.values())),
                 parameters=rows(weights),
                 gradients=before,
-                left=left_after(step, before) if before else None,
+                post_step=left_after(step, before) if before else None,
                 buffers=CACHE if before else None,
             )
         )
@@ -111,11 +118,11 @@ def samples(
 CACHE = BufferRows(("rope.cache",), np.array([64]), np.array([8.0]), np.ones((1, 64)))
 
 
-def left_after(step: int, gradients: TensorRows) -> UpdateRows:
+def left_after(step: int, gradients: TensorRows) -> PostStepState:
     """What a right step leaves: gradients clipped to a norm of one, a state, and its count."""
     clipped = gradients.norm * min(1.0, 1 / float(np.linalg.norm(gradients.norm)))
     state = np.ones((len(clipped), 1))
-    return UpdateRows(clipped, ("exp_avg",), state, np.full(len(clipped), float(step)))
+    return PostStepState(clipped, ("exp_avg",), state, np.full(len(clipped), float(step)))
 
 
 SAMPLES = samples()

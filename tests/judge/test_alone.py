@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from judge_examples import judge
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import CauseClass, Evidence, Judgement
 
 STEPS = 100

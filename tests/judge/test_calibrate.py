@@ -9,10 +9,15 @@ from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples,
 from scipy import stats
 
 from harness.judge import calibrate
-from harness.judge.calibrate import _spread, _typical
-from harness.judge.chance import IMPLEMENTATION_FACTOR, multiples, shares, tensor_multiple
-from harness.judge.dealing import fitting
-from harness.judge.envelope import compare
+from harness.judge.calibration import _spread, _typical
+from harness.judge.compare.envelopes import compare
+from harness.judge.compare.limits import (
+    IMPLEMENTATION_FACTOR,
+    applicable,
+    multiples,
+    shares,
+    tensor_multiple,
+)
 from harness.model import Precision
 from harness.readers.run_folder import _unread as unread
 
@@ -123,8 +128,8 @@ def test_what_makes_a_repeat_one_is_no_other_config():
 
 def test_without_a_record_of_what_ran_all_repeats_speak():
     calibration = calibrate(CONTROL, loud_permutation())
-    assert fitting(calibration, replace(CONTROL, in_force=None), CONTROL) is calibration
-    assert fitting(calibration, CONTROL, CONTROL) is calibration.alike
+    assert applicable(calibration, replace(CONTROL, in_force=None), CONTROL) is calibration
+    assert applicable(calibration, CONTROL, CONTROL) is calibration.alike
     assert calibrate(CONTROL, loud_permutation()[:3]).alike is None
 
 

@@ -12,12 +12,13 @@ from judge_examples import (
     TOKENS,
     foreign,
     in_force,
+    judge,
     run,
     spec,
     with_signals,
 )
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import CauseClass, Judgement, Parallelism, Precision, Technique
 
 CONTROL = run()
@@ -150,7 +151,7 @@ def test_a_logged_loss_times_the_loss_mesh_is_a_wrong_metric():
 
 
 def test_a_wrong_grad_norm_metric_may_clip_wrongly():
-    silent = replace(run("t"), samples=tuple(replace(each, left=None) for each in SAMPLES))
+    silent = replace(run("t"), samples=tuple(replace(each, post_step=None) for each in SAMPLES))
     cause = cause_of(changed(silent, lambda step, x: x * 0.7, "grad_norm"))
     assert "only the metric is wrong: the reported grad norm" in cause
     assert "unless clipping uses that norm" in cause

@@ -15,10 +15,9 @@ from cause_examples import (
     turned,
     verdict_of,
 )
-from judge_examples import LOSSES, foreign, in_force
+from judge_examples import LOSSES, foreign, in_force, judge
 
-from harness.judge import judge
-from harness.judge.causes.places import branch_of
+from harness.judge.causes.location import branch_of
 from harness.model import CauseClass, Parallelism, Precision
 
 PP2 = Parallelism(dp_shard=2, pp=2)

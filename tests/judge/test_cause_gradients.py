@@ -17,10 +17,10 @@ from cause_examples import (
     verdict_of,
     with_tokens,
 )
+from judge_examples import judge
 
-from harness.judge import judge
-from harness.judge.causes.sorting import sort
-from harness.judge.tensors import TensorDifferences
+from harness.judge.causes.gradient_patterns import sort
+from harness.judge.compare.tensors import TensorDifferences
 from harness.model import CauseClass, Judgement, Parallelism, Precision
 
 PP2, TP2 = Parallelism(dp_shard=2, pp=2), Parallelism(dp_shard=2, tp=2)

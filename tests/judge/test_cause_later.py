@@ -15,9 +15,9 @@ from cause_examples import (
     turned,
     verdict_of,
 )
-from judge_examples import LOSSES, STEPS, foreign, run, with_signals
+from judge_examples import LOSSES, STEPS, foreign, judge, run, with_signals
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import CauseClass, Judgement, Precision
 
 ALL = (*BOTH_LOSSES, *BOTH_NORMS)

@@ -13,8 +13,8 @@ from cause_examples import (
     turned,
     verdict_of,
 )
+from judge_examples import judge
 
-from harness.judge import judge
 from harness.model import CauseClass, Judgement, Parallelism, Precision
 
 

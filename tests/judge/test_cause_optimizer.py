@@ -16,7 +16,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import CauseClass, Judgement, Precision, UpdateRows
+from harness.model import CauseClass, Judgement, PostStepState, Precision
 
 MAX_NORM = 1.0
 NAMES = CONTROL.samples[0].names
@@ -40,8 +40,8 @@ def kept(run, count=lambda step, name: step, clip=lambda step: MAX_NORM, moments
             for row, name in enumerate(NAMES if moments else ()):
                 states[row, column] *= moments(sample.step, state, name)
         steps = np.array([float(count(sample.step, name)) for name in NAMES])
-        left = UpdateRows(clipped, ("exp_avg", "exp_avg_sq"), states, steps)
-        samples.append(replace(sample, left=left))
+        left = PostStepState(clipped, ("exp_avg", "exp_avg_sq"), states, steps)
+        samples.append(replace(sample, post_step=left))
     return replace(run, samples=tuple(samples))
 
 

@@ -16,10 +16,9 @@ from cause_examples import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge_examples import run, with_signals
+from judge_examples import judge, run, with_signals
 
-from harness.judge import judge
-from harness.judge.causes.groups import Role, describe, role_of, spans
+from harness.judge.causes.parameter_names import Role, describe, role_of, spans
 from harness.model import CauseClass, Disagreement, Judgement, Parallelism, ReplicaSample
 
 UNHURRIED = settings(deadline=None, max_examples=25)

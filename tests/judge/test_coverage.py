@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from judge_examples import judge
 
-from harness.judge import judge
 from harness.model import Evidence, Judgement, Outcome
 
 

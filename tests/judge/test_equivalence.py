@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.judge.calibrate import calibrate
-from harness.judge.case import Case
-from harness.judge.equivalence import loss_equivalent
-from harness.judge.tost import FEWEST, Answer, equivalence
+from harness.judge.calibration import calibrate
+from harness.judge.checks.equivalence import loss_equivalent
+from harness.judge.compare.tost import FEWEST, Answer, equivalence
+from harness.judge.comparison import RunComparison
 from harness.model import Evidence, Outcome, Precision, Tier
 
 MARGIN = 1e-3
@@ -169,7 +169,9 @@ def curve(difference=0.0, *, steps=STEPS, signal="loss", spacing=1, **more):
 def asked(test, control=None, *, repeats=(), **more):
     control = control or curve()
     calibration = calibrate(control, repeats) if repeats else None
-    return loss_equivalent(Case(test=test, control=control, calibration=calibration, **more))
+    return loss_equivalent(
+        RunComparison(test=test, control=control, calibration=calibration, **more)
+    )
 
 
 def test_the_check_judges_the_second_half_against_its_margin():
@@ -298,11 +300,11 @@ def test_few_quiet_or_unknown_repeats_excuse_no_short_run():
     control = curve(steps=20)
     learnt = calibrate(control, [curve(each, steps=20) for each in LASTING])
     older = {name: replace(scale, ending=None) for name, scale in learnt.signals.items()}
-    case = Case(curve(3e-3, steps=20), control, replace(learnt, signals=older))
+    case = RunComparison(curve(3e-3, steps=20), control, replace(learnt, signals=older))
     assert loss_equivalent(case).outcome is Outcome.INCONCLUSIVE
     finer = curve(steps=20, precision=Precision.FP32)
     coarser = curve(1.2e-2, steps=20, precision=Precision.BF16)
-    assert loss_equivalent(Case(coarser, finer, learnt)).outcome is Outcome.FAIL
+    assert loss_equivalent(RunComparison(coarser, finer, learnt)).outcome is Outcome.FAIL
 
 
 def test_what_repeats_show_excuses_no_more_than_repeats_may_be_apart():

@@ -10,6 +10,7 @@ from judge_examples import (
     STEPS,
     foreign,
     in_force,
+    judge,
     run,
     spec,
     truncated,
@@ -17,7 +18,7 @@ from judge_examples import (
     without_first_step,
 )
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import (
     Judgement,
     Outcome,

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cause_examples import CONTROL, broken, changed, scaled, turned, verdict_of
-from judge_examples import in_force
+from judge_examples import in_force, judge
 from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
 
-from harness.judge import judge
-from harness.judge.leftovers import unchanging
+from harness.judge.compare.post_step_state import unchanging
 from harness.model import BufferRows, CauseClass, Judgement, Outcome, Parallelism, Precision
 
 PP2 = Parallelism(dp_shard=2, pp=2)
@@ -28,7 +27,9 @@ def clipped(run, factor):
     """The run with gradients multiplied by ``factor(step, name)`` beside the right clipping."""
 
     def wrong(sample):
-        return np.array([factor(sample.step, name) for name in NAMES]) * sample.left.clipped_norm
+        return (
+            np.array([factor(sample.step, name) for name in NAMES]) * sample.post_step.clipped_norm
+        )
 
     return clipped_to(kept(run), wrong)
 
@@ -36,8 +37,8 @@ def clipped(run, factor):
 def clipped_to(run, norms):
     """The run with other norms after clipping: ``norms(sample)``."""
     samples = [
-        replace(sample, left=replace(sample.left, clipped_norm=norms(sample)))
-        if sample.left
+        replace(sample, post_step=replace(sample.post_step, clipped_norm=norms(sample)))
+        if sample.post_step
         else sample
         for sample in run.samples
     ]
@@ -85,7 +86,9 @@ def test_gradients_that_only_the_control_shows_after_clipping_are_no_pass():
     assert (
         "1 of 35 gradients could not be seen after clipping (first: norm.weight)" in verdict.cause
     )
-    without = replace(hidden, samples=tuple(replace(each, left=None) for each in hidden.samples))
+    without = replace(
+        hidden, samples=tuple(replace(each, post_step=None) for each in hidden.samples)
+    )
     assert judge(without, REFERENCE).judgement is Judgement.INVALID
     foreign = outcomes(replace(without, in_force=None))
     assert foreign["clipping-first-steps"].outcome is Outcome.SKIPPED

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import LOSSES, NORMS, STEPS, foreign, run, spec, with_signals
+from judge_examples import LOSSES, NORMS, STEPS, foreign, judge, run, spec, with_signals
 
-from harness.judge import calibrate, judge, limits
-from harness.judge.agreement import agreement
-from harness.judge.curves import relative_difference
-from harness.judge.envelope import compare
-from harness.judge.floors import FLOORS, JUDGED_SIGNALS, coarser
+from harness.judge import calibrate, compare_runs
+from harness.judge.compare.curves import relative_difference
+from harness.judge.compare.envelopes import compare
+from harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS, coarser
+from harness.judge.compare.reported import agreement
 from harness.model import Judgement, Outcome, Precision
 
 CONTROL = run()
@@ -373,7 +373,7 @@ def test_a_reported_value_that_is_not_the_recomputed_one_fails(signal):
 
 def test_limits_are_one_per_common_step_for_drawing():
     test = with_signals(run("t"), loss=lambda step, x: None if step == 3 else x, grad_norm=None)
-    drawn = limits(test, CONTROL)
+    drawn = compare_runs(test, CONTROL).limits
     assert set(drawn) == {"loss", "loss_recomputed", "grad_norm_recomputed"}
     assert len(drawn["loss"]) == STEPS
     assert math.isnan(drawn["loss"][2])

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import run, samples, spec
+from judge_examples import judge, run, samples, spec
 
-from harness.judge import judge
 from harness.model import Judgement, Outcome, TensorRows
 
 OTHER_WEIGHTS = run(samples=samples(initial=lambda name, x: x + 1))

@@ -4,16 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from judge_examples import (
-    LOSSES,
-    SAMPLE_STEPS,
-    run,
-    samples,
-    truncated,
-    with_signals,
-)
+from judge_examples import LOSSES, SAMPLE_STEPS, judge, run, samples, truncated, with_signals
 
-from harness.judge import judge
 from harness.model import (
     CauseClass,
     Evidence,

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from judge_examples import STEPS, foreign, run, spec, truncated, with_signals
+from judge_examples import STEPS, foreign, judge, run, spec, truncated, with_signals
 
-from harness.judge import CHECKS, calibrate, judge
-from harness.judge.check import check
-from harness.judge.floors import JUDGED_SIGNALS
+from harness.judge import CHECKS, calibrate
+from harness.judge.checks.question import check
+from harness.judge.compare.floors import JUDGED_SIGNALS
 from harness.model import Judgement, Outcome, Parallelism, Tier
 
 CONTROL = run()

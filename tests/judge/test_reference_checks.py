@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import STEPS, run, spec
+from judge_examples import STEPS, judge, run, spec
 
-from harness.judge import Measure, judge
-from harness.judge.rounding import measure_errors
+from harness.judge import PrecisionRuns
+from harness.judge.compare.precision_errors import measure_errors
 from harness.model import (
     CauseClass,
     Evidence,
@@ -62,10 +62,10 @@ def low(name: str, samples: FrozenSamples | None, **changes) -> Evidence:
 
 REFERENCE = replace(low("fsdp2.float32", frozen(TRUTH)), precision=Precision.FP32)
 MATCHED = low("fsdp2", frozen(rounded(1), rounded_loss(1)))
-MEASURE = Measure(MATCHED, REFERENCE)
+MEASURE = PrecisionRuns(MATCHED, REFERENCE)
 
 
-def verdict(test: Evidence, measure: Measure | None = MEASURE):
+def verdict(test: Evidence, measure: PrecisionRuns | None = MEASURE):
     return judge(test, MATCHED, spec=spec(test.name), control_spec=spec(), measure=measure)
 
 
@@ -139,7 +139,7 @@ def test_a_scale_that_varies_as_the_valid_tokens_do_is_no_other_average(coarse):
         matched,
         spec=spec("dp2"),
         control_spec=spec(),
-        measure=Measure(matched, REFERENCE),
+        measure=PrecisionRuns(matched, REFERENCE),
     )
     assert found.cause_class is CauseClass.GRADIENT_SCALE
     assert "which equals the valid tokens over those of the step before" in found.cause
@@ -155,7 +155,7 @@ def test_a_scale_that_varies_otherwise_than_the_valid_tokens_is_another_average(
         matched,
         spec=spec("dp2"),
         control_spec=spec(),
-        measure=Measure(matched, REFERENCE),
+        measure=PrecisionRuns(matched, REFERENCE),
     )
     assert found.cause_class is CauseClass.OBJECTIVE
 
@@ -171,7 +171,7 @@ def test_a_scale_of_some_parameters_names_them():
 def test_queries_and_keys_scaled_alike_are_attention_scores_and_not_all_gradients():
     part = {0: "wq", 1: "wk", 10: "wq"}
     names = tuple(name.replace("wq", part.get(at, "wo")) for at, name in enumerate(NAMES))
-    measure = Measure(
+    measure = PrecisionRuns(
         *(replace(each, frozen=replace(each.frozen, names=names)) for each in (MATCHED, REFERENCE))
     )
     gradients = rounded(2)
@@ -196,7 +196,7 @@ PARTS = ("attention.wq", "attention.wk", "attention.wo", "feed_forward.w1", "fee
 def layered(gradients, loss):
     """A test set of two layers, and what it is measured from."""
     names = (*(f"layers.{layer}.{part}.weight" for layer in (0, 1) for part in PARTS), "w", "x")
-    measure = Measure(
+    measure = PrecisionRuns(
         *(replace(each, frozen=replace(each.frozen, names=names)) for each in (MATCHED, REFERENCE))
     )
     return verdict(low("other", frozen(gradients, loss, names=names)), measure)
@@ -215,7 +215,9 @@ def test_gradients_in_bfloat16_may_err_more_where_more_parts_are_added_up(
     stored, microbatches, outcome
 ):
     ran = {**MATCHED.in_force, "param_dtype": stored, "pipeline_microbatches": microbatches}
-    small = Measure(low("fsdp2", frozen(rounded(1, 0.3 * ROUNDING), rounded_loss(1))), REFERENCE)
+    small = PrecisionRuns(
+        low("fsdp2", frozen(rounded(1, 0.3 * ROUNDING), rounded_loss(1))), REFERENCE
+    )
     test = low("pp2", frozen(rounded(3, 0.55 * ROUNDING), rounded_loss(3)), in_force=ran)
     assert outcomes(verdict(test, small))[1] == outcome
 
@@ -270,25 +272,27 @@ def test_an_embedding_may_err_more_where_more_tokens_are_added_up_at_once():
 @pytest.mark.parametrize(
     ("measure", "words"),
     [
-        (Measure(MATCHED, replace(REFERENCE, status=RunStatus.CRASHED)), "crashed"),
-        (Measure(replace(MATCHED, complete=False), REFERENCE), "ended early"),
-        (Measure(MATCHED, replace(REFERENCE, frozen=None)), "left 0 of 16 frozen steps"),
+        (PrecisionRuns(MATCHED, replace(REFERENCE, status=RunStatus.CRASHED)), "crashed"),
+        (PrecisionRuns(replace(MATCHED, complete=False), REFERENCE), "ended early"),
+        (PrecisionRuns(MATCHED, replace(REFERENCE, frozen=None)), "left 0 of 16 frozen steps"),
         (
-            Measure(
+            PrecisionRuns(
                 MATCHED,
                 replace(REFERENCE, frozen=frozen(TRUTH, batch_digests=("0" * 16,) * BATCHES)),
             ),
             "other samples",
         ),
         (
-            Measure(MATCHED, replace(REFERENCE, frozen=frozen(TRUTH, problems=("wq: partial",)))),
+            PrecisionRuns(
+                MATCHED, replace(REFERENCE, frozen=frozen(TRUTH, problems=("wq: partial",)))
+            ),
             "could not be measured",
         ),
         (
-            Measure(MATCHED, replace(REFERENCE, frozen=frozen(TRUTH, names=NAMES[::-1]))),
+            PrecisionRuns(MATCHED, replace(REFERENCE, frozen=frozen(TRUTH, names=NAMES[::-1]))),
             "other parameters",
         ),
-        (Measure(MATCHED, replace(REFERENCE, frozen_steps=8)), "other frozen steps"),
+        (PrecisionRuns(MATCHED, replace(REFERENCE, frozen_steps=8)), "other frozen steps"),
     ],
 )
 def test_a_broken_measure_is_invalid_with_the_way_out(measure, words):
@@ -324,7 +328,9 @@ def test_without_a_reference_nothing_is_measured_and_the_check_says_so():
 def test_the_first_step_alone_is_measured_without_frozen_steps():
     runs = [replace(each, frozen=None, frozen_steps=0) for each in (MATCHED, REFERENCE)]
     test = replace(run("tp2"), precision=Precision.BF16)
-    found = judge(test, runs[0], spec=spec("tp2"), control_spec=spec(), measure=Measure(*runs))
+    found = judge(
+        test, runs[0], spec=spec("tp2"), control_spec=spec(), measure=PrecisionRuns(*runs)
+    )
     by_name = {check.name: check for check in found.checks}
     assert by_name["gradient-errors"].outcome is Outcome.PASS
     assert "the first step" in by_name["gradient-errors"].detail
@@ -354,7 +360,7 @@ def in_float32(name: str, samples: FrozenSamples, **changes) -> Evidence:
 def judged(test: Evidence, control: Evidence | None = None, *, own: bool = True, **changes):
     control = control or in_float32("fsdp2", drawing(0))
     named = spec(test.name, own_random_numbers=own)
-    measure = Measure(control, control)
+    measure = PrecisionRuns(control, control)
     return judge(test, control, spec=named, control_spec=spec(), measure=measure, **changes)
 
 
@@ -551,7 +557,11 @@ def test_random_numbers_that_the_control_does_not_draw_are_the_cause_where_nobod
     )
     test = low("tp2", replace(drawing(5), loss=rounded_loss(5)))
     found = judge(
-        test, control, spec=spec("tp2"), control_spec=spec(), measure=Measure(control, reference)
+        test,
+        control,
+        spec=spec("tp2"),
+        control_spec=spec(),
+        measure=PrecisionRuns(control, reference),
     )
     assert found.judgement is Judgement.FAIL
     assert "its control draws none" in found.cause
@@ -567,7 +577,7 @@ def test_other_random_numbers_of_the_same_degrees_are_a_fault():
         control,
         spec=spec("other"),
         control_spec=spec(),
-        measure=Measure(control, reference),
+        measure=PrecisionRuns(control, reference),
     )
     assert found.judgement is Judgement.FAIL
     assert "draws random numbers" not in found.cause

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import run, samples, spec, with_signals
+from judge_examples import judge, run, samples, spec, with_signals
 
-from harness.judge import calibrate, judge
-from harness.judge import repeats as vetting
-from harness.judge.repeats import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
+from harness.judge import calibrate
+from harness.judge import calibration as vetting
+from harness.judge.calibration import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
 from harness.model import Judgement
 
 CONTROL = run()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from judge_examples import FSDP2, STEPS, run, spec
+from judge_examples import FSDP2, STEPS, judge, run, spec
 from resume_examples import (
     STATES,
     a_pass,
@@ -17,7 +17,7 @@ from resume_examples import (
     with_signal,
 )
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import (
     CauseClass,
     Evidence,

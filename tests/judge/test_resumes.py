@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import FSDP2, SAMPLE_STEPS, STEPS, run, samples, spec, with_signals
+from judge_examples import FSDP2, SAMPLE_STEPS, STEPS, judge, run, samples, spec, with_signals
 from resume_examples import (
     BROKEN,
     BROKEN_PASSES,
@@ -28,7 +28,6 @@ from resume_examples import (
     with_signal,
 )
 
-from harness.judge import judge
 from harness.model import (
     CauseClass,
     Evidence,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from cause_examples import CONTROL, broken, turned
+from judge_examples import judge
 
-from harness.judge import judge
-from harness.judge.routing import routed
+from harness.judge.compare.limits import routed
 from harness.model import Judgement
 
 

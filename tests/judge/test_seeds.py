@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judge_examples import judge
 from scipy import stats
 
-from harness.judge import judge
-from harness.judge.seeds import (
+from harness.judge.compare.seeds import (
     BLOCKS,
     Group,
     blocks,
@@ -20,7 +20,7 @@ from harness.judge.seeds import (
     trajectory,
     welch,
 )
-from harness.judge.tost import Answer, equivalence
+from harness.judge.compare.tost import Answer, equivalence
 from harness.model import Ask, Column, Evidence, Judgement, Outcome, RunStatus, SeedRuns
 
 STEPS = 200

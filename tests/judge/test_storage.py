@@ -3,12 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
-from judge_examples import SAMPLE_STEPS, left_after, run, spec
+from judge_examples import SAMPLE_STEPS, judge, left_after, run, spec
 
-from harness.judge import judge
-from harness.judge.floors import SPACING, SPACING_FLOAT32
-from harness.judge.repeats import flaw_of, tensor_differences
-from harness.judge.storage import spacing, storage
+from harness.judge.calibration import flaw_of, tensor_differences
+from harness.judge.compare.floors import SPACING, SPACING_FLOAT32, spacing, storage
 from harness.model import Judgement, Precision, TensorRows, TensorSample
 
 MATRIX, NORM, EMBEDDING = "layers.0.up.weight", "norm.weight", "tok_embeddings.weight"

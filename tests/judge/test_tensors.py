@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge_examples import PARAMETERS, REPLICAS, SAMPLES, run, samples, sketch, spec
+from judge_examples import PARAMETERS, REPLICAS, SAMPLES, judge, run, samples, sketch, spec
 
-from harness.judge import calibrate, judge
-from harness.judge.sketches import fit, gradient_difference, shared_samples
+from harness.judge import calibrate
+from harness.judge.compare.sketches import fit, gradient_difference, shared_samples
 from harness.model import (
     Disagreement,
     Judgement,
     Outcome,
+    PostStepState,
     Precision,
     ReplicaSample,
-    UpdateRows,
 )
 
 CONTROL = run()
@@ -128,12 +128,12 @@ def test_the_order_of_names_does_not_matter():
             sizes=sample.sizes[order],
             parameters=rows(sample.parameters),
             gradients=rows(sample.gradients),
-            left=sample.left
-            and UpdateRows(
-                sample.left.clipped_norm[order],
-                sample.left.states,
-                sample.left.state_norm[order],
-                sample.left.state_steps[order],
+            post_step=sample.post_step
+            and PostStepState(
+                sample.post_step.clipped_norm[order],
+                sample.post_step.states,
+                sample.post_step.state_norm[order],
+                sample.post_step.state_steps[order],
             ),
         )
 

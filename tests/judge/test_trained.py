@@ -1,9 +1,8 @@
 """Curves that agree because nothing was trained, or nothing compared, never pass."""
 
 import pytest
-from judge_examples import LOSSES, NORMS, STEPS, foreign, run, spec, with_signals
+from judge_examples import LOSSES, NORMS, STEPS, foreign, judge, run, spec, with_signals
 
-from harness.judge import judge
 from harness.model import Judgement, Outcome
 
 RATE = (1e-3,) * STEPS

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from judge_examples import PARAMETERS, run, samples, spec
+from judge_examples import PARAMETERS, judge, run, samples, spec
 
-from harness.judge import calibrate, judge
+from harness.judge import calibrate
 from harness.model import Outcome, Precision
 
 WQ, *_ = PARAMETERS

@@ -8,8 +8,8 @@ import pytest
 from proof.docstrings import Bug
 from proof.grading import Graded, read_answer
 
-from harness.judge.reference_checks import frozen_loss, gradient_errors, gradient_scale
-from harness.judge.rounding import Errors, Measure
+from harness.judge.checks.precision import frozen_loss, gradient_errors, gradient_scale
+from harness.judge.compare.precision_errors import Errors, PrecisionRuns
 from harness.model import CauseClass, Judgement, Tier
 
 BUG = Bug(
@@ -113,7 +113,12 @@ def measured(ratio: float, scale: float = 0.0, loss: float = 0.0) -> list[dict]:
     named = SimpleNamespace(name="control.matched")
     checks = []
     for question in (gradient_errors, gradient_scale, frozen_loss):
-        given = {"errors": found, "measure": Measure(named, named), "test": named, "control": named}
+        given = {
+            "errors": found,
+            "measure": PrecisionRuns(named, named),
+            "test": named,
+            "control": named,
+        }
         finding = question.ask(**{name: given[name] for name in question.inputs})
         about = {"measured": finding.measured, "limit": finding.limit.value}
         checks.append(

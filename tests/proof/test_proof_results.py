@@ -22,7 +22,7 @@ from harness.judge import calibrate, judge
 from harness.model import CauseClass
 from harness.readers import read_run
 from harness.report import build_view
-from harness.report.report_json import to_json
+from harness.report.renderers.json_document import to_json
 
 STEPS = 16
 BUG = Bug(
@@ -90,8 +90,14 @@ def report_of(control: Path, repeats: list[Path], tests: list[Path]) -> dict:
     """What ``converge run`` writes on these, by its own judge and its own writer."""
     read = {path: read_run(path) for path in (control, *repeats, *tests)}
     calibration = calibrate(read[control], [read[path] for path in repeats])
-    verdicts = [judge(read[path], read[control], calibration) for path in tests]
-    view = build_view(title="bugs", verdicts=verdicts, evidences=read.values())
+    judged = [judge(read[path], read[control], calibration) for path in tests]
+    verdicts = [each.verdict for each in judged]
+    view = build_view(
+        title="bugs",
+        verdicts=verdicts,
+        evidences=read.values(),
+        comparisons={each.verdict.name: each.comparison for each in judged},
+    )
     written = json.loads(to_json(view))
     for run in (*written["controls"], *written["tests"]):
         run.update(world_size=2, wall_s=10.0)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
 
 from harness.rank.dry_run_sharding import sharding_problems  # noqa: E402
-from harness.rank.job import Degrees  # noqa: E402
+from harness.run_folder.job import Degrees  # noqa: E402
 
 
 @pytest.fixture(scope="module")

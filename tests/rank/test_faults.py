@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import tiny_trainer as tiny
 
 from harness.rank import faults
-from harness.rank.job import Fault
+from harness.run_folder.job import Fault
 
 KILLED = -signal.SIGKILL
 

@@ -14,6 +14,7 @@ from harness.rank.grad_norm import assign_shards
 from harness.rank.rows import assign_rows
 from harness.rank.state import Counters, StateSamples
 from harness.rank.tensors import TensorSamples
+from harness.run_folder.layout import SAVED
 
 CPU = torch.device("cpu")
 COUNTERS = Counters(lr=1e-3, trainer_step=3, tokens_seen=2**40, samples_consumed=-1)
@@ -38,7 +39,7 @@ def state_of(place, folder, *, forget=()):
     mine = folder if dist.get_rank() == 0 else None
     after = AfterUpdate(rows, [optimizer], CPU)
     tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
-    StateSamples(tensors, after, [optimizer], mine).write("saved", 3, COUNTERS)
+    StateSamples(tensors, after, [optimizer], mine).write(SAVED, 3, COUNTERS)
     dist.barrier()
     with np.load(folder / "saved-step-00000003.npz") as arrays:
         return dict(arrays)

@@ -13,7 +13,7 @@ from warm_ranks import lasting_folder, torchrun
 
 from harness.corpus import prepare
 from harness.model import SyntheticData
-from harness.rank.job import read_job
+from harness.run_folder.job import read_job
 
 ROOT = Path(__file__).parents[2]
 TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug_titan02.toml"

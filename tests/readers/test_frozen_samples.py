@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from harness.errors import EvidenceError, StoreError
-from harness.readers.frozen import FILE, read_frozen
+from harness.readers.frozen import read_frozen
+from harness.run_folder.layout import FROZEN
 
 NAMES = ["layers.0.attention.wq.weight", "norm.weight"]
 
@@ -21,7 +22,7 @@ def save(folder, **changes):
         "problems": np.array([], dtype=np.str_),
         **changes,
     }
-    np.savez(folder / FILE, **{key: value for key, value in content.items() if value is not None})
+    np.savez(folder / FROZEN, **{key: value for key, value in content.items() if value is not None})
 
 
 def test_frozen_steps_are_read_batch_by_batch(tmp_path):

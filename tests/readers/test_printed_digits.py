@@ -63,7 +63,7 @@ def test_a_curve_agrees_with_itself_as_printed(tmp_path, name, spelling):
     exact = read_curves(file(tmp_path / "exact", name, FORMATS[name](repr)))
     printed = read_curves(file(tmp_path / "printed", name, FORMATS[name](SPELLINGS[spelling])))
     for test, control in ((printed, exact), (exact, printed), (printed, printed)):
-        verdict = judge(test, control)
+        verdict, _ = judge(test, control)
         assert verdict.judgement is Judgement.PASS, verdict.cause
 
 
@@ -71,7 +71,10 @@ def test_a_curve_agrees_with_itself_as_printed(tmp_path, name, spelling):
 def test_what_digits_show_is_not_hidden_by_them(tmp_path, name):
     exact = read_curves(file(tmp_path / "exact", name, FORMATS[name](repr)))
     other = FORMATS[name](lambda value: repr(round(1.01 * value, 4)))
-    assert judge(read_curves(file(tmp_path, name, other)), exact).judgement is not Judgement.PASS
+    assert (
+        judge(read_curves(file(tmp_path, name, other)), exact).verdict.judgement
+        is not Judgement.PASS
+    )
 
 
 @pytest.mark.parametrize("fast_from", [0, 1 << 30])
@@ -106,13 +109,13 @@ def test_a_curve_of_two_digits_is_no_evidence_of_equal_values(tmp_path):
         for name in ("a.json", "b.json")
     ]  # fmt: skip
     first, second = (read_curves(path) for path in curves)
-    verdict = judge(first, second)
+    verdict, _ = judge(first, second)
     assert verdict.judgement is Judgement.INCONCLUSIVE
     assert "printed too coarsely" in verdict.cause
 
 
 def test_few_points_of_two_digits_are_no_evidence_either(tmp_path):
     paths = [file(tmp_path, f"{name}.csv", "step,loss\n1,2.4\n2,2.3\n3,2.2\n") for name in "ab"]
-    verdict = judge(*(read_curves(path) for path in paths))
+    verdict, _ = judge(*(read_curves(path) for path in paths))
     assert verdict.judgement is Judgement.INCONCLUSIVE
     assert "printed too coarsely" in verdict.cause

@@ -106,7 +106,7 @@ def test_a_whole_run(run):
     assert (evidence.complete, evidence.expected_steps) == (True, 3)
     assert evidence.precision is Precision.FLOAT8
     assert evidence.in_force is None
-    assert judge(evidence, evidence).judgement is Judgement.PASS
+    assert judge(evidence, evidence).verdict.judgement is Judgement.PASS
     for path in (run, run / "metrics.jsonl"):
         again = read_curves(path, {"loss": "it has fixed names"})
         assert again.source == evidence.source
@@ -134,7 +134,7 @@ def test_an_unfinished_run_without_its_last_half_line(tmp_path):
     evidence = read_run(folder)
     assert evidence.steps.tolist() == [1]
     assert (evidence.complete, evidence.expected_steps) == (False, 3)
-    assert judge(evidence, evidence).judgement is Judgement.INVALID
+    assert judge(evidence, evidence).verdict.judgement is Judgement.INVALID
     assert read_curves(folder / "metrics.jsonl.part").steps.tolist() == [1]
 
 
@@ -144,7 +144,7 @@ def test_a_run_that_says_it_ended_at_another_step_is_not_complete(run, end):
     path.write_text(path.read_text().replace('"end", "steps": 3', f'"end", "steps": {end}'))
     evidence = read_run(run)
     assert not evidence.complete
-    assert judge(evidence, evidence).judgement is Judgement.INVALID
+    assert judge(evidence, evidence).verdict.judgement is Judgement.INVALID
 
 
 def test_a_run_without_any_metrics(tmp_path):

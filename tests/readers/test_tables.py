@@ -1,6 +1,7 @@
 """JSONL, CSV and texts of steps and losses: what they give, and what they refuse."""
 
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,7 @@ def test_csv(tmp_path, separator):
 CSV_ERRORS = [
     ("step,loss\n1,8.0\n2,high\n", r"a\.csv:3: loss is 'high'"),
     ("step,loss\n1,8.0\n2,8_0\n", r"a\.csv:3: loss is '8_0'"),
+    ("step,loss\n1,8.0\n2,8\x000\n", r"a\.csv:3: loss is '8\\x000'"),  # at which pandas ends a cell
     ("step,loss\n1,8.0\n\nfive,1\n", r"a\.csv:4: step is 'five'"),
     ("step,loss\n1,8.0\n1.5,1\n", r"a\.csv:3: step is '1\.5'"),
     ("step,loss,lr\n1,8.0\n", r"a\.csv:2: 2 cells, where the header has 3"),
@@ -142,6 +144,15 @@ def test_a_large_plain_csv_is_read_the_fast_way(tmp_path, monkeypatch):
     monkeypatch.setattr(csv_table, "FAST_FROM", 0)
     monkeypatch.delattr(csv_table, "_read_precisely")
     assert len(read_curves(path).steps) == 20
+
+
+def test_pandas_is_imported_for_large_files_only(tmp_path, monkeypatch):
+    path = file(tmp_path, "a.csv", "\n".join(["step,text,loss,grad_norm", *plain_rows(20)]))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert len(read_curves(path).steps) == 20
+    monkeypatch.setattr(csv_table, "FAST_FROM", 0)
+    with pytest.raises(ImportError):
+        read_curves(path)
 
 
 @pytest.mark.parametrize("row", ["5,word,1.0", "5,word,1.0,2.0,3.0", "5,word,,2.0"])

@@ -59,17 +59,17 @@ BUFFERS = {
 
 def test_what_a_step_left_behind_its_gradients(tmp_path):
     sample = read_sample(save(tmp_path, 1, **LEFT, **BUFFERS))
-    assert sample.left.states == ("exp_avg", "exp_avg_sq")
-    np.testing.assert_array_equal(sample.left.state_norm, LEFT["state_norm"])
-    np.testing.assert_array_equal(sample.left.clipped_norm, LEFT["clipped_norm"])
-    np.testing.assert_array_equal(sample.left.state_steps, LEFT["state_steps"])
+    assert sample.post_step.states == ("exp_avg", "exp_avg_sq")
+    np.testing.assert_array_equal(sample.post_step.state_norm, LEFT["state_norm"])
+    np.testing.assert_array_equal(sample.post_step.clipped_norm, LEFT["clipped_norm"])
+    np.testing.assert_array_equal(sample.post_step.state_steps, LEFT["state_steps"])
     assert sample.buffers.names == ("layers.0.moe.expert_bias", "rope.cache")
     assert sample.buffers.sizes.tolist() == [8, 512]
 
 
 def test_an_older_file_says_nothing_of_updates_and_buffers(tmp_path):
     sample = read_sample(save(tmp_path, 1))
-    assert sample.left is None
+    assert sample.post_step is None
     assert sample.buffers is None
 
 
@@ -83,7 +83,7 @@ def test_models_without_buffers_and_optimizers_without_state_have_empty_arrays(t
         "buffer_sketch": np.zeros((0, 64)),
     }
     sample = read_sample(save(tmp_path, 1, **{**LEFT, **nothing}))
-    assert sample.left.states == ()
+    assert sample.post_step.states == ()
     assert sample.buffers.names == ()
 
 

@@ -7,9 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from report_samples import CONFIG, FLOOR, TOOLCHAIN, evidence, in_force, job, record, spec
+from report_samples import (
+    CONFIG,
+    FLOOR,
+    TOOLCHAIN,
+    build_view,
+    evidence,
+    in_force,
+    job,
+    record,
+    spec,
+)
 
-from harness.judge import calibrate, limits
+from harness.judge import calibrate
 from harness.model import (
     CauseClass,
     Check,
@@ -35,7 +45,6 @@ from harness.model import (
     Torn,
     Verdict,
 )
-from harness.report import build_view
 from harness.report.view import ReportView
 
 STEPS = 20
@@ -231,7 +240,7 @@ def resumed_view() -> ReportView:
             Experiment("faults", Path("experiments/faults.toml"), (control,), SPECS), jobs
         ),
         records=[record(one, 20.0 + one.world_size) for one in jobs],
-        envelopes={one.name: limits(one, base, learnt) for one in tests},
         calibrations={"fsdp2": learnt},
+        limited=True,
         entropy_floor=FLOOR,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tensor_samples import NAMES, replicas, tensor_samples
 
-from harness.judge import calibrate, limits
-from harness.judge.case import make_case
-from harness.judge.tensor_checks import (
+from harness.judge import calibrate, compare_runs
+from harness.judge.checks.tensors import (
     gradients_first_steps,
     replicas_agree,
     updates_first_steps,
@@ -43,7 +44,7 @@ from harness.model import (
     TrainConfig,
     Verdict,
 )
-from harness.report import build_view
+from harness.report import build_view as build_view_of
 from harness.report.view import ReportView
 
 FLOOR = 3.71
@@ -275,9 +276,47 @@ def in_force(one: SetSpec) -> dict:
     }
 
 
+def build_view(
+    *,
+    verdicts: Sequence[Verdict],
+    evidences: Iterable[Evidence] = (),
+    subject: Plan | Experiment | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
+    limited: bool = False,
+    **more: Any,
+) -> ReportView:
+    """A view of verdicts that nobody judged, with what judging these runs would have compared.
+
+    ``limited``: with the limits of single steps.
+    """
+    read = {each.name: each for each in evidences}
+    specs = {each.name: each.spec for each in subject.jobs} if isinstance(subject, Plan) else {}
+    learnt = calibrations or {}
+    comparisons = {
+        each.name: compare_runs(
+            read[each.name],
+            read[each.control],
+            learnt.get(each.control, learnt.get(each.name)),
+            spec=specs.get(each.name),
+            control_spec=specs.get(each.control),
+        )
+        for each in verdicts
+        if each.name in read and each.control in read
+    }
+    return build_view_of(
+        verdicts=verdicts,
+        evidences=read.values(),
+        subject=subject,
+        calibrations=calibrations,
+        comparisons=comparisons,
+        without_limits=() if limited else tuple(comparisons),
+        **more,
+    )
+
+
 def tensor_checks(test: Evidence, control: Evidence, calibration: Calibration) -> tuple[Check, ...]:
     """What the judge says of the per-tensor evidence."""
-    case = make_case(test, control, calibration)
+    case = compare_runs(test, control, calibration)
     questions = (gradients_first_steps, updates_first_steps, replicas_agree)
     return tuple(question(case) for question in questions)
 
@@ -494,8 +533,8 @@ def sample_view(
         ),
         records=records,
         versions={"converge": "0.1.0", **TOOLCHAIN.versions},
-        envelopes={one.name: limits(one, base, learnt) for one in tests},
         calibrations={"fsdp2": learnt},
+        limited=True,
         entropy_floor=FLOOR,
         generated="2026-11-21 12:00 UTC",
         wall_s=431.0,

@@ -8,6 +8,8 @@ import pytest
 from report_samples import (
     FLOOR,
     HOSTILE,
+    build_view,
+    build_view_of,
     evidence,
     foreign_view,
     hostile_view,
@@ -35,13 +37,22 @@ from harness.model import (
     Tier,
     Verdict,
 )
-from harness.report import build_view, rows
+from harness.report import rows
 from harness.report.audit import named_and_in_force, techniques_of
+<<<<<<< HEAD
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
+from harness.report.renderers.markdown import escape, to_markdown
+from harness.report.sanitize import from_here
+from harness.report.text import ABSENT
+from harness.report.view import Named, ReportView
+=======
 from harness.report.report_html import to_html
 from harness.report.report_json import document
 from harness.report.report_markdown import escape, to_markdown
 from harness.report.text import ABSENT, from_here
-from harness.report.view import Named, ReportView
+from harness.report.view import SIGNAL_TITLES, Named, ReportView
+>>>>>>> main
 
 
 def test_what_needs_a_person_comes_first():
@@ -336,15 +347,23 @@ def test_every_text_of_a_view_is_plain():
     assert "\x00" not in test.run.error.traceback
 
 
-def test_an_envelope_of_another_length_is_refused():
-    evidence = Evidence("a", "a", (1, 2), {"loss": (1.0, 1.0)})
-    with pytest.raises(ValueError, match="1 limits for 2 common steps"):
-        build_view(
-            title="t",
-            verdicts=[Verdict("a", "a", Judgement.PASS)],
-            evidences=[evidence],
-            envelopes={"a": {"loss": np.array([1.0])}},
-        )
+def test_every_limit_stands_at_the_step_of_its_difference():
+    for test in sample_view().tests:
+        for name in SIGNAL_TITLES:
+            found = test.comparison(name)
+            assert len(found.limit) in (0, len(found.difference))
+            if found.limit:
+                np.testing.assert_array_equal(found.limit.steps, found.difference.steps)
+
+
+def test_a_test_set_without_a_comparison_stands_alone():
+    """What nobody compared while judging is compared by no report either."""
+    runs = [evidence(name, 4, samples=tensor_samples(name)) for name in "ca"]
+    view = build_view_of(title="t", verdicts=[Verdict("a", "c", Judgement.PASS)], evidences=runs)
+    (test,) = view.tests
+    assert test.run.signal("loss")
+    assert not test.comparison("loss").difference
+    assert (test.loss_only, test.tensors, test.gradients) == (None, None, None)
 
 
 def test_a_run_without_evidence_still_has_a_row():

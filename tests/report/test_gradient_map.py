@@ -7,7 +7,7 @@ import pytest
 from report_samples import evidence
 from tensor_samples import tensor_samples
 
-from harness.judge.tensors import compare_tensors
+from harness.judge.compare.tensors import compare_tensors
 from harness.report import gradients
 from harness.report.gradients import gradient_map
 

@@ -8,7 +8,7 @@ import pytest
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from pass_samples import SPECS, STARTED, battered, killed, resized, resumed_view
-from report_samples import HOSTILE, evidence, job, sample_view, spec
+from report_samples import HOSTILE, build_view, evidence, job, sample_view, spec
 
 from harness.model import (
     Check,
@@ -26,16 +26,16 @@ from harness.model import (
     Torn,
     Verdict,
 )
-from harness.report import build_view, header, rows
+from harness.report import header, rows
 from harness.report.faults import fault_cells
-from harness.report.figures import Figures
-from harness.report.marks import Mark, MarkKind, marks
 from harness.report.passes import degrees_of, passes_view
-from harness.report.plots import draw
-from harness.report.report_html import to_html
-from harness.report.report_json import document
-from harness.report.report_junit import to_junit
-from harness.report.report_markdown import to_markdown
+from harness.report.renderers.figures import Figures
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
+from harness.report.renderers.junit import to_junit
+from harness.report.renderers.markdown import to_markdown
+from harness.report.renderers.marks import Mark, MarkKind, marks
+from harness.report.renderers.plots import draw
 
 WIDE = 1000
 RESIZED, KILLED, BATTERED, _ = SPECS

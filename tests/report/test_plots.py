@@ -4,11 +4,15 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 from PIL import Image
-from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
+from report_samples import HOSTILE, build_view, foreign_view, hostile_view, sample_view
 
 from harness.model import Evidence, Judgement, Verdict
+<<<<<<< HEAD
 from harness.report import build_view
+from harness.report.renderers.plots import draw
+=======
 from harness.report.plots import draw
+>>>>>>> main
 
 
 def pixels(png):

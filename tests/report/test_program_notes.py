@@ -3,10 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from report_samples import evidence, job, spec
+from report_samples import build_view, evidence, job, spec
 
 from harness.model import Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
-from harness.report import build_view
 from harness.trainers.command import trained_by
 from harness.trainers.command.settings import Command
 

@@ -13,9 +13,9 @@ from harness.report.curves import (
     ratio,
     signal_curve,
 )
-from harness.report.downsample import corners, downsample
-from harness.report.figure_parts import figure
-from harness.report.scales import SignedLog, ratio_needs_log, ratio_range
+from harness.report.renderers.downsample import corners, downsample
+from harness.report.renderers.figures import figure
+from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
 
 
 def curve(*values, first=1):

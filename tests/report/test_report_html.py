@@ -9,8 +9,8 @@ from report_samples import HOSTILE, SPECS, foreign_view, hostile_view, sample_vi
 
 from harness.errors import StoreError
 from harness.report import write_reports
-from harness.report.assets import PLOTLY_SHA256, packed_plotly
-from harness.report.report_html import to_html
+from harness.report.renderers.assets import PLOTLY_SHA256, packed_plotly
+from harness.report.renderers.html_page import to_html
 
 MEGABYTE = 1_000_000
 
@@ -26,6 +26,7 @@ def test_every_report_is_written(tmp_path):
         "report.md",
         "report.json",
         "junit.xml",
+        "report.npz",
         "plots/overview.png",
         "plots/overview.svg",
         "plots/differences.png",

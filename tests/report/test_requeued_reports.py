@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from junitparser import JUnitXml
 from pass_samples import STARTED, STEPS, one_pass
-from report_samples import CONFIG, TOOLCHAIN, evidence, in_force, job, record, spec
+from report_samples import CONFIG, TOOLCHAIN, build_view, evidence, in_force, job, record, spec
 
 from harness.judge import judge
 from harness.model import (
@@ -28,15 +28,19 @@ from harness.model import (
     RunStatus,
     SetSpec,
 )
+<<<<<<< HEAD
 from harness.report import build_view
+=======
 from harness.report.marks import MarkKind, marks
+>>>>>>> main
 from harness.report.passes import degrees_of, kind_seen, passes_view
-from harness.report.plots import draw
-from harness.report.report_html import to_html
-from harness.report.report_json import document
-from harness.report.report_junit import to_junit
-from harness.report.report_markdown import to_markdown
-from harness.report.terminal import header, rows
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
+from harness.report.renderers.junit import to_junit
+from harness.report.renderers.markdown import to_markdown
+from harness.report.renderers.marks import MarkKind, marks
+from harness.report.renderers.plots import draw
+from harness.report.renderers.verdict_table import header, rows
 
 CLUSTER = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER)
 FSDP2 = Parallelism(dp_shard=2)
@@ -62,7 +66,7 @@ def view_of(control, test, *, status=RunStatus.FINISHED, error=None):
     records = [record(jobs[0], 20.0), replace(record(jobs[1], 60.0), status=status, error=error)]
     return build_view(
         title="cluster",
-        verdicts=[judge(test, control)],
+        verdicts=[judge(test, control).verdict],
         evidences=[control, test],
         subject=Plan(Experiment("cluster", Path("e.toml"), (CONTROL,), (TEST,)), jobs),
         records=records,

@@ -4,7 +4,7 @@ from report_samples import sample_view
 from tensor_samples import NAMES, replicas, tensor_samples
 
 from harness.judge import calibrate
-from harness.judge.tensors import compare_tensors
+from harness.judge.compare.tensors import compare_tensors
 from harness.model import Disagreement, Evidence
 from harness.report.tensors import first_step_tensors, replica_view
 

@@ -4,18 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report.text import (
-    ABSENT,
-    anchors,
-    duration,
-    excess,
-    glued,
-    number,
-    percent,
-    plain,
-    plain_block,
-    tail,
-)
+from harness.report.sanitize import plain, plain_block
+from harness.report.text import ABSENT, anchors, duration, excess, glued, number, percent, tail
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from harness.cli.exit_codes import ExitCode
 from harness.readers import read_run
 from harness.references import read_calibrations
 from harness.report import __file__ as report_package
-from harness.store import SCHEMA
+from harness.run_folder.documents import SCHEMA
 
 REWRITTEN = ("report.html", "report.md", "junit.xml", "report.json", "plots/overview.png")
 
@@ -69,7 +69,7 @@ def test_old_run_folders_keep_their_evidence(sample):
     control = read_run(runs["fsdp2"])
     assert control.steps.tolist() == [1, 2, 3, 4]
     assert [each.step for each in control.samples] == [0, 1, 3]
-    assert control.samples[1].left.states == ("exp_avg", "exp_avg_sq")
+    assert control.samples[1].post_step.states == ("exp_avg", "exp_avg_sq")
     resumed = read_run(runs["dp_2_1"])
     assert [each.loaded_step for each in resumed.passes] == [0, 2]
     assert resumed.passes[1].loaded.step == resumed.passes[0].saved[0].step == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.model import (
+    TORCHTITAN,
     Job,
     Parallelism,
     Precision,
@@ -16,7 +17,6 @@ from harness.model import (
     SyntheticData,
     Toolchain,
     TrainConfig,
-    TrainerSpec,
 )
 from harness.rank import loopback
 from harness.trainers import (
@@ -106,7 +106,7 @@ def test_job_json_is_the_golden_one(name, command):
 
 
 def test_torchtitans_jobs_have_no_command():
-    titan = replace(job(), spec=replace(job().spec, trainer=TrainerSpec()))
+    titan = replace(job(), spec=replace(job().spec, trainer=TORCHTITAN))
     made = job_payload(titan, FOLDER, data=DATA, seed_checkpoint=None, device="cpu")
     assert "command" not in made
     assert work_folder(titan, FOLDER) == FOLDER

@@ -23,15 +23,14 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
+from harness.run_folder.layout import metrics_files, seed_checkpoint_of
 from harness.trainers import (
     Resources,
     argv,
     environment,
     is_complete,
     job_payload,
-    metrics_files,
     printable_command,
-    seed_checkpoint_of,
 )
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iterator[ExportedRun]:
     """Every run that left a step, in the plan's order."""
     from harness.export import Points, exported
-    from harness.report.text import plain
+    from harness.report.sanitize import plain
 
     compared: dict[str, Mapping[str, Comparison]] = {
         repeat.run.name: repeat.comparisons for repeat in judged.view.repeats

@@ -170,7 +170,7 @@ def _draw(kept: History, wanted: Filter, path: Path, nights: int) -> None:
 
 
 def _document(kept: History, entries: Sequence[Entry]) -> dict[str, Any]:
-    from harness.store import spell_not_finite
+    from harness.run_folder.documents import spell_not_finite
 
     document: dict[str, Any] = spell_not_finite(
         {
@@ -219,7 +219,8 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
 
     from harness.cli.console import WIDE, say
     from harness.cli.verdicts import STYLES
-    from harness.report.text import ABSENT, duration, plain
+    from harness.report.sanitize import plain
+    from harness.report.text import ABSENT, duration
 
     if not entries:
         say(console, f"{kept.path}: no such results")
@@ -249,7 +250,8 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
 def _commit(entry: Entry) -> str:
     from rich.markup import escape
 
-    from harness.report.text import ABSENT, plain
+    from harness.report.sanitize import plain
+    from harness.report.text import ABSENT
 
     digits, _, dirty = entry.circumstances.get("commit", "").partition("-")
     return escape(plain(digits[:_COMMIT] + ("+" if dirty else ""))) or ABSENT

@@ -148,8 +148,8 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _says(document: Mapping[str, Any], night: Sequence[Entry]) -> bool:
-    """Whether a report is that of a night; a later run may have overwritten the folder."""
-    from harness.report.text import plain
+    """Whether a report is the one of a night: its folder may have held another."""
+    from harness.report.sanitize import plain
 
     found = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
     return found == {plain(each.test_set): (each.verdict, each.cause_class) for each in night}

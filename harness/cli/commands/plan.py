@@ -221,11 +221,12 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
 
 def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
     """How a job is started: by torchrun, or by its batch script."""
-    from harness.launch.slurm.batch_script import submit_argv
+    if experiment.launcher is Launcher.SLURM:
+        from harness.launch.slurm.batch_script import submit_argv
+
+        return shlex.join(submit_argv(folder.absolute()))
     from harness.trainers import printable_command
 
-    if experiment.launcher is Launcher.SLURM:
-        return shlex.join(submit_argv(folder.absolute()))
     return printable_command(job, folder, per_node)
 
 

@@ -1,81 +1,43 @@
 """The likely cause of a failure: its signature against the known classes of silent bugs.
 
 Classes and their signatures were collected from public issues of torchtitan, Megatron-LM,
-DeepSpeed and PyTorch. A signature is a function of a :class:`Scene`; the first that recognises it
-says so in one sentence with the numbers behind it. What nothing recognises is called unknown: no
-cause is better than a wrong one.
+DeepSpeed and PyTorch. The first signature that recognises a failure says so in one sentence with
+the numbers behind it. What nothing recognises is called unknown: no cause is better than a wrong
+one. To add a cause, write one function with the decorator ``signature`` in the module of its stage:
+
+- ``resume``, ``inputs``, ``replicas``: what a run began or went on with
+- ``forward``, ``metrics``, ``backward``: a step up to its gradients; ``low_precision``: the same
+  from frozen steps, by a reference in float32
+- ``optimizer``, ``updates``, ``buffers``: what gradients lead to
+- ``curves``: what only shows over many steps, and two curves alone
+
+``signature`` says in which order they are asked, ``context`` what they look at, ``factors``,
+``gradient_patterns``, ``location`` and ``parameter_names`` put numbers and tensors into words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-from harness.judge.alone import curves_alone
-from harness.judge.case import Case
-from harness.judge.causes.bare import curves_part, logged_twice
-from harness.judge.causes.buffers import (
-    other_buffers,
-    other_tables,
-    rounded_tables,
-    still_buffers,
+from harness.judge.causes import (
+    backward,
+    buffers,
+    curves,
+    forward,
+    inputs,
+    low_precision,
+    metrics,
+    optimizer,
+    replicas,
+    resume,
+    updates,
 )
-from harness.judge.causes.carried import moved_too_far, rounded, some_parted
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.clipping import clipping
-from harness.judge.causes.first_steps import (
-    gradient_direction,
-    gradients_scaled,
-    norm_scaled,
-    objective,
-)
-from harness.judge.causes.forward import forward_on_new_data, hidden_forward
-from harness.judge.causes.gradients import (
-    faintly_scaled,
-    no_gradient,
-    sampled_gradients,
-    sampled_gradients_later,
-)
-from harness.judge.causes.inputs import blown_up_at, not_finite, other_input
-from harness.judge.causes.later import (
-    gradients_from,
-    later,
-    lost_at_resume,
-    one_step,
-    rounding_growth,
-)
-from harness.judge.causes.low_precision import (
-    beyond_rounding,
-    drawn_otherwise,
-    draws_by_itself,
-    forward_at_frozen_weights,
-    scaled_at_frozen_weights,
-)
-from harness.judge.causes.metrics import (
-    contradiction,
-    loss_of_right_gradients,
-    loss_scaled_alone,
-    metric_only,
-)
-from harness.judge.causes.objectives import added_term, scaled_objective, trained_objective
-from harness.judge.causes.optimizer import (
-    averaged_otherwise,
-    counted_first,
-    counted_otherwise,
-    moments_lost,
-)
-from harness.judge.causes.replicas import replicas
-from harness.judge.causes.resumes import (
-    data_lost,
-    follows_from_resume,
-    not_continued,
-    nothing_loaded,
-    recovered_late,
-    replayed_otherwise,
-    state_lost,
-    torn_loaded,
-)
-from harness.judge.causes.updates import frozen, initial, updated
-from harness.judge.scene import Scene
+from harness.judge.causes.context import Context
+from harness.judge.causes.inputs import blown_up_at
+from harness.judge.causes.resume import follows_from_resume
+from harness.judge.causes.signature import Cause, Pair, Signature, in_order
+from harness.judge.compare.envelopes import curves_alone
+from harness.judge.comparison import RunComparison
 from harness.model import CauseClass, Check, Outcome
 
 _DOUBTS = (
@@ -90,118 +52,61 @@ _DOUBTS = (
 )
 """Integrity checks that, when INVALID, may explain a difference by themselves."""
 
-Signature = Callable[[Scene], Cause | None]
-
-SIGNATURES: tuple[Signature, ...] = (
-    nothing_loaded,
-    data_lost,
-    torn_loaded,
-    state_lost,
-    not_continued,
-    replayed_otherwise,
-    recovered_late,
-    not_finite,
-    other_input,
-    no_gradient,
-    still_buffers,
+_MODULES = (
+    resume,
+    inputs,
     replicas,
-    initial,
-    draws_by_itself,
-    counted_first,
-    other_tables,
-    clipping,
-    scaled_objective,
-    trained_objective,
-    added_term,
-    metric_only,
-    loss_of_right_gradients,
-    loss_scaled_alone,
-    scaled_at_frozen_weights,
-    hidden_forward,
-    forward_at_frozen_weights,
-    averaged_otherwise,
-    other_buffers,
-    sampled_gradients,
-    beyond_rounding,
-    faintly_scaled,
-    gradients_scaled,
-    gradient_direction,
-    objective,
-    lost_at_resume,
-    frozen,
-    counted_otherwise,
-    moments_lost,
-    one_step,
-    rounding_growth,
-    gradients_from,
-    sampled_gradients_later,
-    moved_too_far,
-    rounded,
-    some_parted,
-    forward_on_new_data,
-    updated,
-    later,
-    contradiction,
-    rounded_tables,
+    forward,
+    metrics,
+    backward,
+    low_precision,
+    optimizer,
+    updates,
+    buffers,
+    curves,
 )
-"""Most certain first: later ones only see what earlier ones did not recognise."""
 
-OF_CURVES: tuple[Signature, ...] = (
-    not_finite,
-    other_input,
-    no_gradient,
-    metric_only,
-    loss_scaled_alone,
-    norm_scaled,
-    logged_twice,
-    one_step,
-    rounding_growth,
-    curves_part,
+SIGNATURES: frozenset[Signature] = frozenset(
+    value for module in _MODULES for value in vars(module).values() if isinstance(value, Signature)
 )
-"""Those that need no more than curves. Of wrong gradients a grad norm shows one factor at every
-step; where they point, and whether the forward pass is right, it does not show."""
 
-OF_DRAWING: tuple[Signature, ...] = (
-    not_finite,
-    other_input,
-    no_gradient,
-    replicas,
-    initial,
-    metric_only,
-    drawn_otherwise,
-    scaled_at_frozen_weights,
-    beyond_rounding,
-)
-"""Those that compare no single steps, for a set that draws random numbers of its own. Its losses
-differ by what it draws, so they do not tell a forward from a backward fault."""
+ORDERED: Mapping[Pair, tuple[Signature, ...]] = {
+    pair: in_order(each for each in SIGNATURES if pair in each.asked_of) for pair in Pair
+}
+"""The signatures that are asked of what is compared, most certain first: later ones only see what
+earlier ones did not recognise."""
 
 
-def likely_cause(case: Case, checks: Sequence[Check]) -> Cause:
+def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
     """Why a test set failed. ``checks`` hold at least one FAIL."""
-    scene = Scene(case, {check.name: check for check in checks})
-    bare = curves_alone(case.test, case.control)
-    signatures = OF_CURVES if bare else OF_DRAWING if case.draws else SIGNATURES
-    found = next((cause for signature in signatures if (cause := signature(scene))), None)
-    cause = found or _unknown(scene)
+    context = Context(compared, {check.name: check for check in checks})
+    found = next((cause for each in ORDERED[_pair(compared)] if (cause := each(context))), None)
+    cause = found or _unknown(context)
     sentence = cause.sentence
-    step = blown_up_at(scene)
+    step = blown_up_at(context)
     if step is not None and cause.kind is not CauseClass.NOT_FINITE:
         sentence += f"; training then blew up at step {step}"
     doubts = [
-        scene.detail(name)
+        context.detail(name)
         for name in _DOUBTS
-        if scene.outcome(name) is Outcome.INVALID
-        and scene.detail(name) not in sentence
-        and not follows_from_resume(scene, name)
+        if context.outcome(name) is Outcome.INVALID
+        and context.detail(name) not in sentence
+        and not follows_from_resume(context, name)
     ]
     sentence += f"; mind that {doubts[0]}" if doubts else ""
     return cause._replace(sentence=sentence)
 
 
-def _unknown(scene: Scene) -> Cause:
+def _pair(compared: RunComparison) -> Pair:
+    if curves_alone(compared.test, compared.control):
+        return Pair.CURVES
+    return Pair.DRAWING if compared.draws else Pair.ORDINARY
+
+
+def _unknown(context: Context) -> Cause:
     """No class fits: say what failed and nothing more."""
-    failed = next(check for check in scene.checks.values() if check.outcome is Outcome.FAIL)
+    failed = next(check for check in context.checks.values() if check.outcome is Outcome.FAIL)
     return Cause(f"unknown: {failed.name} failed ({failed.detail})", CauseClass.UNKNOWN)
 
 
-__all__ = ["Cause", "Signature", "likely_cause"]
+__all__ = ["ORDERED", "SIGNATURES", "Cause", "Signature", "likely_cause"]

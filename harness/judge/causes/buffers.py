@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.groups import fold, joined
-from harness.judge.leftovers import buffers as compared
-from harness.judge.leftovers import unchanging, unmoved
-from harness.judge.scene import Scene, loss_agrees
-from harness.judge.sketches import fit, relative
-from harness.judge.tensors import TensorComparison
+from harness.judge.causes.context import Context, loss_agrees
+from harness.judge.causes.parameter_names import fold, joined
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
+from harness.judge.compare.post_step_state import buffers as compared
+from harness.judge.compare.post_step_state import unchanging, unmoved
+from harness.judge.compare.sketches import fit, relative
+from harness.judge.compare.tensors import TensorComparison
 from harness.model import BufferRows, CauseClass, Floats
 
 _MULTIPLE = 1e-3
@@ -45,12 +45,18 @@ class _Buffer(NamedTuple):
     """Whether it has not moved since the sample before, and the control's has."""
 
 
-def still_buffers(scene: Scene) -> Cause | None:
+@signature(
+    Basis.HELD,
+    Stage.BUFFERS,
+    # What its update would have reduced may lie there by rank.
+    overrides=("replicas",),
+)
+def still_buffers(context: Context) -> Cause | None:
     """C6: a buffer stays as it was, and is the first thing that is not as in the control.
 
     Asked before replicas: what its update would have reduced and reset may lie there by rank.
     """
-    found = _first_apart(scene)
+    found = _first_apart(context)
     if found is None:
         return None
     sample, buffers = found
@@ -66,9 +72,15 @@ def still_buffers(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.FROZEN, _LOOK_AT)
 
 
-def other_buffers(scene: Scene) -> Cause | None:
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BUFFERS,
+    # It asks for gradients that agree until then.
+    overrides=("sampled_gradients",),
+)
+def other_buffers(context: Context) -> Cause | None:
     """C6: a buffer is updated otherwise, and nothing differed before."""
-    found = _first_apart(scene)
+    found = _first_apart(context)
     if found is None or any(each.still for each in found[1]):
         return None
     sample, buffers = found
@@ -85,27 +97,29 @@ def other_buffers(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.UPDATE, _LOOK_AT)
 
 
-def other_tables(scene: Scene) -> Cause | None:
+@signature(Basis.EXACT, Stage.FORWARD)
+def other_tables(context: Context) -> Cause | None:
     """C4: a buffer that never changes is another one, from the first sample on.
 
     The forward pass takes it as it is. That it is off is exact, whatever losses and gradients hide.
     """
-    return _tables(scene, _OTHER)
+    return _tables(context, _OTHER)
 
 
-def rounded_tables(scene: Scene) -> Cause | None:
+@signature(Basis.LEFT_OVER, Stage.FORWARD)
+def rounded_tables(context: Context) -> Cause | None:
     """C4: a buffer that never changes is off by as little as rounding, and nothing says more."""
-    return _tables(scene, 0.0)
+    return _tables(context, 0.0)
 
 
-def _tables(scene: Scene, least: float) -> Cause | None:
-    case, tables = scene.case, unchanging(scene.case.control)
-    first = next(compared(case.tensors, case.test, case.control), None)
+def _tables(context: Context, least: float) -> Cause | None:
+    runs, tables = context.compared, unchanging(context.compared.control)
+    first = next(compared(runs.tensors, runs.test, runs.control), None)
     if first is None:
         return None
     off = [i for i in first.outside if first.names[i] in tables and first.difference[i] > least]
-    begun = scene.first_failure()
-    sample = scene.sample(first.step)
+    begun = context.first_failure()
+    sample = context.sample(first.step)
     if not off or sample is None or (begun is not None and begun < first.step):
         return None
     names = [first.names[index] for index in off]
@@ -113,23 +127,23 @@ def _tables(scene: Scene, least: float) -> Cause | None:
         f"the forward pass uses other tables: {_words(names, sample)}, which training never "
         f"changes, {'is' if len(names) == 1 else 'are'} off by up to "
         f"{first.difference[off].max():.2g} of the control's at step {first.step}"
-        f"{loss_agrees(scene, first.step)}"
+        f"{loss_agrees(context, first.step)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, _TABLES)
 
 
-def _first_apart(scene: Scene) -> tuple[TensorComparison, list[_Buffer]] | None:
+def _first_apart(context: Context) -> tuple[TensorComparison, list[_Buffer]] | None:
     """The first sample at which buffers that move are far apart, if no curve or tensor was."""
-    first = scene.first_failure()
-    case = scene.case
-    tables = unchanging(case.control)
+    first = context.first_failure()
+    runs = context.compared
+    tables = unchanging(runs.control)
     outside = {
         each.step: {each.names[index] for index in each.outside}
-        for each in compared(case.tensors, case.test, case.control)
+        for each in compared(runs.tensors, runs.test, runs.control)
     }
     before: TensorComparison | None = None
-    for sample in case.tensors:
-        agreed = scene.agrees("loss", sample.step) is not False and not any(
+    for sample in runs.tensors:
+        agreed = context.agrees("loss", sample.step) is not False and not any(
             found is not None and found.outside.size
             for found in (sample.initial, sample.gradients, sample.updates)
         )

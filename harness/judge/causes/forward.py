@@ -1,7 +1,8 @@
-"""C4 from gradients and bits: a forward pass that differs by less than the loss shows.
+"""C4: the forward pass or the objective differs, often by less than the loss shows.
 
 At random initial weights a loss hardly depends on what attention does, and in low precision
-rounding hides the rest. Four things still tell a forward pass from a backward pass that differs:
+rounding hides the rest. Four things still separate a forward pass from a backward pass that
+differs:
 
 - The recomputed loss is the same to the last bit: then the forward pass is the same, too.
 - What goes wrong in the backward pass of a layer spoils nothing between it and the loss. Where
@@ -11,31 +12,54 @@ rounding hides the rest. Four things still tell a forward pass from a backward p
   the branch computes.
 - Two runs with the same weights and the same samples have the same loss. Where a sample shows the
   weights of step N to be the same, a loss of step N + 1 that is not is one of another forward pass.
+
+An objective that is not the mean cross entropy of the logits, or another mean of it, shows by what
+the trainer reports beside the recomputed loss.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.families import differences
-from harness.judge.causes.gradients import precision_words
-from harness.judge.causes.groups import depth_of, describe, joined, layers_of
-from harness.judge.causes.places import ATTENTION, EXPERTS, FEED_FORWARD, Spot, spot
-from harness.judge.causes.sorting import OUTWEIGHS
-from harness.judge.causes.wrong import Wrong, worst_words, wrong_gradients
-from harness.judge.dealing import deals_alike
-from harness.judge.envelope import Envelope
-from harness.judge.scene import Scene, begins, off_at_first_step, words_of
-from harness.judge.tensors import TensorComparison
+from harness.judge.causes.backward import name_of
+from harness.judge.causes.context import (
+    Context,
+    begins,
+    off_at_first_step,
+    ratio_words,
+    words_of,
+)
+from harness.judge.causes.factors import FIRST_STEP_MATCH
+from harness.judge.causes.gradient_patterns import (
+    OUTWEIGHS,
+    Wrong,
+    precision_words,
+    worst_words,
+    wrong_gradients,
+)
+from harness.judge.causes.location import ATTENTION, EXPERTS, FEED_FORWARD, Spot, differences, spot
+from harness.judge.causes.parameter_names import (
+    Role,
+    depth_of,
+    describe,
+    joined,
+    layers_of,
+    role_of,
+)
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
+from harness.judge.compare.envelopes import Envelope
+from harness.judge.compare.limits import same_sample_layout
+from harness.judge.compare.reported import agreement
+from harness.judge.compare.tensors import TensorComparison
+from harness.judge.wording import distinct_digits
 from harness.model import CauseClass, Outcome, Precision
 
 SAME_BITS = 1e-14
 """Relative difference of two sums in float64 of the same numbers."""
 LEAST_LOSS = 1e-8
 """Of the recomputed loss at step 1: an ulp on every weight of a float32 model moves it by 4e-9,
-another sharding by 3e-10 (as measured for judge/floors.py). No limit is that low, for larger
-models; gradients that are off as well say that it is no rounding."""
+another sharding by 3e-10 (as measured for ``harness.judge.compare.floors``). No limit is that low,
+for larger models; gradients that are off as well say that it is no rounding."""
 BEYOND = 3.0
 """Times the repeats' spread."""
 _DOWNSTREAM = 10.0
@@ -44,21 +68,27 @@ _SLIGHT = 0.1
 """A gradient that is not reduced, or not handed back, is off by more than this."""
 
 
-def hidden_forward(scene: Scene) -> Cause | None:
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.FORWARD,
+    # The first step of training itself, before frozen ones.
+    overrides=("forward_at_frozen_weights",),
+)
+def hidden_forward(context: Context) -> Cause | None:
     """C4: the forward pass of the first step differs, and the loss is inside its limit."""
-    loss = scene.case.envelopes.get("loss_recomputed")
+    loss = context.compared.envelopes.get("loss_recomputed")
     if loss is None or off_at_first_step(loss) or loss.difference[0] <= SAME_BITS:
         return None
     step = int(loss.steps[0])
-    wrong = wrong_gradients(scene.sample(step))
-    if wrong is None or wrong.sorting.gone or scene.failed("same-initial-parameters"):
+    wrong = wrong_gradients(context.sample(step))
+    if wrong is None or wrong.sorting.gone or context.failed("same-initial-parameters"):
         return None
     if _only_scaled(wrong):
         return None
-    place = spot(scene.sample(step))
-    why = _by_loss(loss, wrong, scene)
-    if not why and (why := _by_gradients(wrong, place, scene)):
-        why += precision_words(wrong, scene)
+    place = spot(context.sample(step))
+    why = _by_loss(loss, wrong, context)
+    if not why and (why := _by_gradients(wrong, place, context)):
+        why += precision_words(wrong, context)
     if not why:
         return None
     where = f"in {place.words} " if place is not None else ""
@@ -67,28 +97,29 @@ def hidden_forward(scene: Scene) -> Cause | None:
         f"{len(wrong.off)} of {len(wrong.among)} gradients are off at step {step}"
         f"{_worst(wrong)}; {words_of(loss)} is off by {loss.difference[0]:.2g}, {why}"
     )
-    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place))
 
 
-def forward_on_new_data(scene: Scene) -> Cause | None:
+@signature(Basis.LATER_TENSORS, Stage.FORWARD)
+def forward_on_new_data(context: Context) -> Cause | None:
     """C4, beginning later: weights agree, and the loss of the next samples does not."""
-    loss = scene.case.envelopes.get("loss_recomputed")
-    resumed = scene.case.test.passes or scene.case.test.replayed
-    if loss is None or resumed or scene.outcome("same-data") is not Outcome.PASS:
+    loss = context.compared.envelopes.get("loss_recomputed")
+    resumed = context.compared.test.passes or context.compared.test.replayed
+    if loss is None or resumed or context.outcome("same-data") is not Outcome.PASS:
         return None
     step = _parts_at(loss)
-    first = scene.first_failure()
+    first = context.first_failure()
     if step is None or (first is not None and first < step):
         return None
-    before = [sample for sample in scene.case.tensors if sample.step < step]
-    if not before or not all(_agrees(sample, scene) for sample in before):
+    before = [sample for sample in context.compared.tensors if sample.step < step]
+    if not before or not all(_agrees(sample, context) for sample in before):
         return None
-    here, index = scene.sample(step), loss.index_of(step)
+    here, index = context.sample(step), loss.index_of(step)
     place = spot(here)
     last = before[-1]
     if last.step == step - 1 and last.updates is not None:
         known = f"all weights agree after step {last.step}"
-    elif place is not None and place.last_too and _as_before(scene, step):
+    elif place is not None and place.last_too and _as_before(context, step):
         known = (
             f"all before agrees, and at step {step} the gradients of {place.words} are off by "
             f"{place.apart:.2g}, all others by {place.others:.2g} or less"
@@ -102,17 +133,17 @@ def forward_on_new_data(scene: Scene) -> Cause | None:
     )
     look_at = (
         f"what the samples of step {step} have and those before it have not (lengths, document "
-        f"boundaries, padding, ignored labels): {look_in_forward(scene, place)}"
+        f"boundaries, padding, ignored labels): {look_in_forward(context, place)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
-def look_in_forward(scene: Scene, place: Spot | None = None, *, reported: bool = False) -> str:
+def look_in_forward(context: Context, place: Spot | None = None, *, reported: bool = False) -> str:
     """What to open first for a forward pass that differs: what was added, where gradients are off.
 
     ``reported``: the loss is the trainer's own, which may be averaged otherwise.
     """
-    news = differences(scene)
+    news = differences(context)
     kinds = {word.split(" ")[0] for word in news}
     told = [words for name, words in _ADDED if name in kinds and (reported or name not in _MEANS)]
     first = (
@@ -152,25 +183,27 @@ _ADDED = (
 """By what the test set adds to its control; means are no part of a loss that the probe takes."""
 
 
-def same_program(scene: Scene) -> bool:
+def same_program(context: Context) -> bool:
     """Whether both runs add up the same numbers in the same order, as far as they tell."""
-    return deals_alike(scene.case.test, scene.case.control) and not differences(scene)
+    return same_sample_layout(context.compared.test, context.compared.control) and not differences(
+        context
+    )
 
 
-def spread_of(loss: Envelope, scene: Scene) -> float:
+def spread_of(loss: Envelope, context: Context) -> float:
     """What repeats of the control differ by at the first step; 0 where there are none."""
-    calibration = scene.case.calibration
+    calibration = context.compared.calibration
     learnt = calibration.signals.get(loss.signal) if calibration else None
     return float(learnt.scale[0]) if learnt is not None else 0.0
 
 
-def _by_loss(loss: Envelope, wrong: Wrong, scene: Scene) -> str:
+def _by_loss(loss: Envelope, wrong: Wrong, context: Context) -> str:
     """Whether the loss is off by more than rounding: its limit is a multiple of that."""
-    spread = spread_of(loss, scene)
+    spread = spread_of(loss, context)
     if not loss.difference[0] > max(LEAST_LOSS, BEYOND * spread):
         return ""
-    every = len(wrong.off) == len(wrong.among) and scene.precision is Precision.FP32
-    if not every and not (spread and same_program(scene)):
+    every = len(wrong.off) == len(wrong.among) and context.precision is Precision.FP32
+    if not every and not (spread and same_program(context)):
         return ""
     taught = f" (repeats of the control: {spread:.1g})" if spread else ""
     return (
@@ -179,11 +212,11 @@ def _by_loss(loss: Envelope, wrong: Wrong, scene: Scene) -> str:
     )
 
 
-def _by_gradients(wrong: Wrong, place: Spot | None, scene: Scene) -> str:
+def _by_gradients(wrong: Wrong, place: Spot | None, context: Context) -> str:
     """Whether gradients are off where no backward pass of that place leads."""
     if place is None or not wrong.sorting.turned:
         return ""
-    after = _off_downstream(wrong, place, scene)
+    after = _off_downstream(wrong, place, context)
     if after:
         return (
             f"and so are the gradients of {after}, between {place.words} and the loss, where its "
@@ -198,15 +231,15 @@ def _by_gradients(wrong: Wrong, place: Spot | None, scene: Scene) -> str:
     return ""
 
 
-def _off_downstream(wrong: Wrong, place: Spot, scene: Scene) -> str:
+def _off_downstream(wrong: Wrong, place: Spot, context: Context) -> str:
     """Which parameters above a place are off by more than rounding; empty for none.
 
     Below float32, rounding is as large as what comes through the residual stream.
     """
     layers = layers_of(wrong.names)
-    calibration = scene.case.calibration
+    calibration = context.compared.calibration
     known = calibration.tensors.get(wrong.step) if calibration else None
-    if scene.precision is not Precision.FP32 or not layers:
+    if context.precision is not Precision.FP32 or not layers:
         return ""
     above = [
         index
@@ -243,7 +276,7 @@ def _parts_at(loss: Envelope) -> int | None:
     return onset
 
 
-def _agrees(sample: TensorComparison, scene: Scene) -> bool:
+def _agrees(sample: TensorComparison, context: Context) -> bool:
     """Whether a sample is the control's, by more than limits ask: rounding grows by updates.
 
     To the last bit; or, in float32, as nearly as repeats of the control.
@@ -253,16 +286,292 @@ def _agrees(sample: TensorComparison, scene: Scene) -> bool:
         return False
     if sample.updates is None or not sample.updates.difference.any():
         return True
-    calibration = scene.case.calibration
+    calibration = context.compared.calibration
     known = calibration.tensors.get(sample.step) if calibration else None
-    if scene.precision is not Precision.FP32 or known is None or known.update is None:
+    if context.precision is not Precision.FP32 or known is None or known.update is None:
         return False
     spread = dict(zip(known.names, known.update.tolist(), strict=True))
     allowed = [BEYOND * spread.get(name, 0.0) for name in sample.names]
     return bool(np.all(sample.updates.difference <= allowed))
 
 
-def _as_before(scene: Scene, step: int) -> bool:
+def _as_before(context: Context, step: int) -> bool:
     """Whether nothing says that the update before a step was another one."""
-    norm = scene.case.envelopes.get("grad_norm_recomputed")
+    norm = context.compared.envelopes.get("grad_norm_recomputed")
     return norm is not None and (norm.onset is None or norm.onset >= step)
+
+
+_ALIKE = 0.1
+"""Share of what a factor differs from 1 by, within which two factors are the same."""
+_LOOK_AT = (
+    "how the loss is normalised: by which count of tokens (padding, ignored labels), microbatches "
+    "and ranks it is divided, and how often"
+)
+
+
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.OBJECTIVE,
+    # One factor says more than that gradients follow.
+    overrides=("trained_objective",),
+)
+def scaled_objective(context: Context) -> Cause | None:
+    """The trainer's own loss and every gradient are one multiple; cross entropy alone agrees.
+
+    Gradients that are scaled after the backward pass leave the loss as it was, and a loss that is
+    scaled for the log leaves the gradients.
+    """
+    loss, truth = (context.compared.envelopes.get(name) for name in ("loss", "loss_recomputed"))
+    if loss is None or truth is None or not off_at_first_step(loss) or off_at_first_step(truth):
+        return None
+    step = int(loss.steps[0])
+    wrong = wrong_gradients(context.sample(step))
+    scaled = wrong.sorting.factor_of_all if wrong is not None else None
+    if scaled is None:
+        return None
+    ratio = float(loss.test[0] / loss.control[0]) if loss.control[0] else 0.0
+    if abs(ratio - scaled.factor) > _ALIKE * abs(ratio - 1):
+        return None
+    named = name_of(scaled, step, context)
+    equals = f", which equals {named.words}" if named.words else ""
+    sentence = (
+        f"the objective is scaled: the trainer's loss and all {len(scaled.members)} gradients are "
+        f"{ratio_words(loss, 0)} times the control's at step {step}{equals}, while the cross "
+        "entropy of the same logits agrees: the loss is divided by another count, or weighted"
+    )
+    look_at = f"{named.where}; {_LOOK_AT}" if named.where else _LOOK_AT
+    return Cause(sentence, CauseClass.OBJECTIVE, look_at)
+
+
+_ADDED_TERM = (
+    "what is added to the loss (z-loss, label smoothing, auxiliary losses), and by how much"
+)
+_FEWEST_STEPS = 3
+_OWN_ROUNDING = 5e-7
+"""A few ulps of float32: what a reported loss may be off its recomputed value by rounding."""
+_STEADY = 0.2
+"""How much a term that is added may change from step to step, as a share of its own size."""
+_LOST = 2.0**-8
+"""Share of the cross entropy: rounding to bfloat16 loses no gradients of a larger term."""
+_FAR = 3.0
+"""Times its limit: below fp32 right implementations differ by more than few repeats teach."""
+_AS_MUCH = 0.3
+"""Share of what the loss is off by: another objective has other gradients by at least that."""
+
+
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.OBJECTIVE,
+    # Gradients that follow are proof; a term may be in the log alone.
+    overrides=("added_term",),
+)
+def trained_objective(context: Context) -> Cause | None:
+    """The trainer's own loss differs and the gradients with it; cross entropy alone agrees.
+
+    What is minimised is another mean of the same logits (per rank, per microbatch), or has a term
+    that the probe does not recompute (label smoothing).
+    """
+    truth = context.compared.envelopes.get("loss_recomputed")
+    if truth is None or off_at_first_step(truth) or context.failed("same-initial-parameters"):
+        return None
+    seen = _another_loss(context)
+    follow = _gradients_follow(context, truth) if seen else ""
+    if not follow:
+        return None
+    sentence = (
+        f"the objective differs: {seen} and {follow}, while the cross entropy of the same logits "
+        "agrees: tokens, microbatches or ranks have other weights in the mean, or what is added "
+        "to it differs"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, f"{_LOOK_AT}; {_ADDED_TERM}")
+
+
+@signature(Basis.FIRST_TENSORS, Stage.OBJECTIVE)
+def added_term(context: Context) -> Cause | None:
+    """The loss has a term beside the cross entropy, whose gradients are lost in low precision.
+
+    A metric is wrong by a factor, by a delay, or up and down. A term that is added is always of one
+    sign and changes as slowly as the model does.
+    """
+    loss = context.compared.envelopes.get("loss")
+    off = (loss is not None and loss.onset is not None) or context.failed(_MISREPORTED)
+    own = _own_mean(context)
+    if context.precision is Precision.FP32 or own is None or not off:
+        return None
+    compared = agreement(context.compared.test, "loss")
+    if compared is None:
+        return None
+    added = compared.reported - compared.recomputed
+    share = added / compared.recomputed
+    size = float(np.median(np.abs(added)))
+    steady = np.abs(np.diff(added)).max() <= _STEADY * size and np.all(added * added[0] > 0)
+    fixed = np.ptp(share) <= _OWN_ROUNDING
+    if not steady or fixed or np.abs(share).max() > _LOST:
+        return None
+    same = _all_the_same(context)
+    sentence = (
+        f"the objective has another term: the loss that the trainer reports is the cross entropy "
+        f"of its logits {'plus' if added[0] > 0 else 'minus'} {np.abs(added).min():.3g} to "
+        f"{np.abs(added).max():.3g}, always of one sign and by no fixed factor, as a term that "
+        f"is added to the objective is; gradients {same}, so it may be that only the log has it"
+    )
+    return Cause(sentence, CauseClass.OBJECTIVE, _ADDED_TERM)
+
+
+_MISREPORTED = "reported-loss-is-recomputed"
+
+
+def _all_the_same(context: Context) -> str:
+    sample = next((each for each in context.compared.tensors if each.gradients is not None), None)
+    furthest = float(sample.gradients.difference.max()) if sample and sample.gradients else 0.0
+    if sample is not None and not furthest:
+        return f"are the control's to the last bit, as {context.precision.value} arithmetic rounds"
+    return f"do not show it within the limits of {context.precision.value} arithmetic"
+
+
+def _another_loss(context: Context) -> str:
+    """How the trainer's own loss shows that it is not the control's; empty when it does not."""
+    loss, own = context.compared.envelopes.get("loss"), _own_mean(context)
+    if loss is not None and off_at_first_step(loss):
+        return (
+            f"the trainer's loss is {loss.test[0]:.8g} for {loss.control[0]:.8g} at step "
+            f"{loss.steps[0]} (relative {loss.difference[0]:.2g})"
+        )
+    if own is None:
+        return ""
+    return (
+        f"the loss that the trainer minimises is not the mean cross entropy (they differ by "
+        f"{own:.1g} over the steps, in the control they do not)"
+    )
+
+
+def _gradients_follow(context: Context, truth: Envelope) -> str:
+    """How gradients show that it is the objective and not the log; empty when they do not."""
+    step = int(truth.steps[0])
+    sample = context.sample(step)
+    wrong = wrong_gradients(sample)
+    if wrong is not None and _as_an_objective(wrong, context):
+        count = f"all {len(wrong.off)}" if _all_off(wrong) else f"{len(wrong.off)}"
+        worst = f", worst {worst_words(wrong)}" if wrong.sorting.turned else ""
+        return f"{count} gradients follow it at step {step}{worst}"
+    if sample is None or truth.difference[0] > SAME_BITS or not same_program(context):
+        return ""
+    moved = _moved(sample)
+    if not moved:
+        return ""
+    return (
+        f"gradients follow it: the forward pass of step {step} is the same to the last bit, and "
+        f"{moved}"
+    )
+
+
+def _as_an_objective(wrong: Wrong, context: Context) -> bool:
+    """Whether gradients are off as those of another objective are: all, by no single factor.
+
+    In low precision most may be inside their limits. The first that the backward pass comes to is
+    not, by far, and by as much as the loss.
+    """
+    if wrong.sorting.gone or wrong.sorting.factor_of_all is not None:
+        return False
+    if context.precision is Precision.FP32:
+        return _all_off(wrong)
+    first = [index for index in wrong.found.outside if role_of(wrong.names[index]) is Role.OUTPUT]
+    loss = context.compared.envelopes.get("loss")
+    apart = float(loss.difference[0]) if loss is not None else 0.0
+    furthest = float(wrong.found.difference.max())
+    far = _all_off(wrong) or bool((wrong.found.excess[first] > _FAR).any())
+    return far and furthest > _AS_MUCH * apart
+
+
+def _all_off(wrong: Wrong) -> bool:
+    return len(wrong.off) == len(wrong.among)
+
+
+def _moved(sample: TensorComparison) -> str:
+    """Which gradients are not the control's bits, if most are, and those of the output."""
+    if sample.gradients is None:
+        return ""
+    difference = sample.gradients.difference
+    apart = np.flatnonzero(difference > SAME_BITS)
+    outputs = [i for i, name in enumerate(sample.names) if role_of(name) is Role.OUTPUT]
+    if 2 * apart.size < len(sample.names) or any(not difference[i] > SAME_BITS for i in outputs):
+        return ""
+    worst = int(np.argmax(difference))
+    return (
+        f"{apart.size} of {len(sample.names)} gradients are not (worst {sample.names[worst]} by "
+        f"{difference[worst]:.2g})"
+    )
+
+
+def _own_mean(context: Context) -> float | None:
+    """How far the reported loss is from the recomputed one, if by more than in the control.
+
+    Root mean square over the steps: at a single step two means may agree by chance.
+    """
+    apart = []
+    for evidence in (context.compared.test, context.compared.control):
+        compared = agreement(evidence, "loss")
+        if compared is None or compared.steps.size < _FEWEST_STEPS:
+            return None
+        apart.append(float(np.sqrt(np.mean(compared.difference**2))))
+    ours, theirs = apart
+    return ours if ours > max(_OWN_ROUNDING, BEYOND * theirs) else None
+
+
+@signature(Basis.FIRST_CURVES, Stage.FORWARD)
+def objective(context: Context) -> Cause | None:
+    """C4: the loss of the first step differs, before any update."""
+    loss = context.curve("loss")
+    if loss is None or not off_at_first_step(loss):
+        return None
+    proven = context.outcome("same-data") is Outcome.PASS
+    on = "on the same samples and weights" if proven else "before any update"
+    named = context.named(loss)
+    equals = f", which equals {named.words}" if named.words else ""
+    of_test, of_control = distinct_digits(float(loss.test[0]), float(loss.control[0]))
+    sentence = (
+        f"the forward pass or the objective differs: {words_of(loss)} {of_test} for "
+        f"{of_control} at step {loss.steps[0]} {on} (relative {loss.difference[0]:.2g}"
+        f"{equals}){_gradients_with_it(context, loss)}"
+    )
+    if named.words:
+        return Cause(sentence, CauseClass.OBJECTIVE, _MEAN)
+    reported = loss.signal == "loss"
+    place = None if reported else spot(context.sample(int(loss.steps[0])))
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place, reported=reported))
+
+
+_MEAN = "how the loss is normalised: over which tokens, microbatches and ranks it is averaged"
+
+
+def _gradients_with_it(context: Context, loss: Envelope) -> str:
+    """What the gradients of the first step say about a loss that differs."""
+    sample = context.sample(int(loss.steps[0]))
+    wrong = wrong_gradients(sample)
+    if wrong is None:
+        known = sample is not None and sample.gradients is not None
+        inside = "; every gradient is inside its limit at that step" if known else ""
+        return inside + _directions_later(context, already=0)
+    sorting = wrong.sorting
+    if sorting.factor_of_all is not None:
+        factor = sorting.factor_of_all.factor
+        ratio = float(loss.test[0] / loss.control[0]) if loss.control[0] else 0.0
+        alike = "too" if abs(factor - ratio) < FIRST_STEP_MATCH * abs(ratio) else "not by as much"
+        return f"; all gradients are {factor:.4g} times the control's, {alike}"
+    worst = f", worst {worst_words(wrong)}" if sorting.turned else ""
+    off = f"; {len(sorting.off)} of {len(sorting.judged)} gradients are off{worst}"
+    return off + _directions_later(context, already=len(sorting.turned))
+
+
+def _directions_later(context: Context, already: int) -> str:
+    """The sample at which most gradients point elsewhere, if it is not the first."""
+    later = [
+        found
+        for sample in context.compared.tensors
+        if (found := wrong_gradients(sample)) and len(found.sorting.turned) > already
+    ]
+    if not later:
+        return ""
+    most = max(later, key=lambda found: len(found.sorting.turned))
+    count = f"{len(most.sorting.turned)} of {len(most.sorting.judged)} gradients"
+    return f"; by step {most.step} the direction of {count} is wrong, worst {worst_words(most)}"

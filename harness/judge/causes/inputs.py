@@ -6,35 +6,36 @@ import math
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
+from harness.judge.causes.context import Context, words_of
 from harness.judge.causes.optimizer import counted_otherwise
-from harness.judge.causes.resumes import of_pass
-from harness.judge.curves import series
-from harness.judge.floors import FIRST_STEPS
-from harness.judge.scene import Scene, words_of
+from harness.judge.causes.resume import of_pass
+from harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
+from harness.judge.compare.curves import series
+from harness.judge.compare.floors import FIRST_STEPS
 from harness.model import CauseClass, Evidence, Outcome
 
 
-def not_finite(scene: Scene) -> Cause | None:
+@signature(Basis.RECORDED, Stage.RUN, asked_of=EVERY)
+def not_finite(context: Context) -> Cause | None:
     """Training ended in NaN or infinity, and nothing was wrong at the first steps."""
-    step = blown_up_at(scene)
+    step = blown_up_at(context)
     if step is None:
         return None
-    before = scene.first_failure("finite", "gradients-finite")
+    before = context.first_failure("finite", "gradients-finite")
     if before is not None and before < step and before <= FIRST_STEPS:
         return None  # what was wrong at the first steps is the cause, and this its consequence
     look_at = (
         "what overflows or divides by zero first: the loss of the step, a kernel's mask, the "
         "optimizer's epsilon, the range of the lower precision"
     )
-    if scene.outcome("finite") is not Outcome.FAIL:
+    if context.outcome("finite") is not Outcome.FAIL:
         sentence = (
-            f"gradients are not finite: {scene.detail('gradients-finite')}, while the loss is; a "
+            f"gradients are not finite: {context.detail('gradients-finite')}, while the loss is; a "
             "gate or a loss scaler may hide such a step"
         )
         return Cause(sentence, CauseClass.NOT_FINITE, look_at)
-    detail = scene.detail("finite")
-    contradiction = _half_finite(scene, step)
+    detail = context.detail("finite")
+    contradiction = _half_finite(context, step)
     if contradiction:
         sentence = (
             f"{detail}, but {contradiction}: training may be right, and the metric or the probe is "
@@ -42,17 +43,17 @@ def not_finite(scene: Scene) -> Cause | None:
         )
         return Cause(sentence, CauseClass.NOT_FINITE, "the code that computes and logs the metric")
     sentence = f"training blew up: {detail}"
-    if scene.failed("gradients-finite"):
-        sentence += f"; {scene.detail('gradients-finite')}"
-    earlier = [curve for curve in scene.off() if (curve.onset or 0) < step]
+    if context.failed("gradients-finite"):
+        sentence += f"; {context.detail('gradients-finite')}"
+    earlier = [curve for curve in context.off() if (curve.onset or 0) < step]
     if earlier:
         sentence += f"; {words_of(earlier[0])} was already off at step {earlier[0].onset}"
     return Cause(sentence, CauseClass.NOT_FINITE, look_at)
 
 
-def blown_up_at(scene: Scene) -> int | None:
+def blown_up_at(context: Context) -> int | None:
     """The first step with a number that is not finite; None when all are."""
-    checks = (scene.checks[name] for name in ("finite", "gradients-finite"))
+    checks = (context.checks[name] for name in ("finite", "gradients-finite"))
     steps = [check.onset or 0 for check in checks if check.outcome is Outcome.FAIL]
     return min(steps, default=None)
 
@@ -97,26 +98,27 @@ _INPUTS = (
 )
 
 
-def other_input(scene: Scene) -> Cause | None:
+@signature(Basis.RECORDED, Stage.INPUT, asked_of=EVERY)
+def other_input(context: Context) -> Cause | None:
     """C6: different samples, token counts or learning rates, before the runs parted."""
-    parted = scene.first_failure("loss-equivalent")
+    parted = context.first_failure("loss-equivalent")
     for name, words, kind, look_at in _INPUTS:
-        onset = scene.checks[name].onset
-        invalid = scene.outcome(name) is Outcome.INVALID
+        onset = context.checks[name].onset
+        invalid = context.outcome(name) is Outcome.INVALID
         if invalid and onset is not None and (parted is None or onset <= parted):
-            again = _started_over(scene, name, onset) + of_pass(scene, onset)
-            lost = counted_otherwise(scene) if name == "same-lr" and again else None
+            again = _started_over(context, name, onset) + of_pass(context, onset)
+            lost = counted_otherwise(context) if name == "same-lr" and again else None
             if lost is not None and lost.kind is CauseClass.STATE:
                 # The optimizer keeps the rate, too, so both have started over.
-                return lost._replace(sentence=f"{lost.sentence}; {scene.detail(name)}{again}")
-            sentence = f"{words}: {scene.detail(name)}, so the curves cannot agree{again}"
+                return lost._replace(sentence=f"{lost.sentence}; {context.detail(name)}{again}")
+            sentence = f"{words}: {context.detail(name)}, so the curves cannot agree{again}"
             return Cause(sentence, kind, look_at)
     return None
 
 
-def _started_over(scene: Scene, name: str, step: int) -> str:
+def _started_over(context: Context, name: str, step: int) -> str:
     """Whether the run does at a step what the control did at an earlier one."""
-    test, control = scene.case.test, scene.case.control
+    test, control = context.compared.test, context.compared.control
     if name == "same-data":
         ours = dict(zip(test.steps.tolist(), test.batch_digests, strict=False)).get(step)
         theirs = zip(control.steps.tolist(), control.batch_digests, strict=False)
@@ -158,9 +160,9 @@ def _lagging(test: Evidence, control: Evidence, step: int) -> str:
     return ""
 
 
-def _half_finite(scene: Scene, step: int) -> str:
+def _half_finite(context: Context, step: int) -> str:
     """Which signal is finite as reported or as recomputed but not both, in words; else empty."""
-    test, words = scene.case.test, ""
+    test, words = context.compared.test, ""
     for signal in ("loss", "grad_norm"):
         said = series(test, signal).at(step)
         found = series(test, f"{signal}_recomputed").at(step)

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.families import family, of_scores, scores_scaled, stage_words
+from harness.judge.causes.context import Context, digits
+from harness.judge.causes.factors import FrozenMatch, Named, named_factor
 from harness.judge.causes.forward import (
     LEAST_LOSS,
     SAME_BITS,
     look_in_forward,
     same_program,
 )
-from harness.judge.causes.groups import describe
-from harness.judge.causes.places import Spot, spot_of
-from harness.judge.drawing import drawn, in_force
-from harness.judge.factors import FrozenMatch, Named, named_factor
-from harness.judge.rounding import Errors, measure_errors
-from harness.judge.scene import Scene, digits
+from harness.judge.causes.location import (
+    Spot,
+    family,
+    of_scores,
+    scores_scaled,
+    spot_of,
+    stage_words,
+)
+from harness.judge.causes.parameter_names import describe
+from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
+from harness.judge.compare.precision_errors import Errors, measure_errors
+from harness.judge.compare.random_numbers import drawn, in_force
 from harness.model import CauseClass, Evidence, Floats, Integers
 
 _STEADY = 4.0
@@ -44,23 +50,24 @@ _FORWARD_AT = (
 )
 
 
-def draws_by_itself(scene: Scene) -> Cause | None:
+@signature(Basis.EXACT, Stage.FORWARD)
+def draws_by_itself(context: Context) -> Cause | None:
     """Nothing but random numbers: other gradients in every batch, and the same in the mean.
 
     A set that runs as its control does draws what the control draws, and other numbers are a fault.
     One of other degrees or batches, or beside a control that draws none, may be right; whether it
     is, only the person knows who set it up.
     """
-    case, measure, errors = scene.case, scene.case.measure, scene.case.errors
-    if measure is None or errors is None or case.draws or not scene.failed("gradient-errors"):
+    runs, measure, errors = context.compared, context.compared.measure, context.compared.errors
+    if measure is None or errors is None or runs.draws or not context.failed("gradient-errors"):
         return None
-    ours, theirs = drawn(case.test), drawn(measure.matched)
+    ours, theirs = drawn(runs.test), drawn(measure.matched)
     if ours is None or theirs is None or not in_force(ours, errors.matched):
         return None
     control_draws = in_force(theirs, errors.matched)
-    if control_draws and _layout(case.test) == _layout(measure.matched):
+    if control_draws and _layout(runs.test) == _layout(measure.matched):
         return None
-    in_the_mean = measure_errors(case.test, measure, draws=True)
+    in_the_mean = measure_errors(runs.test, measure, draws=True)
     if in_the_mean is None or in_the_mean.beyond.any() or in_the_mean.all_scaled:
         return None
     control = "is laid out otherwise, and draws others" if control_draws else "draws none"
@@ -76,12 +83,13 @@ def draws_by_itself(scene: Scene) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
-def drawn_otherwise(scene: Scene) -> Cause | None:
+@signature(Basis.FIRST_TENSORS, Stage.FORWARD, asked_of=(Pair.DRAWING,))
+def drawn_otherwise(context: Context) -> Cause | None:
     """A set that draws random numbers, as its control does, and more or fewer of them."""
-    if not scene.failed("drawn-alike"):
+    if not context.failed("drawn-alike"):
         return None
     look_at = "the rate of dropout, where it is switched on, and what else adds noise"
-    return Cause(scene.detail("drawn-alike"), CauseClass.OBJECTIVE, look_at)
+    return Cause(context.detail("drawn-alike"), CauseClass.OBJECTIVE, look_at)
 
 
 def _layout(run: Evidence) -> tuple[object, ...]:
@@ -91,64 +99,84 @@ def _layout(run: Evidence) -> tuple[object, ...]:
     return tuple(ran.get(key) for key in keys)
 
 
-def beyond_rounding(scene: Scene) -> Cause | None:
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BACKWARD,
+    # Frozen steps show a factor more sharply than a norm does.
+    overrides=("faintly_scaled",),
+    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+)
+def beyond_rounding(context: Context) -> Cause | None:
     """What the frozen steps show and the first step's wider limits do not."""
-    errors = scene.case.errors
+    errors = context.compared.errors
     if errors is None:
         return None
-    if scene.failed("frozen-loss"):
-        return _objective(scene)
-    if scene.failed("gradient-errors"):
-        return _scaled_group(scene, errors) or _direction(scene, errors)
-    if scene.failed("gradient-scale"):
-        return _scaled(scene, errors)
+    if context.failed("frozen-loss"):
+        return _objective(context)
+    if context.failed("gradient-errors"):
+        return _scaled_group(context, errors) or _direction(context, errors)
+    if context.failed("gradient-scale"):
+        return _scaled(context, errors)
     return None
 
 
-def scaled_at_frozen_weights(scene: Scene) -> Cause | None:
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.BACKWARD,
+    # No forward pass changes all gradients by a mere factor.
+    overrides=(
+        "hidden_forward",
+        "beyond_rounding",
+    ),
+    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+)
+def scaled_at_frozen_weights(context: Context) -> Cause | None:
     """C1: all gradients are longer or shorter by one factor, many of them inside wider limits."""
-    errors = scene.case.errors
-    if errors is None or not (scene.failed("gradient-scale") or scene.failed("gradient-errors")):
+    errors = context.compared.errors
+    if errors is None or not (
+        context.failed("gradient-scale") or context.failed("gradient-errors")
+    ):
         return None
-    if scene.failed("frozen-loss") or not (errors.all_scaled and _scale_explains(errors)):
+    if context.failed("frozen-loss") or not (errors.all_scaled and _scale_explains(errors)):
         return None
-    return _scaled(scene, errors)
+    return _scaled(context, errors)
 
 
-def forward_at_frozen_weights(scene: Scene) -> Cause | None:
+@signature(Basis.FIRST_TENSORS, Stage.FORWARD)
+def forward_at_frozen_weights(context: Context) -> Cause | None:
     """C4 that the loss does not show: its small change, and gradients that no backward pass spoils.
 
     A backward pass that differs leaves the loss the same: to the last bit where the same program
     computes it, and otherwise within a part of the rounding that two right programs differ by.
     """
-    errors = scene.case.errors
-    if errors is None or not errors.frozen or not scene.failed("gradient-errors"):
+    errors = context.compared.errors
+    if errors is None or not errors.frozen or not context.failed("gradient-errors"):
         return None
-    if scene.failed("same-initial-parameters") or not np.all(np.isfinite(errors.loss)):
+    if context.failed("same-initial-parameters") or not np.all(np.isfinite(errors.loss)):
         return None
-    if scene.failed("frozen-loss"):
-        return _objective(scene)
-    if _scaled_group(scene, errors):
+    if context.failed("frozen-loss"):
+        return _objective(context)
+    if _scaled_group(context, errors):
         return None  # no forward pass changes gradients by a mere factor
-    found = _where_forward_differs(scene, errors)
+    found = _where_forward_differs(context, errors)
     if found is None:
         return None
     place, why = found
     where = f"in {place.words} " if place is not None else ""
     off = int(np.count_nonzero(errors.beyond))
-    same = same_program(scene)
+    same = same_program(context)
     than = ", more than the same program leaves on the same samples" if same else ""
     sentence = (
         f"the forward pass differs {where}by less than the limit of the loss: {off} of "
         f"{len(errors.names)} gradients are wrong by more than rounding at the initial weights, "
         f"worst {_worst(errors)}; the loss is off by {_rms(errors.loss):.2g} rms{than}, {why}"
     )
-    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(scene, place))
+    return Cause(sentence, CauseClass.OBJECTIVE, look_in_forward(context, place))
 
 
-def _where_forward_differs(scene: Scene, errors: Errors) -> tuple[Spot | None, str] | None:
+def _where_forward_differs(context: Context, errors: Errors) -> tuple[Spot | None, str] | None:
     """The place, if it is one, and what says so; None where the backward pass alone may differ."""
-    size, same = _rms(errors.loss), same_program(scene)
+    size, same = _rms(errors.loss), same_program(context)
     if size <= (SAME_BITS if same else LEAST_LOSS):
         return None
     beyond = np.sqrt(np.maximum(errors.test**2 - errors.matched**2, 0.0))
@@ -180,22 +208,22 @@ def _worst(errors: Errors) -> str:
     )
 
 
-def _objective(scene: Scene) -> Cause:
+def _objective(context: Context) -> Cause:
     sentence = (
         "the forward pass or the objective differs: the loss at the initial weights is "
-        f"{scene.detail('frozen-loss')}"
+        f"{context.detail('frozen-loss')}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
 
 
-def _scaled(scene: Scene, errors: Errors) -> Cause:
+def _scaled(context: Context, errors: Errors) -> Cause:
     """Directions are right: all gradients, or those of some parameters, have another length."""
     if not errors.all_scaled:
-        return _of_group(scene, errors, np.sort(errors.scaled))
+        return _of_group(context, errors, np.sort(errors.scaled))
     of_batch = errors.scale.mean(axis=1)
     mean = float(of_batch.mean())
     error = float(of_batch.std(ddof=1) / np.sqrt(len(of_batch))) if len(of_batch) > 1 else 0.0
-    named = _named(scene, np.exp(of_batch))
+    named = _named(context, np.exp(of_batch))
     what = f"all {len(errors.names)} parameters alike"
     if abs(mean) > _STEADY * error:
         return _by_factor(digits(float(np.exp(mean))), named, what)
@@ -212,12 +240,12 @@ def _scaled(scene: Scene, errors: Errors) -> Cause:
     return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
 
 
-def _named(scene: Scene, factors: Floats) -> Named:
+def _named(context: Context, factors: Floats) -> Named:
     """What the factors of the batches equal; training takes the same ones from step 1 on.
 
     The first has no step before it, of which a quantity may be.
     """
-    test, control = scene.case.test, scene.case.control
+    test, control = context.compared.test, context.compared.control
     trained = int(test.steps.max(initial=1))
     factors = factors[:trained]
     steps = np.arange(1, len(factors) + 1, dtype=np.int64)
@@ -238,14 +266,14 @@ def _scale_explains(errors: Errors) -> bool:
     return bool(np.all(errors.test <= np.hypot(errors.multiple * errors.matched, factor)))
 
 
-def _of_group(scene: Scene, errors: Errors, members: Integers) -> Cause:
+def _of_group(context: Context, errors: Errors, members: Integers) -> Cause:
     """Gradients of some parameters have another length."""
     names = [errors.names[index] for index in members]
     factor = float(np.exp(np.median(errors.scales[members])))
     what = describe(names, list(errors.names))
     if of_scores(names):
         return scores_scaled(factor, f"at the initial weights ({what})")
-    named = _named(scene, np.array([factor]))
+    named = _named(context, np.array([factor]))
     return _by_factor(digits(factor), named, what, CauseClass.GROUP_SCALE)
 
 
@@ -260,7 +288,7 @@ def _by_factor(
     return Cause(sentence, kind, f"{named.where}; {_SCALE_AT}" if named.where else _SCALE_AT)
 
 
-def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
+def _scaled_group(context: Context, errors: Errors) -> Cause | None:
     """Errors that a factor explains: of all parameters that are off, the same."""
     off = np.flatnonzero(errors.beyond)
     scales = errors.scales[off]
@@ -274,22 +302,22 @@ def _scaled_group(scene: Scene, errors: Errors) -> Cause | None:
     if spread > 0.1 * abs(float(np.median(scales))):
         return None
     if len(off) == len(errors.names):
-        named = _named(scene, np.exp(errors.scale.mean(axis=1)))
+        named = _named(context, np.exp(errors.scale.mean(axis=1)))
         factor = float(np.exp(np.median(scales)))
         return _by_factor(digits(factor), named, f"all {len(off)} parameters alike")
-    return _of_group(scene, errors, off)
+    return _of_group(context, errors, off)
 
 
-def _direction(scene: Scene, errors: Errors) -> Cause:
+def _direction(context: Context, errors: Errors) -> Cause:
     off = np.flatnonzero(errors.beyond)
     names = [errors.names[index] for index in off]
     among = list(errors.names)
-    hint = family(names, among, scene)
+    hint = family(names, among, context)
     clue = f"; {hint.words}" if hint.words else ""
     sentence = (
         f"{len(off)} of {len(among)} gradients are wrong by more than rounding at the initial "
         f"weights, while the loss is right within it: worst {_worst(errors)}"
-        f"{stage_words(names, among, scene)}{clue}"
+        f"{stage_words(names, among, context)}{clue}"
     )
     look_at = "; ".join(filter(None, (hint.look_at, _FORWARD_AT)))
     return Cause(sentence, CauseClass.GRADIENT_DIRECTION, look_at)

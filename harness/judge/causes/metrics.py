@@ -1,22 +1,31 @@
-"""C5: the number is wrong, and training is not."""
+"""C5: the reported number is wrong, and training is not.
+
+With the probe, a reported number is compared with the one recomputed in the same run: in which way
+it is off (:func:`way_of`), and of which part of the model a grad norm is the norm (the squares of
+norms add up).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.agreement import agreement
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.misreports import way_of
-from harness.judge.scene import (
-    Scene,
+from harness.judge.causes.context import (
+    CONSTANT,
+    Context,
     is_constant,
     off_at_first_step,
     ratio_words,
     words_of,
 )
-from harness.model import CauseClass, Outcome, Precision
+from harness.judge.causes.factors import Match, named_factor
+from harness.judge.causes.location import stage_words
+from harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
+from harness.judge.causes.signature import EVERY, Basis, Cause, Pair, Stage, signature
+from harness.judge.compare.reported import Agreement, agreement
+from harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
 
 _LOGGED = {
     "loss": "where the loss is reduced for logging: dist_sum or dist_mean, over which mesh, and "
@@ -58,39 +67,50 @@ _MOSTLY = 0.5
 """Share of a reported difference that the recomputed values must not have, to be misreported."""
 
 
-def metric_only(scene: Scene) -> Cause | None:
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.REPORT,
+    # It compares what one run reports and computes, so no other run can mislead it.
+    overrides=(
+        "drawn_otherwise",
+        "loss_of_right_gradients",
+        "loss_scaled_alone",
+    ),
+    asked_of=EVERY,
+)
+def metric_only(context: Context) -> Cause | None:
     """The reported number is wrong, the recomputed one right."""
     recomputed = [
         envelope
-        for signal, envelope in scene.case.envelopes.items()
+        for signal, envelope in context.compared.envelopes.items()
         if signal.endswith("_recomputed")
     ]
     if not recomputed:
         return None
-    failed = [name for name in _TRAINED if scene.failed(name)]
+    failed = [name for name in _TRAINED if context.failed(name)]
     trained = not any(each.onset is not None for each in recomputed)
-    trained = trained and (not failed or _hardly(failed, scene))
+    trained = trained and (not failed or _hardly(failed, context))
     for signal in ("loss", "grad_norm"):
-        reported = scene.case.envelopes.get(signal)
+        reported = context.compared.envelopes.get(signal)
         if reported is None or reported.onset is None:
             continue
         first = reported.index_of(reported.onset)
-        if not _misreported(signal, scene, reported.onset):
+        if not _misreported(signal, context, reported.onset):
             continue
-        way = way_of(signal, scene)
+        way = way_of(signal, context)
         said = (
             f"only the metric is wrong: the reported {words_of(reported)} is "
             f"{ratio_words(reported, first)} times the control's at step {reported.steps[first]}"
-            f"{way.words or scene.factor(reported)}, while the recomputed values agree"
+            f"{way.words or context.factor(reported)}, while the recomputed values agree"
         )
-        look_at = "; ".join(words for words in (way.where, _logged(signal, scene)) if words)
+        look_at = "; ".join(words for words in (way.where, _logged(signal, context)) if words)
         if trained:
-            right = f"training itself is right{_unless(scene)}"
+            right = f"training itself is right{_unless(context)}"
             if signal == "loss":
-                right = _training(scene, abs(reported.test[first] / reported.control[first] - 1))
-            sentence = f"{said}{_norm_too(signal, scene)}: {right}"
+                right = _training(context, abs(reported.test[first] / reported.control[first] - 1))
+            sentence = f"{said}{_norm_too(signal, context)}: {right}"
             return Cause(sentence, CauseClass.METRIC_ONLY, look_at)
-        parted = _clipped(scene, reported.onset) if signal == "grad_norm" else None
+        parted = _clipped(context, reported.onset) if signal == "grad_norm" else None
         if parted is not None:
             sentence = (
                 f"{said} there: a wrong norm, and clipping uses it, so training follows "
@@ -100,51 +120,53 @@ def metric_only(scene: Scene) -> Cause | None:
     return None
 
 
-def _hardly(failed: Sequence[str], scene: Scene) -> bool:
+def _hardly(failed: Sequence[str], context: Context) -> bool:
     """Whether tensors are all that failed, and below fp32 just outside their limits.
 
     Right implementations differ there by more than few repeats of the control. What a run reports
     and what it computes is compared within that run.
     """
-    if scene.precision is Precision.FP32 or not set(failed) <= _TENSORS:
+    if context.precision is Precision.FP32 or not set(failed) <= _TENSORS:
         return False
-    kinds = (kind for each in scene.case.tensors for kind in (each.gradients, each.updates))
+    kinds = (kind for each in context.compared.tensors for kind in (each.gradients, each.updates))
     furthest = max((float(kind.excess.max()) for kind in kinds if kind is not None), default=0.0)
     return furthest <= _HARDLY
 
 
-def _training(scene: Scene, apart: float) -> str:
+def _training(context: Context, apart: float) -> str:
     """What is known of training when the reported loss is off by a share.
 
     An objective that differs by so much changes gradients by as much. In low precision that may be
     inside their limits.
     """
-    sample = next((each for each in scene.case.tensors if each.gradients is not None), None)
-    if scene.precision is Precision.FP32 or sample is None or sample.gradients is None:
+    sample = next((each for each in context.compared.tensors if each.gradients is not None), None)
+    if context.precision is Precision.FP32 or sample is None or sample.gradients is None:
         return "training itself is right"
     furthest = float(sample.gradients.difference.max(initial=0.0))
     if furthest <= _CLEARLY * apart:
         return "training itself is right"
     return (
-        f"training agrees as far as {scene.precision.value} arithmetic shows (gradients to "
+        f"training agrees as far as {context.precision.value} arithmetic shows (gradients to "
         f"{furthest:.1g}), which would not show an objective that is off by as much; the same pair "
         "in fp32 would"
     )
 
 
-def _logged(signal: str, scene: Scene) -> str:
+def _logged(signal: str, context: Context) -> str:
     """Where to look for what reports a signal."""
-    spec = scene.case.spec
+    spec = context.compared.spec
     guided = spec is not None and spec.trainer.can.guided
     return (_LOGGED if guided else _LOGGED_ELSEWHERE)[signal]
 
 
-def _misreported(signal: str, scene: Scene, step: int) -> bool:
+def _misreported(signal: str, context: Context, step: int) -> bool:
     """Whether most of a difference is between what one run reports and what is true of it.
 
     A recomputed value inside a coarse limit may be off by as much as the reported one.
     """
-    reported, truth = (scene.case.envelopes.get(name) for name in (signal, f"{signal}_recomputed"))
+    reported, truth = (
+        context.compared.envelopes.get(name) for name in (signal, f"{signal}_recomputed")
+    )
     if reported is None or truth is None or step not in truth.steps:
         return True  # nothing speaks against it
     said, true = reported.index_of(step), truth.index_of(step)
@@ -154,95 +176,373 @@ def _misreported(signal: str, scene: Scene, step: int) -> bool:
         return bool(not abs(whole / own - 1) < _MOSTLY * abs(whole - 1))
 
 
-def _unless(scene: Scene) -> str:
+def _unless(context: Context) -> str:
     """What is known of the norm that clipping used."""
-    if scene.outcome("clipping-first-steps") is Outcome.PASS:
+    if context.outcome("clipping-first-steps") is Outcome.PASS:
         return ", clipping too"
     return ", unless clipping uses that norm"
 
 
-def _norm_too(signal: str, scene: Scene) -> str:
+def _norm_too(signal: str, context: Context) -> str:
     """Whether the other metric is wrong as well."""
-    norm = scene.case.envelopes.get("grad_norm")
+    norm = context.compared.envelopes.get("grad_norm")
     if signal == "grad_norm" or norm is None or norm.onset is None:
         return ""
-    return f"; the reported grad norm is wrong, too{way_of('grad_norm', scene).words}"
+    return f"; the reported grad norm is wrong, too{way_of('grad_norm', context).words}"
 
 
-def _clipped(scene: Scene, onset: int) -> int | None:
+def _clipped(context: Context, onset: int) -> int | None:
     """When training parted, if it did so only after a first step whose norm was misreported."""
-    norm, sample = scene.case.envelopes.get("grad_norm_recomputed"), scene.sample(onset)
-    if norm is None or not scene.agrees("grad_norm", onset) or scene.agrees("loss", onset) is False:
+    norm, sample = context.compared.envelopes.get("grad_norm_recomputed"), context.sample(onset)
+    if (
+        norm is None
+        or not context.agrees("grad_norm", onset)
+        or context.agrees("loss", onset) is False
+    ):
         return None
     if sample is not None and sample.gradients is not None and sample.gradients.outside.size:
         return None
-    if not scene.failed("reported-grad-norm-is-recomputed"):
+    if not context.failed("reported-grad-norm-is-recomputed"):
         return None
-    parted = scene.first_failure(
+    parted = context.first_failure(
         "grad-norm-first-step", "grad-norm-envelope", "reported-grad-norm-is-recomputed"
     )
     return parted if parted is not None and parted >= onset else None
 
 
-def loss_of_right_gradients(scene: Scene) -> Cause | None:
+@signature(
+    Basis.FIRST_TENSORS,
+    Stage.REPORT,
+    # All gradients agree, not the norm alone.
+    overrides=("loss_scaled_alone",),
+)
+def loss_of_right_gradients(context: Context) -> Cause | None:
     """A loss that differs although every gradient of it agrees."""
-    loss, sample = scene.curve("loss"), scene.sample(1)
+    loss, sample = context.curve("loss"), context.sample(1)
     if loss is None or not off_at_first_step(loss) or int(loss.steps[0]) != 1:
         return None
     if sample is None or sample.gradients is None or sample.gradients.outside.size:
         return None
-    if scene.agrees("grad_norm", 1) is False or scene.failed("same-initial-parameters"):
+    if context.agrees("grad_norm", 1) is False or context.failed("same-initial-parameters"):
         return None
     worst = sample.gradients.worst
     if not sample.gradients.difference[worst] <= _CLEARLY * loss.difference[0]:
         return None
     sentence = (
         f"only the loss as a number is wrong: {words_of(loss)} is {ratio_words(loss, 0)} times the "
-        f"control's at step 1{scene.factor(loss)}, while the gradients of all "
+        f"control's at step 1{context.factor(loss)}, while the gradients of all "
         f"{len(sample.names)} parameters agree (the furthest to "
         f"{sample.gradients.difference[worst]:.1g})"
     )
-    return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", scene))
+    return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
 
 
-def loss_scaled_alone(scene: Scene) -> Cause | None:
+@signature(Basis.FIRST_TENSORS, Stage.REPORT, asked_of=(Pair.ORDINARY, Pair.CURVES))
+def loss_scaled_alone(context: Context) -> Cause | None:
     """C5 without a probe: a scaled objective would scale the gradients too."""
-    loss, norm = scene.case.envelopes.get("loss"), scene.curve("grad_norm")
+    loss, norm = context.compared.envelopes.get("loss"), context.curve("grad_norm")
     if (
-        "loss_recomputed" in scene.case.envelopes
+        "loss_recomputed" in context.compared.envelopes
         or loss is None
         or norm is None
         or norm.onset is not None
     ):
         return None
-    factor = scene.factor(loss) if loss.onset is not None else ""
-    constant = loss.onset is not None and is_constant(scene.ratio(loss)[0])
+    factor = context.factor(loss) if loss.onset is not None else ""
+    constant = loss.onset is not None and is_constant(context.ratio(loss)[0])
     if not (factor or constant):
         return None
     sentence = (
         f"probably only the metric is wrong: the loss is {ratio_words(loss, 0)} times the control's"
         f"{factor}, while the grad norm agrees at every step"
     )
-    return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", scene))
+    return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
 
 
-def contradiction(scene: Scene) -> Cause | None:
+@signature(
+    Basis.LEFT_OVER,
+    Stage.REPORT,
+    # A table that is off by rounding hardly says anything.
+    overrides=("rounded_tables",),
+)
+def contradiction(context: Context) -> Cause | None:
     """All agrees with the control but what the run says of itself."""
     for signal in ("loss", "grad_norm"):
         name = f"reported-{signal.replace('_', '-')}-is-recomputed"
         others = [
             check.name
-            for check in scene.checks.values()
+            for check in context.checks.values()
             if check.name != name and check.outcome is Outcome.FAIL
         ]
-        if scene.failed(name) and not others:
+        if context.failed(name) and not others:
             sentence = (
                 f"only the metric is wrong: the {signal.replace('_', ' ')} that is "
-                f"{scene.detail(name)}{way_of(signal, scene).words}, while all that was compared "
-                "with the control agrees"
+                f"{context.detail(name)}{way_of(signal, context).words}, while all that was "
+                "compared with the control agrees"
             )
-            if signal == "loss" and (compared := agreement(scene.case.test, signal)) is not None:
+            if (
+                signal == "loss"
+                and (compared := agreement(context.compared.test, signal)) is not None
+            ):
                 apart = float(compared.difference.max(initial=0.0))
-                sentence += f": {_training(scene, apart)}"
-            return Cause(sentence, CauseClass.METRIC_ONLY, _logged(signal, scene))
+                sentence += f": {_training(context, apart)}"
+            return Cause(sentence, CauseClass.METRIC_ONLY, _logged(signal, context))
     return None
+
+
+_FEWEST = 3
+"""Steps that a way other than a named factor must hold for: one number fits many formulas."""
+_MANTISSAS = {"bfloat16": 8, "float16": 11}
+"""Bits of the significand, with the implicit one (IEEE 754, and bfloat16 as torch has it)."""
+_NEAR = 3.0
+"""Times the limit of agreement: nothing drifts between two numbers of one run."""
+_MOST_SHARE = 0.9
+"""Of a new value in a running mean; with more it is hardly one."""
+_TWICE = 2.0
+"""A sum of two rounded numbers is off by at most so many times the rounding of one."""
+
+
+class Way(NamedTuple):
+    """How a metric is wrong."""
+
+    words: str = ""
+    """A clause with a leading comma; empty when the run reports what it computes."""
+    where: str = ""
+    """What this way adds to what a person should look at."""
+
+
+def way_of(signal: str, context: Context) -> Way:
+    """How ``loss`` or ``grad_norm`` is misreported; the first that fits, most certain first."""
+    compared = agreement(context.compared.test, signal)
+    if compared is None or not compared.outside.size:
+        return Way()
+    known = (way for look in _WAYS if (way := look(compared, context)))
+    return next(known, Way())
+
+
+def _factor(compared: Agreement, context: Context) -> Way | None:
+    """One factor, or a number of the run: nothing drifts, so it is met nearly exactly.
+
+    At the steps that are off: the others may be right.
+    """
+    off = np.isin(compared.steps, compared.outside)
+    ratio, steps = _ratio(compared)[off], compared.steps[off]
+    near = _NEAR * compared.limit.value
+    few = "" if off.all() else f" at {steps.size} of {off.size} steps"
+    words = _named(ratio, steps, context, Match(near, near))
+    if words:
+        return Way(f"{few}, which equals {words}")
+    if compared.signal == "grad_norm":  # squares of norms add up, or are averaged
+        words = _named(ratio**2, steps, context, Match(2 * near, 2 * near))
+        if words:
+            return Way(f"{few}, which equals the square root of {words}")
+    return None
+
+
+def _constant(compared: Agreement, _: Context) -> Way | None:
+    """One factor that equals nothing known, at the steps that are off."""
+    off = np.isin(compared.steps, compared.outside)
+    ratio, near = _ratio(compared)[off], _NEAR * compared.limit.value
+    middle = float(np.median(ratio))
+    if ratio.size < _FEWEST or abs(middle - 1) <= _NEAR * near:
+        return None
+    if not np.all(np.abs(ratio - middle) <= near * abs(middle)):
+        return None
+    where = "every step" if off.all() else f"{ratio.size} of {off.size} steps"
+    return Way(f", the same {middle:.6g} times the recomputed one at {where}")
+
+
+def _late(compared: Agreement, _: Context) -> Way | None:
+    """Each value is that of the step before."""
+    if compared.steps.size < _FEWEST or not np.all(np.diff(compared.steps) == 1):
+        return None
+    if not _same(compared.reported[1:], compared.recomputed[:-1], compared):
+        return None
+    return Way(
+        ", one step late: each value is the recomputed one of the step before",
+        "when the value is copied from the device: an asynchronous copy, or a buffer used again",
+    )
+
+
+def _stale(compared: Agreement, _: Context) -> Way | None:
+    """The value stays where it was, and the recomputed one moves on."""
+    still = np.diff(compared.reported) == 0
+    moving = np.diff(compared.recomputed) != 0
+    stays = still & moving & np.isin(compared.steps[1:], compared.outside)
+    last = int(np.flatnonzero(~stays)[-1]) + 1 if not stays.all() else 0
+    if stays.size - last < _FEWEST:
+        return None
+    return Way(
+        f", the same value at every step from step {compared.steps[last]} on",
+        "when the value is computed anew and copied from the device",
+    )
+
+
+def _running_mean(compared: Agreement, _: Context) -> Way | None:
+    """An exponential mean over steps: each value moves by one share towards the recomputed one."""
+    if compared.steps.size <= _FEWEST:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.diff(compared.reported) / (compared.recomputed[1:] - compared.reported[:-1])
+    share = float(np.median(shares))
+    if not 0 < share < _MOST_SHARE or not np.all(np.abs(shares - share) <= CONSTANT * share):
+        return None
+    return Way(f", a running mean over steps: each takes {share:.3g} of the recomputed one")
+
+
+def _formula(compared: Agreement, _: Context) -> Way | None:
+    """A root that is missing or taken twice, a perplexity."""
+    value = compared.recomputed
+    with np.errstate(invalid="ignore", over="ignore"):
+        formulas = {
+            "the square of the recomputed one": value**2,
+            "the square root of the recomputed one": np.sqrt(value),
+            "the exponential of the recomputed one": np.exp(value),
+        }
+    for words, expected in formulas.items():
+        if _same(compared.reported, expected, compared):
+            return Way(f", {words}")
+    return None
+
+
+def _clipped_norm(compared: Agreement, context: Context) -> Way | None:
+    """What clipping leaves of a norm."""
+    config = context.in_force.get("config") or {}
+    most = config.get("training.max_norm")
+    if compared.signal != "grad_norm" or not isinstance(most, int | float) or most <= 0:
+        return None
+    if not _same(compared.reported, np.minimum(compared.recomputed, most), compared):
+        return None
+    return Way(
+        f", what clipping to {most:g} leaves of the recomputed one",
+        "whether the norm is taken before or after clipping",
+    )
+
+
+def _part(compared: Agreement, context: Context) -> Way | None:
+    """The norm of a part of the model."""
+    words = part_words(compared, context) if compared.signal == "grad_norm" else ""
+    return Way(f", {words}") if words else None
+
+
+def _rounded(compared: Agreement, _: Context) -> Way | None:
+    """Every value is one of a coarser format."""
+    fraction = np.frexp(compared.reported)[0]
+    for name, bits in _MANTISSAS.items():
+        steps = fraction * 2.0**bits
+        near = compared.difference <= _TWICE * 2.0**-bits
+        if np.all(steps == np.round(steps)) and np.all(near):
+            return Way(
+                f", as rounded to {name}", "in which precision the value is summed and reduced"
+            )
+    return None
+
+
+def _varying(compared: Agreement, context: Context) -> Way | None:
+    """Another factor at every step."""
+    off = np.isin(compared.steps, compared.outside)
+    ratio, steps = _ratio(compared)[off], compared.steps[off]
+    if not np.all(np.isfinite(ratio)):
+        return None
+    spread = f"from {ratio.min():.6g} to {ratio.max():.6g} times the recomputed one"
+    about = _named(ratio, steps, context, Match())
+    if about:
+        return Way(f", {spread}: about {about}; so would be a rank's or microbatch's part alone")
+    return Way(f", {spread}, by no single factor")
+
+
+_WAYS: tuple[Callable[[Agreement, Context], Way | None], ...] = (
+    _clipped_norm,
+    _factor,
+    _late,
+    _constant,
+    _stale,
+    _running_mean,
+    _formula,
+    _part,
+    _rounded,
+    _varying,
+)
+
+
+def _ratio(compared: Agreement) -> Floats:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray(compared.reported / compared.recomputed, dtype=np.float64)
+
+
+def _named(ratio: Floats, steps: Integers, context: Context, match: Match) -> str:
+    return named_factor(ratio, steps, context.compared.test, context.compared.control, match).words
+
+
+def _same(values: Floats, expected: Floats, compared: Agreement) -> bool:
+    """Whether values agree as well as a report should, at enough steps to tell."""
+    allowed = compared.limit.value * np.abs(expected)
+    return values.size >= _FEWEST - 1 and bool(np.all(np.abs(values - expected) <= allowed))
+
+
+_FEWEST_SAMPLES = 2
+_SHARE = 0.3
+"""Of the limit of agreement, that a part's norm may be off by: parts are many."""
+
+
+class _Part(NamedTuple):
+    """A sum over some parameters of squares, which are counted a number of times."""
+
+    times: Floats
+    """Shape (parameters,)."""
+    words: str
+
+
+def part_words(compared: Agreement, context: Context) -> str:
+    """``the norm of layers 2-3 alone``; empty where none fits, or several do."""
+    at = {int(step): index for index, step in enumerate(compared.steps)}
+    samples = [each for each in context.compared.test.samples if each.step in at and each.gradients]
+    if len(samples) < _FEWEST_SAMPLES:
+        return ""
+    names = samples[0].names
+    squares = np.array([each.gradients.norm**2 for each in samples if each.gradients])
+    reported = np.array([compared.reported[at[each.step]] for each in samples])
+    allowed = _SHARE * compared.limit.value * reported
+    found: dict[bytes, str] = {}
+    for part in _parts(names, context):
+        if np.all(np.abs(np.sqrt(squares @ part.times) - reported) <= allowed):
+            found.setdefault(part.times.tobytes(), part.words)
+    return next(iter(found.values())) if len(found) == 1 else ""
+
+
+def _parts(names: Sequence[str], context: Context) -> Iterator[_Part]:
+    for chosen in _choices(names):
+        if chosen.all() or not chosen.any():
+            continue
+        for kept in (chosen, ~chosen):
+            yield _Part(kept.astype(np.float64), _alone(kept, names, context))
+        which = describe(_chosen(names, chosen), names)
+        for name, degree in context.degrees.items():
+            if isinstance(degree, int) and degree > 1:
+                words = f"{which} counted {degree} times, once by each {name} rank"
+                more = (degree - 1) * chosen.astype(np.float64)
+                yield _Part(np.asarray(1.0 + more, dtype=np.float64), f"the norm with {words}")
+
+
+def _alone(kept: Flags, names: Sequence[str], context: Context) -> str:
+    """By what is in or by what is not, whichever is less to say; a stage by what it holds."""
+    inside, outside = _chosen(names, kept), _chosen(names, ~kept)
+    stage = stage_words(inside, names, context)
+    if len(inside) > len(outside) and not stage:
+        return f"the norm without {describe(outside, names)}"
+    return f"the norm of {describe(inside, names)}{stage} alone"
+
+
+def _chosen(names: Sequence[str], flags: Flags) -> list[str]:
+    return [name for name, here in zip(names, flags, strict=True) if here]
+
+
+def _choices(names: Sequence[str]) -> Iterator[Flags]:
+    """The beginnings of the model, each kind of parameter, each parameter."""
+    layers = layers_of(names)
+    if layers:
+        depths = np.array([depth_of(name, layers[-1]) for name in names])
+        yield from (depths < cut for cut in range(layers[-1] + 2))
+    roles = [role_of(name) for name in names]
+    yield from (np.array([role is each for role in roles]) for each in dict.fromkeys(roles))
+    yield from np.eye(len(names), dtype=np.bool_)

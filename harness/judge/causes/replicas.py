@@ -4,40 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.groups import fold, joined
+from harness.judge.causes.context import Context
+from harness.judge.causes.parameter_names import fold, joined
+from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
 from harness.judge.causes.updates import first_part
-from harness.judge.scene import Scene
 from harness.model import CauseClass, Disagreement, ReplicaSample
 
 _NAMED = 3
 
 
-def replicas(scene: Scene) -> Cause | None:
+@signature(
+    Basis.HELD,
+    Stage.WEIGHTS,
+    # Copies that differ at the start are not the control's weights either.
+    overrides=("initial",),
+    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+)
+def replicas(context: Context) -> Cause | None:
     """Copies disagree, and may have done so when the first other thing went wrong.
 
     Some of each kind are listed, so a kind that is not listed agrees.
     """
-    if not scene.failed("replicas-agree"):
+    if not context.failed("replicas-agree"):
         return None
     agreed, first = -1, None
-    for sample in scene.case.test.replicas:
+    for sample in context.compared.test.replicas:
         if sample.count:
             first = sample
             break
         agreed = sample.step
-    parted = scene.first_failure("replicas-agree")
+    parted = context.first_failure("replicas-agree")
     # Copies are compared at some steps only: they began to differ after the last that agreed.
     if first is None or (parted is not None and agreed + 1 > parted):
         return None
     kinds = {each.kind for each in first.disagreements}
-    why, look_at = _why(first, kinds, agreed, scene)
+    why, look_at = _why(first, kinds, agreed, context)
     seen = _seen(first, kinds)
-    sentence = f"replicas differ: at step {first.step} {seen}: {why}{first_part(scene)}"
+    sentence = f"replicas differ: at step {first.step} {seen}: {why}{first_part(context)}"
     return Cause(sentence, CauseClass.REPLICAS, look_at)
 
 
-def _why(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> tuple[str, str]:
+def _why(first: ReplicaSample, kinds: set[str], agreed: int, context: Context) -> tuple[str, str]:
     dims = sorted({dim for each in first.disagreements for dim in each.mesh_dims})
     mesh = f" over {joined(dims)}" if dims else ""
     if first.step == 0:
@@ -47,7 +54,7 @@ def _why(first: ReplicaSample, kinds: set[str], agreed: int, scene: Scene) -> tu
             "a buffer is updated by each rank from its own numbers",
             f"where these buffers are updated and reduced{mesh}",
         )
-    began = _since(first, agreed, scene)
+    began = _since(first, agreed, context)
     reduction = (
         f"the gradient reduction{mesh} of these tensors: gradient placements of to_local, "
         "no_sync and last-microbatch flags, hooks that some ranks skip"
@@ -90,11 +97,11 @@ def _began_otherwise(kinds: set[str], mesh: str) -> tuple[str, str]:
     )
 
 
-def _since(first: ReplicaSample, agreed: int, scene: Scene) -> str:
+def _since(first: ReplicaSample, agreed: int, context: Context) -> str:
     """Between which steps the copies began to differ."""
     if agreed < 0:
         return ""
-    parted = scene.first_failure("replicas-agree")
+    parted = context.first_failure("replicas-agree")
     if parted is None or not agreed + 1 < first.step or parted > first.step:
         return f", after step {agreed}"
     return f", after step {agreed} and by step {parted}, where the run leaves its control"

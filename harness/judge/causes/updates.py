@@ -1,23 +1,34 @@
-"""C6 from sketches: other weights to begin with, and right gradients that move them otherwise."""
+"""C6 from sketches: weights that begin, move, or are carried on otherwise.
+
+No curve shows what a resume lost in the middle of a run. The first sample after it does: weights
+are where no update can have brought them, or rounded, or those of a few parameters part from the
+control while all others follow it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.cause import Cause
-from harness.judge.causes.groups import describe, joined, place_of
-from harness.judge.causes.sorting import MOST_FACTORS, Sorting, common_multiple, sort
-from harness.judge.causes.wrong import NAMED, wrong_gradients
-from harness.judge.curves import series
-from harness.judge.floors import FIRST_STEPS
-from harness.judge.scene import Scene, loss_agrees
-from harness.judge.sketches import update
-from harness.judge.storage import storage
-from harness.judge.tensors import TensorComparison, TensorDifferences
-from harness.model import CauseClass, Floats
+from harness.judge.causes.context import Context, loss_agrees, words_of
+from harness.judge.causes.gradient_patterns import (
+    MOST_FACTORS,
+    NAMED,
+    Sorting,
+    common_multiple,
+    sort,
+    wrong_gradients,
+)
+from harness.judge.causes.parameter_names import describe, joined, place_of
+from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
+from harness.judge.compare.curves import series
+from harness.judge.compare.floors import FIRST_STEPS, storage
+from harness.judge.compare.sketches import fit, update
+from harness.judge.compare.tensors import TensorComparison, TensorDifferences
+from harness.model import CauseClass, Floats, Integers, Precision, TensorSample
 
 SAME_NORM = 1e-9
 """Norms in float64 of the same bits differ by no more: any order of the sum."""
@@ -25,10 +36,11 @@ STILL = 1e-6
 """A tensor whose update has less than this of the control's length does not move."""
 
 
-def initial(scene: Scene) -> Cause | None:
+@signature(Basis.HELD, Stage.WEIGHTS, asked_of=(Pair.ORDINARY, Pair.DRAWING))
+def initial(context: Context) -> Cause | None:
     """Training begins with other weights: nothing else can then be compared."""
-    sample = scene.sample(0)
-    if not scene.failed("same-initial-parameters") or sample is None or sample.initial is None:
+    sample = context.sample(0)
+    if not context.failed("same-initial-parameters") or sample is None or sample.initial is None:
         return None
     ours, theirs = sample.test.parameters, sample.control.parameters
     sorting = sort(ours.sketch, theirs.sketch, sample.initial)
@@ -92,9 +104,15 @@ def _swapped(sample: TensorComparison, off: Sequence[int]) -> str:
     return f"; by its norms {words}"
 
 
-def frozen(scene: Scene) -> Cause | None:
+@signature(
+    Basis.LATER_STATE,
+    Stage.UPDATE,
+    # Weights that stand still are not counted either.
+    overrides=("counted_otherwise",),
+)
+def frozen(context: Context) -> Cause | None:
     """Parameters stay where they are although they have a gradient."""
-    for before, sample in pairwise(scene.case.tensors):
+    for before, sample in pairwise(context.compared.tensors):
         found = sample.updates
         if found is None or not found.outside.size:
             continue
@@ -126,23 +144,24 @@ _LEFT_OUT = (
 )
 
 
-def updated(scene: Scene) -> Cause | None:
+@signature(Basis.LATER_TENSORS, Stage.UPDATE)
+def updated(context: Context) -> Cause | None:
     """Gradients agree, and parameters move otherwise."""
-    for before, sample in pairwise(scene.case.tensors):
+    for before, sample in pairwise(context.compared.tensors):
         if sample.gradients is not None and sample.gradients.outside.size:
-            return _unseen(before, sample, scene)
+            return _unseen(before, sample, context)
         if sample.updates is not None and sample.updates.outside.size:
-            return _other_update(before, sample, sample.updates, scene)
+            return _other_update(before, sample, sample.updates, context)
     return None
 
 
-def _unseen(before: TensorComparison, sample: TensorComparison, scene: Scene) -> Cause | None:
+def _unseen(before: TensorComparison, sample: TensorComparison, context: Context) -> Cause | None:
     """The first thing off is what the first update led to: it is within its own, wider limit."""
     if before.updates is None or sample.step > FIRST_STEPS:
         return None
     worst = int(np.argmax(before.updates.difference))
-    start = scene.sample(before.step - 1)
-    decay = _decay(start, before, range(len(before.names)), scene) if start else ""
+    start = context.sample(before.step - 1)
+    decay = _decay(start, before, range(len(before.names)), context) if start else ""
     sentence = (
         f"the first update differs: the gradients of step {before.step} agree, those of step "
         f"{sample.step} do not; the update of {sample.names[worst]} is off by "
@@ -160,15 +179,15 @@ _OPTIMIZER = (
 
 
 def _other_update(
-    before: TensorComparison, sample: TensorComparison, found: TensorDifferences, scene: Scene
+    before: TensorComparison, sample: TensorComparison, found: TensorDifferences, context: Context
 ) -> Cause:
     sorting = sort(*_moves(before, sample), found)
     among = [sample.names[index] for index in sorting.judged]
     names = [sample.names[index] for index in found.outside]
     since = "" if before.step == sample.step - 1 else f" since step {before.step}"
     head = f"gradients agree and the update differs at step {sample.step}{since}"
-    tail = loss_agrees(scene, sample.step)
-    decay = _decay(before, sample, found.outside.tolist(), scene)
+    tail = loss_agrees(context, sample.step)
+    decay = _decay(before, sample, found.outside.tolist(), context)
     if decay:
         said, look_at = f"{describe(names, among)}{decay}", _DECAY
     elif sorting.scaled and not sorting.turned and len(sorting.scaled) <= MOST_FACTORS:
@@ -182,16 +201,16 @@ def _other_update(
         look_at = _OPTIMIZER
     if sample.step > FIRST_STEPS:
         look_at = f"what changes after step {before.step}: {look_at}"
-    return Cause(f"{head}: {said}{_still(found, names, scene)}{tail}", CauseClass.UPDATE, look_at)
+    return Cause(f"{head}: {said}{_still(found, names, context)}{tail}", CauseClass.UPDATE, look_at)
 
 
 def _off_by(difference: float) -> str:
     return f"by {difference:.2g}" if np.isfinite(difference) else "where the control stands still"
 
 
-def _still(found: TensorDifferences, off: Sequence[str], scene: Scene) -> str:
+def _still(found: TensorDifferences, off: Sequence[str], context: Context) -> str:
     """Whether all that is off stands still in the control, which coarse weights often do."""
-    stored = storage(scene.case.test, scene.case.control, 0.0)
+    stored = storage(context.compared.test, context.compared.control, 0.0)
     coarse = float(stored.spacings(off).max())
     if not coarse or np.isfinite(found.difference[found.outside]).any():
         return ""
@@ -222,7 +241,7 @@ def _factors(sample: TensorComparison, sorting: Sorting, among: Sequence[str]) -
 
 
 def _decay(
-    before: TensorComparison, sample: TensorComparison, off: Iterable[int], scene: Scene
+    before: TensorComparison, sample: TensorComparison, off: Iterable[int], context: Context
 ) -> str:
     """Whether the updates differ by a multiple of the weights: that is weight decay.
 
@@ -236,14 +255,14 @@ def _decay(
     multiple = common_multiple((ours - theirs)[chosen], before.control.parameters.sketch[chosen])
     if multiple is None:
         return ""
-    rate = series(scene.case.test, "lr").at(sample.step)
+    rate = series(context.compared.test, "lr").at(sample.step)
     known = f", so weight decay differs by {-multiple / rate:.3g}" if rate else ""
     return f"; the updates differ by {multiple:.3g} times the weights themselves{known}"
 
 
-def first_part(scene: Scene) -> str:
+def first_part(context: Context) -> str:
     """Which tensors parted first, at a later sample, for the words of other causes."""
-    for sample in scene.case.tensors:
+    for sample in context.compared.tensors:
         wrong = wrong_gradients(sample)
         if wrong is not None:
             names, what = wrong.off, "gradients"
@@ -259,3 +278,237 @@ def first_part(scene: Scene) -> str:
             f"at step {sample.step} (worst {names[0]})"
         )
     return ""
+
+
+ADAM_REACH = 1.25
+"""Learning rates per step that the entries of a tensor move by under Adam, in the root mean square.
+
+The step size bounds it (Kingma and Ba, "Adam: a method for stochastic optimization", 2015, section
+2.1); weight decay adds a little.
+"""
+BEYOND = 1.6
+"""More learning rates per step than this are out of Adam's reach."""
+BFLOAT16_LEAVES = (4e-4, 6e-3)
+"""Relative difference of a whole tensor from itself in bfloat16: 8 bits, and what training adds."""
+ALL_ALIKE = 10.0
+"""Rounding spares no tensor: the furthest differs by at most this times the nearest."""
+STANDS_OUT = 4.0
+"""Times the furthest of all other tensors."""
+ASIDE = 0.5
+"""What a factor leaves of an update, at most, that goes along the control's."""
+NOTABLE = 0.2
+"""Share of an update; a smaller difference says nothing about single tensors."""
+
+_NOTHING = 1e-12
+
+_LOADED = (
+    "what a resume between those steps saves and loads, by which names, and whether it is strict: "
+    "weights, and the optimizer's state of each"
+)
+_SETTINGS = (
+    "what changes between those steps for these parameters alone: learning rate, betas and weight "
+    "decay of their group"
+)
+
+
+class _Parting(NamedTuple):
+    """The first sample at which the runs are apart, after the first steps."""
+
+    before: TensorComparison
+    sample: TensorComparison
+    after: TensorComparison | None
+    """The next sample."""
+
+    @property
+    def between(self) -> str:
+        return f"between steps {self.before.step} and {self.sample.step}"
+
+
+@signature(
+    Basis.LATER_TENSORS,
+    Stage.RESUME,
+    # What no update can do is no rounding.
+    overrides=("rounded",),
+)
+def moved_too_far(context: Context) -> Cause | None:
+    """Weights moved once by more than the learning rate lets an optimizer move them."""
+    parting = _parting(context)
+    if parting is None or parting.after is None:
+        return None
+    before, sample, after = parting.before, parting.sample, parting.after
+    control = _reach(before.control, sample.control, context)
+    ours = _reach(before.test, sample.test, context)
+    later = _reach(sample.test, after.test, context)
+    if not control.max(initial=0.0) <= ADAM_REACH:
+        return None
+    far = np.flatnonzero(ours > BEYOND)
+    # A rate that stays too high moves everything too far for as long as it does.
+    if not far.size or np.median(later[far]) > BEYOND:
+        return None
+    names = [sample.names[index] for index in far[np.argsort(-ours[far], kind="stable")]]
+    sentence = (
+        f"state is lost {parting.between}: {describe(names, sample.names)} move up to "
+        f"{ours.max():.3g} learning rates a step, where the control moves at most "
+        f"{control.max():.2g} and Adam hardly more than one, and not so later: weights were "
+        f"replaced, or the optimizer lost its second moments{_seen(context)}"
+    )
+    return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+@signature(
+    Basis.LATER_TENSORS,
+    Stage.RESUME,
+    # All weights alike, not a few.
+    overrides=("some_parted",),
+)
+def rounded(context: Context) -> Cause | None:
+    """All weights differ by what bfloat16 rounds away of them, and did not before."""
+    parting = _parting(context)
+    if parting is None or context.precision is not Precision.FP32:
+        return None
+    _, sample, _ = parting
+    ours, theirs = sample.test.parameters, sample.control.parameters
+    known = theirs.norm > 0
+    apart = np.linalg.norm(ours.sketch - theirs.sketch, axis=1)[known] / theirs.norm[known]
+    least, most = BFLOAT16_LEAVES
+    if not apart.size or not least <= apart.min() <= apart.max() <= most:
+        return None
+    if apart.max() > ALL_ALIKE * apart.min():
+        return None
+    sentence = (
+        f"weights are rounded {parting.between}: each of {apart.size} parameters differs from the "
+        f"control's by {apart.min():.1g} to {apart.max():.1g} of itself, as bfloat16 leaves it"
+        f"{_seen(context)}"
+    )
+    look_at = (
+        "what stores or exports weights in lower precision and is loaded again "
+        "(checkpoint.export_dtype, last_save_model_only)"
+    )
+    return Cause(sentence, CauseClass.STATE, look_at)
+
+
+@signature(Basis.LATER_TENSORS, Stage.RESUME)
+def some_parted(context: Context) -> Cause | None:
+    """A few parameters part from the control, and not by their gradients."""
+    parting = _parting(context)
+    if parting is None or _gradients_first(context):
+        return None
+    sample = parting.sample
+    few, rest = _standing_out(sample)
+    if not few.size or not _outside(sample, few) or _by_gradient(sample, few):
+        return None
+    one = few.size == 1
+    head = f"{describe([sample.names[index] for index in few], sample.names)} part{'s' * one}"
+    head += (
+        f" from the control by {_differences(sample)[few].max():.2g} of the update, and not by "
+        f"{'its gradient' if one else 'their gradients'}, while the furthest of all others is off "
+        f"by {rest:.2g}"
+    )
+    factors = _factors_of_few(parting, few)
+    if factors is not None:
+        least, most = f"{min(factors):.3g}", f"{max(factors):.3g}"
+        by = least if least == most else f"{least} to {most}"
+        sentence = f"updates begin to differ {parting.between}: {head}; moved {by} times as far"
+        return Cause(f"{sentence}{_seen(context)}", CauseClass.UPDATE, _SETTINGS)
+    if parting.after is None:  # it may have happened once, or go on
+        sentence = f"the runs part {parting.between}: {head}{_seen(context)}"
+        return Cause(sentence, CauseClass.LATER, f"{_LOADED}; {_SETTINGS}")
+    if _gap(parting.after, few) > _gap(sample, few) / 2:
+        sentence = f"updates begin to differ {parting.between}: {head}, and as much later"
+        return Cause(f"{sentence}{_seen(context)}", CauseClass.UPDATE, _SETTINGS)
+    sentence = (
+        f"state is lost {parting.between}: {head}: the weights or the optimizer state of "
+        f"{'it' if one else 'these'} alone were lost or exchanged{_seen(context)}"
+    )
+    return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+def _gradients_first(context: Context) -> bool:
+    """Whether the first thing to be off is the gradient norm, under a right loss."""
+    norm, first = context.curve("grad_norm"), context.first_failure()
+    if norm is None:
+        return True  # nobody knows
+    return first is not None and norm.onset == first and bool(context.agrees("loss", first))
+
+
+def _parting(context: Context) -> _Parting | None:
+    samples = context.compared.tensors
+    for number, (before, sample) in enumerate(pairwise(samples), start=1):
+        if sample.updates is not None and sample.updates.outside.size:
+            after = samples[number + 1] if number + 1 < len(samples) else None
+            return _Parting(before, sample, after) if sample.step > FIRST_STEPS else None
+        if sample.gradients is not None and sample.gradients.outside.size:
+            return None
+    return None
+
+
+def _reach(before: TensorSample, sample: TensorSample, context: Context) -> Floats:
+    """Shape (parameters,): what the entries moved by, in learning rates of the control per step."""
+    moved = np.linalg.norm(update(before, sample), axis=1) / np.sqrt(np.maximum(sample.sizes, 1))
+    schedule = series(context.compared.control, "lr")
+    steps = (schedule.steps > before.step) & (schedule.steps <= sample.step)
+    rates = float(np.sum(schedule.values[steps]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(moved / rates, dtype=np.float64)
+
+
+def _differences(sample: TensorComparison) -> Floats:
+    """Shape (parameters,): of updates; 0 where nothing can be told of one.
+
+    That is where they were not compared, where storing the weights may round off all of an update,
+    and where the control's did: a ratio to nothing is no measure.
+    """
+    found = sample.updates
+    if found is None:
+        return np.zeros(len(sample.names))
+    known = np.isfinite(found.difference) & np.isfinite(found.limit)
+    return np.where(known, found.difference, 0.0)
+
+
+def _standing_out(sample: TensorComparison) -> tuple[Integers, float]:
+    """The few parameters that are far off, furthest first, and how far the next one is."""
+    difference = _differences(sample)
+    order = np.argsort(-difference, kind="stable")
+    falling = np.maximum(difference[order], _NOTHING)
+    half = falling.size // 2
+    with np.errstate(invalid="ignore"):  # of two that are infinitely far off neither stands out
+        gaps = np.nan_to_num(falling[:half] / falling[1 : half + 1], nan=1.0, posinf=np.inf)
+    if not half or not gaps.max() >= STANDS_OUT:
+        return order[:0], 0.0
+    count = int(np.argmax(gaps)) + 1
+    few = order[:count] if falling[count - 1] >= NOTABLE else order[:0]
+    return few, float(falling[count])
+
+
+def _outside(sample: TensorComparison, few: Integers) -> bool:
+    """Whether any of these is outside its limit: in low precision others may be, that are not."""
+    return sample.updates is not None and bool(np.isin(few, sample.updates.outside).any())
+
+
+def _by_gradient(sample: TensorComparison, few: Integers) -> bool:
+    """Whether the gradients of these parameters stand out, too."""
+    if sample.gradients is None:
+        return True
+    others = np.delete(sample.gradients.difference, few)
+    return bool(sample.gradients.difference[few].max() > 2 * others.max(initial=0.0))
+
+
+def _factors_of_few(parting: _Parting, few: Integers) -> list[float] | None:
+    """By which factors these move along the control's updates; None if they move elsewhere."""
+    before, sample = parting.before, parting.sample
+    ours, theirs = update(before.test, sample.test), update(before.control, sample.control)
+    fits = [fit(ours[index], theirs[index]) for index in few]
+    along = all(each.residual < min(ASIDE, abs(1 - each.factor)) for each in fits)
+    return [each.factor for each in fits] if along else None
+
+
+def _gap(sample: TensorComparison, few: Integers) -> float:
+    """How many times further off the nearest of these is than the furthest of the others."""
+    difference = np.maximum(_differences(sample), _NOTHING)
+    return float(difference[few].min() / np.delete(difference, few).max())
+
+
+def _seen(context: Context) -> str:
+    """What the curves show of it, and when."""
+    off = context.off()
+    return f"; {words_of(off[0])} leaves the control at step {off[0].onset}" if off else ""

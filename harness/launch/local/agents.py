@@ -20,9 +20,11 @@ from harness.launch import processes
 from harness.launch.local.run import Agent, Run, RunningCall, struck_faults
 from harness.launch.options import RunOptions
 from harness.launch.progress import Growth, MetricsTail
-from harness.launch.torn import set_torn_aside
 from harness.launch.warm import WarmServers
 from harness.model import Fault, FaultKind, Job
+from harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
+from harness.run_folder.faults import over_file, struck_file
+from harness.run_folder.layout import LOGS
 from harness.store import RunLock, Store, write_json
 from harness.trainers import (
     Call,
@@ -117,7 +119,7 @@ def _prepare(job: Job, folder: Path) -> None:
 def _growth(job: Job, folder: Path) -> Growth | None:
     """What shows that a job which reports no steps goes on; None for those that report them."""
     curves = curves_of(job, folder)
-    return None if curves is None else Growth(curves, folder / "logs")
+    return None if curves is None else Growth(curves, folder / LOGS)
 
 
 def start_next_call(place: Place, run: Run, call: Call) -> None:
@@ -125,7 +127,10 @@ def start_next_call(place: Place, run: Run, call: Call) -> None:
 
     Raises StoreError as ``start_run`` does.
     """
-    set_torn_aside(run.folder)
+    try:
+        set_torn_aside(run.folder)
+    except TornCheckpointError as error:
+        raise StoreError(str(error)) from error
     following = _start_call(place, run.job, run.folder, call, run.slots)
     following.faults_before = struck_faults(run.folder)
     run.earlier.append(run.call)
@@ -227,8 +232,8 @@ def _start_agent(
 def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     """Each agent's own: a failure of an earlier call must not be taken for one of a later."""
     if not comes_in_passes(job):
-        return folder / "logs"
-    return folder / "logs" / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
+        return folder / LOGS
+    return folder / LOGS / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
 
 
 def _resources(place: Place, slots: tuple[int, ...]) -> Resources:
@@ -273,7 +278,7 @@ def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
         _mark_over(run, index)
         return
     write_json(
-        run.folder / "faults" / f"{index}.json",
+        struck_file(run.folder, index),
         {
             "index": index,
             "kind": fault.kind.value,
@@ -314,6 +319,6 @@ def _can_strike(run: Run, fault: Fault) -> bool:
 
 
 def _mark_over(run: Run, index: int) -> None:
-    path = run.folder / "faults" / f"{index}.over.json"
+    path = over_file(run.folder, index)
     if not path.exists():
         write_json(path, {"index": index, "at": time.time()})

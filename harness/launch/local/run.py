@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from harness.launch.next_call import Decision, Outcome, after, hang_limit_s
-from harness.launch.progress import Growth, MetricsTail, Pace, StepLine, remaining_s
-from harness.launch.torn import is_whole
+from harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
 from harness.launch.warm import SERVER_GONE
 from harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
+from harness.run_folder.checkpoints import is_whole
+from harness.run_folder.faults import struck_files
+from harness.run_folder.layout import checkpoint_of
+from harness.run_folder.metrics import StepLine
+from harness.run_folder.passes import last_step
 from harness.store import RunLock
 from harness.trainers import (
     Call,
     Rendezvous,
-    checkpoint_of,
     comes_in_passes,
     is_complete,
-    last_step,
     trainer_of,
 )
 from harness.trainers.failure import launcher_tail, rank_log
@@ -221,8 +223,7 @@ class Run:
 
 def struck_faults(folder: Path) -> frozenset[int]:
     """Indices of a script's faults that have struck, as ``faults/`` says."""
-    files = (folder / "faults").glob("*.json")
-    return frozenset(int(file.stem) for file in files if file.stem.isdecimal())
+    return frozenset(struck_files(folder))
 
 
 _LINGER_S = 10.0

@@ -39,6 +39,7 @@ from harness.launch.private_folder import private_folder, remove_left_behind
 from harness.launch.progress import Pace, matrix_eta_s
 from harness.launch.warm import WarmServers
 from harness.model import Experiment, Job, Plan, RankError, Role, RunRecord, RunStatus, Technique
+from harness.run_folder.layout import seed_checkpoint_of
 from harness.seal import stale
 from harness.store import RunLock, Store
 from harness.trainers import (
@@ -46,7 +47,6 @@ from harness.trainers import (
     comes_in_passes,
     environment,
     is_complete,
-    seed_checkpoint_of,
     trainer_of,
 )
 from harness.trainers.failure import is_infrastructure_fault

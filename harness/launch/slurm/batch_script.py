@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.errors import ConfigError, Problem
 from harness.model import Cluster, Job, RestartOwner
+from harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
 from harness.store import folder_key, slug
 from harness.trainers import (
     RANK_MODULE,
@@ -24,8 +25,6 @@ from harness.trainers import (
 
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
-ENDED_FILE = "ended.json"
-"""What the script leaves when it ends: its exit code, and which restart it was in."""
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
 """Overrides the name under which the nodes of a job reach their first one."""
 _NODE_MODULE = "harness.rank.node"
@@ -211,7 +210,7 @@ def _call(
     how = [*_cpus(cluster, largest), "--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=1"]
     node = [
         *(str(job.toolchain.python), "-m", _NODE_MODULE),
-        *("--logs", str(folder / "logs"), "--call", str(call.number), "--"),
+        *("--logs", str(folder / LOGS), "--call", str(call.number), "--"),
     ]
     torchrun = _torchrun(job, folder, call, layout, rank_module)
     rest = torchrun.index("-m")
@@ -283,14 +282,8 @@ def _one_line(text: str) -> str:
 
 # ----------------------------------------------------- start, restart and end
 
-_OF_EVERY_START = (ENDED_FILE, "inductor")
+_OF_EVERY_START = (ENDED, COMPILED)
 """What every start of the script writes anew."""
-_EVIDENCE = (
-    *("metrics.jsonl", "metrics.jsonl.part", "tensors", "in_force.json"),
-    *("checkpoint", "datasets", "streaming"),
-)
-_OF_PASSES = ("passes", "faults", "torn", "logs")
-"""What ranks leave in a run folder: evidence, then what comes with passes."""
 
 
 def _ending(folder: Path) -> str:
@@ -305,8 +298,8 @@ finish() {{
     code=$?
     trap '' TERM
     printf '{{"schema": 1, "returncode": %d, "restart": %d}}\\n' \\
-        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED_FILE}.part"
-    mv "$run_folder/{ENDED_FILE}.part" "$run_folder/{ENDED_FILE}"
+        "$code" "${{SLURM_RESTART_COUNT:-0}}" > "$run_folder/{ENDED}.part"
+    mv "$run_folder/{ENDED}.part" "$run_folder/{ENDED}"
     exit "$code"
 }}
 trap finish EXIT
@@ -318,13 +311,13 @@ def _start() -> str:
     return f"""\
 # A job that begins takes nothing that lies here for its own.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
-    (cd "$run_folder" && rm -rf {" ".join((*_OF_EVERY_START, *_EVIDENCE, *_OF_PASSES))})
+    (cd "$run_folder" && rm -rf {" ".join((*_OF_EVERY_START, *OF_THE_RANKS, *OF_THE_PASSES))})
 fi"""
 
 
 def _restart(job: Job) -> str:
     """Removes what the script left before Slurm requeued it and might not overwrite now."""
-    files = " ".join(_OF_EVERY_START if comes_in_passes(job) else (*_OF_EVERY_START, *_EVIDENCE))
+    files = " ".join(_OF_EVERY_START if comes_in_passes(job) else (*_OF_EVERY_START, *OF_THE_RANKS))
     how = "goes on from its newest checkpoint" if comes_in_passes(job) else "starts over"
     return f"""\
 # A job that Slurm has requeued {how}.

@@ -30,6 +30,7 @@ from harness.launch.slurm.settle import settle
 from harness.launch.slurm.submission import read_submission
 from harness.launch.slurm.submit import Submitter, cancel_all, prepare_plan
 from harness.model import Job, Plan, Role, RunRecord, RunStatus
+from harness.run_folder.layout import JOB, RECORD
 from harness.store import Store, read_json
 from harness.trainers import comes_in_passes
 
@@ -242,11 +243,11 @@ def _orphans(store: Store) -> dict[str, str]:
     """
     found = {}
     for folder in store.run_folders().values():
-        if (folder / "record.json").is_file():
+        if (folder / RECORD).is_file():
             continue
         with suppress(StoreError):  # of another plan, perhaps: whose turn it is, will say so
             if submission := read_submission(folder):
-                name = str(read_json(folder / "job.json").get("name"))
+                name = str(read_json(folder / JOB).get("name"))
                 found[name] = submission.job_id or submission.name
     return found
 

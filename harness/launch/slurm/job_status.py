@@ -15,6 +15,7 @@ from harness.launch.slurm.batch_script import batch_script
 from harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
 from harness.launch.slurm.submission import Submission, read_submission
 from harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
+from harness.run_folder.layout import RECORD
 from harness.store import Store, folder_key, read_record
 from harness.trainers import is_complete
 
@@ -186,7 +187,7 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
     if not lock.acquire():
         return None
     try:
-        if (known.folder / "record.json").is_file():
+        if (known.folder / RECORD).is_file():
             return replace(read_record(known.folder), name=known.job.name)
         current = read_submission(known.folder)
         if current is not None:  # None: somebody has deleted the run folder
@@ -250,7 +251,7 @@ def _on_disk(store: Store, job: Job, folders: Mapping[str, Path]) -> JobStatus:
     if folder is None:
         return JobStatus(job, store.run_folder(job.name, job.identity).absolute())
     folder = folder.absolute()
-    if (folder / "record.json").is_file():
+    if (folder / RECORD).is_file():
         record = read_record(folder)
         if record.identity == job.identity:
             return JobStatus(job, folder, record=replace(record, name=job.name))

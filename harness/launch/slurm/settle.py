@@ -15,10 +15,11 @@ from harness.errors import StoreError
 from harness.launch.next_call import Outcome, after
 from harness.launch.progress import last_line
 from harness.launch.slurm.backend import JobState, Phase
-from harness.launch.slurm.batch_script import ENDED_FILE, JOB_SCRIPT, SLURM_LOG, submit_argv
+from harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
 from harness.launch.slurm.commands import with_keys
 from harness.launch.slurm.submission import Submission
 from harness.model import Cluster, Job, RankError, RunRecord, RunStatus
+from harness.run_folder.layout import ENDED, JOB, LOGS
 from harness.store import read_json
 from harness.trainers import Call, comes_in_passes, is_complete
 from harness.trainers.failure import log_tail, rank_error, rank_log
@@ -77,7 +78,7 @@ def facts(known: Known) -> dict[str, Any]:
     state, submission = known.state, known.submission
     told: dict[str, Any] = {}
     with suppress(StoreError):
-        told = read_json(known.folder / "job.json")
+        told = read_json(known.folder / JOB)
         del told["schema"]
     return {
         "started": submission.submitted,
@@ -113,20 +114,20 @@ def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
 
 def call_logs(folder: Path) -> tuple[Path, ...]:
     """The log folders of the newest call's nodes, the first node's first."""
-    found = sorted((folder / "logs").glob("call-[0-9]*"))
+    found = sorted((folder / LOGS).glob("call-[0-9]*"))
     newest = max(map(_number, found), default=0)
     return tuple(path for path in found if _number(path) == newest)
 
 
 def has_ended(folder: Path) -> bool:
     """Whether a job's script has left ``ended.json``, whatever the scheduler says."""
-    return (folder / ENDED_FILE).is_file()
+    return (folder / ENDED).is_file()
 
 
 def script_end(folder: Path) -> tuple[int, int] | None:
     """Exit code of a job's script, and the restart that it was in; None when it left nothing."""
     try:
-        ended = read_json(folder / ENDED_FILE)
+        ended = read_json(folder / ENDED)
         return int(ended["returncode"]), int(ended["restart"])
     except (StoreError, KeyError, TypeError, ValueError):
         return None

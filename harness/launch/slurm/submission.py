@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from harness.errors import StoreError
+from harness.run_folder.layout import SUBMISSION
+from harness.run_folder.records import SubmissionDocument
 from harness.store import read_json, write_json
-
-FILE = "submission.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ def read_submission(folder: Path) -> Submission | None:
 
     Raises StoreError for a damaged file or one of a newer schema.
     """
-    path = folder / FILE
+    path = folder / SUBMISSION
     if not path.is_file():
         return None
     value = read_json(path)
     try:
-        return _submission(value)
+        return _submission(cast("SubmissionDocument", value))
     except (KeyError, TypeError) as problem:
         raise StoreError(
             f"{path}: no complete submission ({problem!r}); see that the job is not in the queue, "
@@ -54,10 +53,10 @@ def read_submission(folder: Path) -> Submission | None:
 
 def write_submission(folder: Path, submission: Submission) -> None:
     """Write ``submission.json``, replacing what it said before. Raises StoreError."""
-    write_json(folder / FILE, asdict(submission))
+    write_json(folder / SUBMISSION, asdict(submission))
 
 
-def _submission(value: Mapping[str, Any]) -> Submission:
+def _submission(value: SubmissionDocument) -> Submission:
     job_id = value["job_id"]
     return Submission(
         identity=value["identity"],

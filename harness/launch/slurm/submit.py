@@ -35,9 +35,10 @@ from harness.launch.slurm.settle import Known, facts, has_ended, skipped
 from harness.launch.slurm.submission import Submission, read_submission, write_submission
 from harness.launch.warm import WarmServers
 from harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from harness.run_folder.layout import RECORD, seed_checkpoint_of
 from harness.seal import stale
 from harness.store import atomic_write, read_record
-from harness.trainers import Resources, environment, job_payload, seed_checkpoint_of
+from harness.trainers import Resources, environment, job_payload
 
 _DYING_S = 120.0
 """Longest wait for jobs that a harness has cancelled; Slurm kills after ``KillWait``, 30 s."""
@@ -224,7 +225,7 @@ class Submitter:
     def _of_another(self, job: Job) -> Submission | RunRecord | None:
         """What another harness made of the job since this one looked."""
         folder, before = self._folders[job.identity], self._before[job.identity]
-        if (folder / "record.json").is_file():
+        if (folder / RECORD).is_file():
             record = read_record(folder)
             old = before.record and replace(before.record, name=record.name, reused=False)
             new = record.status is RunStatus.FINISHED and record != old

@@ -24,8 +24,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.rank.job import Job
     from harness.rank.settings import KeyProblem
+    from harness.run_folder.job import Job
 
 
 def preload(device: str) -> None:

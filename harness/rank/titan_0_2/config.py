@@ -16,10 +16,10 @@ from typing import Any
 from harness.rank.checkpoints import checkpoint_settings
 from harness.rank.checks import loader_problems, repeat_problems, unknown_components, unknown_fixes
 from harness.rank.documents import NAME, documents_of
-from harness.rank.job import Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_2.fixes import FIXES, FLOAT8_TP
 from harness.rank.titan_0_2.float8 import ALIAS, CONVERTER
+from harness.run_folder.job import Job
 
 _COLLECTIVE_TIMEOUT_S = 3600
 """On a CPU compiling takes minutes and the harness watches over progress itself; torchtitan's 100

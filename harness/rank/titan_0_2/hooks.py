@@ -17,9 +17,9 @@ import torchtitan.train as trainer_module
 from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.frozen import add_frozen_steps
-from harness.rank.job import Job
 from harness.rank.probe import Probe
 from harness.rank.trainer_view import TrainerView, rate_of
+from harness.run_folder.job import Job
 
 
 def view(trainer: Any) -> TrainerView:

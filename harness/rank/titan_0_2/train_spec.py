@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from harness.rank.job import Job
+from harness.run_folder.job import Job
 
 
 def register(job: Job, config: Any) -> Any:

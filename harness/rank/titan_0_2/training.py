@@ -11,13 +11,13 @@ from typing import Any
 import torch.distributed as dist
 
 from harness.rank.inject import call_injected
-from harness.rank.job import Job
 from harness.rank.probe import Probe
 from harness.rank.rounding import round_otherwise
 from harness.rank.settings import SettingError
 from harness.rank.titan_0_2.config import Built, build
 from harness.rank.titan_0_2.shim import Prepared, prepare
 from harness.rank.ulp import move_by_one_ulp
+from harness.run_folder.job import Job
 
 _HEAVY = (
     "torchtitan.train",

@@ -22,8 +22,8 @@ This file imports nothing of torchtitan: ``preload`` must patch torch first.
 
 from __future__ import annotations
 
-from harness.rank.job import Job
 from harness.rank.settings import KeyProblem, SettingError
+from harness.run_folder.job import Job
 
 
 def preload(device: str) -> None:

@@ -19,11 +19,11 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
 from harness.rank.checkpoints import checkpoint_settings
 from harness.rank.checks import loader_problems, repeat_problems, unknown_components, unknown_fixes
-from harness.rank.job import Degrees, Job
 from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 from harness.rank.titan_0_3.data import SampleLoader
 from harness.rank.titan_0_3.loaders import LOADERS, loader_config
 from harness.rank.titan_0_3.shape import reshape_model, use_dense_attention, use_float8
+from harness.run_folder.job import Degrees, Job
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
 _CHECKPOINTING_TABLE = "activation_checkpoint"

@@ -22,10 +22,10 @@ from torch._subclasses.fake_tensor import (
 
 from harness.rank.dry_run import TRACED, Stepped
 from harness.rank.dry_run_meter import Meter
-from harness.rank.job import Job
 from harness.rank.titan_0_3 import dry_run_stand_ins as stand_ins
 from harness.rank.titan_0_3.config import build_config
 from harness.rank.titan_0_3.dry_run_stages import Neighbours
+from harness.run_folder.job import Job
 
 _STEPS = 2
 _CANNOT_TRACE = (

@@ -20,7 +20,7 @@ from torchtitan.models.common import attention
 from torchtitan.tools import utils
 
 from harness.rank.dry_run_meter import Meter
-from harness.rank.job import Job
+from harness.run_folder.job import Job
 
 MARK = "converge_would_compile"
 """Attribute of a module that torch.compile was asked for."""

@@ -21,11 +21,11 @@ from harness.rank.checkpoints import watch_checkpoints
 from harness.rank.clipping import watch_clipping
 from harness.rank.frozen import add_frozen_steps
 from harness.rank.fused import Fused
-from harness.rank.job import Job
 from harness.rank.names import canonical
 from harness.rank.pipelining import ignore_shape_inference
 from harness.rank.probe import Probe
 from harness.rank.trainer_view import TrainerView, rate_of
+from harness.run_folder.job import Job
 
 _NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 

@@ -9,10 +9,11 @@ from typing import Any
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
 from harness.rank.documents import NAME, documents_of, register_documents
-from harness.rank.job import Job
 from harness.rank.settings import KeyProblem, SettingError
 from harness.rank.titan_0_3.data import SampleLoader
 from harness.rank.titan_0_3.streaming_package import TOOLCHAIN, is_installed
+from harness.run_folder.job import Job
+from harness.run_folder.layout import STREAMING
 
 
 def loader_config(job: Job, data_folder: Path) -> Any:
@@ -55,7 +56,7 @@ def _streaming(job: Job, data_folder: Path) -> Any:
 
     folder = str(data_folder)
     return StreamingLoader.Config(
-        dataset=NAME, dataset_path=folder, folder=folder, locks=str(job.run_folder / "streaming")
+        dataset=NAME, dataset_path=folder, folder=folder, locks=str(job.run_folder / STREAMING)
     )
 
 

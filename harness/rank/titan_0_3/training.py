@@ -16,13 +16,13 @@ from harness.rank.audit import Happened
 from harness.rank.faults import install_faults
 from harness.rank.fusion import FusionCount
 from harness.rank.inject import call_injected
-from harness.rank.job import Job
 from harness.rank.rotation import RotationCount
 from harness.rank.rounding import round_otherwise
 from harness.rank.titan_0_3 import attention, audit, hooks
 from harness.rank.titan_0_3.config import BuiltConfig, build_config
 from harness.rank.titan_0_3.streaming_package import import_streaming, is_installed
 from harness.rank.ulp import move_by_one_ulp
+from harness.run_folder.job import Job
 
 _HEAVY = (
     "torchtitan.trainer",

@@ -9,6 +9,7 @@
     wandb.py           Weights & Biases offline runs
     golden_values.py   golden values of Megatron-LM
     jsonl.py, csv_table.py, loss_text.py    a row per step
+    in_memory.py       columns that a program holds in memory
     console.py         torchtitan's console log
     mllog.py           logs of MLPerf Training
     rcp_tables.py      MLPerf's tables of reference convergence points, which are no curves

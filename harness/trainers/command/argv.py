@@ -1,8 +1,6 @@
-"""Any program (``[trainer] kind = "command"``): its argv under each launcher, and its evidence.
+"""How a program is called: its argv under each launcher, its environment, what of a job reaches it.
 
 Pure functions of a job; ``tests/trainers`` compares what they build with golden files.
-
-What of a job reaches the program of the user's that trains it, and what is called at all.
 """
 
 from __future__ import annotations
@@ -17,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.model import Job, Parallelism, SetSpec, Setting
+from harness.run_folder.job import CommandDocument
+from harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
 from harness.trainers.calls import Rendezvous
 from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
 
-OUTPUT = "output"
-"""In the run folder: ``{output}``, made before the start."""
-JOB_VARIABLE = "CONVERGE_JOB"
-"""The path of ``job.json``, by which the probe finds its job; set for probed programs only."""
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
 """Where ranks meet by a printed command."""
@@ -34,7 +30,7 @@ _ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "on_loopback"
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""
 _FOREIGN = re.compile(
-    r"CONVERGE_JOB|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
+    rf"{JOB_VARIABLE}|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
 )
 """Variables of a launcher around the harness, beside those that no job inherits."""
 
@@ -62,7 +58,7 @@ def needs_port(job: Job) -> bool:
     return command_of(job.spec).launcher in _WITH_PORT
 
 
-def payload(job: Job, folder: Path, data: Path | None) -> dict[str, Any]:
+def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
     """The value of ``command`` in ``job.json``, placeholders filled in."""
     command = command_of(job.spec)
     curves = curves_of(job, folder)
@@ -220,7 +216,7 @@ def own_variables(
     first = str(job.toolchain.python.parent)
     variables = {"PATH": f"{first}{os.pathsep}{path}" if path else first}
     if command.probed:  # else a probe that is in the program all the same stays off
-        variables = {JOB_VARIABLE: str(folder.absolute() / "job.json"), **variables}
+        variables = {JOB_VARIABLE: str(folder.absolute() / JOB), **variables}
     if needs_port(job):
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of(meeting))}
     if command.launcher is RankLauncher.DEEPSPEED:

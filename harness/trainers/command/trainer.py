@@ -11,8 +11,6 @@ from typing import Any
 from harness import DISTRIBUTION
 from harness.errors import EvidenceError, Problem, ToolchainError
 from harness.model import (
-    CURVE_REPEATS,
-    PROBED_REPEATS,
     Capabilities,
     Job,
     RankError,
@@ -21,6 +19,8 @@ from harness.model import (
     Toolchain,
     TrainerSpec,
 )
+from harness.run_folder.job import moved_with
+from harness.run_folder.layout import JOB
 from harness.toml import Where
 from harness.toolchain import assume_environment, find_environment, own_source
 from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
@@ -39,19 +39,13 @@ AGENT_MODULE = "harness.rank.agent"
 """torchrun's agent, tied to the life of the harness."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "loopback.py"
 """torchrun whose ports only this machine can reach; needs nothing of this package."""
-DEFAULTS = {
-    "training.seq_len": 1,
-    "training.dtype": "float32",
-    "training.mixed_precision_param": "float32",
-}
-"""Its samples may be no sequences."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name one."""
 
 
 def trained_by(command: Command) -> TrainerSpec:
     """The trainer of sets that a command trains."""
-    return TrainerSpec("command", Capabilities(probed=command.probed), command, DEFAULTS)
+    return TrainerSpec("command", Capabilities(probed=command.probed), command)
 
 
 class CommandTrainer(Trainer):
@@ -66,7 +60,6 @@ class CommandTrainer(Trainer):
         return TrainerOfFile(
             trainer=trained_by(read_command(table, where, folders, problems)),
             toolchain=interpreter_of(table.toolchain, table.python, where, folders, problems),
-            repeats=PROBED_REPEATS if table.probe else CURVE_REPEATS,
         )
 
     def file_problems(
@@ -286,12 +279,9 @@ class CommandTrainer(Trainer):
             return None
         told = command.get("curves")
         if told is None:
-            raise EvidenceError(
-                f"{folder / 'job.json'}: names no curves of a program without a probe"
-            )
+            raise EvidenceError(f"{folder / JOB}: names no curves of a program without a probe")
         try:
-            # The run folder may have been moved since.
-            path = folder / Path(told).relative_to(job["run_folder"])
+            path = moved_with(folder, told, job["run_folder"])
         except (ValueError, KeyError):
             raise EvidenceError(
                 f"{told}: lies outside of the run folder, so it may be the curve of another run"

@@ -13,6 +13,7 @@ from typing import Any
 
 from harness.errors import Problem
 from harness.model import (
+    TORCHTITAN,
     Job,
     RankError,
     Repeat,
@@ -24,6 +25,7 @@ from harness.model import (
     TrainConfig,
     TrainerSpec,
 )
+from harness.run_folder.layout import JOB
 from harness.toml import Where
 from harness.trainers.base import RANK_MODULE, Features, Limitation, Start, Trainer, job_document
 from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
@@ -56,7 +58,7 @@ class Torchtitan(Trainer):
         self, table: TitanTable, where: Where, folders: Sequence[Path], problems: list[Problem]
     ) -> TrainerOfFile:
         return TrainerOfFile(
-            trainer=TrainerSpec(),
+            trainer=TORCHTITAN,
             toolchain=table.toolchain,
             spmd_backend=table.spmd_backend,
             seed_checkpoint=find_seed_checkpoint(table.seed_checkpoint, folders, where, problems),
@@ -119,7 +121,8 @@ class Torchtitan(Trainer):
         seed_checkpoint: Path | None,
         device: str,
     ) -> dict[str, Any]:
-        return job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        told = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        return {**told}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)
@@ -148,6 +151,9 @@ class Torchtitan(Trainer):
 
     def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
         return rank_error(*failed)
+
+    def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
+        return TORCHTITAN
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
         named = {"bfloat16"} if Technique.BF16 in (job.get("techniques") or ()) else set()
@@ -212,7 +218,7 @@ def _rank_arguments(folder: Path, rank_module: str, call: Call) -> tuple[str, ..
     return (
         "-m",
         rank_module,
-        str(folder / "job.json"),
+        str(folder / JOB),
         *(() if call.segment is None else ("--segment", str(call.segment))),
     )
 

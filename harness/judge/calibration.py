@@ -1,0 +1,626 @@
+"""A/A repeats of a control to the scale of what right runs differ by.
+
+The scale of a signal at a step is the root mean square of the repeats' relative differences to the
+control, smoothed over nearby steps (a handful of repeats crosses zero now and then) and never
+falling: what rounding did once, it may do again.
+
+A repeat is the control's own set-up, so it has to pass all that a test set has to, and more: it has
+the control's samples, tokens and learning rates, and starts from its weights (:func:`flaw_of`).
+What right repeats then still differ by is rounding, of which each has about as much as the others.
+One that has far more is an outlier (:func:`outlier_among`), whatever the reason: learnt from, it
+would excuse a test set that has the same fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.checks.comparability import probed_alike, same_lr, same_tokens
+from harness.judge.checks.first_step import (
+    gradients_present,
+    reported_grad_norm_is_recomputed,
+    reported_loss_is_recomputed,
+)
+from harness.judge.checks.integrity import same_parameters
+from harness.judge.checks.question import Question
+from harness.judge.checks.resume import badly_requeued
+from harness.judge.compare.curves import (
+    common_steps,
+    difference_beyond_print,
+    pair,
+    relative_difference,
+    second_half,
+    signed_difference,
+)
+from harness.judge.compare.floors import (
+    FIRST_STEPS,
+    FLOORS,
+    JUDGED_SIGNALS,
+    ROUNDING,
+    SAME_WEIGHTS,
+    SIGN_STEPS,
+    SPACING_FLOAT32,
+    SPREAD_CEILING,
+    TENSOR_ROUNDING,
+    storage,
+)
+from harness.judge.compare.sketches import (
+    gradient_difference,
+    shared_samples,
+    update,
+    update_difference,
+)
+from harness.judge.compare.tensors import lost_in_storing
+from harness.judge.compare.tost import end_level
+from harness.judge.comparison import compare_runs
+from harness.judge.in_force import unlike_a_repeat
+from harness.judge.soundness import (
+    disordered,
+    missing_values,
+    non_finite,
+    other_data,
+    other_steps,
+    ranks_disagree,
+    replicas_differ,
+    resumed,
+    unfinished,
+    unsampled,
+)
+from harness.model import (
+    Calibration,
+    Evidence,
+    Floats,
+    Integers,
+    Outcome,
+    RepeatKind,
+    SignalScale,
+    TensorSample,
+    TensorScale,
+)
+
+NEARBY = 0.25
+"""Steps within a quarter of t before and after t are near t."""
+
+
+def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
+    """Learn from repeats of a control; what makes a repeat unusable is in ``problems``.
+
+    A repeat that is bit-identical to the control (a plain rerun of a deterministic set-up) proves
+    that the set-up is deterministic and teaches no scale: it is not counted.
+    """
+    vetted = [(repeat, flaw_of(repeat, control)) for repeat in repeats]
+    teaching = _teaching(vetted, control)
+    distances = tensor_differences(control, teaching)
+    outlier = outlier_among(control, teaching, distances)
+    learnt = _learn(control, vetted, distances, outlier)
+    as_dealt = [each for each in vetted if each[0].repeat != RepeatKind.PERMUTE]
+    alike = _teaching(as_dealt, control)
+    if len(as_dealt) == len(vetted) or not alike:
+        return learnt
+    distances = tensor_differences(control, alike)
+    if outlier is not None or not begin_alike(control, teaching):
+        outlier = outlier_among(control, alike, distances)
+    return replace(learnt, alike=_learn(control, as_dealt, distances, outlier))
+
+
+def _teaching(vetted: Sequence[tuple[Evidence, str]], control: Evidence) -> list[Evidence]:
+    """The repeats that have no flaw and differ from the control."""
+    return [repeat for repeat, flaw in vetted if not flaw and _differs(repeat, control)]
+
+
+def _learn(
+    control: Evidence,
+    vetted: Sequence[tuple[Evidence, str]],
+    distances: TensorDistances,
+    outlier: Outlier | None,
+) -> Calibration:
+    """From repeats with their flaws; ``distances`` are those of the teaching ones."""
+    repeats = [repeat for repeat, _ in vetted]
+    problems = [flaw for _, flaw in vetted if flaw]
+    teaching = _teaching(vetted, control)
+    if outlier is not None:
+        whose = "the control" if outlier.name == control.name else "the repeat"
+        problems.append(f"{whose} {outlier.name} is out of line: {outlier.what}")
+    signals = {}
+    for signal in JUDGED_SIGNALS:
+        learnt = _signal_scale(signal, control, teaching)
+        if learnt is None:
+            continue
+        signals[signal] = learnt
+        too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
+        if too_wide.size and not leaps(signal, control, teaching):
+            problems.append(
+                f"the control {control.name} does not reproduce itself: {signal} of its repeats "
+                f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
+                "judge with"
+            )
+    return Calibration(
+        control=control.name,
+        identity=control.identity,
+        precision=control.precision,
+        repeats=tuple(repeat.name for repeat in repeats),
+        taught_by=len(teaching),
+        signals=signals,
+        tensors=_tensor_scales(distances),
+        sources=tuple(repeat.source for repeat in repeats),
+        problems=tuple(problems),
+    )
+
+
+def _differs(repeat: Evidence, control: Evidence) -> bool:
+    curves = (pair(repeat, control, signal) for signal in JUDGED_SIGNALS)
+    return any(not np.array_equal(curve.test, curve.control) for curve in curves)
+
+
+def _signal_scale(
+    signal: str, control: Evidence, teaching: Sequence[Evidence]
+) -> SignalScale | None:
+    curves = [pair(repeat, control, signal) for repeat in teaching]
+    curves = [curve for curve in curves if curve.steps.size]
+    if not curves:
+        return None
+    # Usable repeats have the control's steps; one that lacks a value somewhere lacks the step.
+    steps = curves[0].steps
+    for curve in curves[1:]:
+        steps = common_steps(steps, curve.steps).steps
+    if not steps.size:
+        return None
+    with np.errstate(over="ignore"):  # what is too far for a number is infinitely far
+        squares = [
+            relative_difference(curve.test[there], curve.control[there]) ** 2
+            for curve in curves
+            for there in [np.isin(curve.steps, steps)]
+        ]
+    scale = _smooth(np.mean(squares, axis=0), steps)
+    growth, doubling = growth_law(steps, scale)
+    differences = [signed_difference(second_half(curve)) for curve in curves]
+    lasting = _typical([float(np.mean(difference)) for difference in differences])
+    ending = None if lasting is None else _typical(list(map(end_level, differences)))
+    return SignalScale(steps, scale, growth, doubling, lasting, ending)
+
+
+def _typical(levels: Sequence[float]) -> float | None:
+    """Root mean square; None where a level is no number, or too large for its square to be one."""
+    with np.errstate(over="ignore"):
+        size = float(np.sqrt(np.mean(np.square(levels))))
+    return size if np.isfinite(size) else None
+
+
+def _smooth(mean_square: Floats, steps: Integers) -> Floats:
+    """Root of the mean over nearby steps, then the running maximum."""
+    total = np.concatenate([[0.0], np.cumsum(mean_square)])
+    low = np.searchsorted(steps, np.ceil(steps * (1 - NEARBY)), side="left")
+    high = np.searchsorted(steps, np.floor(steps * (1 + NEARBY)), side="right")
+    with np.errstate(invalid="ignore"):
+        near = (total[high] - total[low]) / np.maximum(high - low, 1)
+    # Behind a step with an infinite difference, as from a control of 0, all differences are.
+    near = np.where(np.isnan(near), np.inf, near)
+    # Differences of a running sum can round to a little below zero.
+    return np.asarray(np.maximum.accumulate(np.sqrt(np.maximum(near, 0.0))), dtype=np.float64)
+
+
+def growth_law(steps: Integers, scale: Floats) -> tuple[float, float | None]:
+    """Exponent of the best power law, and the doubling time if an exponential fits better."""
+    known = (scale > 0) & (steps > 0) & np.isfinite(scale)
+    if np.count_nonzero(known) < 3 or np.unique(scale[known]).size < 2:  # noqa: PLR2004
+        return 0.0, None  # fewer than three points show no law, a constant does not grow
+    logarithm = np.log(scale[known])
+    when = steps[known].astype(np.float64)
+    (power, _), power_off = _line(np.log(when), logarithm)
+    (rate, _), exponential_off = _line(when, logarithm)
+    doubles = exponential_off < power_off and rate > 0
+    return float(power), float(np.log(2) / rate) if doubles else None
+
+
+def _line(x: Floats, y: Floats) -> tuple[Floats, float]:
+    """Slope and intercept of a least-squares line, and the sum of its squared residuals."""
+    coefficients = np.polyfit(x, y, 1)
+    return coefficients, float(np.sum((np.polyval(coefficients, x) - y) ** 2))
+
+
+def _tensor_scales(found: TensorDistances) -> dict[int, TensorScale]:
+    """Per sampled step, the RMS over repeats of every parameter's relative differences."""
+    gradients = {step: list(each.values()) for step, each in found.gradients.items()}
+    updates = {step: list(each.values()) for step, each in found.updates.items()}
+    return {
+        step: TensorScale(
+            known,
+            _root_mean_square(gradients.get(step)),
+            _root_mean_square(updates.get(step)),
+            _spread(gradients.get(step)),
+            _spread(updates.get(step)),
+        )
+        for step, known in found.names.items()
+    }
+
+
+def _root_mean_square(differences: Sequence[Floats] | None) -> Floats | None:
+    """Over the repeats; a tensor that stayed quiet by chance counts as a tenth of the median."""
+    if not differences:
+        return None
+    size = np.sqrt(np.mean(np.square(differences), axis=0))
+    return np.asarray(np.maximum(size, QUIET * np.median(size)), dtype=np.float64)
+
+
+def _spread(differences: Sequence[Floats] | None) -> float | None:
+    """Each repeat against the root mean square of the others; see ``TensorScale``."""
+    if differences is None or len(differences) < 2:  # noqa: PLR2004 (one has no others)
+        return None
+    squares = np.square(differences)
+    # A tensor that only some repeats moved is off by infinitely much, and says nothing.
+    with np.errstate(divide="ignore", invalid="ignore"):
+        others = (squares.sum(axis=0) - squares) / (len(squares) - 1)
+        above = np.log(squares / others) / 2
+    above = above[(squares > others) & (squares > 0)]
+    # Only what lies above counts: a quiet repeat is no reason to allow more.
+    return float(np.sqrt(np.mean(above**2))) if above.size else 0.0
+
+
+SIGNAL_OUTLIER = 10.0
+"""How many times as far from the control as the others a repeat may be in a signal, as the root
+mean square over all steps. Measured between right repeats of one kind: at most 2.5, and 4.2 where
+training is chaotic (tied weights at a rate of 4e-3 in bf16 mixed)."""
+SIGNAL_OUTLIER_OF_ANOTHER_KIND = 30.0
+"""The same against the furthest repeat of other kinds: two permuted repeats cannot hide behind each
+other. Measured: 9, again with tied weights in bf16 mixed, and 2.7 elsewhere."""
+ENOUGH_OF_A_KIND = 2
+"""Others of its kind from which on a repeat is held to these alone: of three, two that are wrong
+do not hide each other, and kinds may differ by more than a fault does. Measured: with Float8
+all-gather of torchtitan 0.2.2 three ``rounding`` repeats were 37 times as far off as two
+``permute``."""
+BEYOND_OTHER_KINDS = 3.0
+"""What is out of line among its own kind is also further off than the lower median of other kinds,
+by this factor: a permuted repeat that deals ranks the samples that they have anyway differs by
+nothing at first, and the next one by a million times that."""
+TENSOR_OUTLIER = 100.0
+"""The same of a gradient, or of an update after the first, at one step. Measured: at most 13."""
+LONE_OUTLIER = 100.0
+"""How many times the floor of its arithmetic the only repeat that differs may be from the control,
+in a signal: it has no others to be in line with. Measured between right runs of 16 and 20 steps: at
+most 2 for the loss and 12 for norms. A loss that is 0.5% off throughout is 200 times that or more,
+up to 1,000 steps."""
+FEWEST_THAT_LEAP = 2
+"""Repeats whose norms are far off: one may be broken, two say that training is that sensitive."""
+QUIET = 0.1
+"""The least that a tensor counts as, in medians of all: a handful of repeats may leave it alone."""
+
+_AS_OF_A_TEST_SET: tuple[Question, ...] = (
+    same_tokens,
+    same_lr,
+    probed_alike,
+    same_parameters,
+    gradients_present,
+    reported_loss_is_recomputed,
+    reported_grad_norm_is_recomputed,
+)
+"""Checks of test sets whose every answer but a pass, or nothing to compare, is a repeat's flaw."""
+
+
+def flaw_of(repeat: Evidence, control: Evidence) -> str:
+    """Why a run cannot be learnt from as a repeat of a control, by itself; empty when it can."""
+    # What could not be read says nothing of itself either: below it is said why.
+    if repeat.steps.size and repeat.identity is not None and repeat.repeat is None:
+        return f"{repeat.name} is given as a repeat, but its job.json says that it is none"
+    if repeat.in_force is not None and control.in_force is not None:
+        keys = unlike_a_repeat(repeat.in_force, control.in_force)
+        if keys:
+            return f"{repeat.name} is no repeat of {control.name}: {', '.join(keys[:3])} differ"
+    flaw = resumed(repeat) or unfinished(repeat) or badly_requeued(repeat)
+    flaw = flaw or disordered(repeat) or non_finite(repeat)
+    flaw = flaw or missing_values(repeat, _left_by(control))
+    flaw = flaw or ranks_disagree(repeat) or replicas_differ(repeat)
+    flaw = flaw or other_steps(repeat, control) or other_data(repeat, control)
+    flaw = flaw or (unsampled(repeat) if control.samples else None)
+    if flaw:
+        return f"the repeat {repeat.name} {flaw.what}"
+    return _fails(repeat, control) or _other_start(repeat, control)
+
+
+class Outlier(NamedTuple):
+    """A repeat, or the control itself, that is far from where all others are."""
+
+    name: str
+    what: str
+    """A clause that says by how much, and in what."""
+
+
+def outlier_among(
+    control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances
+) -> Outlier | None:
+    """The run that is furthest out of line; None when all are in line.
+
+    ``repeats`` are those that ``flaw_of`` finds nothing wrong with, and that differ from the
+    control; ``distances`` are theirs. Each is compared with the lower median of the others of its
+    kind, so that one of three cannot hide behind another, and, less sharply, with the furthest of
+    the other kinds. The control is out of line when its repeats agree with each other far better
+    than with it. One that has no others is compared with the floor of its arithmetic.
+    """
+    if len(repeats) == 1:
+        return _far_alone(control, repeats[0])
+    last = _last_calm_step(control, repeats)
+    found = [*_by_signal(control, repeats, last), *_by_tensor(control, repeats, distances, last)]
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def _far_alone(control: Evidence, repeat: Evidence) -> Outlier | None:
+    """The only repeat that differs, where it does by far more than rounding does."""
+    found = []
+    for signal in JUDGED_SIGNALS:
+        size = _apart(repeat, control, signal)
+        floor = FLOORS[control.precision][signal].first
+        if size is not None and size > LONE_OUTLIER * floor:
+            what = (
+                f"its {signal} is {size:.2g} from the control's, over {LONE_OUTLIER:g} times what "
+                "rounding makes of it, and no other repeat differs, which would show whether "
+                "training is that sensitive: add one"
+            )
+            found.append((size / floor, what))
+    return Outlier(repeat.name, max(found)[1]) if found else None
+
+
+def begin_alike(control: Evidence, repeats: Sequence[Evidence]) -> bool:
+    """Whether permuted repeats begin as near the control as the others, in every signal.
+
+    Then both differ by the same rounding, and what is in line among all of them is right, however
+    far few repeats of one kind are from each other later: tied weights in bf16 mixed leap by 2e-3
+    of the loss, at a step of their own in each repeat. Where samples that meet in one tensor give
+    each other another rounding (Float8), permuted repeats begin far off, and say nothing of the
+    others. The first steps come before training amplifies anything.
+    """
+    for signal in JUDGED_SIGNALS:
+        least = ROUNDING[control.precision][signal].first
+        sizes = [(each.repeat, _apart(each, control, signal, FIRST_STEPS)) for each in repeats]
+        own, permuted = (
+            [size for kind, size in sizes if (kind == RepeatKind.PERMUTE) is apart and size]
+            for apart in (False, True)
+        )
+        usual = max(sorted(own)[(len(own) - 1) // 2] if own else 0.0, least)
+        if max(permuted, default=0.0) > BEYOND_OTHER_KINDS * usual:
+            return False
+    return True
+
+
+def leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> bool:
+    """Whether a norm, after the first steps, leaps by chance: several repeats are far off.
+
+    Where training is that sensitive, right runs have spikes of the norm at other steps. It is not
+    judged from there on; the loss still is, and a single repeat that is off is a flaw of its own.
+    """
+    first = _leaps(signal, control, repeats)
+    return len(first) >= FEWEST_THAT_LEAP and min(first) > FIRST_STEPS
+
+
+def _leaps(signal: str, control: Evidence, repeats: Sequence[Evidence]) -> list[int]:
+    """The step at which each repeat leaps first, of those that do."""
+    if not signal.startswith("grad_norm"):
+        return []
+    first = []
+    for repeat in repeats:
+        curve = pair(repeat, control, signal)
+        far = ~(relative_difference(curve.test, curve.control) <= SPREAD_CEILING[signal])
+        first += curve.steps[far][:1].tolist()
+    return first
+
+
+def _last_calm_step(control: Evidence, repeats: Sequence[Evidence]) -> float:
+    """The one before norms of most repeats begin to leap; infinite where they do not.
+
+    From there on right runs are as far apart as chance has it, in their losses and tensors, too.
+    """
+    found = (_leaps(signal, control, repeats) for signal in JUDGED_SIGNALS)
+    steps = [min(first) for first in found if len(first) > len(repeats) / 2]
+    return min(steps) - 1 if steps and min(steps) > FIRST_STEPS else math.inf
+
+
+def _left_by(control: Evidence) -> tuple[str, ...]:
+    return tuple(signal for signal in JUDGED_SIGNALS if signal in control.signals)
+
+
+def _fails(repeat: Evidence, control: Evidence) -> str:
+    compared = compare_runs(repeat, control)
+    for question in _AS_OF_A_TEST_SET:
+        check = question(compared)
+        if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
+            return f"the repeat {repeat.name} fails {check.name}: {check.detail}"
+    return ""
+
+
+def _other_start(repeat: Evidence, control: Evidence) -> str:
+    """Other initial weights, by more than the ulp that a repeat of that kind moves them by."""
+    first = next(iter(shared_samples(repeat, control)), None)
+    if first is None or first[0].step:
+        return ""
+    ours, theirs = first
+    by_an_ulp = repeat.repeat in (None, RepeatKind.ULP)
+    stored = storage(repeat, control, SPACING_FLOAT32).spacings(theirs.names)
+    limit = SAME_WEIGHTS + (stored if by_an_ulp else np.zeros_like(stored))
+    difference = gradient_difference(ours.parameters, theirs.parameters)
+    off = np.flatnonzero(~(difference <= limit))
+    if not off.size:
+        return ""
+    worst = off[np.argmax(difference[off])]
+    return (
+        f"the repeat {repeat.name} starts from other weights than the control: "
+        f"{theirs.names[worst]} is off by {difference[worst]:.2g} of its norm"
+    )
+
+
+class _Found(NamedTuple):
+    """How far each repeat is from the control in one thing; arrays have shape (entries,)."""
+
+    difference: dict[int, Floats]
+    """By number of the repeat."""
+    least: float | Floats
+    """What rounding alone may make of it."""
+    outlier: float
+    """How many times as far as the others of its kind is out of line."""
+    of_another_kind: float
+    """The same against the furthest of other kinds."""
+    words: Callable[[int, float], str]
+    """An entry of it and its difference, in a clause."""
+
+
+def _out_of_line(found: _Found, repeats: Sequence[Evidence]) -> Iterator[tuple[float, Outlier]]:
+    """Repeats that are further off than allowed, and how many times as far as that."""
+    for number, size in found.difference.items():
+        kind = repeats[number].repeat
+        rest = [(repeats[at].repeat, each) for at, each in found.difference.items() if at != number]
+        own = [each for of_kind, each in rest if of_kind == kind]
+        others = [each for of_kind, each in rest if of_kind != kind]
+        excess = np.zeros(size.shape)
+        if own:
+            excess = _times(size, _usual(_lower_median(own), found.least)) / found.outlier
+        if own and others:
+            # A permuted repeat may deal every rank its own samples, and then hardly differs.
+            usual = _usual(_lower_median(others), found.least)
+            beyond = _times(size, usual) / BEYOND_OTHER_KINDS
+            excess = np.minimum(excess, beyond)
+        times = found.outlier
+        if others and len(own) < ENOUGH_OF_A_KIND:
+            furthest = _usual(np.max(others, axis=0), found.least)
+            of_another_kind = _times(size, furthest) / found.of_another_kind
+            if of_another_kind.max() > excess.max():
+                excess, times = of_another_kind, found.of_another_kind
+        worst = int(np.argmax(excess))
+        if excess[worst] > 1:
+            what = (
+                f"{found.words(worst, float(size[worst]))} from the control's, over "
+                f"{times:g} times as far as rounding takes the other repeats"
+            )
+            yield float(excess[worst]), Outlier(repeats[number].name, what)
+
+
+def _times(size: Floats, usual: Floats) -> Floats:
+    """How many times as far; once where both are infinitely far, as from a control of 0."""
+    both = np.isinf(size) & np.isinf(usual)
+    return np.where(both, 1.0, np.divide(size, usual, where=~both, out=np.ones(size.shape)))
+
+
+def _lower_median(differences: Sequence[Floats]) -> Floats:
+    return np.asarray(np.sort(differences, axis=0)[(len(differences) - 1) // 2])
+
+
+def _usual(difference: Floats, least: float | Floats) -> Floats:
+    return np.maximum(np.maximum(difference, QUIET * np.median(difference)), least)
+
+
+def _by_signal(
+    control: Evidence, repeats: Sequence[Evidence], last: float
+) -> Iterator[tuple[float, Outlier]]:
+    for signal in JUDGED_SIGNALS:
+        sizes = _sizes(control, repeats, signal, math.inf)
+        least = ROUNDING[control.precision][signal].first
+        between = [_apart(first, second, signal) for first, second in combinations(repeats, 2)]
+        furthest = max((size for size in between if size is not None), default=0.0)
+        nearest = float(min(sizes.values(), default=np.zeros(1))[0])
+        if nearest > SIGNAL_OUTLIER * max(furthest, least):
+            what = (
+                f"its {signal} is at least {nearest:.2g} from that of its repeats, which agree "
+                f"with each other to {furthest:.2g}"
+            )
+            # Before any of the repeats, which all are that far from it.
+            yield math.inf, Outlier(control.name, what)
+        # Only now: what leaps by chance leaps at other steps in every repeat.
+        if leaps(signal, control, repeats):
+            continue
+        yield from _out_of_line(
+            _Found(
+                sizes if last == math.inf else _sizes(control, repeats, signal, last),
+                least,
+                SIGNAL_OUTLIER,
+                SIGNAL_OUTLIER_OF_ANOTHER_KIND,
+                lambda _, size, signal=signal: f"its {signal} is {size:.2g}",  # type: ignore[misc]
+            ),
+            repeats,
+        )
+
+
+def _sizes(
+    control: Evidence, repeats: Sequence[Evidence], signal: str, last: float
+) -> dict[int, Floats]:
+    """By number of the repeat, how far it is from the control up to a step, shape (1,)."""
+    apart = (_apart(each, control, signal, last) for each in repeats)
+    return {number: np.array([size]) for number, size in enumerate(apart) if size is not None}
+
+
+def _apart(first: Evidence, second: Evidence, signal: str, last: float = math.inf) -> float | None:
+    """Root mean square over the steps, as if rounding were at every step what it is at the first.
+
+    Over those up to ``last``. None when they have no step in common.
+    """
+    curve = pair(first, second, signal)
+    asked = curve.steps <= last
+    if not asked.any():
+        return None
+    floor = ROUNDING[second.precision][signal]
+    difference = difference_beyond_print(first, second, signal, curve)[asked]
+    with np.errstate(over="ignore"):
+        squares = np.square(difference * floor.first / floor.at(curve.steps[asked]))
+        return float(np.sqrt(np.mean(squares)))
+
+
+def _by_tensor(
+    control: Evidence, repeats: Sequence[Evidence], distances: TensorDistances, last: float
+) -> Iterator[tuple[float, Outlier]]:
+    gradients, updates, lost, names = distances
+    for kind, by_step in (("gradient", gradients), ("update", updates)):
+        for step, difference in by_step.items():
+            if step > last:
+                continue
+            if kind == "update" and step <= SIGN_STEPS:
+                continue  # nearly signs: one that rounding turns is off by a thousand times its due
+            rounding = TENSOR_ROUNDING[control.precision]
+            yield from _out_of_line(
+                _Found(
+                    difference,
+                    np.maximum(rounding, lost[step]) if kind == "update" else rounding,
+                    TENSOR_OUTLIER,
+                    math.inf,  # in low precision kinds differ by more than a fault does
+                    lambda at, size, kind=kind, step=step: (  # type: ignore[misc]
+                        f"its {kind} of {names[step][at]} at step {step} is {size:.2g} of its norm"
+                    ),
+                ),
+                repeats,
+            )
+
+
+class TensorDistances(NamedTuple):
+    """Relative differences to the control, by step and number of the repeat."""
+
+    gradients: dict[int, dict[int, Floats]]
+    """Arrays have shape (parameters,)."""
+    updates: dict[int, dict[int, Floats]]
+    lost: dict[int, Floats]
+    """By step: what storing parameters in less than float32 may take of an update."""
+    names: dict[int, tuple[str, ...]]
+    """Of the parameters."""
+
+
+def tensor_differences(control: Evidence, repeats: Sequence[Evidence]) -> TensorDistances:
+    """How far repeats are from the control in every tensor, at the steps that both sampled."""
+    found = TensorDistances({}, {}, {}, {})
+    stored = storage(control, control, 0.0)
+    for number, repeat in enumerate(repeats):
+        before: tuple[TensorSample, TensorSample] | None = None
+        for ours, theirs in shared_samples(repeat, control):
+            found.names[theirs.step] = theirs.names
+            if ours.gradients is not None and theirs.gradients is not None:
+                found.gradients.setdefault(theirs.step, {})[number] = gradient_difference(
+                    ours.gradients, theirs.gradients
+                )
+            if before is not None:
+                found.updates.setdefault(theirs.step, {})[number] = update_difference(
+                    (before[0], ours), (before[1], theirs)
+                )
+                moved = update(before[1], theirs)
+                steps = theirs.step - before[1].step
+                spacings = stored.spacings(theirs.names)
+                found.lost[theirs.step] = lost_in_storing(moved, theirs, steps, spacings)
+            before = ours, theirs
+    return found

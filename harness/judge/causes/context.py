@@ -1,0 +1,160 @@
+"""What the signatures of causes look at, and how they put numbers into words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.judge.causes.factors import Named, named_factor
+from harness.judge.compare.envelopes import Envelope
+from harness.judge.compare.floors import coarser
+from harness.judge.compare.tensors import TensorComparison
+from harness.judge.comparison import RunComparison
+from harness.judge.degrees import ran_at
+from harness.model import Check, Floats, Integers, Outcome, Precision
+
+CONSTANT = 1e-2
+"""A ratio is called constant when no step is further than this from its median."""
+NOTABLE_FACTOR = 5e-2
+"""A constant ratio nearer to one than this is rather an incomplete gradient than a scale."""
+_LEAST_TOLD = 5e-3
+"""A ratio nearer to one than this is written out."""
+ABRUPT = 8.0
+"""A difference that grows by more than this from one step to the next does not grow: it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The checks' answers, and the curves and tensors behind them."""
+
+    compared: RunComparison
+    checks: Mapping[str, Check]
+
+    def outcome(self, name: str) -> Outcome:
+        """SKIPPED where the verdict does not ask the check at all."""
+        check = self.checks.get(name)
+        return check.outcome if check is not None else Outcome.SKIPPED
+
+    def failed(self, *names: str) -> bool:
+        return any(self.outcome(name) is Outcome.FAIL for name in names)
+
+    def detail(self, name: str) -> str:
+        return self.checks[name].detail
+
+    def first_failure(self, *besides: str) -> int | None:
+        """The first step at which any check failed but those named; None when no check did."""
+        onsets = [
+            check.onset
+            for check in self.checks.values()
+            if check.outcome is Outcome.FAIL and check.name not in besides
+        ]
+        return min((onset for onset in onsets if onset is not None), default=None)
+
+    def curve(self, signal: str) -> Envelope | None:
+        """The recomputed signal, which no wrong metric can disturb, else the reported one."""
+        envelopes = self.compared.envelopes
+        return envelopes.get(f"{signal}_recomputed") or envelopes.get(signal)
+
+    def agrees(self, signal: str, step: int) -> bool | None:
+        """Whether a curve is inside its limit at a step; None when it was not compared there."""
+        envelope = self.curve(signal)
+        index = envelope.index_of(step) if envelope is not None else 0
+        if envelope is None or index >= envelope.steps.size or envelope.steps[index] != step:
+            return None
+        return bool(envelope.difference[index] <= envelope.limit[index])
+
+    def off(self) -> list[Envelope]:
+        """Curves outside their limits, the first to leave first."""
+        off = [each for each in self.compared.envelopes.values() if each.onset is not None]
+        return sorted(off, key=lambda each: each.onset or 0)
+
+    def sample(self, step: int) -> TensorComparison | None:
+        return next((each for each in self.compared.tensors if each.step == step), None)
+
+    def ratio(self, envelope: Envelope) -> tuple[Floats, Integers]:
+        """Test over control per step; NaN where the control is zero or either is not finite."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratio = envelope.test / envelope.control
+        return np.where(np.isfinite(ratio), ratio, np.nan), envelope.steps
+
+    def named(self, envelope: Envelope, since: int = 0) -> Named:
+        """What an envelope's ratio equals, from entry number ``since`` on."""
+        ratio, steps = self.ratio(envelope)
+        return named_factor(ratio[since:], steps[since:], self.compared.test, self.compared.control)
+
+    def factor(self, envelope: Envelope) -> str:
+        """The same in words, with a leading comma; empty if it equals nothing."""
+        words = self.named(envelope).words
+        return f", which equals {words}" if words else ""
+
+    @property
+    def precision(self) -> Precision:
+        """The coarser of the two."""
+        return coarser(self.compared.test.precision, self.compared.control.precision)
+
+    @property
+    def in_force(self) -> Mapping[str, Any]:
+        """What was in force in the test set where it first failed; empty when not known."""
+        return ran_at(self.compared.test, self.first_failure() or 1)
+
+    @property
+    def degrees(self) -> Mapping[str, Any]:
+        return self.in_force.get("degrees") or {}
+
+    def degree(self, name: str) -> int:
+        """A parallelism degree of the test set where it first failed; 1 when it is not known."""
+        degree = self.degrees.get(name)
+        return degree if isinstance(degree, int) else 1
+
+
+def off_at_first_step(envelope: Envelope) -> bool:
+    return not bool(envelope.difference[0] <= envelope.limit[0])
+
+
+def is_constant(ratio: Floats) -> bool:
+    """A factor that stays the same over at least three steps and is no rounding."""
+    if ratio.size < 3 or not np.all(np.isfinite(ratio)):  # noqa: PLR2004 (the docstring's three)
+        return False
+    middle = float(np.median(ratio))
+    steady = bool(np.all(np.abs(ratio - middle) <= CONSTANT * abs(middle)))
+    return steady and abs(middle - 1) > NOTABLE_FACTOR
+
+
+def begins(envelope: Envelope, index: int) -> bool:
+    """Whether the difference begins at a step, rather than grows to its limit there."""
+    before = float(envelope.difference[:index].max(initial=0.0))
+    quiet = max(before, float(envelope.limit[index]))
+    return not bool(envelope.difference[index] <= ABRUPT * quiet)
+
+
+def ratio_words(envelope: Envelope, index: int) -> str:
+    control = float(envelope.control[index])
+    return digits(float(envelope.test[index]) / control) if control else "infinitely many"
+
+
+def digits(ratio: float) -> str:
+    """A ratio in four digits, or in as many as tell how far from one it is."""
+    off = abs(ratio - 1)
+    if not 0 < off < _LEAST_TOLD:
+        return f"{ratio:.4g}"
+    return f"{ratio:.{1 - math.floor(math.log10(off))}f}".rstrip("0")
+
+
+def words_of(envelope: Envelope) -> str:
+    """A signal's name as people say it."""
+    reported = envelope.signal.removesuffix("_recomputed").replace("_", " ")
+    return f"recomputed {reported}" if envelope.signal.endswith("_recomputed") else reported
+
+
+def loss_agrees(context: Context, step: int) -> str:
+    """``while the loss agrees to 1e-08``, with a leading comma; empty when nobody compared it."""
+    loss = context.curve("loss")
+    if loss is None or not context.agrees("loss", step):
+        return ""
+    difference = loss.difference[loss.index_of(step)]
+    same = f"agrees to {difference:.1g}" if difference else "is the same"
+    return f", while the loss {same}"

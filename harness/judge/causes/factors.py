@@ -1,0 +1,320 @@
+"""Naming a factor: which number of a run the ratio of two curves or tensors equals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.judge.compare.curves import series
+from harness.judge.degrees import in_force_over
+from harness.model import Evidence, Floats, Integers
+
+FIRST_STEP_MATCH = 1e-2
+"""A ratio equals a quantity when it does so within 1% at the first step, where nothing drifts …"""
+LATER_MATCH = 3e-2
+"""… and within 3% in the median over all steps."""
+NEAR_ONE = 0.1
+"""A quantity near one is equalled only within this share of its distance from one."""
+FEWEST_BATCHES, ALIKE = 8, 0.85
+"""A factor varies as a quantity does when so many batches or more correlate so well: by chance 8 do
+once in 250, 15 once in 30,000."""
+LEAST_LOSS_SCALE = 7
+"""Loss scales are powers of two; one below 2^7 may well be a degree or a count."""
+MOST_NAMED = 3
+"""How many quantities that fit are named."""
+
+PLAIN, PRODUCT, MIXED, SQUARE = 1, 2, 3, 4
+"""A number of the run itself; one made of two that the control has otherwise; one made of two of
+which the control shares one; and one squared (something divided twice)."""
+
+_AVERAGING = "an average where a sum belongs, or the reverse"
+_PLACES = {
+    "dp_replicate": (
+        "the replicate degree",
+        f"how replicas are reduced: {_AVERAGING}, in DDP's or HSDP's all-reduce",
+    ),
+    "dp_shard": (
+        "the shard degree",
+        f"FSDP's reduce-scatter: {_AVERAGING}, gradient_divide_factor",
+    ),
+    "tp": (
+        "the TP degree",
+        "TP's gradient placements: a Partial that is reduced twice, or a Replicate that is summed",
+    ),
+    "cp": (
+        "the CP degree",
+        f"the loss mesh: {_AVERAGING} over the cp ranks, which FSDP's mesh includes",
+    ),
+    "pp": (
+        "the PP degree",
+        "the pipeline schedule: scale_grads, and the loss that its last stage computes",
+    ),
+    "ep": (
+        "the EP degree",
+        "the expert parameters' own FSDP mesh: its gradient_divide_factor, and the token dispatch",
+    ),
+}
+_TOKENS = "where the loss or its gradients are divided by the valid tokens"
+_BATCH = "means over samples: of sums or of what is a mean over tokens already"
+_SHARED = (_TOKENS, _BATCH)
+"""Of numbers that are the control's by design: any other should have spoiled the control, too."""
+_LOSS_SCALE = "the loss scaler: which gradients are unscaled before clipping, and whether all are"
+_PARTS = "how microbatches add up: the loss divided once for each of them, or for all at once"
+
+
+class Quantity(NamedTuple):
+    """A number of a run by which a bug may multiply or divide."""
+
+    name: str
+    values: Floats
+    """One per step: most are constant, valid tokens are not."""
+    where: str
+    """What a person should look at when gradients are off by this."""
+    cost: int = PLAIN
+    """How far-fetched it is: of things that fit, the dearer ones are not named."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.values[0]:g})"
+
+
+class Named(NamedTuple):
+    """What a ratio equals."""
+
+    words: str = ""
+    """The quantities that fit, or one over them; empty when none does."""
+    where: str = ""
+    """What to look at, of the first of them."""
+
+
+class Match(NamedTuple):
+    """How near to a quantity a ratio must be: at the first step, and in the median of all."""
+
+    first: float = FIRST_STEP_MATCH
+    later: float = LATER_MATCH
+
+    def fits(self, ratio: Floats, values: Floats) -> bool:
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            off = np.abs(ratio / values - 1)
+        apart = NEAR_ONE * float(abs(values[0] - 1))
+        first, later = min(self.first, apart), min(self.later, apart)
+        return bool(off[0] <= first and np.median(off) <= later)
+
+
+class FrozenMatch(NamedTuple):
+    """How near it must be over batches at frozen weights, where no batch follows from another."""
+
+    most: float
+    """Root mean square of the difference of the logarithms; also ``NEAR_ONE`` of the quantity's."""
+
+    def fits(self, ratio: Floats, values: Floats) -> bool:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found, meant = np.log(ratio), np.log(values)
+            off, size = (np.sqrt(np.mean(each**2)) for each in (found - meant, meant))
+        if not off <= self.most:
+            return False
+        return bool(off <= NEAR_ONE * size or _rise_together(found, meant))
+
+
+def _rise_together(one: Floats, other: Floats) -> bool:
+    """Whether two things vary alike from batch to batch.
+
+    A factor that is a bfloat16 number itself is up to 0.4% off, which may be as much as it varies.
+    """
+    if one.size < FEWEST_BATCHES or not (np.ptp(one) > 0 and np.ptp(other) > 0):
+        return False
+    return bool(np.corrcoef(one, other)[0, 1] >= ALIKE)
+
+
+def named_factor(
+    ratio: Floats,
+    steps: Integers,
+    test: Evidence,
+    control: Evidence,
+    match: Match | FrozenMatch = Match(),  # noqa: B008 (frozen)
+) -> Named:
+    """In words, which quantities (or one over them) a ratio equals.
+
+    ``ratio`` has one entry per step. Quantities that are the same in the control explain a
+    difference to it less well, so they are named only when no other fits. Products are named only
+    beside plain numbers or alone, mixed ones and squares only alone.
+    """
+    theirs = {quantity.name: quantity for quantity in _quantities(control, steps)}
+    special: list[tuple[Quantity, str]] = []
+    common: list[tuple[Quantity, str]] = []
+    for quantity in _quantities(test, steps, control):
+        for fits, words in (
+            (match.fits(ratio, quantity.values), str(quantity)),
+            (match.fits(ratio, 1 / quantity.values), f"1 / {quantity}"),
+        ):
+            if fits:
+                other = theirs.get(quantity.name)
+                shared = other is not None and match.fits(quantity.values, other.values)
+                (common if shared else special).append((quantity, words))
+    found = sorted(special or common, key=lambda pair: pair[0].cost)
+    if not found:
+        return _loss_scale(ratio, match)
+    dearest = max(PRODUCT, found[0][0].cost)
+    said = ", or ".join([words for each, words in found if each.cost <= dearest][:MOST_NAMED])
+    where = found[0][0].where
+    return Named(said if special or where in _SHARED else f"{said}, as in the control", where)
+
+
+def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> Named:
+    """A power of two that is no number of the run, as loss scales are."""
+    if not np.isfinite(ratio[0]) or ratio[0] <= 0:
+        return Named()
+    power = round(float(np.log2(ratio[0])))
+    scale = np.full(ratio.size, 2.0**power)
+    if abs(power) < LEAST_LOSS_SCALE or not match.fits(ratio, scale):
+        return Named()
+    words = f"2^{abs(power)}, a power of two as loss scales are"
+    return Named(words if power > 0 else f"1 / {words}", _LOSS_SCALE)
+
+
+def _quantities(
+    evidence: Evidence, steps: Integers, control: Evidence | None = None
+) -> list[Quantity]:
+    """What the run is made of, step by step: another pass may have other degrees and counts.
+
+    Where a quantity is none of a pass, it is one there: a factor of one changes nothing.
+    """
+    found: dict[str, Quantity] = {}
+    for ran, here in in_force_over(evidence, steps):
+        for quantity in _quantities_of(ran, evidence, steps[here], control):
+            values = np.ones(steps.size)
+            whole = found.setdefault(quantity.name, quantity._replace(values=values))
+            whole.values[here] = quantity.values
+    return list(found.values())
+
+
+def _quantities_of(
+    ran: Mapping[str, Any], evidence: Evidence, steps: Integers, control: Evidence | None
+) -> list[Quantity]:
+    """What the run is made of while the same was in force, without ones."""
+    base = dict(((control.in_force if control else None) or {}).get("degrees") or {})
+    degrees: dict[str, Any] = dict(ran.get("degrees") or {})
+    dp = _product(degrees, "dp_replicate", "dp_shard")
+    numbers = [*_degrees(degrees, base, dp, ran.get("world_size")), *_counts(ran)]
+    constant = [
+        Quantity(name, np.full(steps.size, float(value)), where, cost)
+        for name, value, where, cost in numbers
+        if isinstance(value, int) and value > 1
+    ]
+    clipping = _clipping(control, steps) if control else []
+    return constant + _token_quantities(ran, evidence, steps, dp) + clipping
+
+
+_Number = tuple[str, object, str, int]
+"""Name, value, where to look, and cost."""
+
+
+def _degrees(
+    degrees: dict[str, Any], base: dict[str, Any], dp: int | None, world: object
+) -> Iterator[_Number]:
+    """Degrees, their products and squares, each number under one name."""
+    for key, (name, where) in _PLACES.items():
+        yield name, degrees.get(key), where, PLAIN
+        yield f"{name} squared", _product(degrees, key, key), where, SQUARE
+    if dp not in (degrees.get("dp_replicate"), degrees.get("dp_shard")):
+        yield "the data-parallel degree", dp, _PLACES["dp_replicate"][1], PLAIN
+    loss_mesh = _product(degrees, "dp_replicate", "dp_shard", "cp")
+    if loss_mesh not in (dp, degrees.get("cp")):
+        where = _PLACES["cp"][1]
+        yield "the number of ranks that share the loss (dp x cp)", loss_mesh, where, PLAIN
+    if world not in (*degrees.values(), dp, loss_mesh):
+        yield "the world size", world, f"reductions over all ranks: {_AVERAGING}", PLAIN
+    for one, other in combinations(_PLACES, 2):
+        pair = _product(degrees, one, other)
+        trivial = 1 in (degrees.get(one), degrees.get(other))
+        named = {one, other} <= {"dp_replicate", "dp_shard", "cp"} and pair in (dp, loss_mesh)
+        if not trivial and not named and pair != world:
+            mixed = any(degrees.get(key) == base.get(key) for key in (one, other))
+            yield f"{one} x {other}", pair, _PLACES[other][1], MIXED if mixed else PRODUCT
+
+
+def _counts(ran: Mapping[str, Any]) -> Iterator[_Number]:
+    """How many parts a step is made of."""
+    accumulation = ran.get("gradient_accumulation_steps")
+    microbatches = ran.get("pipeline_microbatches")
+    yield "gradient accumulation steps", accumulation, _PARTS, PLAIN
+    yield "pipeline microbatches", microbatches, _PARTS, PLAIN
+    if isinstance(accumulation, int) and isinstance(microbatches, int) and accumulation > 1:
+        yield "accumulation steps x microbatches", accumulation * microbatches, _PARTS, PRODUCT
+    yield "the global batch size", ran.get("global_batch_size"), _BATCH, MIXED
+    yield "the local batch size", ran.get("local_batch_size"), _BATCH, MIXED
+    yield "the sequence length", ran.get("seq_len"), _TOKENS, MIXED
+
+
+def _token_quantities(
+    ran: Mapping[str, Any], evidence: Evidence, steps: Integers, dp: int | None
+) -> list[Quantity]:
+    """Valid tokens of the step, and the shares of it that ranks, microbatches and samples have."""
+    counts = _values(evidence, "tokens", steps)
+    found = []
+    if counts.size and np.all(counts > 1):
+        found.append(Quantity("the valid tokens of the step", counts, _TOKENS))
+        before = _values(evidence, "tokens", steps - 1)
+        if np.all(before > 1) and not np.array_equal(before, counts):
+            name = "the valid tokens over those of the step before"
+            found.append(Quantity(name, counts / before, _TOKENS, MIXED))
+        for name, parts in _shares(ran, dp):
+            if isinstance(parts, int) and parts > 1:
+                each = counts / parts
+                found.append(Quantity(f"the valid tokens of {name}", each, _TOKENS, PRODUCT))
+    batch, length = ran.get("global_batch_size"), ran.get("seq_len")
+    if isinstance(batch, int) and isinstance(length, int) and batch * length > 1:
+        places = np.full(steps.size, float(batch * length))
+        if not np.array_equal(places, counts):
+            found.append(Quantity("the token budget of the step", places, _TOKENS, PRODUCT))
+            if np.all(counts > 1):
+                name = "the valid tokens over the token budget"
+                found.append(Quantity(name, counts / places, _TOKENS))
+    return found
+
+
+def _shares(ran: Mapping[str, Any], dp: int | None) -> Iterator[tuple[str, object]]:
+    """What a step's tokens are divided among, and among how many."""
+    accumulation = ran.get("gradient_accumulation_steps")
+    microbatches = ran.get("pipeline_microbatches")
+    cp = dict(ran.get("degrees") or {}).get("cp")
+    yield "a data-parallel rank", dp
+    yield "an accumulation step", accumulation
+    yield "a pipeline microbatch", microbatches
+    yield "a sample", ran.get("global_batch_size")
+    if isinstance(cp, int) and cp > 1 and dp is not None and dp > 1:
+        yield "a rank", dp * cp
+    parts = [each for each in (dp, accumulation, microbatches) if isinstance(each, int)]
+    if sum(each > 1 for each in parts) > 1:
+        yield "one rank's microbatch", prod(parts)
+
+
+def _clipping(control: Evidence, steps: Integers) -> list[Quantity]:
+    """The share of the control's gradients that clipping leaves."""
+    most = dict((control.in_force or {}).get("config") or {}).get("training.max_norm")
+    norms = _values(control, "grad_norm_recomputed", steps)
+    if not isinstance(most, int | float) or not norms.size or not np.all(norms > most):
+        return []
+    where = "what clips gradients before they are complete, or once more"
+    return [Quantity(f"the share that clipping to {most:g} leaves", most / norms, where, MIXED)]
+
+
+def _values(evidence: Evidence, signal: str, steps: Integers) -> Floats:
+    """A signal at each of some steps; NaN where there is none."""
+    curve = series(evidence, signal)
+    known = dict(zip(curve.steps.tolist(), curve.values.tolist(), strict=True))
+    return np.array([known.get(step, np.nan) for step in steps.tolist()], dtype=np.float64)
+
+
+def _product(degrees: dict[str, Any], *names: str) -> int | None:
+    """Product of degrees; None when one is not known."""
+    product = 1
+    for name in names:
+        degree = degrees.get(name)
+        if not isinstance(degree, int):
+            return None
+        product *= degree
+    return product

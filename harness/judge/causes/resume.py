@@ -1,0 +1,278 @@
+"""C6 where passes of a run tell it exactly: what a resume lost, and how it recovered.
+
+Curves only show that something was lost. What was saved and what came back, sample by sample and
+tensor by tensor, says what; so these are asked before all that goes by curves, unless the runs had
+parted before the resume.
+"""
+
+from __future__ import annotations
+
+from harness.judge.causes.context import Context
+from harness.judge.causes.signature import Basis, Cause, Stage, signature
+from harness.judge.causes.updates import initial_words
+from harness.judge.checks.resume import Lost, not_restored
+from harness.judge.degrees import owner
+from harness.judge.resume.passes import TOKENS_SEEN, gaps, loads, newest_whole
+from harness.judge.resume.saved_state import PARAMETERS
+from harness.model import CauseClass, Loader, Outcome
+
+RESUME_CHECKS = (
+    "passes-continuous",
+    "state-restored",
+    "data-resumed",
+    "replays-agree",
+    "recovers-in-time",
+    "torn-never-loaded",
+)
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # Other samples are the whole fault, however whole the checkpoint was.
+    overrides=("torn_loaded",),
+)
+def data_lost(context: Context) -> Cause | None:
+    """The loader does not go on where it stood."""
+    if not _first(context, "data-resumed"):
+        return None
+    sentence = f"data order is lost at the resume: {context.detail('data-resumed')}"
+    sentence += _counted(context) + _excluded(context, "dataloader")
+    spec = context.compared.spec
+    streaming = spec is not None and spec.train_config.loader is Loader.STREAMING
+    return Cause(sentence, CauseClass.DATA, _STREAMING if streaming else _STATE_OF_RANKS)
+
+
+_STATE_OF_RANKS = (
+    "the dataloader's state_dict and load_state_dict: torchtitan's (components/dataloader.py) "
+    "keeps a state per data-parallel rank, which another degree cannot use; whether "
+    "dataloader is in checkpoint.exclude_from_loading; our own loader "
+    "([converge.data] loader) counts samples instead"
+)
+_STREAMING = (
+    "what StreamingDataset orders samples by, besides its seed: num_canonical_nodes (the same for "
+    "all degrees, not left to the package), batching_method (device_per_stream depends on the "
+    "ranks), epoch_size (a multiple of the global batch) and shuffle_algo; whether dataloader is "
+    "in checkpoint.exclude_from_loading"
+)
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # What a restart did not load explains the samples that it went on with.
+    overrides=("data_lost",),
+)
+def nothing_loaded(context: Context) -> Cause | None:
+    """A restart loaded nothing, or something of no known place, and trained on from there.
+
+    What a pass that begins again at step 1 begins with is then the run's first sample, so its
+    weights are no failure of the initial load of the job.
+    """
+    check = context.checks.get("passes-continuous")
+    if check is None or check.outcome is not Outcome.FAIL:
+        return None
+    test = context.compared.test
+    found = next(
+        (gap for gap in gaps(test, context.compared.spec) if gap.unplaced is not None), None
+    )
+    if found is None or found.unplaced is None or found.unplaced <= 1:
+        return None
+    before = context.first_failure("recovers-in-time")
+    if before is not None and max(before, 1) < found.step:
+        return None
+    untorn = newest_whole(test, found.unplaced)
+    when = "" if untorn else "while no checkpoint of the run was whole, "
+    sample = context.sample(0) if found.step == 1 else None
+    weights = initial_words(sample) if sample is not None else ""
+    others = f", and so not with the control's weights: {weights}" if weights else ""
+    return Cause(
+        f"state is lost at the resume: {when}{found.what}{others}",
+        CauseClass.STATE,
+        _CHOSEN if untorn else _NOTHING_WHOLE,
+    )
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # Half a checkpoint explains what of the state did not come back.
+    overrides=("state_lost",),
+)
+def torn_loaded(context: Context) -> Cause | None:
+    """A resume took what was only half written."""
+    if not _first(context, "torn-never-loaded"):
+        return None
+    return Cause(
+        f"a torn checkpoint was loaded: {context.detail('torn-never-loaded')}",
+        CauseClass.STATE,
+        "how a whole checkpoint is told from half of one: torchtitan takes the newest folder that "
+        "has .metadata, which is written last, and does not look at the shards",
+    )
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # What did not come back says more than where a pass went on.
+    overrides=("not_continued",),
+)
+def state_lost(context: Context) -> Cause | None:
+    """Tensors, the learning rate or counters did not come back as they were saved."""
+    if not _first(context, "state-restored"):
+        return None
+    found = next(
+        (lost for load in loads(context.compared.test) if _lost(lost := not_restored(load))), None
+    )
+    if found is None:
+        return None
+    names = [part.name for part in found.off]
+    what = []
+    if PARAMETERS in names:
+        what.append("parameters")
+    states = [name for name in names if name != PARAMETERS]
+    if states:
+        what.append(f"optimizer state ({', '.join(states)})")
+    if found.lr is not None:
+        what.append("the learning rate")
+    sentence = f"{' and '.join(what)} lost at the resume: {context.detail('state-restored')}"
+    sentence += _excluded(context, "optimizer", "lr_scheduler")
+    return Cause(sentence, CauseClass.STATE, _LOADED)
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # A pass that goes on elsewhere replays otherwise.
+    overrides=("replayed_otherwise",),
+)
+def not_continued(context: Context) -> Cause | None:
+    """A pass went on from elsewhere, or counts otherwise."""
+    if not _first(context, "passes-continuous"):
+        return None
+    found = [gap for gap in gaps(context.compared.test, context.compared.spec) if gap.told]
+    if all(gap.unsaved for gap in found):
+        return Cause(
+            f"a checkpoint is missing: {context.detail('passes-continuous')}",
+            CauseClass.STATE,
+            "when the trainer saves: checkpoint.enable and checkpoint.interval, and what calls the "
+            "checkpointer's save after a step",
+        )
+    if all(gap.counts == TOKENS_SEEN for gap in found):
+        return Cause(
+            f"only the trainer's count of tokens is lost at the resume: "
+            f"{context.detail('passes-continuous')}; samples and state came back",
+            CauseClass.METRIC_ONLY,
+            "what train_state holds: torchtitan's Trainer.state_dict saves ntokens_seen, which is "
+            "a count of one rank, and every rank loads it as its own",
+        )
+    return Cause(
+        f"state is lost at the resume: {context.detail('passes-continuous')}",
+        CauseClass.STATE,
+        f"{_CHOSEN}, and what train_state holds: the trainer's state_dict and load_state_dict",
+    )
+
+
+_CHOSEN = (
+    "which checkpoint a start chooses (checkpoint.load_step, the newest folder with .metadata)"
+)
+_NOTHING_WHOLE = (
+    "what a restart loads while no checkpoint is whole: checkpoint.initial_load_path, which "
+    "torchtitan 0.2.2 reads only while the checkpoint folder does not exist "
+    "(components/checkpoint.py, load), and what that folder (checkpoint.folder) holds"
+)
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # Wrong numbers are worse than late ones.
+    overrides=("recovered_late",),
+)
+def replayed_otherwise(context: Context) -> Cause | None:
+    """A replay differs although all that is known of the state came back."""
+    if not _first(context, "replays-agree"):
+        return None
+    return Cause(
+        f"a replay differs from the first time: {context.detail('replays-agree')}",
+        CauseClass.REPLAY,
+        "what a checkpoint does not hold and a step depends on: random numbers, buffers that are "
+        "not persistent, state of kernels or of a loss scaler, and the order of the samples",
+    )
+
+
+@signature(
+    Basis.RECORDED,
+    Stage.RESUME,
+    # NaN after a resume that lost something is its consequence.
+    overrides=("not_finite",),
+)
+def recovered_late(context: Context) -> Cause | None:
+    """Training is right, and went on too late or not at all."""
+    failed = {name for name, check in context.checks.items() if check.outcome is Outcome.FAIL}
+    if failed != {"recovers-in-time"}:
+        return None
+    return Cause(
+        f"no recovery in time: {context.detail('recovers-in-time')}",
+        CauseClass.RECOVERY,
+        "where the time goes: logs/ says when torchrun saw the fault (heartbeats, "
+        "--monitor-interval, timeouts of collectives), when the ranks met again, and how long they "
+        "took to load",
+    )
+
+
+def follows_from_resume(context: Context, name: str) -> bool:
+    """Whether other samples, tokens or rates are what a resume that failed a check led to."""
+    since = context.checks[name].onset
+    if name not in ("same-data", "same-tokens", "same-lr") or since is None:
+        return False
+    found = (context.checks[each] for each in RESUME_CHECKS if each in context.checks)
+    failed = [check.onset for check in found if check.outcome is Outcome.FAIL]
+    return any(onset is not None and onset <= since for onset in failed)
+
+
+def of_pass(context: Context, step: int) -> str:
+    """Which pass a step is of, if one that loads a checkpoint, and what its config leaves out."""
+    each = owner(context.compared.test, step)
+    load = next((load for load in loads(context.compared.test) if load.into is each), None)
+    if load is None:
+        return ""
+    return f"; step {step} is of {load.words}{_excluded(context, 'dataloader', 'lr_scheduler')}"
+
+
+_LOADED = (
+    "what the checkpoint holds and what is loaded of it: checkpoint.exclude_from_loading and "
+    "load_only, the names that each rank asks for after a change of degrees, and whatever sets "
+    "parameters, optimizer state or lr after the load"
+)
+
+
+def _lost(found: Lost | None) -> bool:
+    return found is not None and found.any
+
+
+def _first(context: Context, name: str) -> bool:
+    """Whether a check of resumes failed, and no other had before, late recoveries aside."""
+    check = context.checks.get(name)
+    if check is None or check.outcome is not Outcome.FAIL:
+        return False
+    before = context.first_failure("recovers-in-time")
+    return before is None or check.onset is None or check.onset <= before
+
+
+def _excluded(context: Context, *parts: str) -> str:
+    """Whether the run's own config leaves such a part out of what is loaded."""
+    for each in context.compared.test.passes:
+        left_out = ((each.in_force or {}).get("config") or {}).get(
+            "checkpoint.exclude_from_loading"
+        )
+        found = [part for part in parts if part in (left_out or ())]
+        if found:
+            return f"; checkpoint.exclude_from_loading leaves out {' and '.join(found)}"
+    return ""
+
+
+def _counted(context: Context) -> str:
+    """What the counter of samples says of lost data; empty when it says nothing."""
+    check = context.checks["passes-continuous"]
+    return f"; {check.detail}" if check.outcome is Outcome.FAIL else ""

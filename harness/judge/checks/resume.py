@@ -1,0 +1,680 @@
+"""The resume tier: whether a run in several passes is the run that it would have been in one.
+
+Asked of runs that were made in passes, or should have been. The curve that the passes make is
+judged as any other; these checks say what each resume kept, whether the run was broken and resumed
+as its set says, whether it recovered, and whether replayed steps come out as they did before.
+
+A control or repeat that a scheduler requeued has to be as good as an uninterrupted run, before
+anything is compared with it (:func:`badly_requeued`). It is asked the same questions. There is no
+other run to compare its samples with: the counter of samples and the replays show whether its
+loader kept its place, and a test set that trained on other samples than its control is INVALID in
+any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
+from harness.judge.compare.curves import relative_difference
+from harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS
+from harness.judge.degrees import degrees_of, ranks
+from harness.judge.in_force import unlike_a_repeat
+from harness.judge.resume.faults import (
+    IN_A_STEP,
+    faults_that_ended,
+    is_torn,
+    nodes_in,
+    pass_of,
+    steps_after,
+    struck_in,
+    torn_checkpoints,
+)
+from harness.judge.resume.passes import (
+    NEVER_INTERRUPTED,
+    NO_PASSES,
+    Load,
+    counts_one_rank,
+    gaps,
+    loads,
+    never_interrupted,
+)
+from harness.judge.resume.saved_state import PARAMETERS, RESTORED, Part, parts, says_nothing
+from harness.judge.soundness import Flaw
+from harness.judge.wording import counted
+from harness.model import (
+    Deviation,
+    Evidence,
+    Fault,
+    FaultKind,
+    Limit,
+    Outcome,
+    Pass,
+    RestartOwner,
+    Segment,
+    SetSpec,
+    Struck,
+    Tier,
+    Torn,
+)
+
+MOST_DEVIATIONS = 20
+
+
+@check(Tier.RESUME)
+def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
+    """Every pass goes on from the newest checkpoint, and the final state has every step once.
+
+    Every checkpoint that the set promises was written. Steps, tokens, samples and the optimizer's
+    updates are counted right after every load as they were when the checkpoint was saved. A count
+    of tokens that the trainer keeps per rank, and restores so, is told and no failure: nothing but
+    logs reads it.
+    """
+    if not test.passes:
+        return invalid(NO_PASSES)
+    found = sorted(gaps(test, spec), key=lambda gap: (not gap.told, gap.step))
+    if not found:
+        resumes = list(loads(test))
+        words = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
+        words += ", requeued by the scheduler" if test.requeued else ""
+        notes = [note for load in resumes if (note := counts_one_rank(load))]
+        return passed("; ".join([words, *notes]))
+    told = [gap for gap in found if gap.told] or found
+    detail = "; ".join(gap.what for gap in told[:3])
+    more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""  # noqa: PLR2004 (as many as shown)
+    outcome = Outcome.FAIL if told[0].told else Outcome.INVALID
+    return CheckResult(outcome, detail + more, onset=told[0].step)
+
+
+@check(Tier.RESUME)
+def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
+    """Parameters, optimizer state and lr right after every load are those that were saved.
+
+    Compared by sketches of whole tensors, so across a change of degrees too: all tensors that the
+    runs' samples know. A run that never loaded a checkpoint of its own tests no resume.
+    """
+    if not test.passes:
+        return invalid(NO_PASSES)
+    limit = Limit(RESTORED, "rounding of sums in float64")
+    compared: list[Lost] = []
+    untold: list[Load] = []
+    resumes = list(loads(test))
+    for load in resumes:
+        lost = not_restored(load)
+        if lost is not None and lost.any:
+            return _not_restored(load, lost, limit)
+        if lost is not None:
+            compared.append(lost)
+        elif load.into.steps.size:  # one that made no step may have died before it was looked at
+            untold.append(load)
+    if untold:
+        return invalid(f"nothing tells what came back in {untold[0].words}", untold[0].step + 1)
+    for load in resumes:
+        if empty := says_nothing(load, test, control):
+            return invalid(f"in {load.words}, nothing tells {empty}", load.step + 1)
+    if not compared:
+        detail = "no pass loaded a checkpoint of the run"
+        asked = spec is not None and spec.resumes and test.restarts is not RestartOwner.CLUSTER
+        return invalid(f"{detail}, so no resume was tested") if asked else skipped(detail)
+    return CheckResult(
+        Outcome.PASS,
+        f"{counted(len(compared), 'load')} of {', '.join(part.name for part in compared[0].parts)}",
+        measured=max(lost.worst for lost in compared),
+        limit=limit,
+        unit="relative",
+    )
+
+
+class Lost(NamedTuple):
+    """What a load did not give back."""
+
+    parts: tuple[Part, ...]
+    """All that were compared."""
+    lr: tuple[float, float] | None
+    """Rate as saved and as loaded, where they differ."""
+
+    @property
+    def off(self) -> list[Part]:
+        return [part for part in self.parts if part.off.size]
+
+    @property
+    def any(self) -> bool:
+        return bool(self.off) or self.lr is not None
+
+    @property
+    def worst(self) -> float:
+        return max(float(part.difference.max(initial=0.0)) for part in self.parts)
+
+
+def not_restored(load: Load) -> Lost | None:
+    """What a load did not give back; None when the evidence of it is missing."""
+    saved, loaded = load.saved, load.into.loaded
+    if saved is None or loaded is None:
+        return None
+    rates = None if saved.lr == loaded.lr else (saved.lr, loaded.lr)
+    return Lost(tuple(parts(saved, loaded)), rates)
+
+
+def _not_restored(load: Load, lost: Lost, limit: Limit) -> CheckResult:
+    step = load.step + 1
+    deviations = [
+        Deviation(
+            part.tensors[index] + (f" ({part.name})" if part.name != PARAMETERS else ""),
+            load.step,
+            float(part.difference[index]),
+            RESTORED,
+        )
+        for part in lost.off
+        for index in part.off.tolist()
+    ]
+    deviations.sort(key=lambda each: -each.measured)
+    return CheckResult(
+        Outcome.FAIL,
+        f"in {load.words}, {lost_words(lost)}",
+        measured=lost.worst if lost.off else None,
+        limit=limit if lost.off else None,
+        unit="relative" if lost.off else "",
+        onset=step,
+        deviations=tuple(deviations[:MOST_DEVIATIONS]),
+    )
+
+
+def lost_words(lost: Lost) -> str:
+    """``exp_avg of 12 of 12 parameters is off by up to 1 (output.weight)``, every part."""
+    words = []
+    for part in lost.off:
+        what = part.name if part.name != PARAMETERS else "the value"
+        most = float(part.difference[part.off[0]])
+        off = f"off by up to {most:.2g}" if np.isfinite(most) else "missing, zero or NaN"
+        words.append(
+            f"{what} of {part.off.size} of {len(part.tensors)} parameters is {off} "
+            f"({part.tensors[part.off[0]]})"
+        )
+    if lost.lr is not None:
+        words.append(f"lr is {lost.lr[1]!r}, {lost.lr[0]!r} was saved")
+    return "; ".join(words)
+
+
+class Other(NamedTuple):
+    """The first step of a pass whose samples are not the control's."""
+
+    number: int
+    step: int
+    digest: str | None
+    first: bool
+    """Whether it is the first step of its pass."""
+    change: str
+    """Degrees before and after the resume, where they differ."""
+
+
+@check(Tier.RESUME)
+def data_resumed(test: Evidence, control: Evidence, spec: SetSpec | None) -> CheckResult:
+    """Every pass goes on with the samples that the control trains on, replayed steps too.
+
+    The loader lost its place at a resume: it starts over, skips samples or gives them twice.
+    """
+    if not test.passes or never_interrupted(test):
+        return skipped(NEVER_INTERRUPTED) if test.passes else invalid(NO_PASSES)
+    expected = digests_of(control)
+    if not expected or not any(any(each.batch_digests) for each in test.passes):
+        detail = "no batch digests: nothing tells which samples a resume went on with"
+        return skipped(detail) if spec is None else invalid(detail)
+    other = other_samples(test, control)
+    if other is None:
+        return passed(
+            f"{counted(sum(each.steps.size for each in test.passes), 'step')} of all passes"
+        )
+    if other.digest is None or other.step not in expected:
+        return invalid(f"no batch digest at step {other.step} of pass {other.number}", other.step)
+    if other.number == test.passes[0].number:
+        detail = f"the samples differ at step {other.step}, before any resume"
+        return invalid(detail, other.step)
+    return CheckResult(Outcome.FAIL, data_words(other, control), onset=other.step)
+
+
+def digests_of(evidence: Evidence) -> dict[int, str]:
+    """Batch digests by step, where the run left one."""
+    pairs = zip(evidence.steps.tolist(), evidence.batch_digests, strict=False)
+    return {step: digest for step, digest in pairs if digest is not None}
+
+
+def other_samples(test: Evidence, control: Evidence) -> Other | None:
+    """The first step, pass by pass, that was trained on other samples than the control's."""
+    expected = digests_of(control)
+    for index, each in enumerate(test.passes):
+        for step, digest in zip(each.steps.tolist(), each.batch_digests, strict=True):
+            if digest is None or digest != expected.get(step):
+                before = degrees_of(test.passes[index - 1]) if index else ""
+                after = degrees_of(each)
+                change = f" ({before} -> {after})" if index and before != after else ""
+                return Other(each.number, step, digest, step == int(each.steps[0]), change)
+    return None
+
+
+def data_words(other: Other, control: Evidence) -> str:
+    """What a resume did to the samples, in a sentence."""
+    seen = [step for step, digest in digests_of(control).items() if digest == other.digest]
+    when = "right after" if other.first else "after"
+    words = (
+        f"step {other.step}, {when} the resume of pass {other.number}{other.change}, is trained on "
+        "other samples than the control's"
+    )
+    if seen and seen[0] == int(control.steps[0]):
+        return f"{words}: those of step {seen[0]}, so the data started over from the beginning"
+    return f"{words}: those of step {seen[0]}" if seen else words
+
+
+CHECKS: tuple[Question, ...] = (passes_continuous, state_restored, data_resumed)
+
+
+@check(Tier.RESUME)
+def segments_as_scheduled(test: Evidence, spec: SetSpec | None) -> CheckResult:
+    """Each segment of the schedule is one pass, of its steps and its number of ranks.
+
+    Another schedule is another experiment.
+    """
+    if spec is None or not spec.segments:
+        return skipped("no segments are named")
+    if not test.passes:
+        return invalid(NO_PASSES)
+    wrong = next(_unscheduled(test, spec.segments), None)
+    return invalid(*wrong) if wrong else passed(counted(len(spec.segments), "segment"))
+
+
+def _unscheduled(test: Evidence, segments: tuple[Segment, ...]) -> Iterator[tuple[str, int]]:
+    """How the passes are not the schedule, and from which step on."""
+    first = 1
+    for index, segment in enumerate(segments):
+        words = f"segment {index + 1} (steps {first} to {segment.until}, {segment.parallelism})"
+        if index >= len(test.passes):
+            yield f"{words} never started", first
+            return
+        each = test.passes[index]
+        if each.segment != index:
+            yield f"pass {each.number} should be of {words}", first
+        if each.world_size != segment.parallelism.world_size:
+            yield f"{words} ran on {ranks(each.world_size)}", first
+        if not np.array_equal(each.steps, np.arange(first, segment.until + 1)):
+            trained = f"{each.steps[0]} to {each.steps[-1]}" if each.steps.size else "none"
+            yield f"{words} trained steps {trained}", first
+        if not each.ended:
+            yield f"{words} did not come to its end", first
+        first = segment.until + 1
+    more = len(test.passes) - len(segments)
+    if more:
+        yield f"{counted(len(test.passes), 'pass')} for {counted(len(segments), 'segment')}", first
+
+
+@check(Tier.RESUME)
+def faults_struck(test: Evidence, spec: SetSpec | None) -> CheckResult:
+    """Every fault of the script happened, once, and ended the pass that it struck; no other did.
+
+    A run that was not broken says nothing about its recovery, nor does one that broke by itself.
+    """
+    if spec is None or spec.recovery is None:
+        return skipped("no faults are named")
+    if test.restarts is RestartOwner.CLUSTER:
+        return _by_scheduler(test)
+    asked = [_unscripted(test, spec.recovery.faults), _without_effect(test), _without_fault(test)]
+    if spec.recovery.nodes[0] != spec.recovery.nodes[1]:
+        first, later = test.passes[:1], test.passes[1:]
+        asked.insert(1, _other_world(test, spec, first))
+        asked.append(_other_world(test, spec, later))
+    wrong = next(chain(*asked), None)
+    return invalid(*wrong) if wrong else passed(counted(len(test.struck), "fault"))
+
+
+def _by_scheduler(test: Evidence) -> CheckResult:
+    """No script names what a cluster does to a run; that one struck it is another experiment."""
+    if wrong := next(_unscripted(test, ()), None):
+        return invalid(*wrong)
+    if not test.requeued:
+        return skipped(NEVER_INTERRUPTED)
+    reached = [int(each.steps.max(initial=each.loaded_step or 0)) for each in test.passes[:-1]]
+    steps = ", ".join(str(step) for step in reached)
+    return skipped(f"requeued by the scheduler, of which no script tells: after step {steps}")
+
+
+def _unscripted(test: Evidence, script: tuple[Fault, ...]) -> Iterator[tuple[str, int]]:
+    """Faults that did not strike as the script says."""
+    struck = {fault.index: fault for fault in test.struck}
+    for index, fault in enumerate(script):
+        words = f"fault {index + 1} ({fault.kind.value} at step {fault.step})"
+        found = struck.get(index)
+        if found is None:
+            yield f"{words} never struck", fault.step
+            return
+        if (found.kind, found.step) != (fault.kind.value, fault.step):
+            yield f"{words} was {found.kind} at step {found.step}", fault.step
+        if fault.kind is FaultKind.CKPT_TORN and not found.torn:
+            yield f"{words} left no torn checkpoint", fault.step
+        if elsewhere := _elsewhere(fault, found):
+            yield f"{words} {elsewhere}", fault.step
+    more = test.struck[len(script) :]
+    if more:
+        words = f"{counted(len(test.struck), 'fault')} struck, {len(script)} are named"
+        yield words, more[0].step
+
+
+def _elsewhere(fault: Fault, struck: Struck) -> str:
+    """Where a fault struck, if not on the rank or node that the script names."""
+    if fault.kind is FaultKind.AGENT_LOSS:
+        if struck.node not in (None, fault.node):
+            return f"struck node {struck.node}, node {fault.node} is named"
+    elif _names_rank(fault) and struck.rank not in (None, fault.rank):
+        return f"struck rank {struck.rank}, rank {fault.rank} is named"
+    return ""
+
+
+def _names_rank(fault: Fault) -> bool:
+    if fault.kind is FaultKind.CKPT_TORN:
+        return fault.torn is Torn.TRUNCATED
+    return fault.kind not in (FaultKind.PREEMPT, FaultKind.JOIN)
+
+
+def _without_effect(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Faults that broke nothing: the pass went on to its end or to another fault."""
+    ended = {fault.index for fault in faults_that_ended(test)}
+    for fault in test.struck:
+        number = pass_of(test, fault)
+        each = next((each for each in test.passes if each.number == number), None)
+        if each is None:
+            words = f"struck pass {number}, which left no evidence"
+            if number is None:
+                words = "struck nobody knows which pass"
+            yield f"{fault.kind} at step {fault.step} {words}", fault.step
+            continue
+        words = f"{fault.kind} at step {fault.step} did not end pass {number}"
+        if fault.index not in ended:
+            yield f"{words}, which went on to step {each.steps.max(initial=0)}", fault.step
+
+
+def _without_fault(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Passes that died of themselves."""
+    last = 0
+    for index, each in enumerate(test.passes, 1):
+        if each.number != index:
+            yield f"pass {index} left no evidence, and no fault of the script ended it", last + 1
+            return
+        last = int(each.steps.max(initial=last))
+        if not each.ended and not struck_in(test, each):
+            yield f"pass {each.number} died of no fault of the script", last + 1
+
+
+def _other_world(
+    test: Evidence, spec: SetSpec, passes: tuple[Pass, ...]
+) -> Iterator[tuple[str, int]]:
+    """Passes on other nodes than the script has by then: nodes that never came, or never left."""
+    recovery = spec.recovery
+    if recovery is None:
+        return
+    most = recovery.nodes[1]
+    for each in passes:
+        nodes = nodes_in(test, recovery, each)
+        wanted = spec.parallelism.world_size * nodes // most
+        if each.world_size != wanted:
+            verb = "start" if each is test.passes[0] else "go on"
+            words = f"{nodes} of {most} nodes should {verb} with {ranks(wanted)}"
+            has = f"pass {each.number} has {ranks(each.world_size)}"
+            yield f"{words}, {has}", (each.loaded_step or 0) + 1
+
+
+@check(Tier.RESUME)
+def recovers_in_time(test: Evidence, spec: SetSpec | None) -> CheckResult:
+    """After every fault that ended a pass a step ends within the stated time.
+
+    Training never went on, or took longer to than was promised.
+    """
+    if spec is None or spec.recovery is None or test.restarts is RestartOwner.CLUSTER:
+        return skipped("no time to recover is named")
+    if not test.passes:
+        return invalid(NO_PASSES)
+    broke = faults_that_ended(test)
+    if not broke:
+        return skipped("no fault ended a pass")
+    limit = Limit(spec.recovery.within_s, "time to recover")
+    longest, details = 0.0, []
+    late: Struck | None = None
+    for fault in broke:
+        name = f"{fault.kind} at step {fault.step}"
+        after = steps_after(test, fault)
+        if after is None:
+            return invalid(f"some step does not tell when it ended: {name}", fault.step)
+        if not after:
+            return CheckResult(
+                Outcome.FAIL,
+                f"no step ended after the fault {name}",
+                limit=limit,
+                unit="s",
+                onset=fault.step,
+            )
+        seconds = after[0][0] - fault.at
+        details.append(f"{name}: {seconds:.1f} s")
+        if seconds > limit.value and late is None:
+            late = fault
+        longest = max(longest, seconds)
+    return CheckResult(
+        Outcome.FAIL if late else Outcome.PASS,
+        "; ".join(details),
+        measured=longest,
+        limit=limit,
+        unit="s",
+        onset=late.step if late else None,
+    )
+
+
+@check(Tier.RESUME)
+def torn_never_loaded(test: Evidence) -> CheckResult:
+    """No pass loads a checkpoint that was torn when it was written.
+
+    Half a checkpoint is another state, or a crash at the next resume.
+    """
+    if not test.passes:
+        return invalid(NO_PASSES)
+    torn = sorted(torn_checkpoints(test), key=lambda each: (each[1], each[0] or 0))
+    if not torn:
+        return skipped("no checkpoint was torn")
+    for number, step in torn:
+        for each in test.passes:
+            later = number is None or each.number > number
+            if later and each.loaded_step == step and not _saved_whole(test, each, step):
+                return CheckResult(
+                    Outcome.FAIL,
+                    f"pass {each.number} loads the checkpoint of step {step}, which was torn when "
+                    f"pass {number or 'before'} wrote it",
+                    onset=step + 1,
+                )
+    return passed(counted(len(torn), "torn checkpoint"))
+
+
+def _saved_whole(test: Evidence, loading: Pass, step: int) -> bool:
+    """Whether the last pass that saved a step before another loaded it was not torn at it."""
+    savers = [
+        each.number
+        for each in test.passes
+        if each.number < loading.number and any(sample.step == step for sample in each.saved)
+    ]
+    return bool(savers) and not is_torn(test, savers[-1], step)
+
+
+FAULT_CHECKS: tuple[Question, ...] = (
+    segments_as_scheduled,
+    faults_struck,
+    recovers_in_time,
+    torn_never_loaded,
+)
+
+
+def badly_requeued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | None:
+    """What a resume lost, or what nothing tells of it, of a run that a scheduler may interrupt.
+
+    None for any other run. ``spec`` says which checkpoints the run should have written.
+    """
+    if evidence.restarts is not RestartOwner.CLUSTER:
+        return None
+    how = "was requeued by the scheduler, and" if evidence.requeued else "is not in one piece:"
+    for finding in _findings(evidence, spec):
+        if finding.outcome in (Outcome.FAIL, Outcome.INVALID):
+            return Flaw(f"{how} {finding.detail}", finding.onset)
+    return _other_config(evidence)
+
+
+def _findings(evidence: Evidence, spec: SetSpec | None) -> Iterator[CheckResult]:
+    yield passes_continuous.ask(test=evidence, spec=spec)
+    yield state_restored.ask(test=evidence, control=evidence, spec=spec)
+    yield replays_agree.ask(test=evidence)
+
+
+def _other_config(evidence: Evidence) -> Flaw | None:
+    """A pass that ran with another configuration than the first, or does not tell."""
+    trained = [each for each in evidence.passes if each.steps.size]
+    for each in trained:
+        first = int(each.steps[0])
+        if each.in_force is None:
+            return Flaw(f"left no record of what ran in pass {each.number}", first)
+        keys = unlike_a_repeat(each.in_force, trained[0].in_force or {})
+        if keys:
+            return Flaw(f"went on otherwise in pass {each.number}: {', '.join(keys[:3])}", first)
+    return None
+
+
+class Replay(NamedTuple):
+    """A step that was trained once more."""
+
+    step: int
+    first: tuple[Pass, int]
+    """The first pass that trained it, and the index of the step there."""
+    again: tuple[Pass, int]
+
+
+@check(Tier.RESUME)
+def replays_agree(test: Evidence) -> CheckResult:
+    """A replayed step comes out as it did the first time: samples, tokens, lr, loss, grad norm.
+
+    Restarts that change what follows make a run that nobody can repeat.
+    """
+    if not test.passes:
+        return invalid(NO_PASSES)
+    untold = next(_untold(test), None)
+    if untold:
+        return invalid(*untold)
+    found = list(replays(test))
+    if not found:
+        return skipped("no step was replayed")
+    worst, measured, limit = -1.0, 0.0, Limit(0.0, "exact")
+    floors = FLOORS[test.precision]
+    origin = f"floor of {test.precision.value} arithmetic"
+    for replay in found:
+        words = _differs_exactly(replay)
+        if words:
+            return CheckResult(
+                Outcome.FAIL, f"step {replay.step} {words}{_of(replay)}", onset=replay.step
+            )
+        for signal in () if _poisoned(test, replay.step, replay.first[0]) else JUDGED_SIGNALS:
+            before, again = _value(replay.first, signal), _value(replay.again, signal)
+            if before is None and again is None:
+                continue
+            allowed = float(floors[signal].at(np.array([replay.step]))[0])
+            difference = _apart(before, again)
+            if not difference <= allowed:
+                return CheckResult(
+                    Outcome.FAIL,
+                    f"{signal} of step {replay.step} is {_spelled(again)}, {_spelled(before)} "
+                    f"the first time{_of(replay)}",
+                    measured=difference,
+                    limit=Limit(allowed, origin),
+                    unit="relative",
+                    onset=replay.step,
+                )
+            if difference / allowed > worst:
+                worst, measured = difference / allowed, difference
+                limit = Limit(allowed, origin)
+    steps = [replay.step for replay in found]
+    return CheckResult(
+        Outcome.PASS,
+        f"{counted(len(found), 'step')} replayed" + ("" if measured else ", with equal values"),
+        measured=measured,
+        limit=limit,
+        unit="relative",
+        steps=(min(steps), max(steps)),
+    )
+
+
+def _untold(test: Evidence) -> Iterator[tuple[str, int]]:
+    """Steps that a pass had trained when a fault struck, and whose values it did not leave."""
+    passes = {each.number: each for each in test.passes}
+    for fault in test.struck:
+        each = passes.get(pass_of(test, fault) or 0)
+        if each is None or each.loaded_step is None:
+            continue
+        last = fault.step - (fault.kind in IN_A_STEP)
+        missing = np.setdiff1d(np.arange(each.loaded_step + 1, last + 1), each.steps)
+        if missing.size:
+            words = f"pass {each.number}, which {fault.kind} struck at step {fault.step}"
+            yield f"{words}, left nothing of step {missing[0]}", int(missing[0])
+
+
+def replays(test: Evidence) -> Iterator[Replay]:
+    """Every step that a pass trained and an earlier one had, with the first that had it.
+
+    Values that a fault made NaN are compared once, and the next take their place.
+    """
+    first: dict[int, tuple[Pass, int]] = {}
+    for each in test.passes:
+        for index, step in enumerate(each.steps.tolist()):
+            if step in first:
+                yield Replay(step, first[step], (each, index))
+            if step not in first or _poisoned(test, step, first[step][0]):
+                first[step] = (each, index)
+
+
+def _differs_exactly(replay: Replay) -> str:
+    """What of the inputs is not the same, in words; empty when all is."""
+    digests = [each.batch_digests[index] for each, index in (replay.first, replay.again)]
+    if digests[0] != digests[1]:
+        return "is trained on other samples"
+    for signal in ("tokens", "lr"):
+        before, again = _value(replay.first, signal), _value(replay.again, signal)
+        if before != again:
+            return f"has {signal} {again!r}, {before!r} the first time"
+    return ""
+
+
+def _poisoned(test: Evidence, step: int, each: Pass) -> bool:
+    """Whether a fault made a pass's values of a step NaN: a replay is to have others."""
+    return any(
+        fault.kind == FaultKind.NAN_BATCH
+        and fault.step == step
+        and pass_of(test, fault) == each.number
+        for fault in test.struck
+    )
+
+
+def _of(replay: Replay) -> str:
+    (first, _), (again, _) = replay.first, replay.again
+    before, after = degrees_of(first), degrees_of(again)
+    change = f", {before} -> {after}" if before != after else ""
+    return f" (pass {again.number} after pass {first.number}{change})"
+
+
+def _value(where: tuple[Pass, int], signal: str) -> float | None:
+    each, index = where
+    column = each.signals.get(signal)
+    return None if column is None else column[index]
+
+
+def _apart(before: float | None, again: float | None) -> float:
+    if before is None or again is None:
+        return np.inf
+    return float(relative_difference(np.array(before), np.array(again)))
+
+
+def _spelled(value: float | None) -> str:
+    return "not told" if value is None else f"{value:.8g}"
+
+
+REPLAY_CHECKS: tuple[Question, ...] = (replays_agree,)

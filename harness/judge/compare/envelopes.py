@@ -1,0 +1,360 @@
+"""The growth envelope: how far a signal may be from the control's, step by step.
+
+Learnt from the control's A/A repeats, never narrower than the floating-point floor, and replaced
+by a tolerance that the experiment file sets.
+
+**Two curves alone** have no gradients, no audit, and no repeat that shows what noise is. (A repeat
+that is the same to the last bit shows it, too: there is none on this machine.) Right runs on other
+hardware, or with other kernels, part by rounding, and how far depends on the model, the data and
+the length of the run: from 1e-7 to tens of percent at a step. So a difference between two curves
+alone says nothing by itself. Within the arithmetic's floor and the digits that are printed they are
+the same; within a margin that somebody asked for they are equivalent; and what is *gross* is no
+rounding. Everything between is open, until repeats of the control, a tolerance or a margin say what
+right runs do here.
+
+Gross is what hardly any right pair does. Of 1,463 pairs of Megatron-LM's golden curves (one test on
+other GPUs, or in another container, 2026) the loss at a step of 1 was off by 90% (by 112%, a spike
+in a run of 3,000 points), and the mean of the second half of 2 by more than 10%; torchtitan's
+published curves of CUDA and ROCm are off by up to 41% at a step, and 5% in the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.compare.curves import (
+    Pair,
+    common_steps,
+    pair,
+    relative_difference,
+    rounding_share,
+    second_half,
+    unprinted,
+)
+from harness.judge.compare.floors import (
+    FIRST_STEPS,
+    FLOORS,
+    NORMS,
+    ROUNDING,
+    SPREAD_CEILING,
+    WIDEST,
+    WIDEST_NORM,
+    coarser,
+)
+from harness.judge.compare.limits import (
+    JUMP,
+    SIGNAL_ALARMS,
+    applicable,
+    multiples,
+    routed,
+    widest_scale,
+)
+from harness.model import (
+    Calibration,
+    Evidence,
+    Flags,
+    Floats,
+    Integers,
+    Limit,
+    Precision,
+    SignalScale,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Envelope:
+    """One signal of a test set against its control; every array has one entry per step."""
+
+    signal: str
+    steps: Integers
+    test: Floats
+    control: Floats
+    difference: Floats
+    """Relative difference to the control."""
+    limit: Floats
+    learnt: Flags
+    """Where the repeats decide the limit, and not the floor."""
+    floor_origin: str
+    learnt_origin: str = ""
+    unlearnt: bool = False
+    """Whether there are two curves alone and nothing says how far right runs lie apart: outside of
+    the limit is then open, unless it is gross (:mod:`harness.judge.compare.envelopes`)."""
+    tolerated: bool = False
+    """Whether the limit is a tolerance that somebody set."""
+    by_margin: bool = False
+    """Whether somebody set a margin of the mean loss, which then decides what is open."""
+    unprinted: int = 0
+    """Steps at which a log prints 0.0000 or the like, and the other value may be the same."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it is outside of its limit, and nothing but a gross difference says wrong."""
+        return self.unlearnt and not self.tolerated and bool(self.outside.size)
+
+    @property
+    def curves(self) -> Pair:
+        return Pair(self.steps, self.test, self.control)
+
+    @property
+    def outside(self) -> Integers:
+        """Steps at which the difference is above the limit (written so that NaN is outside)."""
+        return self.steps[~(self.difference <= self.limit)]
+
+    @property
+    def judged(self) -> Flags:
+        """Steps that have a limit: not those at which repeats of the control are too far apart."""
+        return np.isfinite(self.limit)
+
+    @property
+    def onset(self) -> int | None:
+        """The first step outside; None when there is none."""
+        outside = self.outside
+        return int(outside[0]) if outside.size else None
+
+    @property
+    def worst(self) -> int:
+        """Index of the step whose difference is largest for its limit."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = self.difference / self.limit
+        return int(np.argmax(np.nan_to_num(excess, nan=0.0, posinf=math.inf)))
+
+    def index_of(self, step: int) -> int:
+        return int(np.searchsorted(self.steps, step))
+
+    def limit_at(self, index: int) -> Limit:
+        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
+        return Limit(float(self.limit[index]), origin)
+
+
+def compare(
+    signal: str,
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    margin: float | None = None,
+) -> Envelope | None:
+    """Compare one signal of a test set with the control's.
+
+    Returns None when the two have no step in common at which both left a value. Tolerances map
+    signals to the largest relative difference allowed; a recomputed signal without one of its own
+    takes that of the reported signal. ``margin`` is that of the mean loss, if somebody set one.
+    Raises ValueError for a tolerance that is negative or not
+    finite: it would pass everything or nothing.
+    """
+    calibration = applicable(calibration, test, control)
+    curves = pair(test, control, signal)
+    if not curves.steps.size:
+        return None
+    untold = unprinted(test, control, signal, curves)
+    difference = np.where(untold, 0.0, relative_difference(curves.test, curves.control))
+    tolerance = tolerance_for(signal, tolerances or {})
+    repeated = calibration is not None and calibration.repeats
+    unlearnt = not repeated and curves_alone(test, control)
+    if tolerance is not None:
+        nowhere = np.zeros(curves.steps.size, dtype=np.bool_)
+        printed = _printed(test, control, signal, curves)
+        origin = "set in the file" + (_ROUNDED if np.any(printed) else "")
+        limit = tolerance + printed
+        made = Envelope(signal, *curves, difference, limit, nowhere, floor_origin=origin)
+    else:
+        made = _learnt(signal, test, control, calibration, curves, difference)
+    return replace(
+        made,
+        unlearnt=unlearnt,
+        tolerated=tolerance is not None,
+        by_margin=margin is not None,
+        unprinted=int(np.count_nonzero(untold)),
+    )
+
+
+def limits(
+    test: Evidence, control: Evidence, envelopes: Iterable[Envelope]
+) -> Mapping[str, Floats]:
+    """Signal to its limit at every step that both runs have, in order, for drawing.
+
+    NaN at a step where one of them left no value, or that is not judged; signals that cannot be
+    compared are left out.
+    """
+    common = common_steps(test.steps, control.steps).steps
+    drawn = {}
+    for envelope in envelopes:
+        limit = np.full(common.size, math.nan)
+        judged = np.where(envelope.judged, envelope.limit, math.nan)
+        limit[np.searchsorted(common, envelope.steps)] = judged
+        drawn[envelope.signal] = limit
+    return drawn
+
+
+class LearntLimit(NamedTuple):
+    """A limit that repeats taught, beside the one that holds without repeats."""
+
+    signal: str
+    step: int
+    limit: float
+    floor: float
+
+
+def furthest_learnt(precision: Precision, envelopes: Iterable[Envelope]) -> LearntLimit | None:
+    """Where a learnt limit is the most times the floor that holds without repeats.
+
+    ``precision`` is the control's. None where no limit was learnt that judges.
+    """
+    found = []
+    for envelope in envelopes:
+        decides = np.flatnonzero(envelope.learnt & envelope.judged)
+        if decides.size:
+            floor = FLOORS[precision][envelope.signal].at(envelope.steps)
+            at = int(decides[np.argmax((envelope.limit / floor)[decides])])
+            times = float(envelope.limit[at] / floor[at])
+            here = int(envelope.steps[at]), float(envelope.limit[at]), float(floor[at])
+            found.append((times, LearntLimit(envelope.signal, *here)))
+    return max(found)[1] if found else None
+
+
+def tolerance_for(signal: str, tolerances: Mapping[str, float]) -> float | None:
+    """The file's tolerance for a signal, checked; see :func:`compare`."""
+    value = tolerances.get(signal, tolerances.get(signal.removesuffix("_recomputed")))
+    if value is not None and not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"tolerance of {signal} is {value}: it must be finite and at least 0")
+    return value
+
+
+def _learnt(
+    signal: str,
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+    curves: Pair,
+    difference: Floats,
+) -> Envelope:
+    """Limits from floor, calibration and the rounding of the sources."""
+    precision = coarser(test.precision, control.precision)
+    taught = calibration is not None and calibration.taught_by > 0
+    known = calibration.signals.get(signal) if calibration and taught else None
+    same_regime = test.precision is control.precision
+    table = ROUNDING if known is not None and same_regime else FLOORS
+    # From the same weights a token near a tie moves the loss itself by next to nothing.
+    jump = np.where(routed(test, control) & (curves.steps > 1), JUMP, 1.0)
+    limit = np.minimum(jump * table[precision][signal].at(curves.steps), WIDEST[signal])
+    floor_origin = f"floor of {precision.value} arithmetic"
+    learnt, learnt_origin = np.zeros(curves.steps.size, dtype=np.bool_), ""
+    if calibration is not None and known is not None:
+        scale = jump * _scale_at(known, curves.steps)
+        spread = _multiples(curves.steps, calibration) * scale
+        ceiling = np.full(spread.shape, WIDEST[signal])
+        if signal in NORMS:
+            # There a right run in 100 is above the ceiling by chance.
+            chaotic = scale > widest_scale(WIDEST[signal], calibration.taught_by)
+            ceiling[chaotic & (curves.steps > FIRST_STEPS)] = WIDEST_NORM
+        spread = np.minimum(spread, ceiling)
+        learnt = spread > limit
+        limit = np.maximum(limit, spread)
+        if not calibration.problems:
+            # Several repeats say that the control does not reproduce itself there: see calibrate.
+            wide = known.steps[~(known.scale <= SPREAD_CEILING[signal])]
+            limit = np.where(curves.steps >= wide[0], np.inf, limit) if wide.size else limit
+        count = calibration.taught_by
+        repeats = f"{count} repeat{'s' * (count != 1)}"
+        times = f"{jump.max():.0f} x the " if np.any(jump > 1) else ""
+        learnt_origin = (
+            f"{times}spread of {repeats}, at 1 false alarm in {1 / SIGNAL_ALARMS:,.0f} runs"
+        )
+    printed = _printed(test, control, signal, curves)
+    if np.any(printed):
+        limit = limit + printed
+        floor_origin += _ROUNDED
+        learnt_origin += _ROUNDED if learnt_origin else ""
+    return Envelope(signal, *curves, difference, limit, learnt, floor_origin, learnt_origin)
+
+
+_ROUNDED = ", and the rounding of the log"
+
+
+def _printed(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+    """What the printing of both sources adds to a limit: nothing where nothing was printed."""
+    share = rounding_share(test, control, signal, curves)
+    return np.where(np.isfinite(share), share, 0.0)
+
+
+def _multiples(steps: Integers, calibration: Calibration) -> Floats:
+    looks = np.arange(1, steps.size + 1)
+    return multiples(looks, SIGNAL_ALARMS, calibration.taught_by)
+
+
+def _scale_at(known: SignalScale, steps: Integers) -> Floats:
+    """The scale at each step; between calibrated steps the next one's, after the last its own.
+
+    A run longer than the calibration is extrapolated by the law that fits it.
+    """
+    index = np.minimum(np.searchsorted(known.steps, steps), known.steps.size - 1)
+    scale = known.scale[index]
+    last = int(known.steps[-1])
+    beyond = np.maximum(steps, last)
+    if known.doubling_steps is not None:
+        grown = 2.0 ** ((beyond - last) / known.doubling_steps)
+    else:
+        grown = (beyond / max(last, 1)) ** max(known.growth, 0.0)
+    return np.asarray(scale * grown, dtype=np.float64)
+
+
+class Gross(NamedTuple):
+    """From where on a difference is gross, relative to the smaller value."""
+
+    step: float
+    """At a single step."""
+    lasting: float
+    """Of the mean over the second half of the run."""
+
+
+GROSS: Mapping[str, Gross] = {"loss": Gross(0.9, 0.1), "grad_norm": Gross(9.0, 0.5)}
+"""The loss by 90%, so that a factor of 2 is gross however it is printed, or 10% in the mean; the
+grad norm, which spikes and which noise moves more, by a factor of 10, or 50% in the mean."""
+SMALL = 0.1
+"""Share of a signal's first value below which differences are relative to that: what is nearly
+learnt by heart is off by any factor."""
+REPEATS = 3
+"""Repeats of the control that are asked for: with fewer, limits are much wider."""
+
+
+def curves_alone(test: Evidence, control: Evidence) -> bool:
+    """Whether neither run left anything beside its curves."""
+    return all(
+        evidence.in_force is None
+        and not evidence.samples
+        and "loss_recomputed" not in evidence.signals
+        and "grad_norm_recomputed" not in evidence.signals
+        for evidence in (test, control)
+    )
+
+
+def gross_steps(signal: str, curves: Pair) -> Integers:
+    """The steps at which two curves are grossly different; shape (any number of steps,)."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        off = np.abs(curves.test - curves.control) / _scale(curves)
+    # Written so that NaN is gross.
+    return curves.steps[~(off < GROSS[signal].step)]
+
+
+def lasting_difference(curves: Pair) -> float:
+    """How far the means over the second half lie apart, relative as steps are; 0 for no step."""
+    half = second_half(curves)
+    if not half.steps.size:
+        return 0.0
+    scale = _scale(curves)[curves.steps.size // 2 :]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(abs(np.mean((half.test - half.control) / scale)))
+
+
+def _scale(curves: Pair) -> Floats:
+    """What a difference is relative to, step by step; never 0 but where both start from 0."""
+    if not curves.steps.size:
+        return np.empty(0)
+    first = SMALL * max(abs(float(curves.test[0])), abs(float(curves.control[0])))
+    smaller = np.minimum(np.abs(curves.test), np.abs(curves.control))
+    return np.maximum(np.maximum(smaller, first), np.finfo(np.float64).tiny)

@@ -1,0 +1,356 @@
+"""Errors of low precision, measured from a reference in float32, at the initial weights.
+
+Whether a gradient in bfloat16 is right, its distance from another implementation's in bfloat16
+hardly tells: both are a percent from the truth. Suites of kernel tests ask something else: is the
+new implementation's error against higher precision at most a small multiple of the old one's
+(FlashAttention's tests, for instance)? Sketches carry that to whole training steps: for every
+parameter, whatever its sharding, the error of a test set against the float32 reference is compared
+with that of a run of the same precision, its matched control. Squares are averaged over the frozen
+batches first: an error of one batch varies, their mean hardly.
+
+A factor shows more sharply than an error does, for rounding hardly changes a gradient's length:
+exact norms are compared for it, not sketches.
+
+**A set that draws other random numbers than its control**, as dropout does under another
+parallelism, has other gradients in every batch, and may
+(:mod:`harness.judge.compare.random_numbers`). What it draws has no direction that lasts, so the
+*mean* of its errors over the batches is compared beside their size, and limits have room for what
+drawing leaves of each. How far drawing moves a gradient, a second pass over the first batch shows.
+Such a set may compute in float32 as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.compare.floors import spacing
+from harness.judge.compare.limits import normal
+from harness.judge.compare.random_numbers import (
+    FLOAT32_ROUNDING,
+    Drawing,
+    by_chance,
+    drawing_of,
+    furthest,
+    mean_by_chance,
+)
+from harness.judge.compare.random_numbers import SPREAD as DRAWING_SPREAD
+from harness.judge.soundness import Flaw, unfinished
+from harness.model import (
+    FEWEST_DRAWN,
+    Evidence,
+    Flags,
+    Floats,
+    FrozenSamples,
+    Integers,
+    TensorSample,
+)
+
+ALARMS = 2e-4
+"""False-alarm probability of each of the checks here, over all parameters of a test set."""
+IMPLEMENTATION_SPREAD = 0.1
+"""Standard deviation of the logarithm of two right implementations' errors over each other, once
+squares are averaged over batches. Measured on right sets of debug models: at most 0.13 for any
+parameter (TP 2), see docs/operating-characteristics.md."""
+SCALE_SPREAD = 0.1
+"""Standard deviation of the logarithm of two right implementations' norms over each other, in
+relative errors of the parameter's gradient: how much of an error lies along the gradient. Measured
+at most 0.07 (0.2 for embeddings that are added up in other batches)."""
+LASTING_SPREAD = 1.0
+"""The same of the mean difference of two right losses, in the root mean square of the matched
+control's error: rounding the same weights shifts all batches alike, so a mean need not vanish."""
+MEAN_SCALE_SPREAD, BATCH_SCALE_SPREAD = 0.01, 0.025
+"""The same of the mean over all parameters, in errors of the median parameter: over all batches,
+and batch by batch. Measured at most 0.02 and 0.05 (TP 2, of a mixture of experts)."""
+ROUNDED_ONCE = 0.2
+"""Root mean square of a rounding's relative error, in spacings: 1 / sqrt(12) of the numbers between
+two powers of two, which are 1.44 times the lower one on average."""
+MOST_SCALED = 0.5
+"""Where only some parameters are scaled, the middle one is scaled by less than this of the mean."""
+SUMS = 64
+"""Of a sketch: its squared length has the relative variance 2 / SUMS."""
+EMBEDDING = "embed"
+"""Names of embeddings hold it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrecisionRuns:
+    """The runs by which errors of a test set are judged."""
+
+    matched: Evidence
+    """Of the test set's own precision: its errors are the measure."""
+    reference: Evidence
+    """In float32."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errors:
+    """A test set and its matched control against the reference; parameters in the names' order."""
+
+    names: tuple[str, ...]
+    frozen: bool
+    """Whether these are frozen batches, and not the first step alone."""
+    test: Floats
+    """Shape (parameters,): relative error of the gradient, root mean square over the batches. Of a
+    set that draws it is the norm of the errors' mean over the batches, where that is further beyond
+    what drawing leaves of it."""
+    matched: Floats
+    """The same of the matched control; of a set that draws, with what drawing leaves of it."""
+    multiple: Floats
+    """Shape (parameters,): how many times the matched control's error is allowed."""
+    scale: Floats
+    """Shape (batches, parameters): logarithm of the norm over the matched control's."""
+    loss: Floats
+    """Shape (batches,): relative difference of the loss to the matched control's, signed."""
+    loss_error: float
+    """Root mean square of the matched control's relative difference to the reference."""
+    drawing: Drawing | None = None
+    """What a set draws that rightly draws other random numbers than its control."""
+
+    @property
+    def batches(self) -> int:
+        return len(self.scale)
+
+    @property
+    def ratio(self) -> Floats:
+        """Shape (parameters,): errors over the matched control's; 1 where both are 0."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = self.test / self.matched
+        return np.where((self.test == 0) & (self.matched == 0), 1.0, ratio)
+
+    @property
+    def beyond(self) -> Flags:
+        """Shape (parameters,): whose error is larger than rounding makes it, or not a number."""
+        return ~(self.ratio <= self.multiple)
+
+    @property
+    def error(self) -> float:
+        """The matched control's error, of the median parameter."""
+        return float(np.median(self.matched))
+
+    @property
+    def scales(self) -> Floats:
+        """Shape (parameters,): mean of the logarithm of the scale over the batches."""
+        return np.asarray(self.scale.mean(axis=0), dtype=np.float64)
+
+    @property
+    def scale_limits(self) -> Floats:
+        """Shape (parameters,): how large these may be."""
+        times = normal(ALARMS / len(self.names) / 2)
+        limits = self.matched * self.multiple * SCALE_SPREAD * times
+        if self.drawing is None:
+            return limits
+        return np.asarray(np.hypot(limits, times * self.drawing.uncertainty), dtype=np.float64)
+
+    @property
+    def scales_of_all(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Of the logarithm averaged over all parameters: its mean over the batches and its limit.
+
+        Then the same of its root mean square, for a factor that varies from batch to batch.
+        """
+        of_batch, per_error = self.scale.mean(axis=1), self.error * normal(ALARMS / 4)
+        mean, size = abs(float(of_batch.mean())), float(np.sqrt(np.mean(of_batch**2)))
+        lasting, varying = MEAN_SCALE_SPREAD * per_error, BATCH_SCALE_SPREAD * per_error
+        if self.drawing is not None:  # what is drawn moves the norms of every batch anew
+            of_all = float(np.linalg.norm(self.drawing.uncertainty)) / len(self.names)
+            chance = mean_by_chance(of_batch, ALARMS / 4)
+            lasting = math.hypot(lasting, chance, normal(ALARMS / 4) * of_all)
+            size, varying = furthest(of_batch), varying + by_chance(of_batch)
+        return (mean, lasting), (size, varying)
+
+    @property
+    def all_scaled(self) -> bool:
+        """Whether these are beyond their limits, and not by a few parameters alone."""
+        if not self._mean_is_off:
+            return False
+        middle, mean = np.abs(np.median(self.scale, axis=1)), np.abs(self.scale.mean(axis=1))
+        return bool(np.median(middle) >= MOST_SCALED * np.median(mean))
+
+    @property
+    def scale_excess(self) -> Floats:
+        """Shape (parameters,): how many times its limit every scale is; 0 where there is none."""
+        size = np.abs(self.scales)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(size == 0, 0.0, size / self.scale_limits)
+
+    @property
+    def scaled(self) -> Integers:
+        """Indices of the parameters that are scaled, the furthest beyond their limits first.
+
+        Where only the mean of all is off, and not all are: those that make it so.
+        """
+        size, excess = np.abs(self.scales), self.scale_excess
+        off = ~(excess <= 1)
+        if not off.any() and self._mean_is_off:
+            off = ~(size < MOST_SCALED * size.max())
+        found = np.flatnonzero(off)
+        return found[np.argsort(-np.nan_to_num(excess[found], nan=np.inf), kind="stable")]
+
+    @property
+    def _mean_is_off(self) -> bool:
+        return not all(measured <= limit for measured, limit in self.scales_of_all)
+
+
+def measure_errors(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Errors | None:
+    """Compare the frozen batches, or without any the first step; None where neither can be.
+
+    ``draws`` says that the test set rightly draws other random numbers than its control: then
+    None is returned, too, where what it draws cannot be judged (:func:`flaw_of` says why).
+    """
+    runs = test, measure.matched, measure.reference
+    frozen = [run.frozen for run in runs]
+    if all(each is not None for each in frozen):
+        ours, like, truth = (each for each in frozen if each is not None)
+    elif any(run.frozen_steps for run in runs):
+        return None
+    else:
+        first = [_first_step(run) for run in runs]
+        if any(each is None for each in first):
+            return None
+        ours, like, truth = (each for each in first if each is not None)
+    if not ours.names == like.names == truth.names:
+        return None
+    if not ours.sketch.shape == like.sketch.shape == truth.sketch.shape:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.log(ours.norm / like.norm)
+        loss, loss_error = ours.loss / like.loss - 1, like.loss / truth.loss - 1
+    errors = _errors(ours, truth)
+    error, matched = _size_of(errors), _size_of(_errors(like, truth))
+    spread = math.hypot(IMPLEMENTATION_SPREAD, 1 / math.sqrt(SUMS * len(ours.norm)))
+    drawing = None
+    if draws:
+        found = drawing_of(test, measure.matched, measure.reference, matched)
+        if isinstance(found, Flaw) or len(loss) < FEWEST_DRAWN:
+            return None
+        drawing = found
+        rounding = matched**2 + FLOAT32_ROUNDING**2
+        single = np.sqrt(rounding + drawing.variance)
+        lasting = np.sqrt(rounding + drawing.variance / len(loss))
+        mean = np.linalg.norm(errors.mean(axis=0), axis=-1)
+        # A fault that is the same in every batch shows in the mean, any other in the size.
+        in_the_mean = mean / lasting >= error / single
+        error, matched = np.where(in_the_mean, (mean, lasting), (error, single))
+        scale = scale - drawing.longer
+        spread = math.hypot(spread, DRAWING_SPREAD)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        more = np.hypot(1.0, _of_additions(test, measure.matched) / matched)
+    multiple = _multiples(test, measure.matched, ours.names, spread)
+    return Errors(
+        names=ours.names,
+        frozen=frozen[0] is not None,
+        test=error,
+        matched=matched,
+        multiple=multiple * np.where(matched > 0, more, 1.0),
+        scale=np.where((ours.norm == 0) & (like.norm == 0), 0.0, scale),
+        loss=loss,
+        loss_error=float(np.sqrt(np.mean(loss_error**2))),
+        drawing=drawing,
+    )
+
+
+def flaw_of(test: Evidence, measure: PrecisionRuns, *, draws: bool = False) -> Flaw | None:
+    """Why errors cannot be measured: in the runs that are the measure, or in frozen steps.
+
+    For a set that ``draws`` random numbers of its own also why these cannot be judged.
+    """
+    for run, what in ((measure.reference, "reference"), (measure.matched, "matched control")):
+        flaw = unfinished(run)
+        if flaw:
+            return Flaw(f"the {what} {run.name} {flaw.what}", flaw.step)
+    runs = measure.reference, measure.matched, test
+    if len({run.frozen_steps for run in runs}) > 1:
+        return Flaw("the test set, its matched control and the reference made other frozen steps")
+    broken = next((flaw for run in runs if (flaw := _frozen_flaw(run, measure.reference))), None)
+    if broken or not draws:
+        return broken
+    like, truth = measure.matched.frozen, measure.reference.frozen
+    if like is None or truth is None or like.sketch.shape != truth.sketch.shape:
+        return Flaw(f"{measure.matched.name} and {measure.reference.name} left no frozen steps")
+    rounding = _size_of(_errors(like, truth))
+    found = drawing_of(test, measure.matched, measure.reference, rounding)
+    return found if isinstance(found, Flaw) else None
+
+
+def _frozen_flaw(run: Evidence, reference: Evidence) -> Flaw | None:
+    """What is wrong with the frozen steps of one of the runs."""
+    left, theirs = run.frozen, reference.frozen
+    if not run.frozen_steps:
+        return None
+    if left is None or theirs is None or len(left.loss) != run.frozen_steps:
+        count = len(left.loss) if left is not None else 0
+        return Flaw(f"{run.name} left {count} of {run.frozen_steps} frozen steps")
+    if left.problems:
+        return Flaw(f"{run.name} could not be measured in full: {left.problems[0]}")
+    if left.batch_digests != theirs.batch_digests:
+        return Flaw(f"{run.name} took other samples in its frozen steps than {reference.name}")
+    return None
+
+
+def _first_step(run: Evidence) -> FrozenSamples | None:
+    """The first step in the form of one frozen batch."""
+    sample: TensorSample | None = next((each for each in run.samples if each.step == 1), None)
+    loss = run.signals.get("loss_recomputed")
+    if sample is None or sample.gradients is None or loss is None or not run.steps.size:
+        return None
+    order = np.argsort(np.array(sample.names))
+    return FrozenSamples(
+        names=tuple(sample.names[index] for index in order),
+        sizes=sample.sizes[order],
+        sketch=sample.gradients.sketch[None, order],
+        norm=sample.gradients.norm[None, order],
+        loss=loss.values[:1],
+        batch_digests=tuple(each or "" for each in run.batch_digests[:1]),
+    )
+
+
+def _errors(run: FrozenSamples, truth: FrozenSamples) -> Floats:
+    """Shape (batches, parameters, k): sketches of the gradients' relative errors."""
+    difference = run.sketch - truth.sketch
+    with np.errstate(divide="ignore", invalid="ignore"):
+        relative = np.where(difference == 0, 0.0, difference / truth.norm[..., None])
+    return np.asarray(relative, dtype=np.float64)
+
+
+def _size_of(errors: Floats) -> Floats:
+    """Shape (parameters,): of such sketches, root mean square over the batches."""
+    return np.asarray(np.sqrt(np.sum(errors**2, axis=-1).mean(axis=0)), dtype=np.float64)
+
+
+def _multiples(test: Evidence, matched: Evidence, names: tuple[str, ...], spread: float) -> Floats:
+    """What errors over each other exceed with the probability of an alarm, per parameter.
+
+    Rounding of implementations, noise of sketches and what is drawn, all taken for lognormal:
+    ``spread`` is the standard deviation of the logarithm. A row of an embedding is added up token
+    by token in the precision of activations: with more tokens in a batch its error grows as fast.
+    """
+    multiple = float(np.exp(spread * normal(ALARMS / len(names))))
+    more = max(1.0, _tokens_at_once(test) / _tokens_at_once(matched))
+    return np.array([multiple * (more if EMBEDDING in name else 1.0) for name in names])
+
+
+def _of_additions(test: Evidence, matched: Evidence) -> float:
+    """Relative error of a gradient that is kept in low precision, and added up in more parts.
+
+    Each microbatch is added to what there is, and the sum is rounded. A sum of n parts is rounded
+    at 1/n, 2/n … of its size: n / 3 times, in squares, the error of one rounding.
+    """
+    extra = max(0, _additions(test) - _additions(matched))
+    once = spacing(test, 0.0) * ROUNDED_ONCE
+    return float(once * np.sqrt(extra / 3))
+
+
+def _additions(run: Evidence) -> int:
+    """Microbatches of a step on a rank."""
+    ran = run.in_force or {}
+    parts = ("gradient_accumulation_steps", "pipeline_microbatches")
+    return math.prod(int(ran.get(part) or 1) for part in parts)
+
+
+def _tokens_at_once(run: Evidence) -> float:
+    """Tokens that a rank takes in one forward pass."""
+    ran = run.in_force or {}
+    cp = (ran.get("degrees") or {}).get("cp") or 1
+    return float(ran.get("local_batch_size") or 1) * float(ran.get("seq_len") or 1) / cp

@@ -1,0 +1,171 @@
+"""Random numbers that a run draws: how far they move its gradients, and whether that can be judged.
+
+After its frozen steps a run takes the first batch once more. Only random numbers (dropout,
+stochastic rounding) make the two passes differ, and by as much as they move any gradient. A test
+set may draw other numbers than its control and be right; what it draws then widens its limits
+(:mod:`harness.judge.compare.precision_errors`). So how much it draws is looked at first: it has to
+be real, bounded, and as much as the control draws, if that draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.judge.compare.floors import GRADIENT_FLOORS
+from harness.judge.compare.limits import normal, student
+from harness.judge.soundness import Flaw
+from harness.model import FEWEST_DRAWN, Evidence, Floats, Precision
+
+SPREAD = 0.15
+"""Standard deviation of the logarithm of what drawing leaves of a gradient, over what the two
+passes say that it leaves: one pair of passes, as two sketches see it, stands for all batches.
+Measured over the 39 parameters of a set: at most 0.14, the largest of all 1.3 times what the passes
+say (dropout of 0.1 in fp32: TP 2, HSDP 2x2, accumulation by 2, one device)."""
+RATIO_SPREAD, MEAN_RATIO_SPREAD = 0.16, 0.06
+"""Standard deviation of the logarithm of how far drawing moves a gradient, over the same in the
+control: of one parameter, and of the mean over all. Measured at most 0.16 and 0.058 (the same sets,
+and those in bf16 mixed)."""
+FLOAT32_ROUNDING = GRADIENT_FLOORS[Precision.FP32].first
+"""Relative error of a gradient that computes in float32."""
+IN_FORCE = 3.0
+"""How many times rounding a gradient moves, of one parameter at least, in a run that draws."""
+MOST = 0.5
+"""Of a gradient's norm: a gradient that moves by more is rather another one than a drawn one."""
+OUTLIER = 12.0
+"""Spreads of the batches that a single one of 16 may be off by: the spread is that of their median
+absolute deviation, and of normal numbers one set in 10,000 has one further off than 11.7
+(simulated with 400,000 sets; of 8 numbers 28, which ``_FEWER`` makes of it)."""
+_FEWER = 1.3
+_OF_NORMAL = 1.4826
+"""Standard deviation of a normal number, in median absolute deviations."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Drawing:
+    """How far drawing moves every gradient, relative to its norm; shape (parameters,) each."""
+
+    test: Floats
+    matched: Floats
+    reference: Floats
+
+    @property
+    def variance(self) -> Floats:
+        """Of the relative difference of one batch's gradients to the reference's."""
+        return np.asarray(self.test**2 + self.reference**2, dtype=np.float64)
+
+    @property
+    def longer(self) -> Floats:
+        """Logarithm of how much longer drawing makes norms than the matched control's.
+
+        What is drawn has no direction, and adds to every norm.
+        """
+        return _length(self.test) - _length(self.matched)
+
+    @property
+    def uncertainty(self) -> Floats:
+        """Standard deviation of ``longer``: it goes with the square of what the passes say."""
+        return 2 * SPREAD * np.hypot(_length(self.test), _length(self.matched))
+
+
+def drawn(run: Evidence) -> Floats | None:
+    """Shape (parameters,): distance of two passes over the first batch, over sqrt(2).
+
+    Relative to the norm of both, so at most sqrt(2); NaN where a pass was not finite. All 0 for a
+    run that draws nothing; None where no second pass was made.
+    """
+    samples = run.frozen
+    if samples is None or samples.again is None or not len(samples.sketch):
+        return None
+    first = samples.sketch[0]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        apart = np.sum((samples.again - first) ** 2, axis=-1)
+        size = np.sum(samples.again**2, axis=-1) + np.sum(first**2, axis=-1)
+        return np.asarray(np.sqrt(np.where(apart == 0, 0.0, apart / size)), dtype=np.float64)
+
+
+def in_force(moved: Floats, rounding: Floats) -> bool:
+    """Whether a run draws: it moves some gradient by more than rounding does."""
+    return bool(np.any(moved > IN_FORCE * np.maximum(rounding, FLOAT32_ROUNDING)))
+
+
+def drawing_of(
+    test: Evidence, matched: Evidence, reference: Evidence, rounding: Floats
+) -> Drawing | Flaw:
+    """What the runs draw, or why a set with random numbers of its own cannot be judged by it.
+
+    ``rounding`` has the matched control's relative error of every gradient.
+    """
+    if test.frozen_steps < FEWEST_DRAWN:
+        return Flaw(
+            f"own_random_numbers needs {FEWEST_DRAWN} frozen steps or more, there are "
+            f"{test.frozen_steps}: set frozen under [probe]"
+        )
+    found = []
+    for run in (test, matched, reference):
+        moved = drawn(run)
+        if moved is None:
+            return Flaw(
+                f"{run.name} made no second pass over its first frozen batch, as runs of an older "
+                "converge: run it again with --fresh, or bless its golden anew"
+            )
+        beyond = np.flatnonzero(~(moved <= MOST))
+        if beyond.size and run.frozen is not None:
+            name = run.frozen.names[int(beyond[0])]
+            return Flaw(
+                f"two passes of {run.name} over one batch move the gradient of {name} by "
+                f"{moved[beyond[0]]:.2g} of its norm, and up to {MOST:g} can be random numbers: "
+                'ask = "no worse" compares losses alone'
+            )
+        found.append(moved)
+    if not in_force(found[0], rounding):
+        return Flaw(
+            f"own_random_numbers is named but not in force: two passes of {test.name} over one "
+            "batch at the same weights differ by no more than rounding (an optimizer that rounds "
+            "stochastically draws in its updates alone, and needs no key)"
+        )
+    return Drawing(*found)
+
+
+def furthest(values: Floats) -> float:
+    """How far the batch that is off most is from the middle one."""
+    return float(np.abs(values - np.median(values)).max())
+
+
+def by_chance(values: Floats) -> float:
+    """How far a single batch may be off from the middle one, whatever the furthest is."""
+    spread = _OF_NORMAL * float(np.median(np.abs(values - np.median(values))))
+    return float(OUTLIER * max(1.0, 16 / len(values)) ** _FEWER * spread)
+
+
+def mean_by_chance(values: Floats, alarms: float) -> float:
+    """How far from 0 a mean over batches is by chance, by Student's t, with this probability."""
+    t = float(student(np.array(alarms), len(values) - 1))
+    return t * float(values.std(ddof=1)) / math.sqrt(len(values))
+
+
+def unlike(drawing: Drawing, names: tuple[str, ...], alarms: float) -> Iterator[tuple[str, float]]:
+    """Parameters that are moved by another amount than in the control, with the factor.
+
+    First, as "all parameters", the factor in the geometric mean, if that is off. ``alarms`` is the
+    probability of a false alarm. Nothing where the control draws nothing.
+    """
+    ours, theirs = drawing.test, drawing.matched
+    looked = (ours > FLOAT32_ROUNDING) | (theirs > FLOAT32_ROUNDING)
+    if not np.any(theirs > FLOAT32_ROUNDING):
+        return
+    ratio = np.log(np.maximum(ours, FLOAT32_ROUNDING) / np.maximum(theirs, FLOAT32_ROUNDING))
+    count, mean = int(np.count_nonzero(looked)), float(ratio[looked].mean())
+    if not abs(mean) <= MEAN_RATIO_SPREAD * normal(alarms / 4):
+        yield "all parameters", math.exp(mean)
+    limit = RATIO_SPREAD * normal(alarms / count / 4)
+    for index in np.flatnonzero(looked & ~(np.abs(ratio) <= limit)):
+        yield names[int(index)], float(np.exp(ratio[index]))
+
+
+def _length(moved: Floats) -> Floats:
+    """Shape (parameters,): logarithm of how much longer norms are by what is drawn."""
+    return np.asarray(-np.log1p(-(moved**2)) / 2, dtype=np.float64)

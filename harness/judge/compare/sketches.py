@@ -1,0 +1,235 @@
+"""Two runs' samples aligned by parameter, and the relative difference of their tensors.
+
+A sketch holds k signed projections of a tensor (``docs/architecture.md``). It is linear, so the
+difference of two sketches is the sketch of the difference, whose squared length estimates the
+squared norm of that difference without bias and with relative standard deviation at most
+sqrt(2 / k) (Alon, Matias and Szegedy, "The space complexity of approximating the frequency
+moments", 1996; for the sparse projections in use here Thorup and Zhang, "Tabulation based
+4-universal hashing with applications to second moment estimation", 2004).
+
+A sketch hashes the parameter's name, so sketches under the names of two releases of a trainer
+cannot be compared; norms can (:func:`align`). Two releases may also keep as one tensor what was
+several (``wq wk wv`` as ``wqkv``), so what both do not call alike is compared as a whole: entries,
+and the norm of its values and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.model import (
+    Evidence,
+    Flags,
+    Floats,
+    Integers,
+    PostStepState,
+    SetSpec,
+    TensorRows,
+    TensorSample,
+)
+
+
+def shared_samples(test: Evidence, control: Evidence) -> list[tuple[TensorSample, TensorSample]]:
+    """Samples of both runs at the steps that both sampled, in order; rows are aligned by name.
+
+    A sample whose parameters are not the control's is left out: the check ``same-parameters`` says
+    so of any.
+    """
+    theirs = {sample.step: sample for sample in control.samples}
+    return [
+        (_in_order_of(sample, theirs[sample.step].names), theirs[sample.step])
+        for sample in test.samples
+        if sample.step in theirs and _alike(sample, theirs[sample.step])
+    ]
+
+
+def gradient_difference(test: TensorRows, control: TensorRows) -> Floats:
+    """Shape (parameters,): relative difference of every gradient."""
+    return relative(test.sketch - control.sketch, test.norm, control.norm)
+
+
+def update_difference(test: Sequence[TensorSample], control: Sequence[TensorSample]) -> Floats:
+    """Shape (parameters,): difference of what every parameter moved by, over the control's.
+
+    Both are (sample before, sample); norms of updates are estimated from sketches, too. 1.0 for a
+    parameter that does not move at all.
+    """
+    theirs = update(*control)
+    moved = _length(theirs)
+    return relative(update(*test) - theirs, moved, moved)
+
+
+def update(before: TensorSample, after: TensorSample) -> Floats:
+    """Shape (parameters, k): sketch of what every parameter moved by."""
+    return after.parameters.sketch - before.parameters.sketch
+
+
+def relative(difference: Floats, first: Floats, second: Floats) -> Floats:
+    """Length of a sketch of a difference over the smaller of the two norms.
+
+    0 where both norms are, infinite where one is, or where anything is not finite.
+    """
+    length, smaller = _length(difference), np.minimum(first, second)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratio = length / smaller
+    ratio = np.where(length == 0, 0.0, ratio)
+    return np.where(np.isfinite(length) & np.isfinite(first + second), ratio, np.inf)
+
+
+class Fit(NamedTuple):
+    """The best ``test = factor x control`` of one tensor, and what it leaves."""
+
+    factor: float
+    residual: float
+    """Norm of what the factor does not explain, over the test's norm: 0 for a pure scale."""
+
+
+def fit(test: Floats, control: Floats) -> Fit:
+    """Least squares between two sketches, shape (k,); exact when one tensor scales the other."""
+    square = float(control @ control)
+    if not square or not np.isfinite(square) or not np.all(np.isfinite(test)):
+        return Fit(np.nan, np.inf)
+    factor = float(test @ control) / square
+    length = float(np.linalg.norm(test))
+    left = float(np.linalg.norm(test - factor * control))
+    return Fit(factor, left / length if length else 0.0)
+
+
+def _alike(first: TensorSample, second: TensorSample) -> bool:
+    same_names = set(first.names) == set(second.names)
+    return same_names and first.parameters.sketch.shape == second.parameters.sketch.shape
+
+
+def _length(sketches: Floats) -> Floats:
+    return np.asarray(np.linalg.norm(sketches, axis=-1), dtype=np.float64)
+
+
+def _in_order_of(sample: TensorSample, names: tuple[str, ...]) -> TensorSample:
+    if sample.names == names:
+        return sample
+    place = {name: index for index, name in enumerate(sample.names)}
+    return rows_of(sample, np.array([place[name] for name in names], dtype=np.int64))
+
+
+def sizes_of(sample: TensorSample) -> dict[str, int]:
+    """Entries of every parameter, by name."""
+    return dict(zip(sample.names, sample.sizes.tolist(), strict=True))
+
+
+def rows_of(sample: TensorSample, order: Integers) -> TensorSample:
+    """The sample with these rows alone, in this order; buffers are left as they are."""
+
+    def rows(old: TensorRows) -> TensorRows:
+        return TensorRows(
+            old.sketch[order], old.norm[order], old.zeros[order], old.not_finite[order]
+        )
+
+    return TensorSample(
+        step=sample.step,
+        names=tuple(sample.names[index] for index in order),
+        sizes=sample.sizes[order],
+        parameters=rows(sample.parameters),
+        gradients=rows(sample.gradients) if sample.gradients else None,
+        post_step=_left_in_order(sample.post_step, order) if sample.post_step else None,
+        buffers=sample.buffers,
+    )
+
+
+def _left_in_order(left: PostStepState, order: Integers) -> PostStepState:
+    return PostStepState(
+        left.clipped_norm[order], left.states, left.state_norm[order], left.state_steps[order]
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Renamed:
+    """What is not called alike, at the steps that both runs sampled; arrays have shape (steps,)."""
+
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
+    """Names in the control."""
+    steps: Integers
+    parameters: Floats
+    """Relative difference of the norms, all parameters as one vector."""
+    gradients: Floats
+    """The same of the gradients; 0 at step 0."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Aligned:
+    """Two runs with samples of those parameters alone that both call alike."""
+
+    test: Evidence
+    control: Evidence
+    renamed: Renamed | None
+
+
+def align(
+    test: Evidence, control: Evidence, spec: SetSpec | None, control_spec: SetSpec | None
+) -> Aligned:
+    """Leave out of both runs' samples what two releases of the trainer call by other names.
+
+    One toolchain has one name for a parameter: another name is then another model. Nothing is left
+    out either where the rest is not the same model (names that both have with other
+    sizes, or another number of entries in all), nor where no step was sampled by both, so that
+    nothing shows it. The check same-parameters then says so.
+    """
+    unchanged = Aligned(test, control, None)
+    two = spec is not None and control_spec is not None and spec.toolchain != control_spec.toolchain
+    if not two or not test.samples or not control.samples:
+        return unchanged
+    ours, theirs = sizes_of(test.samples[0]), sizes_of(control.samples[0])
+    shared = ours.keys() & theirs.keys()
+    if ours.keys() == theirs.keys() or not shared:
+        return unchanged
+    if any(ours[name] != theirs[name] for name in shared):
+        return unchanged
+    if sum(ours.values()) != sum(theirs.values()):
+        return unchanged
+    others = {sample.step: sample for sample in control.samples}
+    both = [(each, others[each.step]) for each in test.samples if each.step in others]
+    if not both:
+        return unchanged
+    return Aligned(
+        replace(test, samples=tuple(_only(each, shared) for each in test.samples)),
+        replace(control, samples=tuple(_only(each, shared) for each in control.samples)),
+        Renamed(
+            ours=tuple(sorted(ours.keys() - shared)),
+            theirs=tuple(sorted(theirs.keys() - shared)),
+            steps=np.array([each.step for each, _ in both], dtype=np.int64),
+            parameters=_differences(both, "parameters", shared),
+            gradients=_differences(both, "gradients", shared),
+        ),
+    )
+
+
+def _kept(sample: TensorSample, shared: set[str]) -> Flags:
+    return np.array([name in shared for name in sample.names], dtype=np.bool_)
+
+
+def _only(sample: TensorSample, shared: set[str]) -> TensorSample:
+    return rows_of(sample, np.flatnonzero(_kept(sample, shared)))
+
+
+def _differences(
+    both: list[tuple[TensorSample, TensorSample]], what: str, shared: set[str]
+) -> Floats:
+    found = [
+        (_norm(getattr(ours, what), ours, shared), _norm(getattr(theirs, what), theirs, shared))
+        for ours, theirs in both
+    ]
+    first, second = np.array(found, dtype=np.float64).reshape(-1, 2).T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        difference = np.abs(first - second) / np.minimum(first, second)
+    return np.where(first == second, 0.0, difference)
+
+
+def _norm(rows: TensorRows | None, sample: TensorSample, shared: set[str]) -> float:
+    """Of all parameters that are not shared, as one vector."""
+    if rows is None:
+        return 0.0
+    return float(np.linalg.norm(rows.norm[~_kept(sample, shared)]))

@@ -1,0 +1,274 @@
+"""Every parameter's gradient and update against the control's, with a limit for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from harness.judge.compare.floors import (
+    FIRST_STEPS,
+    GRADIENT_FLOORS,
+    SAME_WEIGHTS,
+    SIGN_STEPS,
+    SPACING_FLOAT32,
+    TENSOR_CEILING,
+    TENSOR_ROUNDING,
+    TURNED_SIGNS,
+    UPDATE_FLOORS,
+    Floor,
+    coarser,
+    storage,
+)
+from harness.judge.compare.limits import (
+    FIRST_JUMP,
+    JUMP,
+    applicable,
+    routed,
+    tensor_multiple,
+    widest_scale,
+)
+from harness.judge.compare.sketches import (
+    gradient_difference,
+    relative,
+    shared_samples,
+    update,
+    update_difference,
+)
+from harness.model import (
+    Calibration,
+    Deviation,
+    Evidence,
+    Flags,
+    Floats,
+    Integers,
+    Limit,
+    Precision,
+    TensorSample,
+)
+
+MOST_DEVIATIONS = 20
+NOT_MOVED = 1.0
+"""The difference of an update that is not there; of a gradient that is not there it is infinite."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorDifferences:
+    """Relative differences of one kind (gradients, say) at one step, per parameter."""
+
+    difference: Floats
+    limit: Floats
+    learnt: Flags
+    """Where repeats of the control decide the limit, and not a floor."""
+    floor_origin: str
+    learnt_origin: str = ""
+    chaotic: Flags | None = None
+    """Where repeats of the control are so far apart that nothing is told; None: nowhere."""
+
+    @property
+    def outside(self) -> Integers:
+        """Indices of the tensors outside their limits, the furthest first."""
+        excess = self.excess
+        wrong = np.flatnonzero(~(self.difference <= self.limit))
+        return wrong[np.argsort(-excess[wrong], kind="stable")]
+
+    @property
+    def worst(self) -> int:
+        """Index of the tensor nearest to its limit, or furthest beyond it."""
+        return int(np.argmax(self.excess))
+
+    @property
+    def origin(self) -> str:
+        """Where the limits come from, in words: one place or both."""
+        learnt = [self.learnt_origin] if self.learnt.any() else []
+        floor = [self.floor_origin] if not self.learnt.all() else []
+        return ", or ".join([*learnt, *floor])
+
+    def limit_at(self, index: int) -> Limit:
+        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
+        return Limit(float(self.limit[index]), origin)
+
+    @property
+    def excess(self) -> Floats:
+        """How many times its limit every tensor reached; 0 where both are zero."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            excess = self.difference / self.limit
+        return np.nan_to_num(excess, nan=0.0, posinf=np.inf)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorComparison:
+    """One sampled step of a test set against the control's; rows in the order of ``names``."""
+
+    step: int
+    names: tuple[str, ...]
+    test: TensorSample
+    control: TensorSample
+    initial: TensorDifferences | None
+    """Parameters before training; at step 0 only."""
+    gradients: TensorDifferences | None
+    updates: TensorDifferences | None
+    """Since the sample before; None at the first sample."""
+
+    def deviations(self, found: TensorDifferences) -> tuple[Deviation, ...]:
+        return tuple(
+            Deviation(
+                self.names[index],
+                self.step,
+                float(found.difference[index]),
+                float(found.limit[index]),
+            )
+            for index in found.outside[:MOST_DEVIATIONS]
+        )
+
+
+Comparisons = tuple[TensorComparison, ...]
+"""One per step that both runs sampled, in order."""
+
+
+def compare_tensors(
+    test: Evidence, control: Evidence, calibration: Calibration | None
+) -> Comparisons:
+    """Compare the runs at every step that both sampled, in order."""
+    limits = _Limits(test, control, applicable(calibration, test, control))
+    found: list[TensorComparison] = []
+    before: tuple[TensorSample, TensorSample] | None = None
+    for number, (ours, theirs) in enumerate(shared_samples(test, control)):
+        gradients = updates = None
+        if ours.gradients is not None and theirs.gradients is not None:
+            difference = gradient_difference(ours.gradients, theirs.gradients)
+            gradients = _known(limits.of(difference, "gradient", theirs, number), test, ours)
+        if before is not None:
+            difference = update_difference((before[0], ours), (before[1], theirs))
+            updates = limits.of(difference, "update", theirs, number)
+            if gradients is not None and theirs.step <= SIGN_STEPS:
+                updates = limits.beyond_signs(updates, gradients)
+            updates = _beyond_spacing(
+                updates,
+                update(before[1], theirs),
+                theirs,
+                theirs.step - before[1].step,
+                limits.storage.spacings(theirs.names),
+            )
+        initial = limits.initial(ours, theirs) if theirs.step == 0 else None
+        found.append(
+            TensorComparison(theirs.step, theirs.names, ours, theirs, initial, gradients, updates)
+        )
+        before = ours, theirs
+    return tuple(found)
+
+
+def _beyond_spacing(
+    updates: TensorDifferences, moved: Floats, theirs: TensorSample, steps: int, spacing: Floats
+) -> TensorDifferences:
+    """Widen limits by what storing the parameters rounds off their updates.
+
+    An update smaller than the spacing of the numbers around a parameter is lost, or taken as a
+    whole space: in bf16 that is most of what norm weights, which are near one, ever move by. Where
+    that may be all of an update, nothing can be told from it, and its limit is infinite.
+    """
+    lost = lost_in_storing(moved, theirs, steps, spacing)
+    limit = np.minimum(updates.limit + lost, np.maximum(updates.limit, TENSOR_CEILING))
+    return replace(updates, limit=np.where(lost >= TENSOR_CEILING, np.inf, limit))
+
+
+def lost_in_storing(moved: Floats, after: TensorSample, steps: int, spacing: Floats) -> Floats:
+    """Shape (parameters,): the spacing of the stored numbers over the update of one step.
+
+    ``moved`` is the sketch of the updates of ``steps`` steps up to the sample ``after``; spacings
+    are relative to the numbers, a parameter each.
+    """
+    step = np.linalg.norm(moved, axis=-1) / max(steps, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lost = spacing * after.parameters.norm / step
+    return np.where(step > 0, lost, 0.0)
+
+
+def uncounted(evidence: Evidence, step: int, name: str) -> bool:
+    """Whether the probe says that it could not count a gradient: its entries are not known."""
+    return any(problem.startswith(f"step {step}: {name}: ") for problem in evidence.problems)
+
+
+def _known(gradients: TensorDifferences, test: Evidence, sample: TensorSample) -> TensorDifferences:
+    """Nothing is outside that could not be counted; the check samples-whole says so."""
+    unknown = [uncounted(test, sample.step, name) for name in sample.names]
+    return replace(gradients, limit=np.where(unknown, np.inf, gradients.limit))
+
+
+class _Limits:
+    """The limits of one pair of runs."""
+
+    def __init__(self, test: Evidence, control: Evidence, calibration: Calibration | None) -> None:
+        self.precision = coarser(test.precision, control.precision)
+        self.storage = storage(test, control, SPACING_FLOAT32)
+        self.same_regime = test.precision is control.precision
+        self.calibration = calibration if calibration and calibration.taught_by else None
+        self.routed = routed(test, control)
+
+    def initial(self, ours: TensorSample, theirs: TensorSample) -> TensorDifferences:
+        difference = relative(
+            ours.parameters.sketch - theirs.parameters.sketch,
+            ours.parameters.norm,
+            theirs.parameters.norm,
+        )
+        stored = self.storage.spacings(theirs.names)
+        limit = SAME_WEIGHTS + np.where(stored > SPACING_FLOAT32, stored / 2, 0.0)
+        origin = "the same weights"
+        return TensorDifferences(difference, limit, np.zeros_like(limit, dtype=np.bool_), origin)
+
+    def of(
+        self, difference: Floats, kind: str, theirs: TensorSample, number: int
+    ) -> TensorDifferences:
+        scale = self._scale(kind, theirs)
+        floor_origin = f"floor of {self.precision.value} arithmetic"
+        floors = GRADIENT_FLOORS if kind == "gradient" else UPDATE_FLOORS
+        floor = self._floor(floors[self.precision], theirs.step, learnt=scale is not None)
+        jump = (JUMP if theirs.step > 1 else FIRST_JUMP) if self.routed else 1.0
+        floor = min(jump * floor, TENSOR_CEILING)
+        if scale is None or self.calibration is None:
+            limit = np.full(difference.shape, floor)
+            return TensorDifferences(
+                difference, limit, np.zeros_like(limit, dtype=np.bool_), floor_origin
+            )
+        repeats = self.calibration.taught_by
+        spread = self._spread(kind, theirs.step)
+        multiple = tensor_multiple(len(theirs.names), max(number, 1), repeats, spread)
+        origin = f"{jump * multiple:.0f} x the spread of {repeats} repeats"
+        learnt = np.minimum(jump * multiple * scale, TENSOR_CEILING)
+        chaotic = np.zeros(difference.shape, dtype=np.bool_)
+        if theirs.step > FIRST_STEPS:
+            chaotic = jump * scale > widest_scale(TENSOR_CEILING, repeats)
+            # What is not there at all is wrong in any chaos.
+            chaotic &= np.isfinite(difference) & (difference != NOT_MOVED)
+        limit = np.where(chaotic, np.inf, np.maximum(learnt, floor))
+        return TensorDifferences(difference, limit, learnt > floor, floor_origin, origin, chaotic)
+
+    def beyond_signs(
+        self, updates: TensorDifferences, gradients: TensorDifferences
+    ) -> TensorDifferences:
+        """Widen limits of AdamW's first updates by the signs that rounding may turn."""
+        if self.precision is Precision.FP32:
+            return updates
+        difference = np.where(np.isfinite(gradients.difference), gradients.difference, 0.0)
+        turned = np.minimum(TURNED_SIGNS * np.sqrt(difference), TENSOR_CEILING)
+        return replace(updates, limit=np.maximum(updates.limit, turned))
+
+    def _scale(self, kind: str, theirs: TensorSample) -> Floats | None:
+        """The calibrated scale in the order of the control's names; None when there is none."""
+        known = self.calibration.tensors.get(theirs.step) if self.calibration else None
+        values = getattr(known, kind) if known else None
+        if known is None or values is None or not set(theirs.names) <= set(known.names):
+            return None
+        if known.names != theirs.names:
+            place = {name: index for index, name in enumerate(known.names)}
+            values = values[[place[name] for name in theirs.names]]
+        return np.where(np.isfinite(values), values, 0.0)
+
+    def _spread(self, kind: str, step: int) -> float | None:
+        known = self.calibration.tensors.get(step) if self.calibration else None
+        return getattr(known, f"{kind}_spread") if known else None
+
+    def _floor(self, floor: Floor, step: int, *, learnt: bool) -> float:
+        if learnt and self.same_regime:
+            return TENSOR_ROUNDING[self.precision]
+        return float(floor.at(np.array([step]))[0])

@@ -1,0 +1,171 @@
+"""Two runs compared: the inputs of every check, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.judge.compare.curves import CurveDifference, curve_difference, has, whole_series
+from harness.judge.compare.envelopes import (
+    Envelope,
+    LearntLimit,
+    compare,
+    curves_alone,
+    furthest_learnt,
+    limits,
+)
+from harness.judge.compare.floors import JUDGED_SIGNALS
+from harness.judge.compare.limits import applicable
+from harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
+from harness.judge.compare.sketches import Renamed, align
+from harness.judge.compare.tensors import Comparisons, compare_tensors
+from harness.judge.programs import is_curve
+from harness.judge.soundness import disordered
+from harness.model import Calibration, Evidence, Floats, SeedRuns, SetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RunComparison:
+    """The inputs of all checks; a check takes those that its parameters name."""
+
+    test: Evidence
+    control: Evidence
+    calibration: Calibration | None = None
+    """What those repeats of the control taught that speak for this test set; None: limits are
+    floors alone."""
+    spec: SetSpec | None = None
+    """What the test set names; None for curves that are not ours, or of a program that is not
+    probed: then nothing is audited."""
+    control_spec: SetSpec | None = None
+    margin: float | None = None
+    """Largest relative difference of the mean loss that is equivalent; None: the default."""
+    tolerances: Mapping[str, float] = field(default_factory=dict)
+    """Signal to a relative difference that replaces the learnt limit."""
+    envelopes: Mapping[str, Envelope] = field(default_factory=dict)
+    """Signal to envelope, without the signals that the two runs cannot be compared on."""
+    own_start: bool = False
+    """Whether each has a seed checkpoint of its own, or makes its weights itself, so that nothing
+    but their initial parameters says that they start alike."""
+    renamed: Renamed | None = None
+    """What two releases call by other names; the samples are then without it."""
+    measure: PrecisionRuns | None = None
+    """By which errors of low precision are judged; None: there is no reference."""
+    errors: Errors | None = None
+    """These errors; None where they could not be measured."""
+    one_path: bool = False
+    """Whether both were read from one file or folder."""
+    seeds: SeedRuns | None = None
+    """All runs of control and test set, where there are several seeds; ``test`` and ``control`` are
+    the first of each."""
+    target: float | None = None
+    """Loss that the seeds are to reach, where somebody asked when; None: their levels are asked."""
+    draws: bool = False
+    """Whether the test set rightly draws other random numbers than its control."""
+    tensors: Comparisons = ()
+    """Per-tensor comparisons at the steps that both sampled, in their order."""
+
+    def difference(self, signal: str) -> CurveDifference:
+        """One signal of the two runs, for drawing; empty where one of them lacks it."""
+        return curve_difference(whole_series(self.test, signal), whole_series(self.control, signal))
+
+    @property
+    def limits(self) -> Mapping[str, Floats]:
+        """Signal to its limit at every step that both runs have, for drawing.
+
+        Those of a run whose steps are out of order, too, which is not judged by them.
+        """
+        return limits(self.test, self.control, self._drawn(self.tolerances))
+
+    @property
+    def learnt_envelopes(self) -> tuple[Envelope, ...]:
+        """The envelopes, whatever tolerances replace."""
+        return self._drawn({}) if self.tolerances else self._drawn(self.tolerances)
+
+    @property
+    def furthest_learnt(self) -> LearntLimit | None:
+        """Where a learnt limit is the most times its floor."""
+        return furthest_learnt(self.control.precision, self.learnt_envelopes)
+
+    @property
+    def curves_alone(self) -> bool:
+        """Whether neither run left anything beside its curves."""
+        return curves_alone(self.test, self.control)
+
+    @property
+    def shared_signals(self) -> tuple[str, ...]:
+        """The judged signals of which both left a value, though perhaps at other steps."""
+        return tuple(
+            each for each in JUDGED_SIGNALS if has(self.test, each) and has(self.control, each)
+        )
+
+    def _drawn(self, tolerances: Mapping[str, float]) -> tuple[Envelope, ...]:
+        """The envelopes; compared here where judging has none by these tolerances."""
+        if self.envelopes and tolerances == self.tolerances:
+            return tuple(self.envelopes.values())
+        return _envelopes(self.test, self.control, self.calibration, tolerances, self.margin)
+
+
+def compare_runs(
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None = None,
+    *,
+    spec: SetSpec | None = None,
+    control_spec: SetSpec | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    margin: float | None = None,
+    own_start: bool = False,
+    measure: PrecisionRuns | None = None,
+    one_path: bool = False,
+    seeds: SeedRuns | None = None,
+    target: float | None = None,
+) -> RunComparison:
+    """Gather the inputs and compare the runs.
+
+    A run whose steps are out of order has no envelope: which of its values is which is not known.
+    Raises ValueError for an unusable tolerance.
+    """
+    if is_curve(spec) or is_curve(control_spec):
+        spec = control_spec = None
+        own_start = False
+    own_start = own_start or (spec is not None and not spec.trainer.can.shares_initial_weights)
+    draws = spec is not None and spec.own_random_numbers
+    aligned = align(test, control, spec, control_spec)
+    test, control = aligned.test, aligned.control
+    calibration = applicable(calibration, test, control)
+    ordered = disordered(test) is None and disordered(control) is None
+    tolerances = tolerances or {}
+    compared = _envelopes(test, control, calibration, tolerances, margin) if ordered else ()
+    return RunComparison(
+        test=test,
+        control=control,
+        calibration=calibration,
+        spec=spec,
+        control_spec=control_spec,
+        margin=margin,
+        tolerances=tolerances,
+        own_start=own_start,
+        renamed=aligned.renamed,
+        measure=measure,
+        one_path=one_path,
+        seeds=seeds,
+        target=target,
+        draws=draws,
+        errors=measure_errors(test, measure, draws=draws) if measure else None,
+        envelopes={envelope.signal: envelope for envelope in compared},
+        tensors=compare_tensors(test, control, calibration),
+    )
+
+
+def _envelopes(
+    test: Evidence,
+    control: Evidence,
+    calibration: Calibration | None,
+    tolerances: Mapping[str, float],
+    margin: float | None,
+) -> tuple[Envelope, ...]:
+    """Of the judged signals, those that the two runs can be compared on."""
+    every = (
+        compare(each, test, control, calibration, tolerances, margin) for each in JUDGED_SIGNALS
+    )
+    return tuple(envelope for envelope in every if envelope is not None)

@@ -1,0 +1,308 @@
+"""What the passes of a resumed run say about each other: pure questions about one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.judge.degrees import degrees_of, parallelism_of
+from harness.judge.resume.faults import is_torn, last_whole_step
+from harness.model import Evidence, Pass, RestartOwner, SetSpec, StateSample
+
+NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
+NEVER_INTERRUPTED = "the scheduler never interrupted the run, so there is no resume to judge"
+
+TOKENS_SEEN = "tokens seen"
+"""A counter that nothing but logs and dashboards read."""
+
+SAMPLES = "samples consumed"
+FROM_ELSEWHERE = (
+    "started from something else than a checkpoint of the run or the job's seed checkpoint"
+)
+
+
+class Load(NamedTuple):
+    """A checkpoint of the run's own that a pass started from."""
+
+    step: int
+    into: Pass
+    source: Pass | None
+    """The last pass before that saved it; None when none did."""
+    saved: StateSample | None
+    """What that pass saved; None when nothing tells."""
+    requeued: bool = False
+    """Whether a scheduler interrupted the run."""
+
+    @property
+    def words(self) -> str:
+        """``pass 2, which loads step 4 (FSDP 2 -> one rank)``."""
+        how = " (requeued by the scheduler)" if self.requeued else ""
+        return f"pass {self.into.number}{how}, which loads step {self.step}{self.change}"
+
+    @property
+    def change(self) -> str:
+        """The degrees before and after, in parentheses; empty when they stay."""
+        before = degrees_of(self.source) if self.source else ""
+        after = degrees_of(self.into)
+        return f" ({before} -> {after})" if before and before != after else ""
+
+
+class Gap(NamedTuple):
+    """Where a pass does not go on from what was saved."""
+
+    what: str
+    step: int
+    """The first step that it touches."""
+    told: bool = True
+    """False: the evidence that would tell is missing."""
+    counts: str = ""
+    """The counter that jumps, if it is one."""
+    unsaved: bool = False
+    """Whether it is a checkpoint that was not written."""
+    unplaced: int | None = None
+    """Number of the pass, if it started from something of no known place."""
+
+
+def never_interrupted(evidence: Evidence) -> bool:
+    """Whether a scheduler might have interrupted a run, and did not."""
+    return evidence.restarts is RestartOwner.CLUSTER and len(evidence.passes) == 1
+
+
+def loads(evidence: Evidence) -> Iterator[Load]:
+    """Every load of a checkpoint of the run's own, in order."""
+    for each in evidence.passes:
+        if each.loaded_step:
+            source, saved = saved_before(evidence, each.number, each.loaded_step)
+            yield Load(each.loaded_step, each, source, saved, evidence.requeued)
+
+
+def saved_before(
+    evidence: Evidence, number: int, step: int
+) -> tuple[Pass | None, StateSample | None]:
+    """The last pass before one that saved a step, and what it saved.
+
+    A torn checkpoint only for want of a whole one.
+    """
+    found = [
+        (each, sample)
+        for each in evidence.passes
+        for sample in each.saved
+        if each.number < number and sample.step == step
+    ]
+    whole = [pair for pair in found if not is_torn(evidence, pair[0].number, step)]
+    if not found:
+        reached = [each for each in evidence.passes if each.number < number and step in each.steps]
+        return (reached[-1] if reached else None), None
+    return (whole or found)[-1]
+
+
+def newest_whole(evidence: Evidence, number: int) -> int:
+    """Step of the newest checkpoint that was whole when a pass began; 0: there is none."""
+    wrote: dict[int, Pass] = {}
+    for each in evidence.passes:
+        if each.number < number:
+            wrote |= dict.fromkeys((*(sample.step for sample in each.saved), *each.whole), each)
+    whole = (
+        step
+        for step, each in wrote.items()
+        if step in each.whole and not is_torn(evidence, each.number, step)
+    )
+    return max(whole, default=0)
+
+
+def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
+    """Where passes do not join: steps that are lost or trained again, and counters that jump.
+
+    What a set promises, its checkpoints and a loader that counts samples, is asked where it is
+    named.
+    """
+    for each in evidence.passes:
+        if each.loaded_step is not None:
+            yield from _wrong_start(evidence, each, each.loaded_step)
+        elif each.steps.size:
+            first = int(each.steps[0])
+            if each.started is None:
+                yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
+            else:
+                yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
+        if spec is not None and not never_interrupted(evidence):
+            yield from _not_saved(evidence, spec, each)
+    for load in loads(evidence):
+        yield from _counters(load, counts=spec is not None and spec.train_config.own_loader)
+    steps = evidence.steps
+    lost = np.setdiff1d(np.arange(1, steps.max(initial=0) + 1), steps)
+    if lost.size:
+        last = int(lost[-1])
+        yield Gap(f"{_steps(int(lost[0]), last)} no part of the final state", int(lost[0]))
+
+
+def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
+    """Checkpoints that a pass should have written, and did not."""
+    for step in _promised(evidence, spec, each):
+        if step in each.whole or is_torn(evidence, each.number, step):
+            continue
+        if any(sample.step == step for sample in each.saved):
+            words = f"nothing tells that the checkpoint of step {step} of pass {each.number}"
+            yield Gap(f"{words} was whole", step, told=False)
+        else:
+            words = f"pass {each.number} has left no checkpoint of step {step}"
+            yield Gap(words, step, unsaved=True)
+
+
+def _promised(evidence: Evidence, spec: SetSpec, each: Pass) -> list[int]:
+    """Steps whose checkpoints a pass should have written: the run's last needs none."""
+    last = evidence.expected_steps or int(evidence.steps.max(initial=0))
+    if spec.recovery is not None:
+        reached = min(last_whole_step(evidence, each), last - 1)
+        due = each.steps[
+            (each.steps <= reached) & (each.steps % spec.recovery.checkpoint_every == 0)
+        ]
+        return [int(step) for step in due]
+    if each.segment is None or each.segment >= len(spec.segments) or not each.ended:
+        return []
+    until = spec.segments[each.segment].until
+    return [until] if until < last else []
+
+
+def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
+    """A pass that starts from another step than the newest checkpoint's, or trains another next."""
+    number = each.number
+    source, saved = saved_before(evidence, number, loaded)
+    if loaded and source is None:
+        yield Gap(
+            f"pass {number} starts from step {loaded}, which no pass before it has trained",
+            loaded + 1,
+        )
+    elif loaded and saved is None:
+        yield Gap(f"nothing tells what was saved at step {loaded}", loaded + 1, told=False)
+    newest = newest_whole(evidence, number)
+    if loaded < newest:
+        which = f"step {loaded}" if loaded else "the seed checkpoint"
+        yield Gap(f"pass {number} starts from {which} although step {newest} was saved", loaded + 1)
+    expected = np.arange(loaded + 1, loaded + 1 + each.steps.size)
+    wrong = np.flatnonzero(each.steps != expected)
+    if wrong.size:
+        step, wanted = int(each.steps[wrong[0]]), int(expected[wrong[0]])
+        if step > wanted:
+            words = f"trains step {step} next: {_steps(wanted, step - 1)} lost"
+        else:
+            words = f"trains step {step} next: {_steps(step, wanted - 1)} trained twice"
+        after = f"loads step {loaded} and" if wanted == loaded + 1 else f"after step {wanted - 1}"
+        yield Gap(f"pass {number} {after} {words}", min(step, wanted))
+
+
+def _steps(first: int, last: int) -> str:
+    return f"step {first} is" if first == last else f"steps {first} to {last} are"
+
+
+def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
+    """Counters right after a load that are not those that were saved.
+
+    ``counts``: the loader counts the samples that it gives, so nothing may hide them.
+    """
+    first = load.step + 1
+    loaded, saved = load.into.loaded, load.saved
+    if loaded is None or saved is None:
+        if load.into.steps.size:
+            yield Gap(f"nothing tells the counters of {load.words}", first, told=False)
+        return
+    if loaded.trainer_step != load.step:
+        yield Gap(f"the trainer is at step {loaded.trainer_step} in {load.words}", first)
+    for what, now, before in (
+        (TOKENS_SEEN, loaded.tokens_seen, saved.tokens_seen),
+        (SAMPLES, loaded.samples_consumed, saved.samples_consumed),
+    ):
+        if now is None and before is None:
+            if counts and what == SAMPLES:
+                yield Gap(f"nothing tells the {what} of {load.words}", first, told=False)
+            continue
+        if now is None or before is None:
+            yield Gap(f"{what} are told on one side only of {load.words}", first, told=False)
+        elif now != before and not (what == TOKENS_SEEN and counts_one_rank(load)):
+            # Without the degrees nothing tells whether this is the count of one rank.
+            told = what != TOKENS_SEEN or _degrees_told(load)
+            words = f"{what}: {now} in {load.words}, {before} were saved"
+            yield Gap(words, first, told, counts=what)
+    if loaded.names == saved.names:
+        yield from _updates_counted(load, saved, loaded)
+
+
+def _degrees_told(load: Load) -> bool:
+    ran = (load.source.in_force if load.source else None, load.into.in_force)
+    return all(parallelism_of(each) is not None for each in ran)
+
+
+def counts_one_rank(load: Load) -> str:
+    """How a count of tokens that is kept per rank came back, in a clause; empty when it is whole.
+
+    torchtitan saves ``ntokens_seen`` of one rank, and every rank loads it as its own
+    (``Trainer.state_dict``, 0.3.0 and 0.2.2): on other degrees their sum is another. Only logs read
+    it, so training is as right as before; any other difference is a gap.
+    """
+    saved, loaded = load.saved, load.into.loaded
+    if load.source is None or saved is None or loaded is None:
+        return ""
+    before, after = parallelism_of(load.source.in_force), parallelism_of(load.into.in_force)
+    told, now = saved.tokens_seen, loaded.tokens_seen
+    if before is None or after is None or told is None or now is None or told == now:
+        return ""
+    if told * after.dp * after.cp != now * before.dp * before.cp:
+        return ""
+    return (
+        f"{TOKENS_SEEN}: {now} in {load.words}, {told} were saved, for the trainer restores the "
+        "count of one rank on every rank (a metric; nothing else reads it)"
+    )
+
+
+def tokens_off(evidence: Evidence) -> dict[int, int]:
+    """Steps from which on a count of tokens that is kept per rank is off, and by how many."""
+    off: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for load in loads(evidence):
+        number = load.into.number
+        off[number] = off.get(load.source.number, 0) if load.source else 0
+        if counts_one_rank(load) and load.saved and load.into.loaded:
+            off[number] += (load.into.loaded.tokens_seen or 0) - (load.saved.tokens_seen or 0)
+            found[load.step + 1] = off[number]
+    return found
+
+
+def _updates_counted(load: Load, saved: StateSample, loaded: StateSample) -> Iterator[Gap]:
+    now, before = loaded.state_steps, saved.state_steps
+    off = np.flatnonzero((now != before) & ~(np.isnan(now) & np.isnan(before)))
+    if off.size:
+        index = off[0]
+        words = f"{off.size} of {len(saved.names)} parameters differ"
+        yield Gap(
+            f"the optimizer counts {now[index]:g} updates of {saved.names[index]} in {load.words}, "
+            f"{before[index]:g} were saved ({words})",
+            load.step + 1,
+        )
+
+
+def at_resume(evidence: Evidence, spec: SetSpec | None) -> str:
+    """Where a run ended, if at a resume: `` at the resume after step 4 (FSDP 2 -> one rank)``.
+
+    Its last pass made no step, or the next segment never came to a pass. Empty for other ends.
+    """
+    passes = evidence.passes
+    if not passes:
+        return ""
+    last = passes[-1]
+    if last.steps.size and last.ended:
+        before, after = last, (last.segment or 0) + 1
+        if spec is None or after >= len(spec.segments):
+            return ""
+    elif last.steps.size or len(passes) == 1:
+        return ""
+    else:
+        before, after = passes[-2], last.segment or 0
+    trained = [int(each.steps[-1]) for each in passes if each.steps.size]
+    step = last.loaded_step if not last.steps.size else None
+    change = ""
+    if spec is not None and after < len(spec.segments):
+        change = f" ({degrees_of(before)} -> {spec.segments[after].parallelism})"
+    known = step if step is not None else (trained[-1] if trained else 0)
+    return f" at the resume after step {known}{change}"

@@ -1,0 +1,74 @@
+"""Columns that a program holds in memory (arrays, lists, a frame) as evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from harness.errors import EvidenceError
+from harness.model import Column, Evidence, Integers
+from harness.readers.foreign.names import STEP, Columns, check_columns, find_signals, find_step
+from harness.readers.foreign.printed_digits import digits_of, printed_with
+from harness.readers.points import Points, settle
+
+
+def read_table(
+    name: str, table: Mapping[str, Sequence[Any]], columns: Columns, *, since: int | None = None
+) -> Evidence:
+    """A curve from columns of equal length, one of them the steps; ``name`` is what it is called.
+
+    By the rules for files: of a step that is there twice the last value is kept and the evidence
+    says so; NaN is a value that the run had. None and ``pandas.NA`` are holes.
+
+    Raises EvidenceError naming column and row.
+    """
+    check_columns(columns)
+    names = list(table)
+    wanted = {STEP: find_step(name, names, columns), **find_signals(name, names, columns)}
+    lengths = {column: len(table[column]) for column in wanted.values()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{column} {length}" for column, length in lengths.items())
+        raise EvidenceError(f"{name}: its columns are of different lengths: {told}")
+    steps = _steps(name, wanted[STEP], table[wanted[STEP]])
+    kept = np.ones(steps.size, dtype=np.bool_) if since is None else steps >= since
+    if not kept.any():
+        why = f"has no step from {since} on" if steps.size else "holds no row"
+        raise EvidenceError(f"{name}: {why}")
+    signals, digits = {}, {}
+    for signal, column in wanted.items():
+        if signal == STEP:
+            continue
+        values = [_number(name, column, row, each) for row, each in enumerate(table[column])]
+        whole = Column.of(values)
+        signals[signal] = Points(steps[kept], Column(whole.values[kept], whole.present[kept]))
+        digits[signal] = digits_of(values)
+    return printed_with(settle(signals).evidence(name, source=name), digits)
+
+
+def _steps(name: str, column: str, values: Sequence[Any]) -> Integers:
+    steps = np.empty(len(values), dtype=np.int64)
+    for row, value in enumerate(values):
+        number = _number(name, column, row, value)
+        if number is None or not (0 <= number <= 2**53 and number.is_integer()):
+            raise EvidenceError(
+                f"{name}: row {row}: {column} is {value!r}, and a step is a whole number from 0"
+            )
+        steps[row] = int(number)
+    return steps
+
+
+def _number(name: str, column: str, row: int, value: Any) -> float | None:
+    """A cell as a number; None for a hole."""
+    if value is None:
+        return None
+    if isinstance(value, bool | np.bool_ | str | bytes):
+        raise EvidenceError(f"{name}: row {row}: {column} is {value!r}, which is no number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        pass
+    if type(value).__name__ in ("NAType", "NaTType"):  # pandas is not imported for it
+        return None
+    raise EvidenceError(f"{name}: row {row}: {column} is {value!r}, which is no number")

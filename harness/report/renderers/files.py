@@ -1,0 +1,35 @@
+"""Writes every form of a report into a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.report.renderers import npz_tables
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import to_json
+from harness.report.renderers.junit import to_junit
+from harness.report.renderers.markdown import to_markdown
+from harness.report.renderers.plots import draw
+from harness.report.view import ReportView
+from harness.store import atomic_write
+
+
+def write_reports(view: ReportView, folder: Path) -> list[Path]:
+    """Write every report into ``folder``, each file at once; return their paths, HTML first.
+
+    Raises :class:`harness.errors.StoreError` when the folder cannot be written.
+    """
+    contents = {
+        "report.html": to_html(view).encode(),
+        "report.md": to_markdown(view).encode(),
+        "report.json": to_json(view).encode(),
+        "junit.xml": to_junit(view),
+        npz_tables.FILE: npz_tables.to_npz(view),
+        **{f"plots/{name}": picture for name, picture in draw(view).items()},
+    }
+    paths = []
+    for name, content in contents.items():
+        path = folder / name
+        atomic_write(path, content)
+        paths.append(path)
+    return paths

@@ -1,0 +1,81 @@
+"""``report.html``: one file, no network, interactive; the table needs no JavaScript at all."""
+
+from __future__ import annotations
+
+import hashlib
+
+import jinja2
+
+from harness import __version__
+from harness.model import Tier
+from harness.report import text
+from harness.report.faults import FAULT_TITLES, fault_cells
+from harness.report.passes import PASS_TITLES, pass_cells
+from harness.report.renderers import verdict_table
+from harness.report.renderers.assets import packed_plotly, resource, source
+from harness.report.renderers.figures import Figures
+from harness.report.renderers.json_document import to_json
+from harness.report.renderers.palette import SYMBOLS
+from harness.report.tensors import SHOWN
+from harness.report.view import SIGNAL_TITLES, ReportView
+
+LOG_LINES = 120
+"""Lines of a failed rank's log that the page holds."""
+
+
+def to_html(view: ReportView) -> str:
+    """Render the page.
+
+    Names and messages are escaped by jinja2, also inside the inline JSON. Should an escape ever be
+    missed, the content security policy still keeps an injected script from running (only scripts
+    with the page's nonce do) and the page from reaching any network.
+    """
+    figures = Figures(view)
+    payload = figures.payload()
+    environment = _environment()
+    # From all that the page says, so no text in it can have been written knowing the nonce.
+    nonce = hashlib.sha256(f"{to_json(view)}{payload}".encode()).hexdigest()[:32]
+    return environment.get_template("report.html.j2").render(
+        view=view,
+        payload=payload,
+        figures=frozenset(payload["figures"]),
+        nonce=nonce,
+        styles=figures.styles,
+        rows=[(test, verdict_table.row(test)) for test in view.by_severity],
+        css=resource("report.css"),
+        dark=resource("dark.css"),
+        javascript=resource("report.js"),
+        plotly=packed_plotly(),
+        version=__version__,
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": text.number,
+        "duration": text.duration,
+        "step_range": text.step_range,
+        "glued": text.glued,
+        "pass_cells": pass_cells,
+        "fault_cells": fault_cells,
+        "log_tail": lambda block: text.tail(block, LOG_LINES),
+    }
+    environment.globals |= {
+        "FAULT_TITLES": FAULT_TITLES,
+        "PASS_TITLES": PASS_TITLES,
+        "SYMBOLS": SYMBOLS,
+        "excess": text.excess,
+        "of_limit": text.of_limit,
+        "ABSENT": text.ABSENT,
+        "SHOWN": SHOWN,
+        "SIGNAL_TITLES": SIGNAL_TITLES,
+        "TIERS": tuple(Tier),
+    }
+    return environment

@@ -1,0 +1,78 @@
+"""The verdict table as cells, for the terminal and the Markdown report. Printing is the CLI's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from harness.model import Judgement
+from harness.report.curves import LossOnlyGate
+from harness.report.text import ABSENT, duration, percent
+from harness.report.view import ReportView, TestView
+
+HEADER = (
+    "verdict",
+    "test set",
+    "degrees",
+    "techniques",
+    "onset",
+    "loss-only gate",
+    "wall",
+    "cause",
+)
+
+
+def header(view: ReportView) -> tuple[str, ...]:
+    """Titles of :data:`HEADER` as a table of this report has them.
+
+    Beside its degrees, a set that resumes shows what it goes through.
+    """
+    events = "degrees, events"
+    return tuple(events if view.resumes and title == "degrees" else title for title in HEADER)
+
+
+class Row(NamedTuple):
+    """Cells of one test set, in the order of :data:`HEADER`; plain text, no markup."""
+
+    judgement: Judgement
+    name: str
+    degrees: str
+    techniques: str
+    onset: str
+    loss_only: str
+    wall: str
+    cause: str
+
+
+def rows(view: ReportView) -> tuple[Row, ...]:
+    """One row per test set, what needs a person first."""
+    return tuple(row(test) for test in view.by_severity)
+
+
+def row(test: TestView) -> Row:
+    onset = test.verdict.onset_step
+    return Row(
+        judgement=test.verdict.judgement,
+        name=f"{test.run.name} (control)" if test.challenged else test.run.name,
+        degrees=test.run.degrees or ABSENT,
+        techniques=", ".join(test.run.techniques) or ABSENT,
+        onset=ABSENT if onset is None else f"step {onset}",
+        loss_only=loss_only(test.loss_only),
+        wall=_wall(test),
+        cause=test.verdict.cause,
+    )
+
+
+def _wall(test: TestView) -> str:
+    """``12 s (reused)``; of a requeued run since its last start."""
+    run = test.run
+    notes = [f"last of {run.requeues + 1} starts"] if run.requeues else []
+    notes += ["reused"] if run.reused else []
+    return duration(run.wall_s) + (f" ({', '.join(notes)})" if notes else "")
+
+
+def loss_only(gate: LossOnlyGate | None) -> str:
+    """What a gate on the loss alone would have said: ``would pass (0.05%)``."""
+    if gate is None:
+        return ABSENT
+    word = "pass" if gate.passes else "fail"
+    return f"would {word} ({percent(gate.measured)})"

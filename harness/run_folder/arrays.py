@@ -1,0 +1,108 @@
+"""``.npz`` files: arrays, not compressed and not pickled, by their names.
+
+``tensors/`` has a file per sampled step, ``frozen.npz`` the frozen steps, and ``state/`` of a pass
+what checkpoints held. A function per group of arrays says which belong together.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.run_folder.documents import SCHEMA, write_bytes
+
+PROJECTIONS = 64
+"""Of every sketch."""
+ROWS = ("sketch", "norm", "zeros", "not_finite")
+"""What there is of each tensor of a kind."""
+PARAMETERS = "parameters"
+GRADIENTS = "gradients"
+UNKNOWN = -1
+"""A counter of a checkpoint that nobody could tell."""
+
+KEYS = frozenset(
+    {
+        *("schema", "step", "names", "sizes"),
+        *(f"{kind}_{what}" for kind in (PARAMETERS, GRADIENTS) for what in ROWS),
+        *("clipped_norm", "state_names", "state_norm", "state_steps", "state_sketch"),
+        *("buffer_names", "buffer_sizes", "buffer_norm", "buffer_sketch"),
+        *("lr", "trainer_step", "tokens_seen", "samples_consumed"),
+        *("loss", "batch_digests", "problems", "again_sketch"),
+    }
+)
+"""Of all arrays that any file has."""
+
+Array = npt.NDArray[Any]
+Arrays = dict[str, Array]
+
+
+def head(names: Sequence[str], sizes: Sequence[int], step: int | None = None) -> Arrays:
+    """What every file begins with: the rows' names and the entries of the whole tensors."""
+    return {
+        "schema": np.array(SCHEMA),
+        **({} if step is None else {"step": np.array(step)}),
+        "names": np.array(names),
+        "sizes": np.array(sizes, dtype=np.int64),
+    }
+
+
+def rows(kind: str, *, sketch: Array, norm: Array, zeros: Array, not_finite: Array) -> Arrays:
+    """Of parameters or gradients, a row each."""
+    return {
+        f"{kind}_sketch": sketch,
+        f"{kind}_norm": norm,
+        f"{kind}_zeros": zeros,
+        f"{kind}_not_finite": not_finite,
+    }
+
+
+def optimizer_states(states: Sequence[str], *, norm: Array, steps: Array) -> Arrays:
+    """The optimizer's states that have a parameter's shape, and its own count of updates."""
+    return {
+        "state_names": np.array(states, dtype=np.str_),
+        "state_norm": norm,
+        "state_steps": steps,
+    }
+
+
+def buffers(names: Sequence[str], sizes: Sequence[int], *, norm: Array, sketch: Array) -> Arrays:
+    """The buffers of the whole model."""
+    return {
+        "buffer_names": np.array(names, dtype=np.str_),
+        "buffer_sizes": np.array(sizes, dtype=np.int64),
+        "buffer_norm": norm,
+        "buffer_sketch": sketch,
+    }
+
+
+def frozen_steps(
+    *,
+    sketch: Array,
+    norm: Array,
+    loss: Sequence[float],
+    batch_digests: Sequence[str],
+    again: Array,
+    problems: Sequence[str],
+) -> Arrays:
+    """Of gradients at the initial weights, an entry per batch; ``again`` is the first batch's."""
+    return {
+        "gradients_sketch": sketch,
+        "gradients_norm": norm,
+        "loss": np.array(loss),
+        "batch_digests": np.array(batch_digests),
+        "again_sketch": again,
+        "problems": np.array(problems, dtype=np.str_),
+    }
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Write a whole ``.npz`` file atomically, in a folder that it makes; on disk for sure."""
+    path.parent.mkdir(exist_ok=True)
+    content = io.BytesIO()  # a zip is written in many small pieces, slowly to a file
+    np.savez(content, allow_pickle=False, **arrays)
+    write_bytes(path, content.getbuffer())

@@ -1,0 +1,434 @@
+"""``job.json``: all that ranks are told, and what the harness reads there again.
+
+The documents are the file as it is written, key by key; ``Job`` is what a rank makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypedDict, cast
+
+from harness.run_folder.documents import SCHEMA, SchemaError, upgraded
+from harness.run_folder.layout import JOB
+from harness.run_folder.shapes import (
+    COUNT,
+    COUNTS,
+    FLAG,
+    OBJECT,
+    OBJECTS,
+    STEPS,
+    TEXT,
+    TEXTS,
+    Shape,
+)
+
+SEED_ROLE = "seed checkpoint"
+
+# --------------------------------------------------------------------- the file
+
+
+class TrainConfigDocument(TypedDict, total=False):
+    """The trusted base config."""
+
+    path: str
+    module: str | None
+    config: str | None
+    model: dict[str, int]
+    settings: dict[str, Any]
+    loader: str
+
+
+class DataDocument(TypedDict):
+    """The synthetic corpus."""
+
+    folder: str
+    digest: str
+
+
+class SegmentDocument(TypedDict, total=False):
+    """A part of an elastic run."""
+
+    until: int
+    parallelism: dict[str, int]
+    local_batch_size: int
+    pipeline_schedule: str | None
+
+
+class FaultDocument(TypedDict, total=False):
+    """One entry of the script of faults."""
+
+    kind: str
+    step: int
+    rank: int
+    node: int
+    torn: str
+
+
+class RecoveryDocument(TypedDict, total=False):
+    """How a run is broken and is to recover."""
+
+    faults: list[FaultDocument]
+    checkpoint_every: int
+    restarts: str
+    max_restarts: int
+    within_s: float
+    nodes: list[int]
+
+
+class CommandDocument(TypedDict, total=False):
+    """How a program of the user's is called, placeholders filled in."""
+
+    argv: list[str]
+    launcher: str
+    probed: bool
+    curves: str | None
+    columns: dict[str, str]
+    environment: dict[str, str]
+    folder: str
+
+
+class JobDocument(TypedDict, total=False):
+    """The file, but for its schema; files of older releases do not have all keys."""
+
+    name: str
+    role: str
+    identity: str
+    dialect: str
+    run_folder: str
+    seed: int
+    steps: int
+    parallelism: dict[str, int]
+    techniques: list[str]
+    pipeline_schedule: str | None
+    cp_rotation: str | None
+    spmd_backend: str | None
+    train_config: TrainConfigDocument
+    overrides: dict[str, Any]
+    data: DataDocument | None
+    seed_checkpoint: str | None
+    sample_steps: list[int]
+    frozen: int
+    segments: list[SegmentDocument]
+    checkpoint_every: int | None
+    faults: list[FaultDocument]
+    elastic_nodes: bool
+    recovery: RecoveryDocument | None
+    repeat: str | None
+    repeat_seed: int
+    inject: str | None
+    without_fixes: list[str]
+    device: str
+    command: CommandDocument
+    """Only where a program of the user's trains."""
+    trainer: str
+    """Its kind, where neither torchtitan nor a program of the user's trains."""
+
+
+SHAPES: Mapping[str, Shape] = {
+    "name": TEXT,
+    "identity": TEXT,
+    "steps": COUNT,
+    "parallelism": COUNTS,
+    "techniques": TEXTS,
+    "overrides": OBJECT,
+    "without_fixes": TEXTS,
+    "pipeline_schedule": TEXT,
+    "cp_rotation": TEXT,
+    "spmd_backend": TEXT,
+    "repeat": TEXT,
+    "sample_steps": STEPS,
+    "segments": OBJECTS,
+    "checkpoint_every": COUNT,
+    "faults": OBJECTS,
+    "elastic_nodes": FLAG,
+    "recovery": OBJECT,
+    "command": OBJECT,
+    "command.argv": TEXTS,
+    "command.launcher": TEXT,
+    "command.probed": FLAG,
+    "command.curves": TEXT,
+    "command.columns": OBJECT,
+    "command.environment": OBJECT,
+    "command.folder": TEXT,
+}
+"""Of the values that the harness reads again."""
+
+
+def is_probed(job: JobDocument) -> bool:
+    """False for a program of the user's that leaves a curve of its own, and nothing else."""
+    return (job.get("command") or {}).get("probed") is not False
+
+
+def recovery_of(job: JobDocument) -> RecoveryDocument | None:
+    """How the run is broken and is to recover; None for one that nothing breaks.
+
+    Older files name the faults and when checkpoints are written, but neither who restarts the run
+    nor how soon it has to recover; and not how many nodes come and go: two then stand for several.
+    """
+    told = job.get("recovery")
+    every = job.get("checkpoint_every")
+    if told is not None or every is None:
+        return told
+    nodes = [1, 2] if job.get("elastic_nodes") else [1, 1]
+    return {"faults": job.get("faults") or [], "checkpoint_every": every, "nodes": nodes}
+
+
+def moved_with(folder: Path, path: str, run_folder: str) -> Path:
+    """Where a path of a job is, whose run folder was ``run_folder`` and may have been moved since.
+
+    Raises ValueError for one outside of the run folder, which may be of another run.
+    """
+    return folder / Path(path).relative_to(run_folder)
+
+
+# --------------------------------------------------------------------- what a rank makes of it
+
+
+class JobError(Exception):
+    """``job.json`` cannot be read, or has no such segment, or does not fit the world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Parallelism degrees, as in ``harness.model.Parallelism`` (which ranks cannot import)."""
+
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BaseConfig:
+    """The trusted base config: torchtitan's keys in ``settings``, ``[converge]`` beside them."""
+
+    path: str
+    module: str | None = None
+    config: str | None = None
+    model: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    loader: str = "converge"
+    """What reads the corpus, as in ``harness.model.Loader``: ``converge``, ``torchtitan`` (its
+    stock text loader) or ``streaming`` (MosaicML Streaming)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of an elastic run with its own degrees: from the step after the one before."""
+
+    until: int
+    """Its last step; a checkpoint is written then."""
+    parallelism: Degrees
+    local_batch_size: int
+    pipeline_schedule: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One entry of the script of faults, as in ``harness.model.Fault``."""
+
+    kind: str
+    step: int
+    rank: int = 0
+    node: int = 1
+    torn: str = "death"
+    """``death`` or ``truncated``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One torchrun call as its ranks see it; the fields are those of ``job.json``.
+
+    A job of several segments is several torchrun calls, each a job of one of them (``read_job``).
+    """
+
+    name: str
+    role: str
+    identity: str
+    dialect: str
+    run_folder: Path
+    seed: int
+    steps: int
+    parallelism: Degrees
+    train_config: BaseConfig
+    techniques: tuple[str, ...] = ()
+    pipeline_schedule: str | None = None
+    cp_rotation: str | None = None
+    spmd_backend: str | None = None
+    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``; None: the train config's, or
+    torchtitan's default."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    data_folder: Path | None = None
+    """Folder with ``corpus.json`` and ``tokens.npy``; None: torchtitan's own dataset."""
+    seed_checkpoint: Path | None = None
+    """``.../checkpoint/step-0`` to start from; None: torchtitan's own initial weights."""
+    sample_steps: tuple[int, ...] = ()
+    """Steps at which per-tensor evidence is left; 0 is before the first step."""
+    frozen: int = 0
+    """Batches whose forward and backward pass are made at the initial weights, before training."""
+    repeat: str | None = None
+    """``rerun``, ``ulp``, ``rounding``, ``permute`` or None."""
+    repeat_seed: int = 1
+    """Decides the directions of ``ulp`` and ``rounding``, and the order of ``permute``."""
+    inject: str | None = None
+    """``/abs/path.py:function``, called with the built trainer."""
+    without_fixes: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
+    """Of an elastic set, in order."""
+    segment: int | None = None
+    """Index of the segment that this call runs; None for other sets."""
+    checkpoint_every: int | None = None
+    """Steps from one checkpoint to the next; None: no checkpoints, or those of the segments."""
+    faults: tuple[Fault, ...] = ()
+    """In the order of their steps."""
+    elastic_nodes: bool = False
+    """Whether nodes come and go: dp_shard is then what the world leaves over."""
+    device: str = "cpu"
+    is_probed: bool = True
+    """False for a program of the user's that leaves a curve of its own, and nothing else."""
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run is made in several passes, joined by checkpoints."""
+        return bool(self.segments) or self.checkpoint_every is not None
+
+    @property
+    def is_requeued(self) -> bool:
+        """Whether a scheduler may start the run again, after faults that no script names."""
+        return self.checkpoint_every is not None and not self.faults
+
+    @property
+    def last_step(self) -> int:
+        """The last step that this call is meant to reach."""
+        return self.steps if self.segment is None else self.segments[self.segment].until
+
+    def saves_at(self, step: int) -> bool:
+        """Whether a checkpoint is written once a step has ended; never after the run's last."""
+        if step == self.steps:
+            return False
+        if self.checkpoint_every is not None and step % self.checkpoint_every == 0:
+            return True
+        return bool(self.segments) and step == self.last_step
+
+    def on_world(self, world_size: int) -> Job:
+        """The job as ranks of a world of this size run it: dp_shard takes what is left over.
+
+        Raises JobError when the world cannot be divided by the other degrees.
+        """
+        if not self.elastic_nodes:
+            return self
+        degrees = self.parallelism
+        others = degrees.dp_replicate * degrees.tp * degrees.cp * degrees.pp
+        if world_size % others:
+            raise JobError(
+                f"{self.name}: {world_size} ranks do not divide by {others}, the product of the "
+                f"degrees that do not change (dp_replicate, tp, cp, pp)"
+            )
+        return replace(self, parallelism=replace(degrees, dp_shard=world_size // others))
+
+    @property
+    def makes_seed_checkpoint(self) -> bool:
+        return self.role == SEED_ROLE
+
+    @property
+    def order_seed(self) -> int | None:
+        """Decides how a repeat deals out each global batch; None: as in every other run."""
+        return self.repeat_seed if self.repeat == "permute" else None
+
+
+def read_job(path: str | Path, segment: int | None = None) -> Job:
+    """The job in a file; with the index of a segment, what that segment's torchrun call runs.
+
+    Raises JobError when the file cannot be read as a job of this schema, and when it has no such
+    segment.
+    """
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError(f"{path}: cannot be read as a job: {error}") from error
+    if not isinstance(raw, dict):
+        raise JobError(
+            f"{path}: job schema is {type(raw).__name__!r}, this rank code reads {SCHEMA}"
+        )
+    try:
+        told = upgraded(JOB, raw)
+    except SchemaError:
+        raise JobError(
+            f"{path}: job schema is {raw.get('schema')!r}, this rank code reads {SCHEMA}"
+        ) from None
+    try:
+        job = _job(cast("JobDocument", told))
+    except (KeyError, TypeError) as error:
+        raise JobError(f"{path}: not a complete job: {error!r}") from error
+    if segment is None:
+        return job
+    if not 0 <= segment < len(job.segments):
+        raise JobError(f"{path}: has no segment {segment}, there are {len(job.segments)}")
+    return _of_segment(job, segment)
+
+
+def _of_segment(job: Job, index: int) -> Job:
+    segment = job.segments[index]
+    return replace(
+        job,
+        segment=index,
+        parallelism=segment.parallelism,
+        pipeline_schedule=segment.pipeline_schedule,
+        overrides={**job.overrides, "training.local_batch_size": segment.local_batch_size},
+    )
+
+
+def _job(raw: JobDocument) -> Job:
+    base = raw["train_config"]
+    data = raw.get("data")
+    checkpoint = raw.get("seed_checkpoint")
+    return Job(
+        name=raw["name"],
+        role=raw["role"],
+        identity=raw["identity"],
+        dialect=raw["dialect"],
+        run_folder=Path(raw["run_folder"]),
+        seed=raw["seed"],
+        steps=raw["steps"],
+        parallelism=Degrees(**raw["parallelism"]),
+        train_config=BaseConfig(
+            path=base["path"],
+            module=base.get("module"),
+            config=base.get("config"),
+            model=base.get("model") or {},
+            settings=base.get("settings") or {},
+            loader=base.get("loader") or "converge",
+        ),
+        techniques=tuple(raw.get("techniques") or ()),
+        pipeline_schedule=raw.get("pipeline_schedule"),
+        cp_rotation=raw.get("cp_rotation"),
+        spmd_backend=raw.get("spmd_backend"),
+        overrides=raw.get("overrides") or {},
+        data_folder=Path(data["folder"]) if data else None,
+        seed_checkpoint=Path(checkpoint) if checkpoint else None,
+        sample_steps=tuple(raw.get("sample_steps") or ()),
+        frozen=raw.get("frozen") or 0,
+        repeat=raw.get("repeat"),
+        repeat_seed=raw.get("repeat_seed") or 1,
+        inject=raw.get("inject"),
+        without_fixes=tuple(raw.get("without_fixes") or ()),
+        is_probed=is_probed(raw),
+        segments=tuple(
+            Segment(
+                until=segment["until"],
+                parallelism=Degrees(**segment["parallelism"]),
+                local_batch_size=segment["local_batch_size"],
+                pipeline_schedule=segment.get("pipeline_schedule"),
+            )
+            for segment in raw.get("segments") or ()
+        ),
+        checkpoint_every=raw.get("checkpoint_every"),
+        faults=tuple(Fault(**fault) for fault in raw.get("faults") or ()),
+        elastic_nodes=bool(raw.get("elastic_nodes")),
+        device=raw.get("device", "cpu"),
+    )

@@ -1,0 +1,151 @@
+"""``metrics.jsonl``: a header, a line for every step, others between them, and a line at the end.
+
+``metrics.jsonl.part`` while it grows. A step that a resumed run takes again has several lines, of
+which readers say whether they agree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from harness.run_folder.documents import SCHEMA, number, to_json
+from harness.run_folder.layout import FROZEN, IN_FORCE, METRICS_FILES, TENSORS, metrics_files
+
+HEADER = "header"
+STEP = "step"
+REPLICAS = "replicas"
+LOADED = "loaded"
+END = "end"
+KINDS = (STEP, REPLICAS, LOADED, END)
+"""Of the lines after the header."""
+
+SIGNALS = (
+    "loss",
+    "grad_norm",
+    "loss_recomputed",
+    "grad_norm_recomputed",
+    "lr",
+    "tokens",
+    "seconds",
+    "at",
+    "memory_bytes",
+    "grads_missing",
+)
+"""Numbers of a step's line."""
+BATCH_DIGEST = "batch_digest"
+BATCH_AGREES = "batch_agrees"
+MISSING_NAMES = "grads_missing_names"
+PROBLEMS = "problems"
+
+
+class SupersededError(Exception):
+    """Another life of the same job goes on with its run."""
+
+
+class MetricsWriter:
+    """Writes ``metrics.jsonl.part``; ``finish`` makes it ``metrics.jsonl``.
+
+    What an earlier life of the job left in the folder is deleted: it is no evidence of this one.
+    Every line raises SupersededError once a later life has done the same.
+    """
+
+    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        _forget(folder)
+        self._part, self._final = metrics_files(folder)
+        self._stream: TextIO = self._part.open("w", encoding="utf-8")
+        self._line({"schema": SCHEMA, "kind": HEADER, **header})
+
+    def step(self, values: Mapping[str, Any]) -> None:
+        self._line({"kind": STEP, **values})
+
+    def replicas(self, values: Mapping[str, Any]) -> None:
+        self._line({"kind": REPLICAS, **values})
+
+    def loaded(self, step: int | None) -> None:
+        """The checkpoint of a step is loaded, now; None: what was loaded is not known."""
+        self._line({"kind": LOADED, "step": step, "at": time.time()})
+
+    def sync(self) -> None:
+        """Have every line so far on disk, before a checkpoint that goes on from there is."""
+        os.fsync(self._stream.fileno())
+
+    def finish(self, steps: int) -> None:
+        """Write the end line and give the file its final name, on disk for sure."""
+        self._line({"kind": END, "steps": steps})
+        self.sync()
+        self._stream.close()
+        self._part.replace(self._final)
+
+    def leave(self) -> None:
+        """Write no more; the file keeps the name of one that is not complete."""
+        self._stream.close()
+
+    def _line(self, values: Mapping[str, Any]) -> None:
+        if not self._is_ours():
+            raise SupersededError(
+                f"{self._part} is another process's by now: the job has been started again"
+            )
+        self._stream.write(to_json(values) + "\n")
+        self._stream.flush()
+
+    def _is_ours(self) -> bool:
+        try:
+            there = self._part.stat()
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self._stream.fileno()))
+
+
+def _forget(folder: Path) -> None:
+    """Delete evidence, not truncate it: who still writes it then writes into nothing."""
+    for name in (*METRICS_FILES, IN_FORCE, FROZEN):
+        (folder / name).unlink(missing_ok=True)
+    for sample in (folder / TENSORS).glob("step-*"):
+        sample.unlink(missing_ok=True)
+
+
+# --------------------------------------------------------------------- while the file grows
+
+
+@dataclass(frozen=True, slots=True)
+class StepLine:
+    """What the launcher wants to know of a step; judging reads the whole line later."""
+
+    step: int
+    loss: float | None
+
+
+def progress_of(line: bytes) -> StepLine | int | None:
+    """A step, or the last step that an end line names; None for other and damaged lines.
+
+    Readers judge the file, progress only shows it.
+    """
+    try:
+        value = json.loads(line)
+        if value["kind"] == END:
+            return int(value["steps"])
+        if value["kind"] != STEP:
+            return None
+        return StepLine(step=int(value["step"]), loss=number(value.get("loss")))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def step_reached(folder: Path) -> int | None:
+    """The step that the ranks were meant to reach and have; None when they have not ended well.
+
+    ``folder`` is that of the run, or of the pass.
+    """
+    try:
+        lines = metrics_files(folder)[1].read_bytes().splitlines()
+        end: dict[str, Any] = json.loads(lines[-1])
+        return int(end["steps"]) if end["kind"] == END else None
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None

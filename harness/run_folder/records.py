@@ -1,0 +1,63 @@
+"""``record.json`` and ``submission.json``: what the harness keeps of a run beside its evidence.
+
+Ranks neither write nor read them. ``harness.store`` writes the record, ``harness.launch`` the
+submission.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class RankErrorDocument(TypedDict):
+    """What the rank that failed first said."""
+
+    rank: int | None
+    message: str
+    traceback: str
+
+
+class RecordDocument(TypedDict, total=False):
+    """The file, but for its schema; files of older releases do not have all keys."""
+
+    name: str
+    identity: str
+    folder: str
+    """The run folder's name alone: the folder may be moved."""
+    status: str
+    wall_s: float
+    argv: list[str]
+    error: RankErrorDocument | None
+    reused: bool
+    requeues: int
+    evidence: dict[str, str] | None
+    """SHA-256 of every evidence file by its path in the run folder; null in older files."""
+    sources: dict[str, str | None]
+    """The same of what the run was made of, by its path; null where there is no digest."""
+
+    started: str
+    """ISO 8601, UTC."""
+    host: str
+    versions: dict[str, str]
+    job: dict[str, Any]
+    """As in ``job.json``."""
+    warm: bool
+    environment: dict[str, str]
+    calls: list[dict[str, Any]]
+    """Of a run in several passes: the calls of torchrun."""
+    cluster: dict[str, Any]
+    """What a scheduler says of it."""
+
+
+class SubmissionDocument(TypedDict, total=False):
+    """The file, but for its schema; files of older releases do not have all keys."""
+
+    identity: str
+    name: str
+    submitted: str
+    job_id: str | None
+    after_ok: list[str]
+    after_any: list[str]
+    cancelled: str
+    hung: bool
+    uid: int | None

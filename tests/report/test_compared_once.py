@@ -1,0 +1,108 @@
+"""What judging compares, a report shows, and compares nothing again."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from harness.report.report_html import to_html
+from harness.report.report_json import document
+from report_samples import CONFIG, TOOLCHAIN, evidence, in_force, job, spec
+from tensor_samples import tensor_samples
+
+import harness.judge
+import harness.report
+from harness.judge import calibrate, comparison, judge
+from harness.model import Experiment, Parallelism, Plan, Role, SetSpec
+from harness.report import build_view
+
+SOURCES = sorted(Path(harness.report.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+def test_a_report_imports_what_judging_makes_public_and_nothing_else(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness.judge"):
+            assert node.module == "harness.judge"
+            assert {alias.name for alias in node.names} <= set(harness.judge.__all__)
+        if isinstance(node, ast.Import):
+            assert not [each for each in node.names if each.name.startswith("harness.judge")]
+
+
+def test_judging_makes_public_what_it_names():
+    assert harness.judge.__all__ == sorted(set(harness.judge.__all__), key=_isorted)
+    assert all(hasattr(harness.judge, name) for name in harness.judge.__all__)
+
+
+def _isorted(name):
+    kind = 0 if name.isupper() else 1 if name[0].isupper() else 2
+    return kind, name
+
+
+def test_every_pair_is_aligned_and_compared_once(monkeypatch):
+    """By judging; building and rendering a report of it takes what was found."""
+    calls = Counter()
+
+    def counting(name):
+        original = getattr(comparison, name)
+
+        def counted(test, control, *more, **options):
+            calls[name, test.name, control.name] += 1
+            return original(test, control, *more, **options)
+
+        monkeypatch.setattr(comparison, name, counted)
+
+    for name in ("align", "compare_tensors"):
+        counting(name)
+    envelopes = Counter()
+    compare = comparison.compare
+
+    def counted_envelope(signal, test, control, *more, **options):
+        envelopes[signal, test.name, control.name] += 1
+        return compare(signal, test, control, *more, **options)
+
+    monkeypatch.setattr(comparison, "compare", counted_envelope)
+
+    steps = 20
+    control_spec = SetSpec("fsdp2", Parallelism(dp_shard=2), CONFIG, TOOLCHAIN.name)
+    specs = (spec("one", dp_shard=2, tp=2), spec("two", dp_replicate=2))
+    runs = {
+        each.name: evidence(
+            each.name,
+            steps,
+            jitter=1e-7,
+            in_force=in_force(each),
+            samples=tensor_samples(each.name, noise=2e-7),
+        )
+        for each in (control_spec, *specs)
+    }
+    repeat = evidence("ulp", steps, jitter=2e-7, samples=tensor_samples("ulp", noise=2e-7))
+    learnt = calibrate(runs["fsdp2"], [repeat])
+    calls.clear()  # repeats are compared with their control, to learn from them
+    envelopes.clear()
+    judged = [
+        judge(runs[each.name], runs["fsdp2"], learnt, spec=each, control_spec=control_spec)
+        for each in specs
+    ]
+    view = build_view(
+        title="t",
+        verdicts=[each.verdict for each in judged],
+        evidences=[*runs.values(), repeat],
+        subject=Plan(
+            Experiment("t", Path("t.toml"), (control_spec,), specs),
+            (
+                job(control_spec, Role.CONTROL, steps),
+                *(job(each, Role.TEST, steps) for each in specs),
+            ),
+        ),
+        comparisons={each.verdict.name: each.comparison for each in judged},
+        calibrations={"fsdp2": learnt},
+    )
+    assert document(view)
+    assert to_html(view)
+    assert [test.gradients is not None for test in view.tests] == [True, True]
+    pairs = [("one", "fsdp2"), ("two", "fsdp2")]
+    assert calls == {(name, *pair): 1 for name in ("align", "compare_tensors") for pair in pairs}
+    assert envelopes == {
+        (signal, *pair): 1 for signal in harness.judge.JUDGED_SIGNALS for pair in pairs
+    }

@@ -1,0 +1,70 @@
+"""Checkpoints that are not surely whole are set aside, and passes get folders of their own."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from harness.run_folder.checkpoints import set_torn_aside
+from harness.run_folder.documents import write_json
+from harness.run_folder.metrics import SupersededError
+from harness.run_folder.passes import PassFolder, claim_pass
+
+
+def checkpoint(run, step, *, number=1, size=100, metadata=True, manifest=100):
+    """A checkpoint of one shard, and what the pass that saved it left of the save."""
+    folder = run / "checkpoint" / f"step-{step}"
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(bytes(size))
+    if metadata:
+        (folder / ".metadata").write_bytes(b"0")
+    state = run / "passes" / f"{number:03d}" / "state"
+    state.mkdir(parents=True, exist_ok=True)
+    (state / f"saved-step-{step:08d}.npz").touch()
+    if manifest:
+        files = {"__0_0.distcp": manifest, ".metadata": 1}
+        write_json(state / f"saved-step-{step:08d}.json", {"schema": 1, "files": files})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*"))
+
+
+def test_only_whole_checkpoints_are_left_to_load(tmp_path):
+    checkpoint(tmp_path, 2)
+    checkpoint(tmp_path, 4, metadata=False, manifest=None)  # death in the middle of the save
+    checkpoint(tmp_path, 6, manifest=None)  # death before the save had returned
+    checkpoint(tmp_path, 8, size=50)  # a shard that never came to the disk
+    (tmp_path / "checkpoint" / "step-10").mkdir()  # whose pass left nothing of it
+    set_torn_aside(tmp_path)
+    assert names(tmp_path / "checkpoint") == ["step-2"]
+    assert names(tmp_path / "torn") == ["step-10", "step-4", "step-6", "step-8"]
+
+
+def test_a_step_that_is_torn_once_more_is_set_aside_beside_the_first(tmp_path):
+    for number in (1, 2):
+        checkpoint(tmp_path, 4, number=number, metadata=False, manifest=None)
+        set_torn_aside(tmp_path)
+    assert names(tmp_path / "torn") == ["step-4", "step-4.2"]
+
+
+def test_the_last_save_of_a_step_decides_whether_it_is_whole(tmp_path):
+    checkpoint(tmp_path, 4)
+    (tmp_path / "passes" / "002" / "state").mkdir(parents=True)
+    (tmp_path / "passes" / "002" / "state" / "saved-step-00000004.npz").touch()
+    set_torn_aside(tmp_path)
+    assert names(tmp_path / "checkpoint") == []
+
+
+def test_lives_that_begin_at_the_same_time_get_folders_of_their_own(tmp_path):
+    with ThreadPoolExecutor(16) as pool:
+        numbers = list(pool.map(claim_pass, [tmp_path] * 16))
+    assert sorted(numbers) == list(range(1, 17))
+
+
+def test_a_life_that_another_has_followed_writes_no_checkpoint(tmp_path):
+    passes = [PassFolder(number, tmp_path / f"{number:03d}") for number in (1, 2)]
+    for each in passes:
+        each.folder.mkdir()
+    passes[1].require_newest()
+    with pytest.raises(SupersededError, match="pass 2 of this run has begun elsewhere"):
+        passes[0].require_newest()

@@ -1,0 +1,73 @@
+"""metrics.jsonl: strict JSON, no number that JSON lacks, complete only when it says so."""
+
+import json
+import math
+
+import pytest
+
+from harness.run_folder.documents import to_json, write_json
+from harness.run_folder.metrics import MetricsWriter, SupersededError
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*"))
+
+
+def test_numbers_keep_their_full_precision_and_non_finite_ones_are_strings():
+    text = to_json({"a": 0.1 + 0.2, "b": math.nan, "c": [math.inf, -math.inf], "d": None})
+    assert json.loads(text) == {"a": 0.1 + 0.2, "b": "nan", "c": ["inf", "-inf"], "d": None}
+
+
+def test_a_value_that_is_no_json_is_refused():
+    with pytest.raises(TypeError):
+        to_json({"a": object()})
+
+
+def test_the_file_gets_its_name_when_training_is_complete(tmp_path):
+    writer = MetricsWriter(tmp_path / "run", {"identity": "x", "world_size": 2})
+    writer.step({"step": 1, "loss": math.nan})
+    part = tmp_path / "run" / "metrics.jsonl.part"
+    lines = [json.loads(line) for line in part.read_text().splitlines()]
+    assert lines == [
+        {"schema": 1, "kind": "header", "identity": "x", "world_size": 2},
+        {"kind": "step", "step": 1, "loss": "nan"},
+    ]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    writer.finish(1)
+    assert not part.exists()
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last) == {"kind": "end", "steps": 1}
+
+
+def test_write_json_leaves_no_part_behind(tmp_path):
+    write_json(tmp_path / "a.json", {"a": math.inf})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": "inf"}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_run_that_starts_over_keeps_nothing_of_the_life_before(tmp_path):
+    before = MetricsWriter(tmp_path, {"life": 1})
+    before.step({"step": 1})
+    (tmp_path / "tensors").mkdir()
+    (tmp_path / "tensors" / "step-00000008.npz").touch()
+    write_json(tmp_path / "in_force.json", {})
+    after = MetricsWriter(tmp_path, {"life": 2})
+    assert names(tmp_path / "tensors") == []
+    assert names(tmp_path) == ["metrics.jsonl.part", "tensors"]
+    with pytest.raises(SupersededError, match="started again"):
+        before.step({"step": 2})
+    with pytest.raises(SupersededError, match="started again"):
+        before.finish(2)
+    before._stream.close()
+    after.step({"step": 1})
+    after.finish(1)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("life") for line in lines] == [2, None, None]
+
+
+def test_a_finished_run_that_starts_over_is_unfinished_again(tmp_path):
+    MetricsWriter(tmp_path, {"life": 1}).finish(0)
+    after = MetricsWriter(tmp_path, {"life": 2})
+    assert names(tmp_path) == ["metrics.jsonl.part"]
+    after.finish(0)
+    assert '"life": 2' in (tmp_path / "metrics.jsonl").read_text()
