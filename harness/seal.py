@@ -139,7 +139,7 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     job = _job(folder)
-    # The identity holds the digests of our corpus and of the seed checkpoint.
+    # The identity already covers our corpus and the seed checkpoint.
     data: Mapping[str, Any] = job.get("data") or {}
     given = (data.get("folder"), job.get("seed_checkpoint"))
     run = folder.resolve()

@@ -132,7 +132,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_schema(path: Path, schema: object) -> None:
-    """Raise StoreError unless this version of converge reads files of that schema."""
+    """Raise StoreError unless this converge can read files of that schema."""
     try:
         documents.check_schema(schema)
     except documents.SchemaError as error:
@@ -224,7 +224,8 @@ class Store:
         """
         try:
             if folder.exists():
-                # The record goes first: whatever interrupts the cleaning leaves an unfinished run.
+                # The record is removed first, so that an interrupted cleanup leaves an unfinished
+                # run.
                 (folder / RECORD).unlink(missing_ok=True)
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)

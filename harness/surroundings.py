@@ -18,7 +18,7 @@ from harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticD
 from harness.trainers import trainer_of
 
 PACKAGE = __name__.partition(".")[0]
-"""By which programs and ranks import this package."""
+"""The name by which programs and ranks import this package."""
 RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe", "run_folder"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")

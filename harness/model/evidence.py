@@ -122,9 +122,9 @@ class TensorSample:
     parameters: TensorRows
     """After the update of the step."""
     gradients: TensorRows | None = None
-    """Before clipping; a parameter without gradient has zeros all over. None at step 0."""
+    """Before clipping; all zeros for a parameter without a gradient. None at step 0."""
     post_step: PostStepState | None = None
-    """None at step 0, and in runs that are older than this evidence."""
+    """None at step 0, and in runs from before this evidence existed."""
     buffers: BufferRows | None = None
     """The same."""
 

@@ -160,7 +160,7 @@ DEFAULT_REPEATS = (
 FROZEN_STEPS = 16
 """Frozen steps of every run that is judged by a reference, by default."""
 FEWEST_DRAWN = 4
-"""Frozen steps that a mean over random numbers takes (``own_random_numbers``)."""
+"""Frozen steps needed for a mean over random numbers (``own_random_numbers``)."""
 
 
 class Across(StrEnum):
@@ -322,7 +322,7 @@ class SetSpec:
     segments: tuple[Segment, ...] = ()
     """Segments of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
-    """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
+    """For a fault set, and for any other that a scheduler may interrupt and requeue."""
     trainer: TrainerSpec = TORCHTITAN
 
     @property

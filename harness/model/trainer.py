@@ -80,7 +80,7 @@ EVERYTHING = Capabilities(
     goldens=True,
     repeatable_argv=True,
 )
-"""All that the harness may ask of a trainer."""
+"""Everything that a trainer can do."""
 PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "training.seq_len": 1,
@@ -88,7 +88,7 @@ PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "training.mixed_precision_param": "float32",
     }
 )
-"""What a train config means that leaves a key out: samples may be no sequences."""
+"""Defaults for trainers that have none of their own; samples need not be sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ class TrainerSpec:
     """The trainer of a set."""
 
     kind: str
-    """By which ``harness.trainers`` finds it again."""
+    """Its key in the registry of ``harness.trainers``."""
     can: Capabilities = field(default_factory=Capabilities)
     settings: Any = None
-    """What ``[trainer]`` says to it alone: a frozen value of its own."""
+    """The part of ``[trainer]`` that only it understands: a frozen value of its own type."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
-    """Keys that its train configs may leave out, and what they are then."""
+    """Defaults of keys that its train configs may leave out."""
 
 
 TORCHTITAN = TrainerSpec(
@@ -111,4 +111,4 @@ TORCHTITAN = TrainerSpec(
         {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
     ),
 )
-"""What trains a set of which nothing else is said."""
+"""The default trainer."""

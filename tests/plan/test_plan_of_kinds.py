@@ -91,7 +91,9 @@ def test_a_fault_set_is_looked_at_on_every_number_of_nodes(planner):
     control = '[control]\nparallelism = { dp_shard = 2 }\nset = { "training.global_batch_size" = 6'
     control += ', "training.local_batch_size" = 3 }\n'
     (found,) = planner.refused(lost + batch, control=control)
-    assert found.startswith("test 't': on 2 of 3 nodes: set.training.global_batch_size: 6 is not a ")
+    assert found.startswith(
+        "test 't': on 2 of 3 nodes: set.training.global_batch_size: 6 is not a "
+    )
 
 
 @pytest.mark.parametrize("body", [RESIZED, NODES])
