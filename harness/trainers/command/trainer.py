@@ -18,29 +18,24 @@ from harness.model import (
     Surroundings,
     Toolchain,
     TrainerSpec,
-)
-from harness.run_folder.job import moved_with
-from harness.run_folder.layout import JOB
-from harness.toml import Where
-from harness.toolchain import assume_environment, find_environment, own_source
-from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
-from harness.trainers.calls import Rendezvous
-from harness.trainers.command import argv
-from harness.trainers.command.argv import command_of, describe_command, is_told_its_ranks, told
-from harness.trainers.command.failure import program_error
-from harness.trainers.command.program import interpreter_of, with_files_of
-from harness.trainers.command.settings import Command, RankLauncher, placeholders
-from harness.trainers.command.table import CommandTable, read_command, set_problems
-from harness.trainers.environment import Resources
-from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
-from harness.trainers.table import TrainerOfFile
+) from harness.run_folder.job import moved_with from harness.run_folder.layout import JOB from
+harness.toml import Where from harness.toolchain import assume_environment, find_environment,
+own_source from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete,
+job_document from harness.trainers.calls import Rendezvous from harness.trainers.command import argv
+from harness.trainers.command.argv import command_of, describe_command, is_told_its_ranks,
+passed_values from harness.trainers.command.failure import program_error from
+harness.trainers.command.program import interpreter_of, with_files_of from
+harness.trainers.command.settings import Command, RankLauncher, placeholders from
+harness.trainers.command.table import CommandTable, read_command, set_problems from
+harness.trainers.environment import Resources from harness.trainers.failure import AGENT_LOG,
+PROGRAM_LOG from harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "harness.rank.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "loopback.py"
-"""torchrun whose ports only this machine can reach; needs nothing of this package."""
+"""torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
-"""Keys of its train config that name one."""
+"""Keys of its train config that name a data type."""
 
 
 def trained_by(command: Command) -> TrainerSpec:
@@ -78,7 +73,7 @@ class CommandTrainer(Trainer):
         return set_problems(table, spec, own, where, whole)
 
     def completed(self, spec: SetSpec) -> SetSpec:
-        """With the files that its own settings name among its sources."""
+        """Add the files that its settings name to its sources."""
         return replace(spec, trainer=trained_by(with_files_of(command_of(spec), spec)))
 
     def takes_seed(self, trainer: TrainerSpec) -> bool:
@@ -86,15 +81,15 @@ class CommandTrainer(Trainer):
         texts = (*command.argv, *command.environment.values())
         found: set[str] = set()
         for text in texts:
-            with suppress(ValueError):  # a brace too many, which is said of the command
+            with suppress(ValueError):  # an unmatched brace, which is reported for the command
                 found.update(placeholders(text))
         return "seed" in found
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
-        """How a program is called, and what it is made of; where it lies is no matter.
+        """How a program is called, and the content of its files, but not its location.
 
-        Templates count as they are: what fills them is among the other facts, but for the name,
-        which counts where the program is told it.
+        Templates count unfilled: their values are among the other facts. Only the name is not, so
+        it counts here if the program gets it.
         """
         command = command_of(spec)
         texts = (*command.argv, *command.environment.values())
@@ -119,24 +114,24 @@ class CommandTrainer(Trainer):
         command = command_of(spec)
         return (Source(path, command.folder, "command") for path in command.sources)
 
-    def untold(self, job: Job, control: Job) -> Iterator[Untold]:
+    def unpassed_values(self, job: Job, control: Job) -> Iterator[Untold]:
         named = [
             (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
             for each in (job, control)
         ]
-        if named[0] != named[1] and told(job) == told(control):
-            yield Untold(
+        if named[0] != named[1] and passed_values(job) == passed_values(control):
+            yield Unpassed_values(
                 "trainer.command",
-                f"calls {job.name} exactly as {control.name}, so a run would be compared with "
+                f"calls {job.name} exactly like {control.name}, so a run would be compared with "
                 "itself",
-                "hand over what differs by a placeholder (docs/any-trainer.md)",
+                "pass what differs by a placeholder (docs/any-trainer.md)",
             )
         elif job.world_size != control.world_size and not is_told_its_ranks(job, control):
-            yield Untold(
+            yield Unpassed_values(
                 "trainer.command",
-                f"nothing tells the program of {job.name} to have {job.world_size} ranks, for "
+                f"nothing tells the program of {job.name} to use {job.world_size} ranks, because "
                 "there is no launcher",
-                "hand it {ranks} or its degrees, or name a launcher",
+                "pass {ranks} or its degrees, or name a launcher",
             )
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
@@ -226,7 +221,7 @@ class CommandTrainer(Trainer):
         if command_of(job.spec).probed:
             return is_complete(job, folder)
         curves = argv.curves_of(job, folder)
-        return curves is not None and curves.exists()  # a folder of TensorBoard's, say
+        return curves is not None and curves.exists()  # it may be a folder, such as TensorBoard's
 
     def launcher_log(self, job: Job) -> str:
         under_torchrun = command_of(job.spec).launcher is RankLauncher.TORCHRUN
@@ -239,7 +234,7 @@ class CommandTrainer(Trainer):
         curves = argv.curves_of(job, folder)
         if curves is not None:
             return (
-                f"the program ended with 0, but there is no {curves}: it has to leave its curve "
+                f"the program ended with 0, but there is no {curves}: it has to write its curve "
                 "there (trainer.curves)"
             )
         if last is None:
@@ -260,7 +255,7 @@ class CommandTrainer(Trainer):
     # ---------------------------------------------------------------- evidence
 
     def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
-        told = job["command"]
+        command = job["command"]
         return trained_by(
             Command(
                 argv=tuple(told["argv"]),
@@ -284,12 +279,12 @@ class CommandTrainer(Trainer):
             path = moved_with(folder, told, job["run_folder"])
         except (ValueError, KeyError):
             raise EvidenceError(
-                f"{told}: lies outside of the run folder, so it may be the curve of another run"
+                f"{told}: is outside of the run folder, so it may be the curve of another run"
             ) from None
         return Curve(path, dict(command.get("columns") or {}))
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
-        """Those that the job's train config names, under the set's own settings."""
+        """The data types in the job's train config, after the set's own settings."""
         found: set[str] = set()
         for key in _DATA_TYPES:
             value: object = job["train_config"]["settings"]
