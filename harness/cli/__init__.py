@@ -1,4 +1,21 @@
-"""The command line: the only place that prints and exits."""
+"""The command line: the only place that prints and exits.
+
+::
+
+    main.py        arguments to a command, errors to an exit code
+    parser.py      the list of commands, and the parser that is made of them
+    commands/      a file for every command: its arguments and its run
+    options.py     options that several commands take, and what their values mean
+    exit_codes.py  verdicts to an exit code
+    console.py     consoles, and how a line is said
+    progress.py    what a person sees while jobs run
+    verdicts.py    … and when they are judged
+    plan_table.py, dry_run.py, cover.py    what `converge plan` shows, and with --dry-run, --cover
+    scheduled.py   what the commands for a scheduler's jobs share
+    leaving.py     Ctrl-C while modules are imported
+
+What they do is done in ``harness.matrix``.
+"""
 
 from harness.cli.leaving import leaving_when_interrupted
 

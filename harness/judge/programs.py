@@ -36,9 +36,9 @@ def is_curve(spec: SetSpec | None) -> bool:
 
 def probing(evidence: Evidence) -> Probing:
     """How a run was probed; as torchtitan's are, where nothing says so."""
-    told = (evidence.in_force or {}).get("probe") or {}
-    gradients = told.get("gradients", BEFORE_CLIPPING)
-    return Probing(str(gradients), told.get("recomputes_loss") is not False)
+    probe = (evidence.in_force or {}).get("probe") or {}
+    gradients = probe.get("gradients", BEFORE_CLIPPING)
+    return Probing(str(gradients), probe.get("recomputes_loss") is not False)
 
 
 def wrapping(ran: Mapping[str, Any]) -> str:
@@ -96,9 +96,9 @@ def not_as_called(spec: SetSpec, ran: Mapping[str, Any]) -> Iterator[str]:
     yield from _unlike("training.seq_len", spec.setting("training.seq_len"), ran.get("seq_len"))
     dtype, seen = spec.setting("training.dtype"), ran.get("param_dtype")
     if seen is not None and not _is_of(dtype, str(seen).split("+")):
-        told = f"{dtype} is named" if dtype is not None else "is not named, which means float32"
+        named_as = f"{dtype} is named" if dtype is not None else "is not named, which means float32"
         yield (
-            f"training.dtype {told}, {seen} is in force (it is that of parameters; "
+            f"training.dtype {named_as}, {seen} is in force (it is that of parameters; "
             "training.mixed_precision_param is that of coarser arithmetic)"
         )
 

@@ -45,7 +45,7 @@ def unfinished(evidence: Evidence) -> Flaw | None:
 
 
 def _rarely(evidence: Evidence) -> str:
-    """What a trainer that logs some steps alone is to be told; empty where steps are in a row."""
+    """What to advise for a trainer that logs only some steps; empty where steps are in a row."""
     apart = np.unique(np.diff(evidence.steps))
     if apart.size != 1 or apart[0] <= 1:
         return ""
@@ -171,7 +171,7 @@ def replicas_differ(evidence: Evidence) -> Flaw | None:
 
 
 def unsampled(evidence: Evidence) -> Flaw | None:
-    """A step at which the run was told to leave per-tensor evidence, and did not."""
+    """A step at which the run was asked to leave per-tensor evidence, and did not."""
     wanted = [step for step in evidence.sample_steps or () if step <= evidence.steps.max(initial=0)]
     for what, samples in (("parameters", evidence.samples), ("replicas", evidence.replicas)):
         left = {sample.step for sample in samples}

@@ -79,7 +79,7 @@ def judge(
     ``tolerances`` map signals to relative differences that replace the learnt envelope, and
     ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
     the spec's. ``own_start`` says that each run was given a seed checkpoint of its own: other
-    initial weights are then no fault of the run, and nothing can be told of it. ``measure`` are the
+    initial weights are then no fault of the run, and it is not judged. ``measure`` are the
     runs by which errors of low precision are judged. ``one_path`` says that test and control were
     read from one file or folder.
 
@@ -212,8 +212,8 @@ def _cause(
     if judgement is Judgement.INCONCLUSIVE:
         equivalent = next((each for each in checks if each.name == "loss-equivalent"), None)
         mean = equivalent.measured if equivalent else None
-        if stepwise and (found := open_curves(compared.envelopes)):
-            return Cause(what_settles(found, mean))
+        if stepwise and (left := open_curves(compared.envelopes)):
+            return Cause(what_settles(left, mean))
         return Cause(next(c.detail for c in checks if c.outcome is Outcome.INCONCLUSIVE))
     return Cause()
 

@@ -24,12 +24,9 @@ from harness.model import (
     Verdict,
 )
 from harness.report.audit import config_changes, named_and_in_force, techniques_of
-<<<<<<< HEAD
 from harness.report.check_subjects import subjects
-from harness.report.curves import Curve, difference, loss_only_gate, ratio, signal_curve
-=======
+from harness.report.counterfactual import counterfactual
 from harness.report.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
->>>>>>> main
 from harness.report.gradients import gradient_map
 from harness.report.passes import degrees_of, degrees_seen, kind_seen, passes_view
 from harness.report.programs import program_notes
@@ -37,7 +34,6 @@ from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
 from harness.report.tensors import first_step_tensors, replica_view
 from harness.report.text import anchors
 from harness.report.tolerances import CalibrationView, calibration_view, notes
-from harness.report.turning import turning
 from harness.report.view import (
     SIGNAL_TITLES,
     BesideView,
@@ -301,7 +297,7 @@ class _Runs:
             compared=tensors,
             tensors=first_step_tensors(tensors),
             gradients=gradient_map(tensors),
-            turning=turning(plainly, calibration),
+            would_change=counterfactual(plainly, calibration),
             replicas=replica_view(evidence.replicas) if evidence else None,
             kind=job.spec.kind if job else kind_seen(evidence),
             resumed=passes_view(evidence, job.spec if job else None),

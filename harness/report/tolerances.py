@@ -24,14 +24,9 @@ from harness.model import (
     Tier,
     Verdict,
 )
-<<<<<<< HEAD
-from harness.report.curves import Curve, difference, largest, signal_curve
+from harness.report.curves import Curve, difference_of, largest
 from harness.report.sanitize import plain
 from harness.report.text import ABSENT, count, number
-=======
-from harness.report.curves import Curve, difference_of, largest
-from harness.report.text import ABSENT, count, number, plain
->>>>>>> main
 
 WIDE = 1000
 """A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""

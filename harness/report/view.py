@@ -123,7 +123,7 @@ class TestView:
     tensors: TensorTable | None = None
     gradients: GradientMap | None = None
     replicas: ReplicaView | None = None
-    turning: tuple[str, ...] = ()
+    would_change: tuple[str, ...] = ()
     """Sentences on what would change the verdict."""
     challenged: bool = False
     """True for the control itself, which an anchor challenges."""

@@ -237,7 +237,7 @@ def test_a_check_without_a_docstring_is_refused():
 
 def test_the_reports_sentence_is_the_docstring():
     verdict = judged(CONTROL)
-    # The resume tier is asked of runs that were resumed (test_resumes.py).
+    # The resume tier is asked of runs that were resumed (test_resume.py).
     asked = [question for question in CHECKS if question.tier is not Tier.RESUME]
     titles = {question.name: question.title for question in asked}
     assert {answer.name: answer.title for answer in verdict.checks} == titles

@@ -39,20 +39,12 @@ from harness.model import (
 )
 from harness.report import rows
 from harness.report.audit import named_and_in_force, techniques_of
-<<<<<<< HEAD
 from harness.report.renderers.html_page import to_html
 from harness.report.renderers.json_document import document
 from harness.report.renderers.markdown import escape, to_markdown
 from harness.report.sanitize import from_here
 from harness.report.text import ABSENT
-from harness.report.view import Named, ReportView
-=======
-from harness.report.report_html import to_html
-from harness.report.report_json import document
-from harness.report.report_markdown import escape, to_markdown
-from harness.report.text import ABSENT, from_here
 from harness.report.view import SIGNAL_TITLES, Named, ReportView
->>>>>>> main
 
 
 def test_what_needs_a_person_comes_first():

@@ -5,8 +5,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from harness.report.report_html import to_html
-from harness.report.report_json import document
 from report_samples import CONFIG, TOOLCHAIN, evidence, in_force, job, spec
 from tensor_samples import tensor_samples
 
@@ -15,6 +13,8 @@ import harness.report
 from harness.judge import calibrate, comparison, judge
 from harness.model import Experiment, Parallelism, Plan, Role, SetSpec
 from harness.report import build_view
+from harness.report.renderers.html_page import to_html
+from harness.report.renderers.json_document import document
 
 SOURCES = sorted(Path(harness.report.__file__).parent.rglob("*.py"))
 

@@ -7,12 +7,7 @@ from PIL import Image
 from report_samples import HOSTILE, build_view, foreign_view, hostile_view, sample_view
 
 from harness.model import Evidence, Judgement, Verdict
-<<<<<<< HEAD
-from harness.report import build_view
 from harness.report.renderers.plots import draw
-=======
-from harness.report.plots import draw
->>>>>>> main
 
 
 def pixels(png):

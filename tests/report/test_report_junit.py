@@ -2,12 +2,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 from report_samples import build_view, hostile_view, sample_view
 
 from harness.model import Judgement, Verdict
-<<<<<<< HEAD
-from harness.report import build_view
 from harness.report.renderers.junit import to_junit
-=======
-from harness.report.report_junit import to_junit
->>>>>>> main
 
 
 def suites(view):

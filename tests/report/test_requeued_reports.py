@@ -28,11 +28,6 @@ from harness.model import (
     RunStatus,
     SetSpec,
 )
-<<<<<<< HEAD
-from harness.report import build_view
-=======
-from harness.report.marks import MarkKind, marks
->>>>>>> main
 from harness.report.passes import degrees_of, kind_seen, passes_view
 from harness.report.renderers.html_page import to_html
 from harness.report.renderers.json_document import document

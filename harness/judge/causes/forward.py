@@ -145,9 +145,11 @@ def look_in_forward(context: Context, place: Spot | None = None, *, reported: bo
     """
     news = differences(context)
     kinds = {word.split(" ")[0] for word in news}
-    told = [words for name, words in _ADDED if name in kinds and (reported or name not in _MEANS)]
+    known = [words for name, words in _ADDED if name in kinds and (reported or name not in _MEANS)]
     first = (
-        f"what {joined(news)} changes in the forward pass: {'; '.join(told)}; then " if told else ""
+        f"what {joined(news)} changes in the forward pass: {'; '.join(known)}; then "
+        if known
+        else ""
     )
     if place is not None:
         return f"{first}the forward of {place.words}: {_INSIDE[place.kind]}"

@@ -1,4 +1,4 @@
-"""The most certain causes: numbers that are none, and runs that were fed other inputs."""
+"""The most certain causes: NaN and infinities, and runs that were fed other inputs."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _LEAST_OF_ROUNDING = 0.25
 alike, and their losses are nearer to each other than to float32 (measured: TP 2 at 0.16 of it, CP 2
 at 1e-4, each against one device in bf16 mixed)."""
 _SKETCHED = 1.1
-"""Errors are told from sketches: over 16 batches a tenth more is four standard deviations."""
+"""Errors are estimated from sketches: over 16 batches a tenth more is four standard deviations."""
 _SCALE_AT = (
     "where gradients are divided: loss scaling by valid tokens, gradient_divide_factor of FSDP"
 )

@@ -150,7 +150,7 @@ def not_continued(context: Context) -> Cause | None:
     """A pass went on from elsewhere, or counts otherwise."""
     if not _first(context, "passes-continuous"):
         return None
-    found = [gap for gap in gaps(context.compared.test, context.compared.spec) if gap.told]
+    found = [gap for gap in gaps(context.compared.test, context.compared.spec) if gap.shown]
     if all(gap.unsaved for gap in found):
         return Cause(
             f"a checkpoint is missing: {context.detail('passes-continuous')}",

@@ -453,7 +453,7 @@ def _reach(before: TensorSample, sample: TensorSample, context: Context) -> Floa
 
 
 def _differences(sample: TensorComparison) -> Floats:
-    """Shape (parameters,): of updates; 0 where nothing can be told of one.
+    """Shape (parameters,): of updates; 0 where one is not known.
 
     That is where they were not compared, where storing the weights may round off all of an update,
     and where the control's did: a ratio to nothing is no measure.

@@ -106,9 +106,9 @@ def gradients_present(test: Evidence, control: Evidence, spec: SetSpec | None) -
     more = common[~(ours.values[mine] <= theirs.values[other])]
     names = [name for name in test.grads_missing if name not in control.grads_missing]
     if not more.size and not names:
-        untold = np.setdiff1d(common_steps(test.steps, control.steps).steps, common)
-        if untold.size and spec is not None:
-            step = int(untold[0])
+        missing = np.setdiff1d(common_steps(test.steps, control.steps).steps, common)
+        if missing.size and spec is not None:
+            step = int(missing[0])
             return invalid(f"nothing tells at step {step} who got a gradient", step)
         return passed()
     onset = int(more[0]) if more.size else None

@@ -38,8 +38,8 @@ def reference_sound(
 ) -> CheckResult:
     """The reference in float32 and the matched control are whole, and saw the same samples.
 
-    Without them errors of low precision cannot be told from rounding. Where a reference runs out
-    of memory, `reference = false` in the experiment judges without one.
+    Without them errors of low precision cannot be separated from rounding. Where a reference runs
+    out of memory, `reference = false` in the experiment judges without one.
     """
     if measure is None and draws:
         return invalid(f"own_random_numbers: {_NONE}, and single steps cannot be compared")

@@ -71,23 +71,23 @@ def passes_continuous(test: Evidence, spec: SetSpec | None) -> CheckResult:
 
     Every checkpoint that the set promises was written. Steps, tokens, samples and the optimizer's
     updates are counted right after every load as they were when the checkpoint was saved. A count
-    of tokens that the trainer keeps per rank, and restores so, is told and no failure: nothing but
-    logs reads it.
+    of tokens that the trainer keeps per rank, and restores so, is reported and no failure: nothing
+    but logs reads it.
     """
     if not test.passes:
         return invalid(NO_PASSES)
-    found = sorted(gaps(test, spec), key=lambda gap: (not gap.told, gap.step))
+    found = sorted(gaps(test, spec), key=lambda gap: (not gap.shown, gap.step))
     if not found:
         resumes = list(loads(test))
         words = f"{counted(len(test.passes), 'pass')}, {len(resumes)} from a checkpoint of the run"
         words += ", requeued by the scheduler" if test.requeued else ""
         notes = [note for load in resumes if (note := counts_one_rank(load))]
         return passed("; ".join([words, *notes]))
-    told = [gap for gap in found if gap.told] or found
-    detail = "; ".join(gap.what for gap in told[:3])
-    more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""  # noqa: PLR2004 (as many as shown)
-    outcome = Outcome.FAIL if told[0].told else Outcome.INVALID
-    return CheckResult(outcome, detail + more, onset=told[0].step)
+    chosen = [gap for gap in found if gap.shown] or found
+    detail = "; ".join(gap.what for gap in chosen[:3])
+    more = f" (and {len(chosen) - 3} more)" if len(chosen) > 3 else ""  # noqa: PLR2004 (as many as shown)
+    outcome = Outcome.FAIL if chosen[0].shown else Outcome.INVALID
+    return CheckResult(outcome, detail + more, onset=chosen[0].step)
 
 
 @check(Tier.RESUME)
@@ -101,7 +101,7 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
         return invalid(NO_PASSES)
     limit = Limit(RESTORED, "rounding of sums in float64")
     compared: list[Lost] = []
-    untold: list[Load] = []
+    unknown: list[Load] = []
     resumes = list(loads(test))
     for load in resumes:
         lost = not_restored(load)
@@ -110,9 +110,9 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
         if lost is not None:
             compared.append(lost)
         elif load.into.steps.size:  # one that made no step may have died before it was looked at
-            untold.append(load)
-    if untold:
-        return invalid(f"nothing tells what came back in {untold[0].words}", untold[0].step + 1)
+            unknown.append(load)
+    if unknown:
+        return invalid(f"nothing tells what came back in {unknown[0].words}", unknown[0].step + 1)
     for load in resumes:
         if empty := says_nothing(load, test, control):
             return invalid(f"in {load.words}, nothing tells {empty}", load.step + 1)
@@ -559,9 +559,9 @@ def replays_agree(test: Evidence) -> CheckResult:
     """
     if not test.passes:
         return invalid(NO_PASSES)
-    untold = next(_untold(test), None)
-    if untold:
-        return invalid(*untold)
+    unknown = next(_without_values(test), None)
+    if unknown:
+        return invalid(*unknown)
     found = list(replays(test))
     if not found:
         return skipped("no step was replayed")
@@ -604,7 +604,7 @@ def replays_agree(test: Evidence) -> CheckResult:
     )
 
 
-def _untold(test: Evidence) -> Iterator[tuple[str, int]]:
+def _without_values(test: Evidence) -> Iterator[tuple[str, int]]:
     """Steps that a pass had trained when a fault struck, and whose values it did not leave."""
     passes = {each.number: each for each in test.passes}
     for fault in test.struck:

@@ -269,7 +269,7 @@ def _named(deviations: tuple[Deviation, ...], count: int) -> str:
 
 
 def _unjudged(looked: Sequence[TensorDifferences]) -> str:
-    """Of how many tensors nothing is told at some step, and why."""
+    """How many tensors are not judged at some step, and why."""
     chaotic, lost = 0, 0
     for found in looked:
         unlimited = ~np.isfinite(found.limit)

@@ -164,8 +164,8 @@ def difference_beyond_print(test: Evidence, control: Evidence, signal: str, curv
     """The relative difference, less what rounding in both sources makes of it; shape (steps,)."""
     share = rounding_share(test, control, signal, curves)
     beyond = relative_difference(curves.test, curves.control) - np.where(np.isinf(share), 0, share)
-    untold = unprinted(test, control, signal, curves)
-    return np.where(untold, 0.0, np.maximum(beyond, 0.0))
+    not_printed = unprinted(test, control, signal, curves)
+    return np.where(not_printed, 0.0, np.maximum(beyond, 0.0))
 
 
 def second_half(curves: Pair) -> Pair:

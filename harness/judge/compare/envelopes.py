@@ -151,8 +151,8 @@ def compare(
     curves = pair(test, control, signal)
     if not curves.steps.size:
         return None
-    untold = unprinted(test, control, signal, curves)
-    difference = np.where(untold, 0.0, relative_difference(curves.test, curves.control))
+    not_printed = unprinted(test, control, signal, curves)
+    difference = np.where(not_printed, 0.0, relative_difference(curves.test, curves.control))
     tolerance = tolerance_for(signal, tolerances or {})
     repeated = calibration is not None and calibration.repeats
     unlearnt = not repeated and curves_alone(test, control)
@@ -169,7 +169,7 @@ def compare(
         unlearnt=unlearnt,
         tolerated=tolerance is not None,
         by_margin=margin is not None,
-        unprinted=int(np.count_nonzero(untold)),
+        unprinted=int(np.count_nonzero(not_printed)),
     )
 
 

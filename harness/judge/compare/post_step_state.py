@@ -202,8 +202,8 @@ def states(
             if judged.size:
                 names = tuple(sample.names[index] for index in judged)
                 off = _apart(here[judged], there[judged])
-                untold = np.broadcast_to(chaotic, there.shape)[judged] & np.isfinite(off)
-                limits = np.where(untold, np.inf, allowed[judged])
+                unjudged = np.broadcast_to(chaotic, there.shape)[judged] & np.isfinite(off)
+                limits = np.where(unjudged, np.inf, allowed[judged])
                 yield name, PostStepDifference(sample.step, names, off, limits)
 
 

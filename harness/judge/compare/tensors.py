@@ -63,7 +63,7 @@ class TensorDifferences:
     floor_origin: str
     learnt_origin: str = ""
     chaotic: Flags | None = None
-    """Where repeats of the control are so far apart that nothing is told; None: nowhere."""
+    """Where repeats of the control are so far apart that nothing is judged; None: nowhere."""
 
     @property
     def outside(self) -> Integers:
@@ -165,7 +165,7 @@ def _beyond_spacing(
 
     An update smaller than the spacing of the numbers around a parameter is lost, or taken as a
     whole space: in bf16 that is most of what norm weights, which are near one, ever move by. Where
-    that may be all of an update, nothing can be told from it, and its limit is infinite.
+    that may be all of an update, it says nothing, and its limit is infinite.
     """
     lost = lost_in_storing(moved, theirs, steps, spacing)
     limit = np.minimum(updates.limit + lost, np.maximum(updates.limit, TENSOR_CEILING))

@@ -55,8 +55,8 @@ class Gap(NamedTuple):
     what: str
     step: int
     """The first step that it touches."""
-    told: bool = True
-    """False: the evidence that would tell is missing."""
+    shown: bool = True
+    """False: the evidence that would show it is missing."""
     counts: str = ""
     """The counter that jumps, if it is one."""
     unsaved: bool = False
@@ -124,7 +124,7 @@ def gaps(evidence: Evidence, spec: SetSpec | None = None) -> Iterator[Gap]:
         elif each.steps.size:
             first = int(each.steps[0])
             if each.started is None:
-                yield Gap(f"pass {each.number} does not tell what it loaded", first, told=False)
+                yield Gap(f"pass {each.number} does not tell what it loaded", first, shown=False)
             else:
                 yield Gap(f"pass {each.number} {FROM_ELSEWHERE}", first, unplaced=each.number)
         if spec is not None and not never_interrupted(evidence):
@@ -145,7 +145,7 @@ def _not_saved(evidence: Evidence, spec: SetSpec, each: Pass) -> Iterator[Gap]:
             continue
         if any(sample.step == step for sample in each.saved):
             words = f"nothing tells that the checkpoint of step {step} of pass {each.number}"
-            yield Gap(f"{words} was whole", step, told=False)
+            yield Gap(f"{words} was whole", step, shown=False)
         else:
             words = f"pass {each.number} has left no checkpoint of step {step}"
             yield Gap(words, step, unsaved=True)
@@ -176,7 +176,7 @@ def _wrong_start(evidence: Evidence, each: Pass, loaded: int) -> Iterator[Gap]:
             loaded + 1,
         )
     elif loaded and saved is None:
-        yield Gap(f"nothing tells what was saved at step {loaded}", loaded + 1, told=False)
+        yield Gap(f"nothing tells what was saved at step {loaded}", loaded + 1, shown=False)
     newest = newest_whole(evidence, number)
     if loaded < newest:
         which = f"step {loaded}" if loaded else "the seed checkpoint"
@@ -206,7 +206,7 @@ def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
     loaded, saved = load.into.loaded, load.saved
     if loaded is None or saved is None:
         if load.into.steps.size:
-            yield Gap(f"nothing tells the counters of {load.words}", first, told=False)
+            yield Gap(f"nothing tells the counters of {load.words}", first, shown=False)
         return
     if loaded.trainer_step != load.step:
         yield Gap(f"the trainer is at step {loaded.trainer_step} in {load.words}", first)
@@ -216,20 +216,20 @@ def _counters(load: Load, *, counts: bool) -> Iterator[Gap]:
     ):
         if now is None and before is None:
             if counts and what == SAMPLES:
-                yield Gap(f"nothing tells the {what} of {load.words}", first, told=False)
+                yield Gap(f"nothing tells the {what} of {load.words}", first, shown=False)
             continue
         if now is None or before is None:
-            yield Gap(f"{what} are told on one side only of {load.words}", first, told=False)
+            yield Gap(f"{what} are told on one side only of {load.words}", first, shown=False)
         elif now != before and not (what == TOKENS_SEEN and counts_one_rank(load)):
-            # Without the degrees nothing tells whether this is the count of one rank.
-            told = what != TOKENS_SEEN or _degrees_told(load)
+            # Without the degrees it is not known whether this is the count of one rank.
+            shown = what != TOKENS_SEEN or _degrees_known(load)
             words = f"{what}: {now} in {load.words}, {before} were saved"
-            yield Gap(words, first, told, counts=what)
+            yield Gap(words, first, shown, counts=what)
     if loaded.names == saved.names:
         yield from _updates_counted(load, saved, loaded)
 
 
-def _degrees_told(load: Load) -> bool:
+def _degrees_known(load: Load) -> bool:
     ran = (load.source.in_force if load.source else None, load.into.in_force)
     return all(parallelism_of(each) is not None for each in ran)
 
@@ -245,13 +245,13 @@ def counts_one_rank(load: Load) -> str:
     if load.source is None or saved is None or loaded is None:
         return ""
     before, after = parallelism_of(load.source.in_force), parallelism_of(load.into.in_force)
-    told, now = saved.tokens_seen, loaded.tokens_seen
-    if before is None or after is None or told is None or now is None or told == now:
+    kept, now = saved.tokens_seen, loaded.tokens_seen
+    if before is None or after is None or kept is None or now is None or kept == now:
         return ""
-    if told * after.dp * after.cp != now * before.dp * before.cp:
+    if kept * after.dp * after.cp != now * before.dp * before.cp:
         return ""
     return (
-        f"{TOKENS_SEEN}: {now} in {load.words}, {told} were saved, for the trainer restores the "
+        f"{TOKENS_SEEN}: {now} in {load.words}, {kept} were saved, for the trainer restores the "
         "count of one rank on every rank (a metric; nothing else reads it)"
     )
 

@@ -103,7 +103,7 @@ def _taken(values: Floats, rows: Integers) -> Floats:
 
 
 def says_nothing(load: Load, test: Evidence, control: Evidence) -> str:
-    """What of a state nothing tells, in a clause; empty when all that is known to be there is told.
+    """What of a state is not known, in a clause; empty when all that should be there is known.
 
     Known are the tensors and optimizer states of the samples that the run, else its control, left
     up to the step of the checkpoint: a state that the optimizer has begun to keep it goes on to.
@@ -161,10 +161,10 @@ def _empty_states(state: StateSample, sample: TensorSample, kept: PostStepState)
         place = state.states.index(name)
         norm, sketch = state.state_norm[rows, place], state.state_sketch[rows, place]
         before = kept.state_norm[shared, column]
-        told = np.isfinite(norm) & np.isfinite(sketch).all(axis=1)
-        untold = np.flatnonzero(np.isfinite(before) & ~told)
-        if untold.size:
-            yield f"{name} of {names[untold[0]]}"
+        found = np.isfinite(norm) & np.isfinite(sketch).all(axis=1)
+        missing = np.flatnonzero(np.isfinite(before) & ~found)
+        if missing.size:
+            yield f"{name} of {names[missing[0]]}"
         if (before > 0).any() and not (norm > 0).any():
             yield f"{name} of any parameter but 0"
     uncounted = np.isfinite(kept.state_steps[shared]) & ~np.isfinite(state.state_steps[rows])

@@ -83,7 +83,7 @@ def _test(test: TestView) -> dict[str, Any]:
         "look_at": verdict.look_at,
         "onset_step": verdict.onset_step,
         "next_command": verdict.next_command,
-        "would_change": list(test.turning),
+        "would_change": list(test.would_change),
         "loss_only_gate": (
             {"passes": gate.passes, "measured": _value(gate.measured), "limit": gate.limit}
             if gate

@@ -144,7 +144,7 @@ def _test(test: TestView) -> Iterator[str]:
         yield f"**Look at:** {escape(verdict.look_at)}\n"
     if verdict.next_command:
         yield f"Next:\n\n{fenced(verdict.next_command, 'sh')}\n"
-    yield from _turning(test.turning)
+    yield from _would_change(test.would_change)
     if test.resumed:
         yield from _passes(test.resumed)
     yield from _checks(test.asked)
@@ -175,7 +175,7 @@ def _test(test: TestView) -> Iterator[str]:
     yield ""
 
 
-def _turning(sentences: Sequence[str]) -> Iterator[str]:
+def _would_change(sentences: Sequence[str]) -> Iterator[str]:
     if sentences:
         yield "What would change this verdict:\n"
         yield from (f"- {escape(sentence)}" for sentence in sentences)

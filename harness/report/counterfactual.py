@@ -11,7 +11,7 @@ _NAMED = 3
 """Checks that are named one by one."""
 
 
-def turning(verdict: Verdict, calibration: Calibration | None) -> tuple[str, ...]:
+def counterfactual(verdict: Verdict, calibration: Calibration | None) -> tuple[str, ...]:
     """How far the measured values are from another verdict, and which evidence is missing."""
     match verdict.judgement:
         case Judgement.PASS:

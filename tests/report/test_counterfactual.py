@@ -1,7 +1,7 @@
 """What would change a verdict: the nearest limit of a PASS, what a FAIL lacks, unseen evidence."""
 
 from harness.model import Calibration, Check, Judgement, Limit, Outcome, Precision, Tier, Verdict
-from harness.report.turning import turning
+from harness.report.counterfactual import counterfactual
 
 TAUGHT = Calibration("c", None, Precision.FP32, ("c-ulp", "c-permute"), taught_by=2)
 
@@ -12,7 +12,7 @@ def check(name, outcome=Outcome.PASS, measured=None, limit=None, detail=""):
 
 
 def words(judgement, *checks, calibration=TAUGHT):
-    return turning(Verdict("a", "c", judgement, checks=checks), calibration)
+    return counterfactual(Verdict("a", "c", judgement, checks=checks), calibration)
 
 
 def test_a_pass_names_the_limit_that_it_came_nearest_to():
