@@ -115,7 +115,9 @@ def _is_variable(name: str) -> str:
 
 def _starts_a_command(argv: list[str]) -> list[str]:
     if argv and argv[0].startswith("-"):
-        raise PydanticCustomError("argv", "must start with a command, such as ['apptainer', 'exec']")
+        raise PydanticCustomError(
+            "argv", "must start with a command, such as ['apptainer', 'exec']"
+        )
     return argv
 
 
@@ -146,13 +148,17 @@ class ClusterTable(Table):
     gres: Word | None = None
     cpus_per_rank: Count | None = None
     memory_per_node: (
-        Annotated[str, _shaped(MEMORY, "must be a memory size of sbatch, such as 64G or 512000M")] |
+        Annotated[str, _shaped(MEMORY, "must be a memory size of sbatch, such as 64G or 512000M")]
+        | None
+    ) = None
+    constraint: Word | None = None
+    sbatch: list[Annotated[Text, AfterValidator(check_sbatch)]] | None = None
+    srun: list[Annotated[Text, AfterValidator(check_srun)]] | None = None
+    container: Annotated[list[Text], AfterValidator(_starts_a_command)] | None = None
+    modules: list[Annotated[str, _shaped(MODULE, "must be a module, such as cuda/12.8")]] | None = (
         None
-    ) = None constraint: Word | None = None sbatch: list[Annotated[Text,
-    AfterValidator(check_sbatch)]] | None = None srun: list[Annotated[Text,
-    AfterValidator(check_srun)]] | None = None container: Annotated[list[Text],
-    AfterValidator(_starts_a_command)] | None = None modules: list[Annotated[str, _shaped(MODULE,
-    "must be a module, such as cuda/12.8")]] | None = None prologue: (
+    )
+    prologue: (
         list[Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_has_no_newline)]] | None
     ) = None
     environment: (

@@ -139,8 +139,10 @@ def _drawing_problems(
         return
     draw = f"but {names} with own_random_numbers cannot be judged without them"
     if probe.frozen < FEWEST_DRAWN:
-        why = f"is {probe.frozen}: too few frozen steps, {draw}" yield Problem(_place(path,
-        "probe")("frozen"), why, f"use {FEWEST_DRAWN} or more, such as 16")
+        why = f"is {probe.frozen}: too few frozen steps, {draw}"
+        yield Problem(
+            _place(path, "probe")("frozen"), why, f"use {FEWEST_DRAWN} or more, such as 16"
+        )
     if not top.reference:
         why = f"is false, which turns frozen steps off, {draw}"
         yield Problem(_place(path)("reference"), why, "leave it out")
@@ -160,9 +162,7 @@ def _place(path: Path, prefix: str = "", name: object = None) -> Where:
 
 
 def _folders(path: Path) -> tuple[Path, ...]:
-    """Where the file's relative paths are resolved: its folder, the parent, the current
-    directory.
-    """
+    """Where relative paths are resolved: the file's folder, its parent, the current directory."""
     folder = path.resolve().parent
     return tuple(dict.fromkeys((folder, folder.parent, Path.cwd())))
 
@@ -361,7 +361,7 @@ def _seed_problems(data: Mapping[str, Any], where: Where, builder: SetBuilder) -
     if builder.of_file.names_weights:
         yield Problem(
             where("seeds"),
-            "cannot be combined with trainer.seed_checkpoint: every seed would start from its weights",
+            "cannot be combined with trainer.seed_checkpoint: every seed would start from it",
             "leave out one",
         )
     if not builder.trainer.takes_seed(builder.of_file.trainer):
@@ -413,8 +413,8 @@ def _trainer_problems(
     if "baseline" in data and not trainer.can.goldens:
         yield Problem(
             where("baseline"),
-            f"is a golden, which only torchtitan can have: {who}'s control cannot be blessed, because "
-            "not all files of its program are known",
+            f"is a golden, which only torchtitan can have: {who}'s control cannot be blessed, "
+            "because not all files of its program are known",
             "leave it out: then the control is run",
         )
     yield from builder.trainer.file_problems(trainer, data, where)
@@ -439,7 +439,9 @@ def _baseline_problems(data: dict[str, Any], where: Where, problems: list[Proble
     if "baseline" not in data:
         if "baseline_across" in data:
             problems.append(
-                Problem(where("baseline_across"), "has no effect without a baseline", "leave it out")
+                Problem(
+                    where("baseline_across"), "has no effect without a baseline", "leave it out"
+                )
             )
         return
     reasons = {

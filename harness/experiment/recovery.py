@@ -100,8 +100,8 @@ def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[
     if fewest < most and degrees.dp_shard % most:
         yield Problem(
             where("nodes"),
-            f"dp_shard {degrees.dp_shard} is not a multiple of {most} nodes: a node that leaves takes "
-            "its part of dp_shard with it",
+            f"dp_shard {degrees.dp_shard} is not a multiple of {most} nodes: a node that leaves "
+            "takes its part of dp_shard with it",
         )
     elif degrees.world_size % most:
         yield Problem(where("nodes"), f"{degrees.world_size} ranks do not fill {most} nodes")
@@ -133,7 +133,7 @@ def _script_problems(
             yield Problem(
                 where(f"faults[{later}].step"),
                 f"{second.kind} happens at step {second.step}, and so does faults[{earlier}], "
-            f"{first.kind}: they would race, and only one of them would end a pass",
+                f"{first.kind}: they would race, and only one of them would end a pass",
                 "at most one fault per step",
             )
     every = recovery.checkpoint_every
@@ -201,8 +201,9 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
     if at.kind not in (FaultKind.AGENT_LOSS, FaultKind.JOIN):
         return
     if fewest == most:
-        yield _Wrong("kind", f"{at.kind.value} needs nodes that may change", "such as nodes = [1,
-        2]")
+        yield _Wrong(
+            "kind", f"{at.kind.value} needs nodes that may change", "such as nodes = [1, 2]"
+        )
     elif at.kind is FaultKind.JOIN and at.nodes == most:
         yield _Wrong("kind", f"no node can join: all {most} are there by step {at.fault.step}")
     elif at.kind is FaultKind.AGENT_LOSS and at.nodes == fewest:
@@ -227,8 +228,8 @@ def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_W
     if at.kind is FaultKind.CKPT_TORN and at.fault.torn == Torn.TRUNCATED:
         yield _Wrong(
             "torn",
-            "a truncated checkpoint looks complete: torchrun's restarts would load it and die, again "
-            "and again; only the harness sets it aside",
+            "a truncated checkpoint looks complete: torchrun's restarts would load it and die, "
+            "again and again; only the harness sets it aside",
             harness,
         )
     timeout = spec.setting(COLLECTIVE_TIMEOUT)

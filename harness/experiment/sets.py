@@ -279,7 +279,7 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
     else:
         yield Problem(
             where("kind"),
-            f"{kind!r} needs torchtitan's checkpoints between its passes: {who} can only have sets of "
+            f"{kind!r} needs torchtitan's checkpoints between its passes: {who} can only have "
             "kind 'parallel'",
         )
 
@@ -321,7 +321,7 @@ def segments_of(
             problems.append(
                 Problem(
                     where(f"segments[{index}].until"),
-                    f"{segment.until} is not after the last step of the previous segment, {before}: "
+                    f"{segment.until} is not after the last step of the segment before, {before}: "
                     "segments would overlap or be empty",
                 )
             )
@@ -351,8 +351,7 @@ def segments_of(
 
 
 def requeued(placed: PlacedCluster, spec: SetSpec, problems: list[Problem]) -> Recovery | None:
-    """The set's checkpoints for requeues, if the cluster has them; None: a requeued job starts
-    over.
+    """The set's checkpoints for requeues; None: a requeued job starts over.
 
     Args:
         placed: the cluster, and the places of its keys.

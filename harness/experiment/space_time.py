@@ -76,8 +76,8 @@ def hold_global_batch(
             Problem(
                 where("kind"),
                 f"space_time needs [converge.data] in {config.path}, read by a loader whose order "
-            "does not depend on the data-parallel degree: with other samples per step, or "
-            "equally many valid tokens on every rank, it would test nothing",
+                "does not depend on the data-parallel degree: with other samples per step, or "
+                "equally many valid tokens on every rank, it would test nothing",
                 'loader = "converge" in [converge.data]',
             )
         )

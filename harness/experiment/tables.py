@@ -119,7 +119,9 @@ def repeat_of(written: object) -> Repeat:
         raise PydanticCustomError("choice", "is not known", {"valid": _REPEAT_KINDS})
     if not _REPEAT_SEED.fullmatch(seed):
         raise PydanticCustomError(
-            "seed", "must end in a seed from 1 to 999999, such as {example}", {"example": f"{kind}.2"}
+            "seed",
+            "must end in a seed from 1 to 999999, such as {example}",
+            {"example": f"{kind}.2"},
         )
     return Repeat(RepeatKind(kind), int(seed))
 
@@ -277,13 +279,17 @@ def _several_segments(segments: list[T]) -> list[T]:
 
 def _some_fault(faults: list[T]) -> list[T]:
     if not faults:
-        raise PydanticCustomError("faults", "must name a fault, such as [{kind = 'kill', step = 6}]")
+        raise PydanticCustomError(
+            "faults", "must name a fault, such as [{kind = 'kill', step = 6}]"
+        )
     return faults
 
 
 def _fewest_and_most(nodes: list[int]) -> list[int]:
     if len(nodes) != FEWEST_AND_MOST:
-        raise PydanticCustomError("nodes", "must be the least and the largest number of nodes, such as [1, 2]")
+        raise PydanticCustomError(
+            "nodes", "must be the least and the largest number of nodes, such as [1, 2]"
+        )
     if nodes[0] > nodes[1]:
         raise PydanticCustomError("nodes", "must have the smaller number first")
     return nodes

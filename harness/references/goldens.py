@@ -286,9 +286,9 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     data = job.get("data")
     job |= {"run_folder": "", "seed_checkpoint": None, "data": data and {**data, "folder": ""}}
     write_json(new / JOB, job)
-    told = read_json(record.folder / RECORD)
+    known = read_json(record.folder / RECORD)
     kept = ("name", "identity", "status", "wall_s", "error", "started", "versions")
-    write_json(new / RECORD, {**{key: told.get(key) for key in kept}, "folder": "", "argv": []})
+    write_json(new / RECORD, {**{key: known.get(key) for key in kept}, "folder": "", "argv": []})
 
 
 def _keep(before: StoredGolden, folder: Path, new: Path, change: Change) -> Replaced:
@@ -348,7 +348,9 @@ def _document(
 def _seal(document: Mapping[str, Any]) -> str:
     """Hex SHA-256 of a document's content: its facts and precision decide what it may judge."""
     content = {key: value for key, value in document.items() if key not in ("schema", "digest")}
-    return hashlib.sha256(json.dumps(spell_not_finite(content), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(spell_not_finite(content), sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _digest(path: Path) -> str:

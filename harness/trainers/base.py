@@ -222,11 +222,9 @@ class Trainer(ABC):
     ) -> tuple[str, str]:
         """Why a repeat in a file is not possible, and a hint; both empty if it is."""
         if repeat.kind is RepeatKind.PERMUTE:
-            why = (
-                f"is not possible with a {self.kind} trainer: its program distributes the samples of a "
-            )
+            why = f"is not possible with a {self.kind} trainer: its program distributes the "
             hint = "use rerun and ulp repeats" if trainer.can.probed else "use rerun"
-            return f"{why}batch", hint
+            return f"{why}samples of a batch", hint
         if repeat.kind is RepeatKind.ULP and not trainer.can.probed:
             return "is not possible: only the probe can move initial weights", "use rerun"
         return "", ""
@@ -262,9 +260,7 @@ class Trainer(ABC):
         return ()
 
     def warnings(self, toolchain: Toolchain, words: set[str]) -> Iterable[str]:
-        """Known bugs and limits of a release that affect sets with these words (``pp``,
-        ``ddp``).
-        """
+        """Known bugs and limits of a release for sets with these words (``pp``, ``ddp``)."""
         return ()
 
     # -------------------------------------------------------------- toolchains
@@ -292,7 +288,9 @@ class Trainer(ABC):
         device: str,
     ) -> dict[str, Any]:
         """The content of ``job.json`` (``docs/architecture.md``), without its schema version."""
-        common = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
+        common = job_document(
+            job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+        )
         return {**common, "trainer": self.kind}
 
     @abstractmethod
@@ -349,9 +347,7 @@ class Trainer(ABC):
         return folder
 
     def curve(self, job: Job, folder: Path) -> Path | None:
-        """The curve file of a job without the probe; its growth shows that the job makes
-        progress.
-        """
+        """The curve file of a job without the probe; while it grows, the job is alive."""
         return None
 
     def is_complete(self, job: Job, folder: Path) -> bool:

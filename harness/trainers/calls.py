@@ -30,8 +30,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The rendezvous of a call's agents. By default: one agent, with a temporary file of
-    torchrun's.
+    """The rendezvous of a call's agents; by default one agent and torchrun's own file.
 
     On one machine the rendezvous is a file: torch unpickles what it receives, and a port could be
     reached by every user of the machine, and from the network.
@@ -52,7 +51,7 @@ class Rendezvous:
     """A free port, for ranks whose launcher does not choose one."""
 
     def arguments(self) -> tuple[str, ...]:
-        """torchrun's arguments for it."""
+        """Arguments of torchrun for the rendezvous."""
         nodes = str(self.most) if self.fewest == self.most else f"{self.fewest}:{self.most}"
         return (
             f"--nnodes={nodes}",

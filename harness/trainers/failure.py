@@ -138,9 +138,7 @@ def _failure(entry: dict[str, Any]) -> _Failure:
 
 
 def _is_aftermath(failure: _Failure) -> bool:
-    """Whether it is how other ranks end after a failure: SIGTERM by torchrun, or a lost
-    connection.
-    """
+    """Whether a rank ended because of another: by SIGTERM from torchrun or a lost connection."""
     return failure.exitcode == -SIGTERM or is_aftermath(failure.message)
 
 

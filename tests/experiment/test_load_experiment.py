@@ -164,7 +164,7 @@ def test_an_unknown_spmd_backend_is_refused_with_the_nearest(load):
 
 
 def test_an_spmd_backend_is_not_set_by_its_config_key(load):
-    with pytest.raises(ConfigError, match=r"is not set here.*use spmd_backend"):
+    with pytest.raises(ConfigError, match=r"cannot be set here.*use spmd_backend"):
         load(MINIMAL + 'set = { "parallelism.spmd_backend" = "full_dtensor" }\n')
 
 
@@ -214,7 +214,7 @@ def test_batches_of_somebody_elses_loader_cannot_be_permuted(load, problems, fol
     text = MINIMAL.replace("base.toml", "own.toml")
     assert load(text).repeats == DEFAULT_REPEATS  # the plan leaves out what cannot be made
     (only,) = problems(text.replace("schema = 1", 'schema = 1\nrepeats = ["ulp", "permute.2"]'))
-    assert only.startswith(": repeats[1]: 'permute.2' cannot be made of 'control'")
+    assert only.startswith(": repeats[1]: 'permute.2' is not possible for 'control'")
     assert "no [converge.data]" in only
 
 
@@ -287,12 +287,15 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
     ("change", "message"),
     [
         ('control = "contrl"', "test[0].control of 'tp': there is no control 'contrl' (did you"),
-        ("set = { parallelism.tensor_parallel_degree = 2 }", "is not set here (use parallelism.tp"),
-        ('set = { "checkpoint.initial_load_path" = "/w" }', "not set here: the harness decides"),
+        (
+            "set = { parallelism.tensor_parallel_degree = 2 }",
+            "cannot be set here (use parallelism.tp",
+        ),
+        ('set = { "checkpoint.initial_load_path" = "/w" }', "cannot be set here: converge decides"),
         ("set.checkpoint = { load_step = 3 }", "use trainer.seed_checkpoint"),
         ("set.checkpoint.initial_load_in_hf = true", "use trainer.seed_checkpoint"),
         ('set = { "training.steps" = 1, training = { steps = 2 } }', "is set twice"),
-        ('set = { "training..steps" = 1 }', "is no dotted key"),
+        ('set = { "training..steps" = 1 }', "is not a dotted key"),
         ("set = { training = {} }", "must be a value, not {}"),
         ("set = { a = 2020-01-01 }", "dates and times are not supported here"),
         ('inject = "bug.py"', "is not written path/to/file.py:function"),
@@ -332,7 +335,7 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         (
             "schema = 1",
             'schema = 1\nrepeats = ["ulp.0"]',
-            "from 1 to 999999, as ulp.2, not 'ulp.0'",
+            "from 1 to 999999, such as ulp.2, not 'ulp.0'",
         ),
         ("schema = 1", 'schema = 1\nrepeats = ["ulp.x"]', ": repeats[0]: must end in a seed"),
         (
@@ -355,7 +358,7 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         (
             "[trainer]",
             "[trainer]\nset.checkpoint.load_step = 2",
-            ": trainer.set.checkpoint.load_step: is not set here",
+            ": trainer.set.checkpoint.load_step: cannot be set here",
         ),
         (
             "[control]",

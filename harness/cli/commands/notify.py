@@ -92,10 +92,10 @@ def _of_report(history: History, folder: Path) -> str | None:
     except HistoryError as error:
         if document is None:
             raise
-        note = f"Which of it was told before is not known: {error}"
+        note = f"Which of it was reported before is not known: {error}"
     tonight = _reported_to(str(folder), known)
     if document is not None and not _says(document, tonight):
-        # The history could not be written that night: what nobody remembers is told all the same.
+        # The history could not be written that night: report it from report.json instead.
         tonight = reported(document, str(folder), known)
         known = (*tonight, *known)
         note = note or "This night is missing from the history, so it may be reported again."

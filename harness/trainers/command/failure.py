@@ -54,7 +54,7 @@ def program_error(logs: Path, returncode: int) -> RankError:
     """
     found = [_of_rank(logs, rank, code) for rank, code in _failed_ranks(logs)]
     found = found or list(_tracebacks(end_of(logs / PROGRAM_LOG)))
-    first = next((each for each in told if not each.follows), told[0] if told else None)
+    first = next((each for each in found if not each.follows), found[0] if found else None)
     if first is not None:
         return RankError(first.rank, first.message, first.text)
     text = launcher_tail(logs)

@@ -171,13 +171,13 @@ def with_files_of(command: Command, spec: SetSpec) -> Command:
     Values of ``{config.KEY}`` may be different files in different sets. An argument may be
     ``--option=PATH``; environment variables are searched, too.
     """
-    told = (
+    texts = (
         filled
         for text in (*command.argv, *command.environment.values())
         if (filled := _of_config(text, spec)) is not None
     )
     paths = (
-        command.folder / path for text in told for path in (text, text.partition("=")[2]) if path
+        command.folder / path for text in texts for path in (text, text.partition("=")[2]) if path
     )
     found = (path for path in paths if _is_file(path))
     return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))

@@ -186,7 +186,7 @@ def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
             yield Problem(
                 where("columns"),
                 f"uses column {name!r} for {' and for '.join(signals)}: a column can be only one "
-            "signal, else it would be compared with itself",
+                "signal, else it would be compared with itself",
                 "name the column of each",
             )
     if table.curves is None:
@@ -247,7 +247,7 @@ def set_problems(
             yield Problem(
                 where(f"set.{key}"),
                 "has no effect: no argument and no variable of the program has "
-            f"{{{CONFIG}{key}}}, so this set would run as if it were not set",
+                f"{{{CONFIG}{key}}}, so this set would run as if it were not set",
                 f'such as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
             )
 

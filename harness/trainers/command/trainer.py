@@ -18,17 +18,27 @@ from harness.model import (
     Surroundings,
     Toolchain,
     TrainerSpec,
-) from harness.run_folder.job import moved_with from harness.run_folder.layout import JOB from
-harness.toml import Where from harness.toolchain import assume_environment, find_environment,
-own_source from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete,
-job_document from harness.trainers.calls import Rendezvous from harness.trainers.command import argv
-from harness.trainers.command.argv import command_of, describe_command, is_told_its_ranks,
-passed_values from harness.trainers.command.failure import program_error from
-harness.trainers.command.program import interpreter_of, with_files_of from
-harness.trainers.command.settings import Command, RankLauncher, placeholders from
-harness.trainers.command.table import CommandTable, read_command, set_problems from
-harness.trainers.environment import Resources from harness.trainers.failure import AGENT_LOG,
-PROGRAM_LOG from harness.trainers.table import TrainerOfFile
+)
+from harness.run_folder.job import moved_with
+from harness.run_folder.layout import JOB
+from harness.toml import Where
+from harness.toolchain import assume_environment, find_environment, own_source
+from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
+from harness.trainers.calls import Rendezvous
+from harness.trainers.command import argv
+from harness.trainers.command.argv import (
+    command_of,
+    describe_command,
+    is_told_its_ranks,
+    passed_values,
+)
+from harness.trainers.command.failure import program_error
+from harness.trainers.command.program import interpreter_of, with_files_of
+from harness.trainers.command.settings import Command, RankLauncher, placeholders
+from harness.trainers.command.table import CommandTable, read_command, set_problems
+from harness.trainers.environment import Resources
+from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
+from harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "harness.rank.agent"
 """torchrun's agent, which ends with converge."""
@@ -63,7 +73,7 @@ class CommandTrainer(Trainer):
         if not trainer.can.probed and "probe" in data:
             yield Problem(
                 where("probe"),
-                "says nothing: with trainer.probe = false no per-tensor evidence is taken",
+                "has no effect: with trainer.probe = false no per-tensor evidence is taken",
                 "leave [probe] out",
             )
 
@@ -114,20 +124,20 @@ class CommandTrainer(Trainer):
         command = command_of(spec)
         return (Source(path, command.folder, "command") for path in command.sources)
 
-    def unpassed_values(self, job: Job, control: Job) -> Iterator[Untold]:
+    def untold(self, job: Job, control: Job) -> Iterator[Untold]:
         named = [
             (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
             for each in (job, control)
         ]
         if named[0] != named[1] and passed_values(job) == passed_values(control):
-            yield Unpassed_values(
+            yield Untold(
                 "trainer.command",
                 f"calls {job.name} exactly like {control.name}, so a run would be compared with "
                 "itself",
                 "pass what differs by a placeholder (docs/any-trainer.md)",
             )
         elif job.world_size != control.world_size and not is_told_its_ranks(job, control):
-            yield Unpassed_values(
+            yield Untold(
                 "trainer.command",
                 f"nothing tells the program of {job.name} to use {job.world_size} ranks, because "
                 "there is no launcher",
@@ -258,13 +268,13 @@ class CommandTrainer(Trainer):
         command = job["command"]
         return trained_by(
             Command(
-                argv=tuple(told["argv"]),
-                folder=Path(told["folder"]),
-                launcher=RankLauncher(told["launcher"]),
-                probed=told["probed"],
-                curves=told["curves"],
-                columns=told["columns"],
-                environment=told["environment"],
+                argv=tuple(command["argv"]),
+                folder=Path(command["folder"]),
+                launcher=RankLauncher(command["launcher"]),
+                probed=command["probed"],
+                curves=command["curves"],
+                columns=command["columns"],
+                environment=command["environment"],
             )
         )
 
@@ -272,14 +282,14 @@ class CommandTrainer(Trainer):
         command = job["command"]
         if command.get("probed") is not False:
             return None
-        told = command.get("curves")
-        if told is None:
+        curves = command.get("curves")
+        if curves is None:
             raise EvidenceError(f"{folder / JOB}: names no curves of a program without a probe")
         try:
-            path = moved_with(folder, told, job["run_folder"])
+            path = moved_with(folder, curves, job["run_folder"])
         except (ValueError, KeyError):
             raise EvidenceError(
-                f"{told}: is outside of the run folder, so it may be the curve of another run"
+                f"{curves}: is outside of the run folder, so it may be the curve of another run"
             ) from None
         return Curve(path, dict(command.get("columns") or {}))
 

@@ -121,8 +121,10 @@ class Torchtitan(Trainer):
         seed_checkpoint: Path | None,
         device: str,
     ) -> dict[str, Any]:
-        told = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
-        return {**told}
+        common = job_document(
+            job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+        )
+        return {**common}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)
