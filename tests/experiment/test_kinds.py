@@ -259,7 +259,7 @@ WRONG = {
     ),
     "a fault before the first checkpoint": (
         FAULT + SCRIPT.replace("step = 6", "step = 5"),
-        ["faults of 't'", "checkpoint_every = 5 the first is that of step 5"],
+        ["faults of 't'", "checkpoint_every = 5 the first one is at step 5"],
     ),
     "the first checkpoint torn": (
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5 }]\n',

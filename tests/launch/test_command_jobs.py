@@ -83,7 +83,7 @@ def test_a_program_whose_curve_does_not_grow_hangs(store, cold):
     job = command_job("hang", mode="hang", at=3)
     (record,) = run(plan_of(job, progress_timeout_s=2.0), store, cold)
     assert record.status is RunStatus.HUNG
-    assert "its curve nor what its ranks print grew for 2 s" in record.error.message
+    assert "its curve nor its ranks' output grew for 2 s" in record.error.message
     assert "in go_wrong" in record.error.traceback
 
 
