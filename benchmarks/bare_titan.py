@@ -10,20 +10,20 @@ import sys
 
 import torch.distributed as dist
 
-from harness.rank import titan_0_3
-from harness.rank.parent import die_with_parent
+from harness.rank.start.parent import die_with_parent
+from harness.rank.titan import v0_3
 from harness.run_folder.job import read_job
 
 
 def main(job_path: str) -> None:
     die_with_parent()  # so that an interrupted benchmark leaves no rank behind
     job = read_job(job_path)
-    titan_0_3.preload(job.device)
-    # Imported only now: preload patches torch before torchtitan is imported.
+    v0_3.preload(job.device)
+    # Only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
-    from harness.rank.titan_0_3.attention import write_out_masks  # noqa: PLC0415
-    from harness.rank.titan_0_3.config import build_config  # noqa: PLC0415
+    from harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415
+    from harness.rank.titan.v0_3.config import build_config  # noqa: PLC0415
 
     init_logger()
     trainer = build_config(job).trainer.build()

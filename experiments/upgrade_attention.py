@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.rank import samples
+from harness.rank.titan.common import data_order
 
 
 def across_documents(trainer: Any) -> None:  # noqa: ARG001 - the signature of an injected function
@@ -15,7 +15,7 @@ def across_documents(trainer: Any) -> None:  # noqa: ARG001 - the signature of a
     torchtitan 0.3 makes its mask of positions that begin anew with every document; 0.2's Llama
     knows neither.
     """
-    samples.positions = _through
+    data_order.positions = _through
 
 
 def _through(inputs: np.ndarray, bos_id: int) -> np.ndarray:  # noqa: ARG001 - as what it replaces

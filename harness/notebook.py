@@ -30,10 +30,10 @@ from harness.judge import JUDGED_SIGNALS, calibrate, judge
 from harness.model import Ask, Evidence
 from harness.readers import read_curves, read_spec, read_table, same_path
 from harness.report import build_view
-from harness.report.curves import Curve, difference, ratio
 from harness.report.renderers.json_document import SCHEMA_VERSION, document
 from harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
-from harness.report.view import SIGNAL_TITLES
+from harness.report.view.curves import Curve, difference, ratio
+from harness.report.view.report_view import SIGNAL_TITLES
 
 CurveLike = str | Path | pd.DataFrame | Mapping[str, Any]
 """A path of anything that ``converge compare`` reads, or columns in memory: ``step``, ``loss`` …"""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,7 @@ from harness.model import RankError, RunRecord, RunStatus
 from harness.run_folder import documents
 from harness.run_folder.documents import SCHEMA, number, spell_not_finite, unique_keys, upgraded
 from harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
+from harness.run_folder.records import RecordDocument
 from harness.seal import evidence_of, sources_of
 
 DEFAULT_ROOT = Path(".converge")
@@ -300,7 +301,7 @@ def read_record(folder: Path) -> RunRecord:
     Raises StoreError if the record is damaged or has a newer schema.
     """
     path = folder / RECORD
-    value = read_json(path)
+    value = cast("RecordDocument", read_json(path))
     try:
         error = value["error"]
         return RunRecord(

@@ -21,7 +21,7 @@ from harness.judge.checks.precision import MEASURED_FROM
 from harness.judge.checks.selection import CHECKS, SEED_CHECKS
 from harness.judge.compare.curves import (
     CurveDifference,
-    Series,
+    SignalSeries,
     curve_difference,
     series,
     whole_series,
@@ -54,8 +54,8 @@ __all__ = [
     "PrecisionRuns",
     "RunChange",
     "RunComparison",
-    "Series",
     "SignalChange",
+    "SignalSeries",
     "Submission",
     "TensorComparison",
     "TensorDifferences",

@@ -1,8 +1,8 @@
 """Builds and steps jobs on this machine without their GPUs: one process per job and stage.
 
-Each process is one rank of the job's full world (``harness/rank/dry_run.py``). Ranks of a pipeline
-stage are alike, so the first of each stage represents all. Repeats and other seeds are left out,
-because they build the same as their control or the first seed.
+Each is a rank of its own of the job's whole world (``harness/rank/dry_run/run.py``). Ranks of one
+pipeline stage are alike, so the first of each stand for all; a repeat trains what its control
+trains, and another seed what the first trains.
 """
 
 from __future__ import annotations

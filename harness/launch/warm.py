@@ -1,4 +1,4 @@
-"""Warm start: a server per toolchain (``harness.rank.warm``) that forks ranks with imports done.
+"""Warm start: per toolchain a server (``harness.rank.start.warm``) that forks ranks, imports done.
 
 A job uses it through a replacement for the toolchain's ``python``: an executable that runs its
 program as a fork of the server. torchrun starts its ranks with it as well (``PYTHON_EXEC``).
@@ -20,10 +20,10 @@ from harness.launch import processes
 from harness.launch.private_folder import private_folder
 from harness.trainers.failure import log_tail
 
-STUB = Path(__file__).parent.parent / "rank" / "stub.py"
-SERVER_MODULE = "harness.rank.warm"
+STUB = Path(__file__).parent.parent / "rank" / "start" / "stub.py"
+SERVER_MODULE = "harness.rank.start.warm"
 SERVER_GONE = 70
-"""Exit code of a stub without a server (``harness.rank.stub``)."""
+"""Exit code of a stub whose server is not there (``harness.rank.start.stub``)."""
 START_TIMEOUT_S = 120.0
 
 
@@ -86,8 +86,8 @@ def start_server(
 ) -> WarmServer:
     """Start a toolchain's server, which imports in the background.
 
-    ``arguments`` are those of ``harness.rank.warm`` except the socket. Raises OSError if the
-    toolchain's Python cannot be started.
+    ``arguments`` are those of ``harness.rank.start.warm`` but for the socket.
+    Raises OSError when the toolchain's Python cannot be started.
     """
     with ExitStack() as owned:
         folder = owned.enter_context(private_folder())

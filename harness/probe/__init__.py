@@ -14,17 +14,15 @@ rank code nor torch is imported for it.
 ::
 
     interface.py     what programs call; imports the rest only where the harness runs the program
-    recorder.py      the calls turned into the evidence of ``harness.rank.probe``
+    loop.py          the calls turned into the evidence of ``harness.rank.recorder``
     starting_weights.py  those of an ulp repeat are moved
     wrapping.py      what the probe needs to know of a wrapped model
     recognising.py   how a model is wrapped: plain, DDP, FSDP 2;
     fsdp1.py         FSDP 1; deepspeed.py: ZeRO
     coordinates.py   which part of the global batch a rank trains on
-    clipping.py      sees gradients before torch's functions clip them
-    forward.py       batches and losses of a loop that cannot be edited
-    first_step.py    what is counted in the first step
+    watches.py       gradients before torch's functions clip them; batches and losses of a loop
+                     that cannot be edited
     leaving.py       lets gloo's threads finish before the interpreter goes
-    checks.py        what has to hold where the probe is called
     errors.py        what is said where there is no evidence
 """
 

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from harness.probe.wrapping import Undo, Wrapped
-from harness.rank.flat_shard import FlatOptimizer, FlatShard
-from harness.rank.names import canonical
+from harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
+from harness.rank.recorder.names import canonical
 
 FRAGMENTED = frozenset({"DeepSpeedZeroOptimizer", "BF16_Optimizer"})
 """Optimizers of stages 1 and 2: a parameter's piece is its ``_hp_mapping``."""

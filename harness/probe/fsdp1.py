@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._flat_param import FlatParameter
 
 from harness.probe.wrapping import Held, Wrapped
-from harness.rank.flat_shard import FlatOptimizer, FlatShard
-from harness.rank.names import canonical
+from harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
+from harness.rank.recorder.names import canonical
 
 
 def is_wrapped(model: torch.nn.Module) -> bool:

@@ -10,7 +10,7 @@ from harness.run_folder.layout import JOB_VARIABLE
 if TYPE_CHECKING:
     import torch
 
-    from harness.probe.recorder import Recorder
+    from harness.probe.loop import ProbedLoop
 
 
 def initial_weights(model: torch.nn.Module) -> None:
@@ -32,11 +32,11 @@ def initial_weights(model: torch.nn.Module) -> None:
 class Probe:
     """Leaves the evidence of a training loop; does nothing where the harness does not run it."""
 
-    __slots__ = ("_recorder",)
+    __slots__ = ("_loop",)
 
-    def __init__(self, recorder: Recorder | None = None) -> None:
+    def __init__(self, loop: ProbedLoop | None = None) -> None:
         """Use ``from_env``."""
-        self._recorder = recorder
+        self._loop = loop
 
     @classmethod
     def from_env(
@@ -68,16 +68,16 @@ class Probe:
         path = os.environ.get(JOB_VARIABLE)
         if not path:
             return cls()
-        from harness.probe.recorder import Recorder
+        from harness.probe.loop import ProbedLoop
 
         return cls(
-            Recorder(path, model, optimizer, hooks=hooks, dp_rank=dp_rank, dp_degree=dp_degree)
+            ProbedLoop(path, model, optimizer, hooks=hooks, dp_rank=dp_rank, dp_degree=dp_degree)
         )
 
     @property
     def is_on(self) -> bool:
         """Whether evidence is being left."""
-        return self._recorder is not None
+        return self._loop is not None
 
     def batch(
         self,
@@ -94,8 +94,8 @@ class Probe:
             mask: shape of the leading dimensions of ``inputs``, zero at padding, which is then no
                 part of the samples.
         """
-        if self._recorder is not None:
-            self._recorder.batch(inputs, labels, mask)
+        if self._loop is not None:
+            self._loop.batch(inputs, labels, mask)
 
     def logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Let the probe compute the cross entropy again, in float64. No collective.
@@ -104,8 +104,8 @@ class Probe:
             logits: shape (…, classes), of a microbatch; a DTensor may be sharded by classes.
             labels: shape (…), integers, shifted as the loss has them; -100 is no target.
         """
-        if self._recorder is not None:
-            self._recorder.logits(logits, labels)
+        if self._loop is not None:
+            self._loop.logits(logits, labels)
 
     def gradients(self) -> None:
         """Take the gradients as they are now: complete, reduced, not yet clipped.
@@ -113,8 +113,8 @@ class Probe:
         Needed only where neither torch nor the framework clips them. No collective, unless
         gradients are partial sums.
         """
-        if self._recorder is not None:
-            self._recorder.gradients()
+        if self._loop is not None:
+            self._loop.gradients()
 
     def step(
         self,
@@ -136,13 +136,13 @@ class Probe:
         Raises ProbeError without a ``batch`` in the step, for more steps than the job has, and
         when the model's parameters are other tensors by now.
         """
-        if self._recorder is not None:
-            self._recorder.step(loss, grad_norm)
+        if self._loop is not None:
+            self._loop.step(loss, grad_norm)
 
     def close(self) -> None:
         """Take all hooks off, as happens by itself after the job's last step.
 
         A run that is closed before that is not complete, and the harness says so.
         """
-        if self._recorder is not None:
-            self._recorder.close()
+        if self._loop is not None:
+            self._loop.close()

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from harness.probe import fsdp1
 from harness.probe.errors import ProbeError
 from harness.probe.wrapping import Wrapped
-from harness.rank.grad_norm import trainable
-from harness.rank.names import canonical
+from harness.rank.recorder.grad_norm import trainable
+from harness.rank.recorder.names import canonical
 
 
 def recognised(model: torch.nn.Module, optimizer: Any) -> Wrapped:

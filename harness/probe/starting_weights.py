@@ -6,7 +6,7 @@ import torch
 
 from harness.probe.errors import ProbeError
 from harness.probe.wrapping import Wrapped
-from harness.rank.ulp import move_by_one_ulp, move_tensors
+from harness.rank.repeats import move_by_one_ulp, move_tensors
 from harness.run_folder.job import Job, JobError, read_job
 
 _moved: set[str] = set()

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from harness.rank.flat_shard import FlatShard
+from harness.rank.recorder.flat_shard import FlatShard
 
 Held: TypeAlias = "torch.Tensor | FlatShard"
 """A plain tensor (a whole copy), a DTensor, or a run of a whole tensor's entries."""

@@ -12,7 +12,7 @@ import os
 import sys
 from dataclasses import asdict
 
-from harness.rank import entry
+from harness.rank.start import entry
 from harness.run_folder.job import JobError
 
 
@@ -39,8 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _dry_run(path: str, rank: int, segment: int | None) -> None:
     """Print what the dry run found as one JSON object, alone on standard output."""
-    from harness.rank import dry_run
-    from harness.rank.parent import die_with_parent
+    from harness.rank.dry_run import run as dry_run
+    from harness.rank.start.parent import die_with_parent
 
     die_with_parent()
     answer = os.dup(1)

@@ -2,22 +2,18 @@
 
 ::
 
-    curves.py       any path as evidence: a run folder, or a curve of another tool
-    foreign/        those curves, each format in a module
-    run_folder.py   a run folder, all of it
-    documents.py    its job.json and in_force.json
-    metrics.py      its metrics.jsonl; replicas.py: lines on copies of tensors
-    arrays.py       its arrays: tensors.py, frozen.py, state.py
-    passes.py       the passes of a resumed run; merging.py: as one curve
-    lines.py        text files line by line, with errors that name the line
-    points.py       what a source says of each signal, every step once
+    curves.py     any path as evidence: a run folder, or a curve of another tool
+    run_folder/   run folders of ours
+    foreign/      curves of other tools, each format in a module
+    lines.py      text files line by line, with errors that name the line
+    points.py     what a source says of each signal, every step once
 """
 
 from harness.readers.curves import read_curves, same_path
 from harness.readers.foreign.in_memory import read_table
 from harness.readers.foreign.mllog import read_convergence
 from harness.readers.foreign.rcp_tables import read_reference_points
-from harness.readers.run_folder import read_run, read_spec
+from harness.readers.run_folder.run import read_run, read_spec
 
 __all__ = [
     "read_convergence",

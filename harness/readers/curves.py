@@ -12,7 +12,7 @@ from harness.errors import EvidenceError
 from harness.model import Column, Evidence
 from harness.readers.foreign.names import check_columns
 from harness.readers.foreign.registry import file_of_foreign, path_exists, read_foreign
-from harness.readers.run_folder import read_run, run_folder_of
+from harness.readers.run_folder.run import read_run, run_folder_of
 
 
 def read_curves(

@@ -304,7 +304,7 @@ class Trainer(ABC):
     def node_arguments(
         self, job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str
     ) -> tuple[str, ...]:
-        """Arguments of ``harness.rank.node`` on one node of a scheduler's job.
+        """Arguments of ``harness.rank.start.node`` on one node of a scheduler's job.
 
         Raises ValueError for a trainer that cannot run under a scheduler.
         """

@@ -13,7 +13,7 @@ from typing import Any
 from harness.model import RankError
 
 FAILURES_FILE = "failures.json"
-"""Written by ``harness.rank.agent``: how each rank ended."""
+"""Left by ``harness.rank.start.agent``: how each rank ended."""
 AGENT_LOG = "torchrun.log"
 """Standard output and error of torchrun's agent."""
 PROGRAM_LOG = "program.log"

@@ -69,7 +69,7 @@ def agent_argv(
 def node_arguments(
     job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
 ) -> tuple[str, ...]:
-    """Arguments of ``harness.rank.node`` on one node of a scheduler's job."""
+    """Arguments of ``harness.rank.start.node`` on one node of a scheduler's job."""
     return trainer_of(job.spec).node_arguments(job, folder, call, meeting, rank_module)
 
 

@@ -19,7 +19,7 @@ from harness.judge.compare.limits import (
     tensor_multiple,
 )
 from harness.model import Precision
-from harness.readers.run_folder import _unread as unread
+from harness.readers.run_folder.run import _unread as unread
 
 CONTROL = run()
 

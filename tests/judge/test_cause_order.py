@@ -6,10 +6,17 @@ from dataclasses import replace
 import pytest
 
 from harness.judge.causes import ORDERED, SIGNATURES
-from harness.judge.causes.signature import Basis, Pair, Signature, Stage, in_order, signature
+from harness.judge.causes.signature import (
+    Basis,
+    ComparisonKind,
+    Signature,
+    Stage,
+    in_order,
+    signature,
+)
 
 BEFORE_THE_RULE = {
-    Pair.ORDINARY: """
+    ComparisonKind.ORDINARY: """
         nothing_loaded data_lost torn_loaded state_lost not_continued replayed_otherwise
         recovered_late not_finite other_input no_gradient still_buffers replicas initial
         draws_by_itself counted_first other_tables clipping scaled_objective trained_objective
@@ -20,11 +27,11 @@ BEFORE_THE_RULE = {
         sampled_gradients_later moved_too_far rounded some_parted forward_on_new_data updated later
         contradiction rounded_tables
     """,
-    Pair.CURVES: """
+    ComparisonKind.CURVES: """
         not_finite other_input no_gradient metric_only loss_scaled_alone norm_scaled logged_twice
         one_step rounding_growth curves_part
     """,
-    Pair.DRAWING: """
+    ComparisonKind.DRAWING: """
         not_finite other_input no_gradient replicas initial metric_only drawn_otherwise
         scaled_at_frozen_weights beyond_rounding
     """,
@@ -32,7 +39,7 @@ BEFORE_THE_RULE = {
 """The lists that stood in the code, by position, before there was a rule."""
 
 
-@pytest.mark.parametrize("pair", Pair)
+@pytest.mark.parametrize("pair", ComparisonKind)
 def test_the_rule_gives_the_order_that_was_written_down_by_hand(pair):
     assert [each.name for each in ORDERED[pair]] == BEFORE_THE_RULE[pair].split()
 
@@ -41,7 +48,7 @@ def test_the_rule_gives_the_order_that_was_written_down_by_hand(pair):
 def test_the_order_in_which_signatures_are_found_changes_nothing(seed):
     shuffled = sorted(SIGNATURES, key=lambda each: each.name)
     random.Random(seed).shuffle(shuffled)
-    for pair in Pair:
+    for pair in ComparisonKind:
         assert in_order(each for each in shuffled if pair in each.asked_of) == ORDERED[pair]
 
 
@@ -63,18 +70,18 @@ def test_no_override_says_what_basis_and_stage_say_already(name, overridden):
             return each
         return replace(each, overrides=tuple(o for o in each.overrides if o != overridden))
 
-    def asked(pair: Pair, signatures: set[Signature]) -> list[str] | None:
+    def asked(pair: ComparisonKind, signatures: set[Signature]) -> list[str] | None:
         try:
             return [each.name for each in in_order(s for s in signatures if pair in s.asked_of)]
         except ValueError:
             return None
 
     changed = {without(each) for each in SIGNATURES}
-    assert any(asked(pair, changed) != BEFORE_THE_RULE[pair].split() for pair in Pair)
+    assert any(asked(pair, changed) != BEFORE_THE_RULE[pair].split() for pair in ComparisonKind)
 
 
 def made(name, basis=Basis.EXACT, stage=Stage.INPUT, *overrides):
-    return Signature(name, basis, stage, overrides, (Pair.ORDINARY,), lambda _: None)
+    return Signature(name, basis, stage, overrides, (ComparisonKind.ORDINARY,), lambda _: None)
 
 
 def names_of(*signatures):

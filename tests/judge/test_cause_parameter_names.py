@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_examples import judge, run, with_signals
 
-from harness.judge.causes.parameter_names import Role, describe, role_of, spans
+from harness.judge.causes.parameter_names import ParameterRole, describe, role_of, spans
 from harness.model import CauseClass, Disagreement, Judgement, Parallelism, ReplicaSample
 
 UNHURRIED = settings(deadline=None, max_examples=25)
@@ -154,24 +154,24 @@ def test_a_right_run_has_neither_cause_nor_class():
 # --------------------------------------------------------------------------- words
 
 ROLES = {
-    "tok_embeddings.weight": Role.EMBEDDING,
-    "model.embed_tokens.weight": Role.EMBEDDING,
-    "output.weight": Role.OUTPUT,
-    "lm_head.weight": Role.OUTPUT,
-    "layers.3.attention.wq.weight": Role.ATTENTION,
-    "layers.3.attention.qkv_linear.wqkv.weight": Role.ATTENTION,
-    "model.layers.3.self_attn.o_proj.weight": Role.ATTENTION,
-    "layers.3.attention.q_norm.weight": Role.NORM,
-    "decoder.layers.3.input_layernorm.weight": Role.NORM,
-    "layers.3.ffn_norm.weight": Role.NORM,
-    "norm.weight": Role.NORM,
-    "layers.3.moe.router.gate.weight": Role.ROUTER,
-    "layers.3.moe.experts.w1": Role.EXPERTS,
-    "layers.3.moe.experts.7.w1.weight": Role.EXPERTS,
-    "layers.3.attention.wq.bias": Role.BIAS,
-    "layers.3.feed_forward.w2.weight": Role.FEED_FORWARD,
-    "model.layers.3.mlp.gate_proj.weight": Role.FEED_FORWARD,
-    "layers.3.something.weight": Role.OTHER,
+    "tok_embeddings.weight": ParameterRole.EMBEDDING,
+    "model.embed_tokens.weight": ParameterRole.EMBEDDING,
+    "output.weight": ParameterRole.OUTPUT,
+    "lm_head.weight": ParameterRole.OUTPUT,
+    "layers.3.attention.wq.weight": ParameterRole.ATTENTION,
+    "layers.3.attention.qkv_linear.wqkv.weight": ParameterRole.ATTENTION,
+    "model.layers.3.self_attn.o_proj.weight": ParameterRole.ATTENTION,
+    "layers.3.attention.q_norm.weight": ParameterRole.NORM,
+    "decoder.layers.3.input_layernorm.weight": ParameterRole.NORM,
+    "layers.3.ffn_norm.weight": ParameterRole.NORM,
+    "norm.weight": ParameterRole.NORM,
+    "layers.3.moe.router.gate.weight": ParameterRole.ROUTER,
+    "layers.3.moe.experts.w1": ParameterRole.EXPERTS,
+    "layers.3.moe.experts.7.w1.weight": ParameterRole.EXPERTS,
+    "layers.3.attention.wq.bias": ParameterRole.BIAS,
+    "layers.3.feed_forward.w2.weight": ParameterRole.FEED_FORWARD,
+    "model.layers.3.mlp.gate_proj.weight": ParameterRole.FEED_FORWARD,
+    "layers.3.something.weight": ParameterRole.OTHER,
 }
 
 

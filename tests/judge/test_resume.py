@@ -46,7 +46,7 @@ from harness.model import (
     SyntheticData,
     Tier,
 )
-from harness.report.tolerances import notes
+from harness.report.view.tolerances import notes
 
 CONTROL = run("control")
 NEW_DATA = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))
@@ -699,10 +699,10 @@ def test_a_count_of_tokens_that_is_off_is_noted_with_its_steps():
     saved = state(14, tokens_seen=10_000)
     test = with_loaded(with_loaded(ELASTIC, 2, tokens_seen=4000), 3, tokens_seen=20_000)
     test = with_pass(test, 2, saved=(saved,))
-    (note,) = notes([judged(test, ELASTIC_SPEC)], {"resumed": test}, {})
+    (note,) = notes([judged(test, ELASTIC_SPEC)], {"resumed": test}, {}, {})
     assert "resumed (by -4,000 from step 9 on, by +6,000 from step 15 on)" in note
     assert "training itself does not change" in note
-    assert notes([judged(ELASTIC, ELASTIC_SPEC)], {"resumed": ELASTIC}, {}) == ()
+    assert notes([judged(ELASTIC, ELASTIC_SPEC)], {"resumed": ELASTIC}, {}, {}) == ()
 
 
 # ------------------------------------------------- degrees that change on the way

@@ -51,7 +51,7 @@ dist.destroy_process_group()
 def test_agents_that_start_together_wait_for_each_other(toolchain, tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
     agent = subprocess.Popen(
-        [toolchain.python, "-m", "harness.rank.agent", "--help"],
+        [toolchain.python, "-m", "harness.rank.start.agent", "--help"],
         env={**os.environ, "CONVERGE_TOGETHER": json.dumps([str(own), str(other)])},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -81,7 +81,7 @@ def test_ranks_that_are_started_again_find_each_other_whoever_comes_first(
     (tmp_path / "program.py").write_text(STARTED_AGAIN)
     agent = subprocess.run(
         [
-            *(toolchain.python, "-m", "harness.rank.agent", "--nproc-per-node=2"),
+            *(toolchain.python, "-m", "harness.rank.start.agent", "--nproc-per-node=2"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path}/rendezvous"),
             *("--rdzv-conf=store_type=file", "--local-addr=127.0.0.1", "--max-restarts=1"),
             *("program.py", str(late)),

@@ -103,7 +103,16 @@ def test_the_agent_of_a_cluster_job_of_one_node_is_as_private(toolchain, tmp_pat
     arguments = Rendezvous().arguments()
     node = subprocess.Popen(
         [
-            *(toolchain.python, "-m", "harness.rank.node", "--logs", "logs", "--call", "1", "--"),
+            *(
+                toolchain.python,
+                "-m",
+                "harness.rank.start.node",
+                "--logs",
+                "logs",
+                "--call",
+                "1",
+                "--",
+            ),
             *(*arguments, "--nproc-per-node=1", "--redirects=3", "program.py"),
         ],
         cwd=tmp_path,

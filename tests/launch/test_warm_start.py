@@ -19,7 +19,7 @@ from harness import launch
 from harness.launch import RunOptions, run_plan
 from harness.launch.warm import STUB, ServerState, start_server
 from harness.model import RunStatus
-from harness.rank.stub import EXIT_CODE, LENGTH
+from harness.rank.start.stub import EXIT_CODE, LENGTH
 from harness.trainers import Resources, environment
 
 pytestmark = pytest.mark.timeout(300)
@@ -186,7 +186,7 @@ def test_server_that_dies_costs_one_try(tiny, store):
         events.append(event)
         if isinstance(event, launch.Started) and event.attempt == 1:
             for process in psutil.Process().children():
-                if "harness.rank.warm" in process.cmdline():
+                if "harness.rank.start.warm" in process.cmdline():
                     process.kill()
 
     (record,) = run_plan(plan_of(job), store, options, tell)

@@ -142,8 +142,8 @@ class Tiny:
 
 
 def run(path, segment):
-    from harness.rank.loopback import listen_on_loopback
-    from harness.rank.parent import die_with_parent
+    from harness.rank.start.loopback import listen_on_loopback
+    from harness.rank.start.parent import die_with_parent
 
     die_with_parent()
     listen_on_loopback()

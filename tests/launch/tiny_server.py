@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness.rank import warm
+from harness.rank.start import warm
 
 
 def preload():

@@ -10,9 +10,9 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
-from harness.rank.after_update import AfterUpdate
-from harness.rank.grad_norm import assign_shards
-from harness.rank.rows import assign_rows
+from harness.rank.recorder.grad_norm import assign_shards
+from harness.rank.recorder.post_step_state import PostStepSamples
+from harness.rank.recorder.rows import assign_rows
 
 CPU = torch.device("cpu")
 
@@ -23,7 +23,7 @@ def values(shape, seed):
 
 def arrays_of(named, *optimizers):
     """The arrays that the writer makes of all ranks' rows."""
-    after = AfterUpdate(assign_rows(assign_shards(named), {}, CPU), optimizers, CPU)
+    after = PostStepSamples(assign_rows(assign_shards(named), {}, CPU), optimizers, CPU)
     states, rows = after.finish()
     dist.all_reduce(rows)
     return after.arrays(states, rows.numpy())

@@ -4,15 +4,15 @@ from types import ModuleType
 
 import torch
 
-from harness.rank.clipping import watch_clipping
-from harness.rank.probe import Probe
+from harness.rank.recorder.step_recorder import StepRecorder
+from harness.rank.titan.common.clipping import watch_clipping
 
 
 class Seen:
     """Notes what a probe's hooks would sample: the gradient at that time."""
 
-    before_clip = Probe.before_clip
-    before_unknown_clip = Probe.before_unknown_clip
+    before_clip = StepRecorder.before_clip
+    before_unknown_clip = StepRecorder.before_unknown_clip
 
     def __init__(self):
         self._clipping = False

@@ -9,13 +9,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from harness.rank.after_update import AfterUpdate
-from harness.rank.buffers import BufferSamples
-from harness.rank.fused import Fused, matrices
-from harness.rank.grad_norm import assign_shards, trainable
-from harness.rank.placement import Held
-from harness.rank.rows import assign_rows
-from harness.rank.tensors import TensorSamples, sum_over_ranks
+from harness.rank.recorder.buffers import BufferSamples
+from harness.rank.recorder.grad_norm import assign_shards, trainable
+from harness.rank.recorder.placement import Held
+from harness.rank.recorder.post_step_state import PostStepSamples
+from harness.rank.recorder.rows import Fused, assign_rows, matrices
+from harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
 
 CPU = torch.device("cpu")
 HEAD, KV_HEADS, DIM = 2, 4, 5
@@ -61,7 +60,7 @@ def rows_of(model, fused):
             "exp_avg_sq": parameter.detach() ** 2,
         }
     rows = assign_rows(assign_shards(trainable([model])), fused, CPU)
-    after = AfterUpdate(rows, [optimizer], CPU)
+    after = PostStepSamples(rows, [optimizer], CPU)
     samples = TensorSamples(rows, None, CPU, after, BufferSamples([model], CPU))
     samples.gradients()
     gradients = samples.gradients_of_all()

@@ -16,7 +16,7 @@ PROGRAM = """
 import json, sys
 import numpy, mine, package.part, zipped
 from pathlib import Path
-from harness.rank.imported import leave_imported
+from harness.rank.recorder.imported import leave_imported
 leave_imported(Path(sys.argv[1]), 3)
 """
 
@@ -56,7 +56,9 @@ def left_by(python: Path | str, program: str, folder: Path, path: str) -> dict[s
     """What a rank of a Python leaves that runs a program, which leaves ``folder``'s evidence."""
     folder.mkdir()
     script = folder.with_suffix(".py")
-    leaving = "\nfrom harness.rank.imported import leave_imported\nleave_imported(folder, 0)\n"
+    leaving = (
+        "\nfrom harness.rank.recorder.imported import leave_imported\nleave_imported(folder, 0)\n"
+    )
     begin = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
     script.write_text(begin + program + leaving)
     environment = {**os.environ, "PYTHONPATH": path}

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 from harness.probe import Probe, ProbeError, initial_weights
-from harness.rank.digest import BatchDigest
+from harness.rank.recorder.digest import BatchDigest
 
 TOKENS = torch.arange(10).view(2, 5) % 13
 
@@ -356,6 +356,6 @@ def test_weights_without_values_cannot_be_moved(job):
 
 
 def test_no_module_of_the_probe_hides_a_function_of_the_package():
-    code = "import harness.probe, harness.probe.recorder; harness.probe.initial_weights(None)"
+    code = "import harness.probe, harness.probe.loop; harness.probe.initial_weights(None)"
     bare = {name: value for name, value in os.environ.items() if name != "CONVERGE_JOB"}
     subprocess.run([sys.executable, "-c", code], env=bare, check=True)

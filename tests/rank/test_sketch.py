@@ -9,9 +9,17 @@ import torch.distributed as dist
 from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed, fully_sharded, numbered
 
-from harness.rank.grad_norm import assign_shards, trainable
-from harness.rank.placement import held, local_shard
-from harness.rank.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded, shard_hash
+from harness.rank.recorder.grad_norm import assign_shards, trainable
+from harness.rank.recorder.placement import held, local_shard
+from harness.rank.recorder.sketch import (
+    NOT_ZERO,
+    SQUARES,
+    SUMS,
+    WIDTH,
+    Sketcher,
+    folded,
+    shard_hash,
+)
 
 CPU = torch.device("cpu")
 LIMIT = math.sqrt(2 / SUMS)

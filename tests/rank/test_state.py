@@ -8,12 +8,12 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
-from harness.rank.after_update import AfterUpdate
-from harness.rank.buffers import BufferSamples
-from harness.rank.grad_norm import assign_shards
-from harness.rank.rows import assign_rows
-from harness.rank.state import Counters, StateSamples
-from harness.rank.tensors import TensorSamples
+from harness.rank.recorder.buffers import BufferSamples
+from harness.rank.recorder.checkpoint_state import Counters, StateSamples
+from harness.rank.recorder.grad_norm import assign_shards
+from harness.rank.recorder.post_step_state import PostStepSamples
+from harness.rank.recorder.rows import assign_rows
+from harness.rank.recorder.tensor_samples import TensorSamples
 from harness.run_folder.layout import SAVED
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def state_of(place, folder, *, forget=()):
     norm = assign_shards([(f"p{number}", p) for number, p in enumerate(parameters)])
     rows = assign_rows(norm, {}, CPU)
     mine = folder if dist.get_rank() == 0 else None
-    after = AfterUpdate(rows, [optimizer], CPU)
+    after = PostStepSamples(rows, [optimizer], CPU)
     tensors = TensorSamples(rows, None, CPU, after, BufferSamples([], CPU))
     StateSamples(tensors, after, [optimizer], mine).write(SAVED, 3, COUNTERS)
     dist.barrier()

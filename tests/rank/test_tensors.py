@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from harness.rank.after_update import AfterUpdate
-from harness.rank.buffers import BufferSamples
-from harness.rank.grad_norm import assign_shards, trainable
-from harness.rank.rows import assign_rows
-from harness.rank.tensors import TensorSamples
+from harness.rank.recorder.buffers import BufferSamples
+from harness.rank.recorder.grad_norm import assign_shards, trainable
+from harness.rank.recorder.post_step_state import PostStepSamples
+from harness.rank.recorder.rows import assign_rows
+from harness.rank.recorder.tensor_samples import TensorSamples
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ def trained(model):
 def samples_of(model, folder, optimizers=()):
     mine = folder if dist.get_rank() == 0 else None
     rows = assign_rows(assign_shards(trainable([model])), {}, CPU)
-    after = AfterUpdate(rows, optimizers, CPU)
+    after = PostStepSamples(rows, optimizers, CPU)
     return TensorSamples(rows, mine, CPU, after, BufferSamples([model], CPU))
 
 

@@ -8,8 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from harness.rank.grad_norm import assign_shards, global_norm
-from harness.rank.whole_gradients import whole_gradients
+from harness.rank.recorder.grad_norm import assign_shards, global_norm, whole_gradients
 
 
 def partial_sums():

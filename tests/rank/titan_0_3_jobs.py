@@ -35,7 +35,7 @@ def require_titan_0_3():
 
 def preload():
     """Import the dialect; what third parties warn of while they are imported is theirs."""
-    from harness.rank import entry
+    from harness.rank.start import entry
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-STUB = Path(__file__).parents[2] / "harness" / "rank" / "stub.py"
-AGENT = "harness.rank.agent"
+STUB = Path(__file__).parents[2] / "harness" / "rank" / "start" / "stub.py"
+AGENT = "harness.rank.start.agent"
 """torchrun's agent in a form that a fork can run; its arguments are torchrun's."""
 TIMEOUT_S = 300
 
@@ -37,7 +37,7 @@ def warm_python(dialect):
     arguments = ("--dialect", dialect, "--device", "cpu", "--socket", str(address))
     with log.open("wb") as stream:
         server = subprocess.Popen(
-            [sys.executable, "-m", "harness.rank.warm", *arguments],
+            [sys.executable, "-m", "harness.rank.start.warm", *arguments],
             env={**os.environ, "OMP_NUM_THREADS": "1", "CONVERGE_PARENT": str(os.getpid())},
             stdout=stream,
             stderr=stream,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.errors import EvidenceError, StoreError
-from harness.readers.frozen import read_frozen
+from harness.readers.run_folder.arrays import read_frozen
 from harness.run_folder.layout import FROZEN
 
 NAMES = ["layers.0.attention.wq.weight", "norm.weight"]

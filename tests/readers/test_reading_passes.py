@@ -21,11 +21,10 @@ from harness.model import (
     Struck,
 )
 from harness.readers import read_curves, read_run, read_spec
-from harness.readers.merging import merge
-from harness.readers.metrics import Metrics
-from harness.readers.passes import Life
 from harness.readers.points import settle
-from harness.readers.state import read_state
+from harness.readers.run_folder.arrays import read_state
+from harness.readers.run_folder.metrics import Metrics
+from harness.readers.run_folder.passes import PassEvidence, merge
 
 
 @pytest.fixture
@@ -329,7 +328,7 @@ def life(number, loaded, last):
     end = STEPS if last == STEPS else None
     agrees = (True,) * len(lines)
     settled = settle({})
-    return Life(
+    return PassEvidence(
         each, Metrics("abc", settled, each.batch_digests, agrees, (), (), (), end, STEPS), ()
     )
 

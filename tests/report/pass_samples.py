@@ -45,7 +45,7 @@ from harness.model import (
     Torn,
     Verdict,
 )
-from harness.report.view import ReportView
+from harness.report.view.report_view import ReportView
 
 STEPS = 20
 STARTED = 1_790_000_000.0

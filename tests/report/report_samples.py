@@ -45,7 +45,7 @@ from harness.model import (
     Verdict,
 )
 from harness.report import build_view as build_view_of
-from harness.report.view import ReportView
+from harness.report.view.report_view import ReportView
 
 FLOOR = 3.71
 TOOLCHAIN = Toolchain(

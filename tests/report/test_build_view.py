@@ -38,13 +38,13 @@ from harness.model import (
     Verdict,
 )
 from harness.report import rows
-from harness.report.audit import named_and_in_force, techniques_of
 from harness.report.renderers.html_page import to_html
 from harness.report.renderers.json_document import document
 from harness.report.renderers.markdown import escape, to_markdown
 from harness.report.sanitize import from_here
 from harness.report.text import ABSENT
-from harness.report.view import SIGNAL_TITLES, Named, ReportView
+from harness.report.view.in_force import named_and_in_force, techniques_of
+from harness.report.view.report_view import SIGNAL_TITLES, Named, ReportView
 
 
 def test_what_needs_a_person_comes_first():

@@ -8,8 +8,8 @@ from report_samples import evidence
 from tensor_samples import tensor_samples
 
 from harness.judge.compare.tensors import compare_tensors
-from harness.report import gradients
-from harness.report.gradients import gradient_map
+from harness.report.view import gradient_map as map_module
+from harness.report.view.gradient_map import gradient_map
 
 WRONG = "layers.2.attention.wq.weight"
 
@@ -44,7 +44,7 @@ def test_a_wrong_gradient_is_outside_in_its_own_row(runs):
 
 
 def test_a_large_model_has_a_row_per_layer_which_shows_its_furthest(runs, monkeypatch):
-    monkeypatch.setattr(gradients, "MOST_ROWS", 20)
+    monkeypatch.setattr(map_module, "MOST_ROWS", 20)
     found = gradient_map(compare_tensors(runs.turned, runs.control, None))
     assert found.names == (
         "tok_embeddings.weight",

@@ -27,8 +27,6 @@ from harness.model import (
     Verdict,
 )
 from harness.report import header, rows
-from harness.report.faults import fault_cells
-from harness.report.passes import degrees_of, passes_view
 from harness.report.renderers.figures import Figures
 from harness.report.renderers.html_page import to_html
 from harness.report.renderers.json_document import document
@@ -36,6 +34,7 @@ from harness.report.renderers.junit import to_junit
 from harness.report.renderers.markdown import to_markdown
 from harness.report.renderers.marks import Mark, MarkKind, marks
 from harness.report.renderers.plots import draw
+from harness.report.view.resumed_run import degrees_of, fault_cells, passes_view
 
 WIDE = 1000
 RESIZED, KILLED, BATTERED, _ = SPECS

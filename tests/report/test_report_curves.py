@@ -5,7 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.model import Evidence
-from harness.report.curves import (
+from harness.report.renderers.downsample import corners, downsample
+from harness.report.renderers.figures import figure
+from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
+from harness.report.view.curves import (
     Curve,
     difference,
     largest,
@@ -13,9 +16,6 @@ from harness.report.curves import (
     ratio,
     signal_curve,
 )
-from harness.report.renderers.downsample import corners, downsample
-from harness.report.renderers.figures import figure
-from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
 
 
 def curve(*values, first=1):

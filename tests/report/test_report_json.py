@@ -7,7 +7,7 @@ from pass_samples import resumed_view
 from report_samples import foreign_view, hostile_view, sample_view
 
 from harness.report.renderers.json_document import document, to_json
-from harness.report.view import ReportView
+from harness.report.view.report_view import ReportView
 
 SCHEMA = json.loads(files("harness.report").joinpath("report.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)

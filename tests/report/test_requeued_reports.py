@@ -28,7 +28,6 @@ from harness.model import (
     RunStatus,
     SetSpec,
 )
-from harness.report.passes import degrees_of, kind_seen, passes_view
 from harness.report.renderers.html_page import to_html
 from harness.report.renderers.json_document import document
 from harness.report.renderers.junit import to_junit
@@ -36,6 +35,7 @@ from harness.report.renderers.markdown import to_markdown
 from harness.report.renderers.marks import MarkKind, marks
 from harness.report.renderers.plots import draw
 from harness.report.renderers.verdict_table import header, rows
+from harness.report.view.resumed_run import degrees_of, kind_seen, passes_view
 
 CLUSTER = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER)
 FSDP2 = Parallelism(dp_shard=2)

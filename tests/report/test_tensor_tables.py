@@ -6,7 +6,7 @@ from tensor_samples import NAMES, replicas, tensor_samples
 from harness.judge import calibrate
 from harness.judge.compare.tensors import compare_tensors
 from harness.model import Disagreement, Evidence
-from harness.report.tensors import first_step_tensors, replica_view
+from harness.report.view.tensor_tables import first_step_tensors, replica_view
 
 
 def run(name, **moved):

@@ -8,7 +8,7 @@ import pytest
 
 from harness.model import FaultKind, Kind, RunStatus
 from harness.readers import read_run
-from harness.readers.run_folder import read_spec
+from harness.readers.run_folder.run import read_spec
 from harness.run_folder import faults, in_force, job
 from harness.run_folder.arrays import KEYS, PROJECTIONS
 from harness.run_folder.documents import SCHEMA, SchemaError, number, to_json, upgraded

@@ -18,7 +18,7 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
-from harness.rank import loopback
+from harness.rank.start import loopback
 from harness.trainers import (
     Rendezvous,
     Resources,

@@ -160,7 +160,7 @@ def test_no_scheduler_runs_it(tmp_path):
 
 
 def test_another_trainer_of_a_name_is_refused():
-    with pytest.raises(ValueError, match="already harness"):
+    with pytest.raises(ValueError, match=r"already harness\.trainers"):
         register("command", "tiny")
 
 

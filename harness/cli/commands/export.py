@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.export import ExportedRun
     from harness.matrix.judge import Judged
     from harness.model import Evidence, Job, Plan
-    from harness.report.view import Comparison
+    from harness.report.view.report_view import Comparison
 
 HELP = "write a finished matrix for TensorBoard or Weights & Biases"
 DESCRIPTION = """\
@@ -125,7 +125,7 @@ def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iter
 
 def _facts(job: Job) -> dict[str, str | int | None]:
     """What a list of runs is sorted and filtered by."""
-    from harness.report.passes import degrees_of
+    from harness.report.view.resumed_run import degrees_of
 
     return {
         "role": job.role.value,

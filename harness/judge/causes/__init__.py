@@ -35,7 +35,7 @@ from harness.judge.causes import (
 from harness.judge.causes.context import Context
 from harness.judge.causes.inputs import blown_up_at
 from harness.judge.causes.resume import follows_from_resume
-from harness.judge.causes.signature import Cause, Pair, Signature, in_order
+from harness.judge.causes.signature import Cause, ComparisonKind, Signature, in_order
 from harness.judge.compare.envelopes import curves_alone
 from harness.judge.comparison import RunComparison
 from harness.model import CauseClass, Check, Outcome
@@ -70,8 +70,8 @@ SIGNATURES: frozenset[Signature] = frozenset(
     value for module in _MODULES for value in vars(module).values() if isinstance(value, Signature)
 )
 
-ORDERED: Mapping[Pair, tuple[Signature, ...]] = {
-    pair: in_order(each for each in SIGNATURES if pair in each.asked_of) for pair in Pair
+ORDERED: Mapping[ComparisonKind, tuple[Signature, ...]] = {
+    pair: in_order(each for each in SIGNATURES if pair in each.asked_of) for pair in ComparisonKind
 }
 """The signatures that are asked of what is compared, most certain first: later ones only see what
 earlier ones did not recognise."""
@@ -97,10 +97,10 @@ def likely_cause(compared: RunComparison, checks: Sequence[Check]) -> Cause:
     return cause._replace(sentence=sentence)
 
 
-def _pair(compared: RunComparison) -> Pair:
+def _pair(compared: RunComparison) -> ComparisonKind:
     if curves_alone(compared.test, compared.control):
-        return Pair.CURVES
-    return Pair.DRAWING if compared.draws else Pair.ORDINARY
+        return ComparisonKind.CURVES
+    return ComparisonKind.DRAWING if compared.draws else ComparisonKind.ORDINARY
 
 
 def _unknown(context: Context) -> Cause:

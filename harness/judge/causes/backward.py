@@ -18,7 +18,7 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.factors import Match, Named, named_factor
+from harness.judge.causes.factors import Match, NamedFactor, named_factor
 from harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
     PART_LEAVES,
@@ -34,7 +34,7 @@ from harness.judge.causes.gradient_patterns import (
 )
 from harness.judge.causes.location import family, of_scores, scores_scaled, stage_words
 from harness.judge.causes.parameter_names import describe
-from harness.judge.causes.signature import EVERY, Basis, Cause, Pair, Stage, signature
+from harness.judge.causes.signature import EVERY, Basis, Cause, ComparisonKind, Stage, signature
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import FIRST_STEPS
 from harness.judge.compare.tensors import TensorComparison
@@ -169,7 +169,7 @@ def _first_wrong(context: Context) -> Wrong | None:
     return None
 
 
-def name_of(scaled: Scaled, step: int, context: Context) -> Named:
+def name_of(scaled: Scaled, step: int, context: Context) -> NamedFactor:
     """What the factor of tensors equals: sharper than for curves, as far as rounding allows."""
     near = float(np.clip(3 * scaled.residual, _LEAST_MATCH, _MOST_MATCH))
     return named_factor(
@@ -320,7 +320,7 @@ def gradients_scaled(context: Context) -> Cause | None:
     return Cause(f"gradients are scaled by {factor}{numbers}", CauseClass.GRADIENT_SCALE, look_at)
 
 
-@signature(Basis.FIRST_CURVES, Stage.BACKWARD, asked_of=(Pair.CURVES,))
+@signature(Basis.FIRST_CURVES, Stage.BACKWARD, asked_of=(ComparisonKind.CURVES,))
 def norm_scaled(context: Context) -> Cause | None:
     """The same of curves alone, which do not tell gradients from what was logged of them."""
     found = _norm_scaled(context)

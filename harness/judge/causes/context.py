@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge.causes.factors import Named, named_factor
+from harness.judge.causes.factors import NamedFactor, named_factor
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import coarser
 from harness.judge.compare.tensors import TensorComparison
@@ -81,7 +81,7 @@ class Context:
             ratio = envelope.test / envelope.control
         return np.where(np.isfinite(ratio), ratio, np.nan), envelope.steps
 
-    def named(self, envelope: Envelope, since: int = 0) -> Named:
+    def named(self, envelope: Envelope, since: int = 0) -> NamedFactor:
         """What an envelope's ratio equals, from entry number ``since`` on."""
         ratio, steps = self.ratio(envelope)
         return named_factor(ratio[since:], steps[since:], self.compared.test, self.compared.control)

@@ -18,7 +18,7 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
+from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from harness.judge.causes.updates import first_part
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.tensors import TensorComparison, TensorDifferences
@@ -44,7 +44,7 @@ _STATE = (
     Stage.RUN,
     # A step that stands out is no smooth growth.
     overrides=("rounding_growth",),
-    asked_of=(Pair.ORDINARY, Pair.CURVES),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES),
 )
 def one_step(context: Context) -> Cause | None:
     """A glitch: one step is off, alone or by far, and training goes on from where it led."""
@@ -155,7 +155,7 @@ def gradients_from(context: Context) -> Cause | None:
     )
 
 
-@signature(Basis.LATER_CURVES, Stage.RUN, asked_of=(Pair.ORDINARY, Pair.CURVES))
+@signature(Basis.LATER_CURVES, Stage.RUN, asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES))
 def rounding_growth(context: Context) -> Cause | None:
     """Benign kernel drift: from rounding, smoothly, and all tensors alike."""
     if any(
@@ -322,7 +322,7 @@ _UNTOLD = (
 )
 
 
-@signature(Basis.LATER_STATE, Stage.RESUME, asked_of=(Pair.CURVES,))
+@signature(Basis.LATER_STATE, Stage.RESUME, asked_of=(ComparisonKind.CURVES,))
 def logged_twice(context: Context) -> Cause | None:
     """Steps that stand twice in a log, with other values."""
     conflicts = context.compared.test.replay_conflicts
@@ -337,7 +337,7 @@ def logged_twice(context: Context) -> Cause | None:
     )
 
 
-@signature(Basis.LEFT_OVER, Stage.RUN, asked_of=(Pair.CURVES,))
+@signature(Basis.LEFT_OVER, Stage.RUN, asked_of=(ComparisonKind.CURVES,))
 def curves_part(context: Context) -> Cause | None:
     """Where two curves part, for good or not; causes look alike in a curve."""
     failed = [check for check in context.checks.values() if check.outcome is Outcome.FAIL]

@@ -81,7 +81,7 @@ class Quantity(NamedTuple):
         return f"{self.name} ({self.values[0]:g})"
 
 
-class Named(NamedTuple):
+class NamedFactor(NamedTuple):
     """What a ratio equals."""
 
     words: str = ""
@@ -135,7 +135,7 @@ def named_factor(
     test: Evidence,
     control: Evidence,
     match: Match | FrozenMatch = Match(),  # noqa: B008 (frozen)
-) -> Named:
+) -> NamedFactor:
     """In words, which quantities (or one over them) a ratio equals.
 
     ``ratio`` has one entry per step. Quantities that are the same in the control explain a
@@ -160,19 +160,19 @@ def named_factor(
     dearest = max(PRODUCT, found[0][0].cost)
     said = ", or ".join([words for each, words in found if each.cost <= dearest][:MOST_NAMED])
     where = found[0][0].where
-    return Named(said if special or where in _SHARED else f"{said}, as in the control", where)
+    return NamedFactor(said if special or where in _SHARED else f"{said}, as in the control", where)
 
 
-def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> Named:
+def _loss_scale(ratio: Floats, match: Match | FrozenMatch) -> NamedFactor:
     """A power of two that is no number of the run, as loss scales are."""
     if not np.isfinite(ratio[0]) or ratio[0] <= 0:
-        return Named()
+        return NamedFactor()
     power = round(float(np.log2(ratio[0])))
     scale = np.full(ratio.size, 2.0**power)
     if abs(power) < LEAST_LOSS_SCALE or not match.fits(ratio, scale):
-        return Named()
+        return NamedFactor()
     words = f"2^{abs(power)}, a power of two as loss scales are"
-    return Named(words if power > 0 else f"1 / {words}", _LOSS_SCALE)
+    return NamedFactor(words if power > 0 else f"1 / {words}", _LOSS_SCALE)
 
 
 def _quantities(

@@ -39,7 +39,7 @@ from harness.judge.causes.gradient_patterns import (
 )
 from harness.judge.causes.location import ATTENTION, EXPERTS, FEED_FORWARD, Spot, differences, spot
 from harness.judge.causes.parameter_names import (
-    Role,
+    ParameterRole,
     depth_of,
     describe,
     joined,
@@ -477,7 +477,11 @@ def _as_an_objective(wrong: Wrong, context: Context) -> bool:
         return False
     if context.precision is Precision.FP32:
         return _all_off(wrong)
-    first = [index for index in wrong.found.outside if role_of(wrong.names[index]) is Role.OUTPUT]
+    first = [
+        index
+        for index in wrong.found.outside
+        if role_of(wrong.names[index]) is ParameterRole.OUTPUT
+    ]
     loss = context.compared.envelopes.get("loss")
     apart = float(loss.difference[0]) if loss is not None else 0.0
     furthest = float(wrong.found.difference.max())
@@ -495,7 +499,7 @@ def _moved(sample: TensorComparison) -> str:
         return ""
     difference = sample.gradients.difference
     apart = np.flatnonzero(difference > SAME_BITS)
-    outputs = [i for i, name in enumerate(sample.names) if role_of(name) is Role.OUTPUT]
+    outputs = [i for i, name in enumerate(sample.names) if role_of(name) is ParameterRole.OUTPUT]
     if 2 * apart.size < len(sample.names) or any(not difference[i] > SAME_BITS for i in outputs):
         return ""
     worst = int(np.argmax(difference))

@@ -20,7 +20,7 @@ import numpy as np
 
 from harness.judge.causes.context import Context, digits
 from harness.judge.causes.parameter_names import (
-    Role,
+    ParameterRole,
     depth_of,
     joined,
     layers_of,
@@ -60,11 +60,11 @@ def family(off: Collection[str], among: Sequence[str], context: Context) -> Hint
         )
     roles = {role_of(name) for name in off}
     alone = _ALONE.get(next(iter(roles))) if len(roles) == 1 else None
-    if alone is not None and Role.ATTENTION not in roles:
-        return _norms(context) if Role.NORM in roles else alone
-    if roles <= {Role.EMBEDDING, Role.OUTPUT}:
+    if alone is not None and ParameterRole.ATTENTION not in roles:
+        return _norms(context) if ParameterRole.NORM in roles else alone
+    if roles <= {ParameterRole.EMBEDDING, ParameterRole.OUTPUT}:
         return _VOCABULARY
-    if roles <= {Role.EXPERTS, Role.ROUTER}:
+    if roles <= {ParameterRole.EXPERTS, ParameterRole.ROUTER}:
         return _MIXTURE
     upstream = _upstream(off, among, context) or _whole_layers(off, among)
     if upstream is not None:
@@ -82,26 +82,26 @@ _MIXTURE = Hint(
     "the token dispatch and combine, and the reduction of expert and router gradients over ep",
 )
 _ALONE = {
-    Role.EMBEDDING: _VOCABULARY,
-    Role.OUTPUT: _VOCABULARY,
-    Role.ROUTER: Hint(
+    ParameterRole.EMBEDDING: _VOCABULARY,
+    ParameterRole.OUTPUT: _VOCABULARY,
+    ParameterRole.ROUTER: Hint(
         "only routers are off",
         "the reduction of router gradients over ep and tp, and the auxiliary loss",
     ),
-    Role.EXPERTS: Hint(
+    ParameterRole.EXPERTS: Hint(
         "only experts are off",
         "the expert parameters' reduction over their own mesh (ep, and FSDP within it), and the "
         "token dispatch",
     ),
-    Role.BIAS: Hint(
+    ParameterRole.BIAS: Hint(
         "only biases are off",
         "the reduction of bias gradients: a replicated bias of a row-parallel layer is added once",
     ),
-    Role.NORM: Hint(
+    ParameterRole.NORM: Hint(
         "only norms are off",
         "the reduction of norm gradients, and the norm's own backward kernel",
     ),
-    Role.ATTENTION: Hint(
+    ParameterRole.ATTENTION: Hint(
         "only attention weights are off",
         "the attention's own projections: their placements, head splitting, and reductions",
     ),
@@ -135,7 +135,7 @@ def scores_scaled(factor: float, where: str) -> Cause:
 
 def _norms(context: Context) -> Hint:
     if context.degree("tp") == 1:
-        return _ALONE[Role.NORM]
+        return _ALONE[ParameterRole.NORM]
     return Hint(
         "only norms are off, which TP replicates: under sequence parallel each tp rank holds a "
         "part of their gradient",
@@ -181,7 +181,7 @@ def _upstream(off: Collection[str], among: Sequence[str], context: Context) -> H
 def _below_output(wrong: Collection[str], among: Sequence[str], context: Context) -> Hint | None:
     """Whether the output projection alone is right."""
     right = [name for name in among if name not in wrong]
-    if not right or any(role_of(name) is not Role.OUTPUT for name in right):
+    if not right or any(role_of(name) is not ParameterRole.OUTPUT for name in right):
         return None
     return Hint(
         "the output projection is right and everything below it is off",
@@ -194,22 +194,28 @@ def _first_wrong(off: Sequence[str], right: Sequence[str], layer: int, context: 
     """Where in a layer the backward pass goes wrong, by what is off and what is right there."""
     here = f"the backward of layer {layer}"
     wrong, fine = ({role_of(name) for name in names} for names in (off, right))
-    if {Role.ATTENTION} <= wrong & fine:
+    if {ParameterRole.ATTENTION} <= wrong & fine:
         ring = "the ring of context parallel, " if context.degree("cp") > 1 else ""
         return (
             f"the backward of the attention itself: {ring}its kernel, mask, softmax statistics and "
             "the gradients of queries, keys and values"
         )
-    if {Role.FEED_FORWARD} <= wrong & fine:
+    if {ParameterRole.FEED_FORWARD} <= wrong & fine:
         return f"{here} in its feed-forward: the activation and its gate{_with(context)}"
     norm = (
         "what the projections hand back to the norm before them (a sum over tp where they are "
         "split by columns), and the norm's own backward"
     )
-    if wrong == {Role.NORM} and fine & {Role.ATTENTION, Role.FEED_FORWARD}:
+    if wrong == {ParameterRole.NORM} and fine & {
+        ParameterRole.ATTENTION,
+        ParameterRole.FEED_FORWARD,
+    }:
         return f"{here}: {norm}{_with(context)}"
-    if wrong <= {Role.NORM, Role.ATTENTION} and Role.FEED_FORWARD in fine:
-        between = "the norm's own backward and the residual" if Role.NORM in fine else norm
+    if (
+        wrong <= {ParameterRole.NORM, ParameterRole.ATTENTION}
+        and ParameterRole.FEED_FORWARD in fine
+    ):
+        between = "the norm's own backward and the residual" if ParameterRole.NORM in fine else norm
         return f"{here} between its feed-forward and its attention: {between}{_with(context)}"
     return f"{here} at {_modules(off)}{_with(context)}"
 

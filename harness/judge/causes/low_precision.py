@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.judge.causes.context import Context, digits
-from harness.judge.causes.factors import FrozenMatch, Named, named_factor
+from harness.judge.causes.factors import FrozenMatch, NamedFactor, named_factor
 from harness.judge.causes.forward import (
     LEAST_LOSS,
     SAME_BITS,
@@ -21,7 +21,7 @@ from harness.judge.causes.location import (
     stage_words,
 )
 from harness.judge.causes.parameter_names import describe
-from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
+from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from harness.judge.compare.precision_errors import Errors, measure_errors
 from harness.judge.compare.random_numbers import drawn, in_force
 from harness.model import CauseClass, Evidence, Floats, Integers
@@ -83,7 +83,7 @@ def draws_by_itself(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 
 
-@signature(Basis.FIRST_TENSORS, Stage.FORWARD, asked_of=(Pair.DRAWING,))
+@signature(Basis.FIRST_TENSORS, Stage.FORWARD, asked_of=(ComparisonKind.DRAWING,))
 def drawn_otherwise(context: Context) -> Cause | None:
     """A set that draws random numbers, as its control does, and more or fewer of them."""
     if not context.failed("drawn-alike"):
@@ -104,7 +104,7 @@ def _layout(run: Evidence) -> tuple[object, ...]:
     Stage.BACKWARD,
     # Frozen steps show a factor more sharply than a norm does.
     overrides=("faintly_scaled",),
-    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING),
 )
 def beyond_rounding(context: Context) -> Cause | None:
     """What the frozen steps show and the first step's wider limits do not."""
@@ -128,7 +128,7 @@ def beyond_rounding(context: Context) -> Cause | None:
         "hidden_forward",
         "beyond_rounding",
     ),
-    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING),
 )
 def scaled_at_frozen_weights(context: Context) -> Cause | None:
     """C1: all gradients are longer or shorter by one factor, many of them inside wider limits."""
@@ -240,7 +240,7 @@ def _scaled(context: Context, errors: Errors) -> Cause:
     return Cause(sentence, CauseClass.OBJECTIVE, _TOKENS_AT)
 
 
-def _named(context: Context, factors: Floats) -> Named:
+def _named(context: Context, factors: Floats) -> NamedFactor:
     """What the factors of the batches equal; training takes the same ones from step 1 on.
 
     The first has no step before it, of which a quantity may be.
@@ -278,7 +278,7 @@ def _of_group(context: Context, errors: Errors, members: Integers) -> Cause:
 
 
 def _by_factor(
-    factor: str, named: Named, what: str, kind: CauseClass = CauseClass.GRADIENT_SCALE
+    factor: str, named: NamedFactor, what: str, kind: CauseClass = CauseClass.GRADIENT_SCALE
 ) -> Cause:
     known = f", which equals {named.words}" if named.words else ""
     sentence = (

@@ -23,7 +23,7 @@ from harness.judge.causes.context import (
 from harness.judge.causes.factors import Match, named_factor
 from harness.judge.causes.location import stage_words
 from harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
-from harness.judge.causes.signature import EVERY, Basis, Cause, Pair, Stage, signature
+from harness.judge.causes.signature import EVERY, Basis, Cause, ComparisonKind, Stage, signature
 from harness.judge.compare.reported import Agreement, agreement
 from harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
 
@@ -237,7 +237,9 @@ def loss_of_right_gradients(context: Context) -> Cause | None:
     return Cause(sentence, CauseClass.METRIC_ONLY, _logged("loss", context))
 
 
-@signature(Basis.FIRST_TENSORS, Stage.REPORT, asked_of=(Pair.ORDINARY, Pair.CURVES))
+@signature(
+    Basis.FIRST_TENSORS, Stage.REPORT, asked_of=(ComparisonKind.ORDINARY, ComparisonKind.CURVES)
+)
 def loss_scaled_alone(context: Context) -> Cause | None:
     """C5 without a probe: a scaled objective would scale the gradients too."""
     loss, norm = context.compared.envelopes.get("loss"), context.curve("grad_norm")

@@ -17,7 +17,7 @@ _EMBEDDING = re.compile(r"embed|\bwte\b|\bwpe\b")
 _NORM = re.compile(r"norm|\bln\b|ln_")
 
 
-class Role(StrEnum):
+class ParameterRole(StrEnum):
     """What a parameter does in a transformer, as far as its name tells."""
 
     EMBEDDING = "embeddings"
@@ -31,7 +31,7 @@ class Role(StrEnum):
     OTHER = "other weights"
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """Where in the model a parameter is."""
 
     stack: str
@@ -41,32 +41,32 @@ class Place(NamedTuple):
     """The rest of the name, further numbers folded: ``attention.wq.weight``."""
 
 
-def place_of(name: str) -> Place:
+def place_of(name: str) -> ParameterPlace:
     found = _LAYER.match(name)
     if not found:
-        return Place("", None, name)
+        return ParameterPlace("", None, name)
     module = ".".join("*" if part.isdigit() else part for part in found[3].split("."))
-    return Place(found[1] or "", int(found[2]), module)
+    return ParameterPlace(found[1] or "", int(found[2]), module)
 
 
-def role_of(name: str) -> Role:
+def role_of(name: str) -> ParameterRole:
     """From the usual names of torchtitan, Megatron-LM and Hugging Face."""
     last = name.rsplit(".", 1)[-1]
     if _NORM.search(name.rsplit(".", 2)[-2] if name.count(".") else name):
-        return Role.NORM
+        return ParameterRole.NORM
     if last == "bias" or last.endswith("_bias"):
-        return Role.BIAS
+        return ParameterRole.BIAS
     for role, matches in (
-        (Role.ROUTER, "router" in name or ".gate.weight" in name),
-        (Role.EXPERTS, "expert" in name),
-        (Role.ATTENTION, _ATTENTION.search(name) is not None),
-        (Role.EMBEDDING, _EMBEDDING.search(name) is not None),
-        (Role.OUTPUT, place_of(name).layer is None and _OUTPUT.search(name) is not None),
-        (Role.FEED_FORWARD, re.search(r"feed_forward|mlp|ffn", name) is not None),
+        (ParameterRole.ROUTER, "router" in name or ".gate.weight" in name),
+        (ParameterRole.EXPERTS, "expert" in name),
+        (ParameterRole.ATTENTION, _ATTENTION.search(name) is not None),
+        (ParameterRole.EMBEDDING, _EMBEDDING.search(name) is not None),
+        (ParameterRole.OUTPUT, place_of(name).layer is None and _OUTPUT.search(name) is not None),
+        (ParameterRole.FEED_FORWARD, re.search(r"feed_forward|mlp|ffn", name) is not None),
     ):
         if matches:
             return role
-    return Role.OTHER
+    return ParameterRole.OTHER
 
 
 def layers_of(names: Iterable[str]) -> list[int]:
@@ -82,7 +82,7 @@ def depth_of(name: str, last: int) -> int:
     layer = place_of(name).layer
     if layer is not None:
         return layer
-    return -1 if role_of(name) is Role.EMBEDDING else last + 1
+    return -1 if role_of(name) is ParameterRole.EMBEDDING else last + 1
 
 
 def describe(names: Collection[str], among: Sequence[str]) -> str:

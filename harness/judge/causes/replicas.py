@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.judge.causes.context import Context
 from harness.judge.causes.parameter_names import fold, joined
-from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
+from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from harness.judge.causes.updates import first_part
 from harness.model import CauseClass, Disagreement, ReplicaSample
 
@@ -18,7 +18,7 @@ _NAMED = 3
     Stage.WEIGHTS,
     # Copies that differ at the start are not the control's weights either.
     overrides=("initial",),
-    asked_of=(Pair.ORDINARY, Pair.DRAWING),
+    asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING),
 )
 def replicas(context: Context) -> Cause | None:
     """Copies disagree, and may have done so when the first other thing went wrong.

@@ -81,7 +81,7 @@ class Stage(IntEnum):
     """State that no gradient drives, updated beside the optimizer."""
 
 
-class Pair(Enum):
+class ComparisonKind(Enum):
     """What is compared, which decides what a signature can go by."""
 
     ORDINARY = "the same training, step by step"
@@ -93,7 +93,7 @@ class Pair(Enum):
     forward from a backward fault."""
 
 
-EVERY = tuple(Pair)
+EVERY = tuple(ComparisonKind)
 
 Recognise = Callable[[Context], Cause | None]
 
@@ -107,7 +107,7 @@ class Signature:
     stage: Stage
     overrides: tuple[str, ...]
     """Names of signatures that are only asked after it."""
-    asked_of: tuple[Pair, ...]
+    asked_of: tuple[ComparisonKind, ...]
     recognise: Recognise
 
     def __call__(self, context: Context) -> Cause | None:
@@ -119,7 +119,7 @@ def signature(
     stage: Stage,
     *,
     overrides: tuple[str, ...] = (),
-    asked_of: tuple[Pair, ...] = (Pair.ORDINARY,),
+    asked_of: tuple[ComparisonKind, ...] = (ComparisonKind.ORDINARY,),
 ) -> Callable[[Recognise], Signature]:
     """Make a documented function a :class:`Signature` of the name that it has."""
 

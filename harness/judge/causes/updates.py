@@ -23,7 +23,7 @@ from harness.judge.causes.gradient_patterns import (
     wrong_gradients,
 )
 from harness.judge.causes.parameter_names import describe, joined, place_of
-from harness.judge.causes.signature import Basis, Cause, Pair, Stage, signature
+from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
 from harness.judge.compare.curves import series
 from harness.judge.compare.floors import FIRST_STEPS, storage
 from harness.judge.compare.sketches import fit, update
@@ -36,7 +36,7 @@ STILL = 1e-6
 """A tensor whose update has less than this of the control's length does not move."""
 
 
-@signature(Basis.HELD, Stage.WEIGHTS, asked_of=(Pair.ORDINARY, Pair.DRAWING))
+@signature(Basis.HELD, Stage.WEIGHTS, asked_of=(ComparisonKind.ORDINARY, ComparisonKind.DRAWING))
 def initial(context: Context) -> Cause | None:
     """Training begins with other weights: nothing else can then be compared."""
     sample = context.sample(0)

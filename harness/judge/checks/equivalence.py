@@ -23,7 +23,13 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.judge.checks.question import CheckResult, Question, check, invalid, skipped
-from harness.judge.compare.curves import Pair, pair, rounding_share, second_half, signed_difference
+from harness.judge.compare.curves import (
+    CurvePair,
+    pair,
+    rounding_share,
+    second_half,
+    signed_difference,
+)
 from harness.judge.compare.envelopes import Envelope
 from harness.judge.compare.floors import SPREAD_CEILING, WIDEST
 from harness.judge.compare.limits import FEWEST_REPEATS, USUAL, mean_multiple, usual_multiple
@@ -149,7 +155,7 @@ def margin_of(test: Evidence, control: Evidence, margin: float | None) -> Limit:
     return Limit(default, f"margin for {test.precision.value} against {control.precision.value}")
 
 
-def loss_of(test: Evidence, control: Evidence) -> tuple[str, Pair]:
+def loss_of(test: Evidence, control: Evidence) -> tuple[str, CurvePair]:
     """The recomputed loss, which no wrong metric disturbs, where both runs have it."""
     recomputed = pair(test, control, "loss_recomputed")
     if recomputed.steps.size:
@@ -220,7 +226,7 @@ def _unasked(
     )
 
 
-def outlook(found: Equivalence, window: Pair, limit: Limit) -> str:
+def outlook(found: Equivalence, window: CurvePair, limit: Limit) -> str:
     """What would settle it, in steps of the run, of which the window is the second half."""
     if found.outcome is not Answer.INCONCLUSIVE:
         return ""

@@ -43,7 +43,7 @@ from harness.judge.resume.passes import (
     loads,
     never_interrupted,
 )
-from harness.judge.resume.saved_state import PARAMETERS, RESTORED, Part, parts, says_nothing
+from harness.judge.resume.saved_state import PARAMETERS, RESTORED, StatePart, parts, says_nothing
 from harness.judge.soundness import Flaw
 from harness.judge.wording import counted
 from harness.model import (
@@ -132,13 +132,13 @@ def state_restored(test: Evidence, control: Evidence, spec: SetSpec | None) -> C
 class Lost(NamedTuple):
     """What a load did not give back."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StatePart, ...]
     """All that were compared."""
     lr: tuple[float, float] | None
     """Rate as saved and as loaded, where they differ."""
 
     @property
-    def off(self) -> list[Part]:
+    def off(self) -> list[StatePart]:
         return [part for part in self.parts if part.off.size]
 
     @property

@@ -15,7 +15,7 @@ import numpy as np
 from harness.model import Evidence, Flags, Floats, Integers
 
 
-class Series(NamedTuple):
+class SignalSeries(NamedTuple):
     """One signal of one run, at the steps at which the run left a value (NaN is one)."""
 
     steps: Integers
@@ -28,7 +28,7 @@ class Series(NamedTuple):
         return float(self.values[index]) if there else None
 
 
-class Pair(NamedTuple):
+class CurvePair(NamedTuple):
     """One signal of two runs at the steps that both have."""
 
     steps: Integers
@@ -57,16 +57,16 @@ def _increasing(steps: Integers) -> bool:
     return bool(np.all(steps[1:] > steps[:-1]))
 
 
-def series(evidence: Evidence, signal: str) -> Series:
+def series(evidence: Evidence, signal: str) -> SignalSeries:
     """A signal without its holes; empty when the run lacks it."""
     column = evidence.signals.get(signal)
     if column is None:
-        return Series(np.empty(0, dtype=np.int64), np.empty(0))
+        return SignalSeries(np.empty(0, dtype=np.int64), np.empty(0))
     # A column of another length than the steps is an integrity finding, not a crash.
     length = min(len(column), evidence.steps.size)
     present = column.present[:length]
     there = slice(None) if present.all() else present  # a million steps need not be copied
-    return Series(evidence.steps[:length][there], column.values[:length][there])
+    return SignalSeries(evidence.steps[:length][there], column.values[:length][there])
 
 
 def has(evidence: Evidence, signal: str) -> bool:
@@ -75,20 +75,20 @@ def has(evidence: Evidence, signal: str) -> bool:
     return column is not None and bool(column.present.any())
 
 
-def whole_series(evidence: Evidence, signal: str) -> Series:
+def whole_series(evidence: Evidence, signal: str) -> SignalSeries:
     """A signal at every step of a run, NaN where it left nothing; empty when the run lacks it.
 
     A column shorter or longer than the steps (an integrity finding) is padded or cut.
     """
     found = series(evidence, signal)
     if not found.steps.size:
-        return Series(np.empty(0, dtype=np.int64), np.empty(0))
+        return SignalSeries(np.empty(0, dtype=np.int64), np.empty(0))
     if np.array_equal(found.steps, evidence.steps) and _increasing(found.steps):
         return found
     steps = np.unique(evidence.steps)
     values = np.full(steps.size, np.nan)
     values[np.searchsorted(steps, found.steps)] = found.values
-    return Series(steps, values)
+    return SignalSeries(steps, values)
 
 
 class CurveDifference(NamedTuple):
@@ -103,7 +103,7 @@ class CurveDifference(NamedTuple):
     """Shape (steps,): test over control; not finite where the control is zero."""
 
 
-def curve_difference(test: Series, control: Series) -> CurveDifference:
+def curve_difference(test: SignalSeries, control: SignalSeries) -> CurveDifference:
     """Compare two curves at their common steps, for drawing; both have increasing steps."""
     steps, mine, other = common_steps(test.steps, control.steps)
     ours, theirs = test.values[mine], control.values[other]
@@ -112,14 +112,14 @@ def curve_difference(test: Series, control: Series) -> CurveDifference:
         return CurveDifference(steps, np.where(np.less(ours, theirs), -apart, apart), ours / theirs)
 
 
-def pair(test: Evidence, control: Evidence, signal: str) -> Pair:
+def pair(test: Evidence, control: Evidence, signal: str) -> CurvePair:
     """One signal of both runs at their common steps, in the order of the steps.
 
     The steps of both are expected to increase; the integrity tier checks that.
     """
     ours, theirs = series(test, signal), series(control, signal)
     steps, mine, other = common_steps(ours.steps, theirs.steps)
-    return Pair(steps, ours.values[mine], theirs.values[other])
+    return CurvePair(steps, ours.values[mine], theirs.values[other])
 
 
 def rounding_of(evidence: Evidence, signal: str, values: Floats) -> Floats:
@@ -139,7 +139,7 @@ def rounding_of(evidence: Evidence, signal: str, values: Floats) -> Floats:
     return np.where(known, np.maximum(half, 0.5 * 10.0 ** (leading - digits + 1)), half)
 
 
-def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+def rounding_share(test: Evidence, control: Evidence, signal: str, curves: CurvePair) -> Floats:
     """The rounding of both sources, relative as differences are.
 
     Shape (steps,). Infinite where a value is smaller than what was rounded off: nothing of it was
@@ -152,7 +152,7 @@ def rounding_share(test: Evidence, control: Evidence, signal: str, curves: Pair)
     return np.where(rounding > 0, share, 0.0)
 
 
-def unprinted(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Flags:
+def unprinted(test: Evidence, control: Evidence, signal: str, curves: CurvePair) -> Flags:
     """Where nothing of a value was printed (0.0000), and the two may be equal; shape (steps,)."""
     share = rounding_share(test, control, signal, curves)
     rounding = rounding_of(test, signal, curves.test) + rounding_of(control, signal, curves.control)
@@ -160,7 +160,9 @@ def unprinted(test: Evidence, control: Evidence, signal: str, curves: Pair) -> F
         return np.isinf(share) & (np.abs(curves.test - curves.control) <= rounding)
 
 
-def difference_beyond_print(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+def difference_beyond_print(
+    test: Evidence, control: Evidence, signal: str, curves: CurvePair
+) -> Floats:
     """The relative difference, less what rounding in both sources makes of it; shape (steps,)."""
     share = rounding_share(test, control, signal, curves)
     beyond = relative_difference(curves.test, curves.control) - np.where(np.isinf(share), 0, share)
@@ -168,13 +170,13 @@ def difference_beyond_print(test: Evidence, control: Evidence, signal: str, curv
     return np.where(not_printed, 0.0, np.maximum(beyond, 0.0))
 
 
-def second_half(curves: Pair) -> Pair:
+def second_half(curves: CurvePair) -> CurvePair:
     """What a mean over a run is taken of: past the warm-up, where every run starts alike."""
     half = slice(curves.steps.size // 2, None)
-    return Pair(curves.steps[half], curves.test[half], curves.control[half])
+    return CurvePair(curves.steps[half], curves.test[half], curves.control[half])
 
 
-def signed_difference(curves: Pair) -> Floats:
+def signed_difference(curves: CurvePair) -> Floats:
     """Test minus control over the smaller magnitude; not finite where it is not comparable."""
     smaller = np.minimum(np.abs(curves.test), np.abs(curves.control))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.judge.compare.curves import (
-    Pair,
+    CurvePair,
     common_steps,
     pair,
     relative_difference,
@@ -97,8 +97,8 @@ class Envelope:
         return self.unlearnt and not self.tolerated and bool(self.outside.size)
 
     @property
-    def curves(self) -> Pair:
-        return Pair(self.steps, self.test, self.control)
+    def curves(self) -> CurvePair:
+        return CurvePair(self.steps, self.test, self.control)
 
     @property
     def outside(self) -> Integers:
@@ -230,7 +230,7 @@ def _learnt(
     test: Evidence,
     control: Evidence,
     calibration: Calibration | None,
-    curves: Pair,
+    curves: CurvePair,
     difference: Floats,
 ) -> Envelope:
     """Limits from floor, calibration and the rounding of the sources."""
@@ -276,7 +276,7 @@ def _learnt(
 _ROUNDED = ", and the rounding of the log"
 
 
-def _printed(test: Evidence, control: Evidence, signal: str, curves: Pair) -> Floats:
+def _printed(test: Evidence, control: Evidence, signal: str, curves: CurvePair) -> Floats:
     """What the printing of both sources adds to a limit: nothing where nothing was printed."""
     share = rounding_share(test, control, signal, curves)
     return np.where(np.isfinite(share), share, 0.0)
@@ -333,7 +333,7 @@ def curves_alone(test: Evidence, control: Evidence) -> bool:
     )
 
 
-def gross_steps(signal: str, curves: Pair) -> Integers:
+def gross_steps(signal: str, curves: CurvePair) -> Integers:
     """The steps at which two curves are grossly different; shape (any number of steps,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         off = np.abs(curves.test - curves.control) / _scale(curves)
@@ -341,7 +341,7 @@ def gross_steps(signal: str, curves: Pair) -> Integers:
     return curves.steps[~(off < GROSS[signal].step)]
 
 
-def lasting_difference(curves: Pair) -> float:
+def lasting_difference(curves: CurvePair) -> float:
     """How far the means over the second half lie apart, relative as steps are; 0 for no step."""
     half = second_half(curves)
     if not half.steps.size:
@@ -351,7 +351,7 @@ def lasting_difference(curves: Pair) -> float:
         return float(abs(np.mean((half.test - half.control) / scale)))
 
 
-def _scale(curves: Pair) -> Floats:
+def _scale(curves: CurvePair) -> Floats:
     """What a difference is relative to, step by step; never 0 but where both start from 0."""
     if not curves.steps.size:
         return np.empty(0)

@@ -28,7 +28,7 @@ RESTORED = 1e-12
 another order when the sharding is another."""
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """Parameters, or one state of the optimizer, as they came back."""
 
     name: str
@@ -43,7 +43,7 @@ class Part(NamedTuple):
         return off[np.argsort(-self.difference[off], kind="stable")]
 
 
-def parts(saved: StateSample, loaded: StateSample) -> list[Part]:
+def parts(saved: StateSample, loaded: StateSample) -> list[StatePart]:
     """Every part of a state, those of the optimizer in the order of their names."""
     names = tuple(sorted({*saved.names, *loaded.names}))
     rows, others = _places(saved.names, names), _places(loaded.names, names)
@@ -52,7 +52,9 @@ def parts(saved: StateSample, loaded: StateSample) -> list[Part]:
         state: (_state(saved, state, rows), _state(loaded, state, others))
         for state in sorted({*saved.states, *loaded.states})
     }
-    return [Part(kind, names, _difference(before, now)) for kind, (before, now) in kinds.items()]
+    return [
+        StatePart(kind, names, _difference(before, now)) for kind, (before, now) in kinds.items()
+    ]
 
 
 class _Rows(NamedTuple):

@@ -26,8 +26,8 @@ from harness.trainers import (
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
-"""Environment variable that overrides the name of a job's first node for the others."""
-_NODE_MODULE = "harness.rank.node"
+"""Overrides the name under which the nodes of a job reach their first one."""
+_NODE_MODULE = "harness.rank.start.node"
 _MEETING = "meeting_place"
 """Variable in the script: host and port of the rendezvous."""
 _FIRST_PORT, _PORTS = 10_000, 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.model import Flags, Integers
-from harness.report.curves import Curve
+from harness.report.view.curves import Curve
 
 DRAWN_POINTS = 3000
 """Points a drawn curve has at most: more cost browsers seconds and show nothing more."""

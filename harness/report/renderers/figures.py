@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.model import Judgement
-from harness.report.curves import Curve, difference, ratio
-from harness.report.gradients import GradientMap
 from harness.report.renderers.downsample import corners, downsample
 from harness.report.renderers.marks import Mark, marks
 from harness.report.renderers.palette import style
 from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
 from harness.report.text import number
-from harness.report.view import SIGNAL_TITLES, RepeatView, ReportView, RunView, TestView
+from harness.report.view.curves import Curve, difference, ratio
+from harness.report.view.gradient_map import GradientMap
+from harness.report.view.report_view import SIGNAL_TITLES, RepeatView, ReportView, RunView, TestView
 
 Figure = dict[str, Any]
 """What ``templates/report.js`` draws."""

@@ -10,7 +10,7 @@ from harness.report.renderers.json_document import to_json
 from harness.report.renderers.junit import to_junit
 from harness.report.renderers.markdown import to_markdown
 from harness.report.renderers.plots import draw
-from harness.report.view import ReportView
+from harness.report.view.report_view import ReportView
 from harness.store import atomic_write
 
 

@@ -9,15 +9,14 @@ import jinja2
 from harness import __version__
 from harness.model import Tier
 from harness.report import text
-from harness.report.faults import FAULT_TITLES, fault_cells
-from harness.report.passes import PASS_TITLES, pass_cells
 from harness.report.renderers import verdict_table
 from harness.report.renderers.assets import packed_plotly, resource, source
 from harness.report.renderers.figures import Figures
 from harness.report.renderers.json_document import to_json
 from harness.report.renderers.palette import SYMBOLS
-from harness.report.tensors import SHOWN
-from harness.report.view import SIGNAL_TITLES, ReportView
+from harness.report.view.report_view import SIGNAL_TITLES, ReportView
+from harness.report.view.resumed_run import FAULT_TITLES, PASS_TITLES, fault_cells, pass_cells
+from harness.report.view.tensor_tables import SHOWN
 
 LOG_LINES = 120
 """Lines of a failed rank's log that the page holds."""

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from harness.model import Check
-from harness.report.passes import PassesView
-from harness.report.tolerances import CalibrationView
-from harness.report.view import ReportView, RunView, TestView
+from harness.report.view.report_view import ReportView, RunView, TestView
+from harness.report.view.resumed_run import PassesView
+from harness.report.view.tolerances import CalibrationView
 
 SCHEMA_VERSION = 1
 """Raised when a field changes or goes; new fields do not raise it."""

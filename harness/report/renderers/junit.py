@@ -6,7 +6,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from harness.model import Check, Deviation, Judgement, Outcome
 from harness.report.text import duration, number, step_range
-from harness.report.view import ReportView, TestView
+from harness.report.view.report_view import ReportView, TestView
 
 
 def to_junit(view: ReportView) -> bytes:

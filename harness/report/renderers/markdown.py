@@ -7,13 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from harness.model import Check, Judgement, Outcome
-from harness.report.faults import FAULT_TITLES, fault_cells
-from harness.report.passes import PASS_TITLES, PassesView, pass_cells
 from harness.report.renderers.palette import SYMBOLS
 from harness.report.renderers.verdict_table import header, rows
-from harness.report.tensors import SHOWN, ReplicaView, TensorTable
 from harness.report.text import ABSENT, duration, excess, number, of_limit, step_range, tail
-from harness.report.view import SIGNAL_TITLES, ReportView, RunView, TestView
+from harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView, TestView
+from harness.report.view.resumed_run import (
+    FAULT_TITLES,
+    PASS_TITLES,
+    PassesView,
+    fault_cells,
+    pass_cells,
+)
+from harness.report.view.tensor_tables import SHOWN, ReplicaView, TensorTable
 
 LOG_LINES = 30
 """Lines of a failed rank's log in the report: GitHub cuts a job summary at 1 MiB."""

@@ -29,7 +29,7 @@ from harness.errors import StoreError
 from harness.judge import TensorComparison, TensorDifferences
 from harness.model import Floats
 from harness.report.sanitize import plain
-from harness.report.view import SIGNAL_TITLES, ReportView, RunView
+from harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView
 
 FILE = "report.npz"
 SCHEMA_VERSION = 1

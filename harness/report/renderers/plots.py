@@ -22,14 +22,14 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNL
 from matplotlib.typing import LineStyleType
 
 from harness.model import Judgement
-from harness.report.curves import Curve
-from harness.report.passes import PassesView
 from harness.report.renderers.downsample import corners, downsample
 from harness.report.renderers.marks import Mark, MarkKind, marks
 from harness.report.renderers.palette import SYMBOLS, Style, style
 from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
 from harness.report.text import number
-from harness.report.view import ReportView, TestView
+from harness.report.view.curves import Curve
+from harness.report.view.report_view import ReportView, TestView
+from harness.report.view.resumed_run import PassesView
 
 Picture = dict[str, bytes]
 """File form (``png``, ``svg``) to content."""

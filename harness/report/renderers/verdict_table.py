@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.model import Judgement
-from harness.report.curves import LossOnlyGate
 from harness.report.text import ABSENT, duration, percent
-from harness.report.view import ReportView, TestView
+from harness.report.view.curves import LossOnlyGate
+from harness.report.view.report_view import ReportView, TestView
 
 HEADER = (
     "verdict",

@@ -40,10 +40,10 @@ from harness.trainers.environment import Resources
 from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from harness.trainers.table import TrainerOfFile
 
-AGENT_MODULE = "harness.rank.agent"
-"""torchrun's agent, which ends with converge."""
-LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "loopback.py"
-"""torchrun with ports that only this machine can reach; does not need this package."""
+AGENT_MODULE = "harness.rank.start.agent"
+"""torchrun's agent, tied to the life of the harness."""
+LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
+"""torchrun whose ports only this machine can reach; needs nothing of this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name a data type."""
 

@@ -95,7 +95,7 @@ _FACTS = (
     ),
     _Fact(
         "torchtitan 0.3 has no Float8 TP styles: float8_tp needs a base config of 0.2",
-        "harness/rank/titan_0_3/config.py, _techniques",
+        "harness/rank/titan/v0_3/config.py, _techniques",
         _no_float8_tp,
     ),
     _Fact(

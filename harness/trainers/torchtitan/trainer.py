@@ -41,8 +41,8 @@ from harness.trainers.torchtitan.table import (
     titan_train_config,
 )
 
-AGENT_MODULE = "harness.rank.agent"
-"""torchrun's agent, which ends with converge."""
+AGENT_MODULE = "harness.rank.start.agent"
+"""torchrun's agent, tied to the life of the harness."""
 
 
 class Torchtitan(Trainer):
@@ -197,7 +197,7 @@ def torchrun_arguments(
 def torchrun_node_arguments(
     job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
 ) -> tuple[str, ...]:
-    """The same for ``harness.rank.node``, which adds what differs by node and restart of a job.
+    """The same for ``harness.rank.start.node``, which adds what nodes and lives of a job differ in.
 
     That is the rendezvous id, the log folder, and whether the node has the rendezvous store (for
     one node: the file of the rendezvous).

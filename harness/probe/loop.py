@@ -1,0 +1,402 @@
+"""The probe of a job that the harness runs: calls of a training loop, turned into its evidence.
+
+What has to hold where the probe is called is asked first, since its evidence would mislead
+otherwise. In the first step sizes of batches are counted, for ``in_force.json``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from harness.probe.coordinates import Coordinates, coordinates
+from harness.probe.errors import ProbeError
+from harness.probe.leaving import wait_at_exit
+from harness.probe.recognising import recognised
+from harness.probe.starting_weights import job_of, move_wrapped_weights
+from harness.probe.watches import ClippingWatch, ForwardWatch
+from harness.probe.wrapping import Wrapped
+from harness.rank.recorder import world
+from harness.rank.recorder.cross_entropy import IGNORE_INDEX
+from harness.rank.recorder.names import canonical, names_by_type
+from harness.rank.recorder.placement import local_shard
+from harness.rank.recorder.step_recorder import StepRecorder
+from harness.rank.recorder.trainer_view import TrainerView, rate_of
+from harness.run_folder import in_force
+
+BEFORE_CLIPPING = "before clipping"
+AT_THE_STEP = "at the optimizer's step"
+
+_probed: set[str] = set()
+"""Jobs that this process has made a probe of."""
+
+
+class ProbedLoop:
+    """Everything behind ``Probe``; making one, and every ``step``, is collective over the world."""
+
+    def __init__(
+        self,
+        job_path: str,
+        model: torch.nn.Module,
+        optimizer: Any,
+        *,
+        hooks: bool,
+        dp_rank: int | None,
+        dp_degree: int | None,
+    ) -> None:
+        """Raises ProbeError where the job, the model or the world cannot be probed."""
+        require_process_group()
+        self._job = job_of(job_path)
+        if job_path in _probed:
+            raise ProbeError(
+                f"{self._job.name}: Probe.from_env was called a second time, and the evidence of "
+                "the first would be lost: a run has one probe, of the one model that it trains"
+            )
+        self._wrapped = recognised(model, optimizer)
+        move_wrapped_weights(self._wrapped, self._job, job_path)
+        place = coordinates(self._wrapped.modules, self._wrapped.degrees, dp_rank, dp_degree)
+        self._place = place
+        _probed.add(job_path)
+        self._recorder = StepRecorder(self._view(place), self._job)
+        self._undo: list[Callable[[], None]] = []
+        self._hooks = hooks
+        self._forward = ForwardWatch(model) if hooks else None
+        self._first = FirstStep()
+        self._gradients_at = AT_THE_STEP
+        """Where those of this step were taken last."""
+        self._asked = False
+        """Whether the loop itself has said when gradients are to be taken, in this step."""
+        self._saw_logits = False
+        self._batches = 0
+        self._stepped: set[int] = set()
+        """Optimizers that have made their update of this step, where their hooks end it."""
+        self._noted: tuple[Any, Any] = (None, None)
+        self._step = 1
+        self._under_way = True
+        self._closed = False
+        self._recorder.begin_step(1)
+        self._watch()
+        wait_at_exit(model)
+
+    # ---------------------------------------------------------------- what the loop says
+
+    def batch(
+        self, inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
+    ) -> None:
+        if self._closed:
+            return
+        require_batch(inputs, labels, mask)
+        self._begin()
+        self._batches += 1
+        self._recorder.on_batch(inputs, labels, mask)
+        if self._step == 1:
+            self._first.add(inputs, labels)
+
+    def logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        if self._closed:
+            return
+        if logits.shape[:-1] != labels.shape:
+            raise ProbeError(
+                f"probe.logits: logits of shape {tuple(logits.shape)} need labels of shape "
+                f"{tuple(logits.shape[:-1])}, shifted as the loss has them; these are "
+                f"{tuple(labels.shape)}"
+            )
+        self._saw_logits = True
+        self._recorder.on_logits(logits, labels)
+
+    def gradients(self) -> None:
+        if self._closed:
+            return
+        self._asked = True
+        self._take(BEFORE_CLIPPING)
+
+    def step(self, loss: Any, grad_norm: Any) -> None:
+        """End the step; with hooks, note what the step that the optimizer ends will report."""
+        if self._hooks and not self._closed:
+            self._noted = (loss, grad_norm)
+            return
+        self._end(loss, grad_norm)
+
+    def close(self) -> None:
+        """Take all watches off; the evidence is complete only when all steps have ended."""
+        if not self._closed:
+            self._stop()
+            self._recorder.leave()
+
+    def _stop(self) -> None:
+        self._closed = True
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    # ---------------------------------------------------------------- steps
+
+    def _begin(self) -> None:
+        if not self._under_way:
+            self._step += 1
+            self._under_way = True
+            self._recorder.begin_step(self._step)
+
+    def _end(self, loss: Any, grad_norm: Any) -> None:
+        if self._closed:
+            raise ProbeError(
+                f"{self._job.name}: step() was called after the job's {self._job.steps} steps: "
+                "let the program make as many optimizer steps as {steps} in its command says, and "
+                "call step() once for each"
+            )
+        if not self._batches:
+            raise ProbeError(
+                f"{self._job.name}: step() of step {self._step + (not self._under_way)} without "
+                "probe.batch(inputs, labels): call it for every microbatch, on every rank"
+            )
+        self._recorder.on_log(_number(loss), _number(grad_norm))
+        if self._step == 1 or self._step in self._job.sample_steps:
+            require_same_parameters(self._wrapped, self._step)
+        self._recorder.end_step()
+        if self._step == 1:
+            self._write_in_force()
+        self._batches = 0
+        self._asked = False
+        self._under_way = False
+        self._stepped.clear()
+        self._noted = (None, None)
+        if self._clipping is not None:
+            self._clipping.forget()
+        if self._forward is not None:
+            self._forward.forget()
+        if self._step == self._job.steps:
+            self._recorder.close()
+            self._stop()
+
+    # ---------------------------------------------------------------- watching
+
+    def _watch(self) -> None:
+        """Have torch tell when gradients are complete and when the optimizer has stepped."""
+        self._clipping: ClippingWatch | None = None
+        clips = self._wrapped.watch_clipping
+        if clips is not None:
+            self._undo.append(clips(self._before_clipping))
+        parameters = [each for part in self._wrapped.modules for each in part.parameters()]
+        self._clipping = ClippingWatch(parameters, self._before_clipping)
+        self._undo.append(self._clipping.undo)
+        if self._forward is not None:
+            self._undo.append(self._forward.undo)
+        ours = [each for each in self._wrapped.optimizers if _is_torchs(each)]
+        if self._hooks and not ours:
+            raise ProbeError("hooks=True needs an optimizer of torch: give it to Probe.from_env")
+        for optimizer in ours:
+            handles = [optimizer.register_step_pre_hook(self._before_update)]
+            if self._hooks:
+                handles.append(optimizer.register_step_post_hook(self._after_update))
+            self._undo += [handle.remove for handle in handles]
+
+    def _before_clipping(self) -> None:
+        if not self._asked:
+            self._take(BEFORE_CLIPPING)
+
+    def _before_update(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        if not self._recorder.saw_gradients:
+            self._take(AT_THE_STEP)
+
+    def _after_update(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) < sum(map(_is_torchs, self._wrapped.optimizers)):
+            return
+        loss, grad_norm = self._noted
+        if self._forward is not None and not self._batches:
+            loss = _mean(self._forward) if loss is None else loss
+            for given in self._forward.batches:
+                self.batch(*given)
+        self._end(loss, grad_norm)
+
+    def _take(self, where: str) -> None:
+        self._begin()
+        self._gradients_at = where
+        self._recorder.take_gradients()
+
+    # ---------------------------------------------------------------- what is there
+
+    def _view(self, place: Coordinates) -> TrainerView:
+        wrapped = self._wrapped
+        return TrainerView(
+            model_parts=wrapped.modules,
+            dp_rank=place.dp_rank,
+            first_of_dp=place.first_of_dp,
+            has_last_stage=True,
+            tp_rank=place.tp_rank,
+            tp_group=None,
+            vocab_size=0,  # not known: vocabulary shards are told from DTensors alone
+            device=_device(wrapped),
+            optimizers=wrapped.kept_by,
+            learning_rate=lambda: rate_of(wrapped.optimizers),
+            versions={"torch": torch.__version__, **wrapped.versions},
+            parameters=wrapped.parameters,
+            copies=wrapped.copies,
+            loss_is_local=True,
+            logits_optional=True,
+        )
+
+    def _write_in_force(self) -> None:
+        """Collective over the world."""
+        sizes = counted(self._first, first_of_dp=self._place.first_of_dp)
+        types = dtypes(self._wrapped.parameters, local_shard)
+        if not self._recorder.is_writer:
+            return
+        settings = flattened(self._job.train_config.settings)
+        in_force.write_in_force(
+            self._job.run_folder,
+            {
+                "world_size": world.size(),
+                "degrees": dict(self._place.degrees),
+                **sizes,
+                **in_force.param_dtypes(types),
+                "config": {**settings, **self._job.overrides},
+                "declared": sorted(self._job.overrides),
+                "probe": {
+                    "wrapping": self._wrapped.wrapping,
+                    "gradients": self._gradients_at,
+                    "recomputes_loss": self._saw_logits,
+                },
+            },
+        )
+
+
+def _number(value: Any) -> float | None:
+    """A loss or norm as a number; a DTensor's is the whole one, which is collective."""
+    if value is None:
+        return None
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def _mean(forward: ForwardWatch) -> float | None:
+    """The mean of the losses that the model returned in a step, weighted by their tokens."""
+    if not forward.losses or len(forward.losses) != len(forward.batches):
+        return None
+    weights = [
+        len(given.inputs) if given.labels is None else int((given.labels != IGNORE_INDEX).sum())
+        for given in forward.batches
+    ]
+    losses = [float(loss) for loss in forward.losses]
+    total = sum(weights)
+    weighted = (loss * weight for loss, weight in zip(losses, weights, strict=True))
+    return math.fsum(weighted) / total if total else math.fsum(losses) / len(losses)
+
+
+def _is_torchs(optimizer: Any) -> bool:
+    return isinstance(optimizer, torch.optim.Optimizer)
+
+
+def _device(wrapped: Wrapped) -> torch.device:
+    tensors = (local_shard(each) for _, each in (*wrapped.parameters, *wrapped.copies))
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
+
+
+@dataclass(slots=True)
+class FirstStep:
+    """One rank's batches of the first step."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Samples of every batch."""
+    lengths: set[int] = field(default_factory=set)
+    """Tokens of a sample, padding counted."""
+
+    def add(self, inputs: torch.Tensor, labels: torch.Tensor | None) -> None:
+        """Count a batch; a sample with one label, or of other than integers, has length 1."""
+        self.sizes.append(len(inputs))
+        if labels is not None:
+            tokens = labels.numel()
+        else:
+            tokens = len(inputs) if inputs.is_floating_point() else inputs.numel()
+        self.lengths.add(tokens // max(len(inputs), 1))
+
+
+def counted(mine: FirstStep, *, first_of_dp: bool) -> dict[str, int | None]:
+    """The run's sizes; None for what differs between batches or ranks. Collective."""
+    everyone = world.everyones((mine.sizes, sorted(mine.lengths), first_of_dp))
+    return {
+        "seq_len": _one([length for _, lengths, _ in everyone for length in lengths]),
+        "local_batch_size": _one([size for sizes, _, _ in everyone for size in sizes]),
+        "global_batch_size": sum(sum(sizes) for sizes, _, first in everyone if first),
+        "gradient_accumulation_steps": _one([len(sizes) for sizes, _, _ in everyone]),
+    }
+
+
+def dtypes(parameters: Sequence[tuple[str, Any]], local: Any) -> dict[str, list[str]]:
+    """Names of all ranks' parameters by their data type; usually there is one type. Collective."""
+    mine = {name: str(local(each).dtype).removeprefix("torch.") for name, each in parameters}
+    return names_by_type(world.everyones(mine))
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flattened(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _one(values: Sequence[int]) -> int | None:
+    return values[0] if len(set(values)) == 1 else None
+
+
+def require_process_group() -> None:
+    """Raises ProbeError where ranks would not know of each other."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1 and world.size() == 1:
+        raise ProbeError(
+            f"WORLD_SIZE is {ranks}, but torch.distributed is not initialised: call "
+            "torch.distributed.init_process_group before Probe.from_env"
+        )
+
+
+def require_batch(
+    inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
+) -> None:
+    """Raises ProbeError for what is no batch of samples."""
+    for name, tensor in (("inputs", inputs), ("labels", labels), ("mask", mask)):
+        if tensor is None and name != "inputs":
+            continue
+        if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0 or len(tensor) != len(inputs):
+            found = getattr(tensor, "shape", type(tensor).__name__)
+            raise ProbeError(
+                f"probe.batch: {name} is {found}; inputs, labels and mask are tensors whose first "
+                "dimension is the samples of the microbatch"
+            )
+    if mask is not None and inputs.shape[: mask.ndim] != mask.shape:
+        raise ProbeError(
+            f"probe.batch: mask of shape {tuple(mask.shape)} does not fit inputs of shape "
+            f"{tuple(inputs.shape)}: it has their leading dimensions, and is zero at padding"
+        )
+
+
+def require_same_parameters(wrapped: Wrapped, step: int) -> None:
+    """Raises ProbeError when the model has other parameters than when the probe was made.
+
+    FSDP 1 has its own, and FSDP 2 may show plain ones while they are gathered.
+    """
+    now = {
+        canonical(name): parameter
+        for module in wrapped.modules
+        for name, parameter in module.named_parameters()
+    }
+    for name, known in wrapped.parameters:
+        found = now.get(name)
+        if not isinstance(known, torch.Tensor) or found is known:
+            continue
+        if isinstance(known, DTensor) and not isinstance(found, DTensor | None):
+            continue
+        raise ProbeError(
+            f"{name} is another tensor at step {step} than when Probe.from_env was "
+            "called: wrap, load and move the model before that, and update weights in place"
+        )

@@ -1,0 +1,181 @@
+"""A job of many GPUs built and stepped by one process without any: the rank side of a dry run.
+
+``python -m harness.rank --dry-run JOB.json --rank R`` is rank R of the job's whole world on
+torch's fake process group, whose collectives return at once, with fake tensors, which have shapes
+and no memory. The trainer, its parallelisms and its optimizer are torchtitan's own; it takes two
+steps, because optimizer states appear at the end of the first.
+
+Standard output is one JSON object (``docs/architecture.md``). A dialect has a module ``dry_run``
+with ``take_steps(job, meter) -> Stepped``; without one the job is not supported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import re
+import resource
+import time
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from harness.rank.settings import KeyProblem, SettingError
+from harness.rank.start.entry import DIALECTS
+from harness.run_folder.job import Job, JobError, read_job
+
+SCHEMA = 1
+TRACED = "traced: allocations counted over two steps on fake tensors, what the peak has besides"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What a dialect built and how far it came."""
+
+    parts: Iterable[Any]
+    """The modules of this rank."""
+    optimizers: Iterable[Any]
+    stages: tuple[int, ...]
+    """Pipeline stages on this rank; more than one with a looped schedule."""
+    model_parameters: int
+    """Of the whole model, all stages."""
+    estimated: int | None = None
+    """Bytes of activations by formula, where the steps could not be traced."""
+    how: str = TRACED
+    stand_ins: tuple[str, ...] = ()
+    """Sentences: what was put in the place of what is not there."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """What else the dialect saw: compiled blocks, async TP, boundary problems."""
+
+
+def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
+    """Dry-run one rank of a job; never raises for what is wrong with the job."""
+    begun = time.monotonic()
+    try:
+        job = read_job(path, segment)
+        found = _run(job, rank)
+    except SettingError as error:
+        found = {"problems": [asdict(problem) for problem in error.problems]}
+    except JobError as error:
+        found = {"problems": [asdict(KeyProblem("", str(error)))]}
+    except Exception as error:  # noqa: BLE001 - whatever torchtitan raises is the job's problem
+        traceback.print_exc()
+        found = {"problems": [asdict(_problem(error))]}
+    return {
+        "schema": SCHEMA,
+        "rank": rank,
+        "problems": [],
+        **found,
+        "seconds": round(time.monotonic() - begun, 1),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _run(job: Job, rank: int) -> dict[str, Any]:
+    package = DIALECTS[job.dialect]
+    dialect = importlib.import_module(package)
+    if importlib.util.find_spec(f"{package}.dry_run") is None:
+        release = job.dialect.removeprefix("titan_").replace("_", ".")
+        return {"unsupported": f"there is no dry run of torchtitan {release} yet"}
+    # The machine's own device: fake tensors of a GPU need a torch that was built for one.
+    dialect.preload("cpu")
+    from harness.rank.dry_run.meter import Meter
+    from harness.rank.dry_run.sharding import sharding_problems
+
+    world = math.prod(asdict(replace(job.parallelism, ep=1)).values())
+    os.environ.update(NGPU=str(world), WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK="0")
+    module = importlib.import_module(f"{package}.dry_run")
+    meter = Meter()
+    stepped: Stepped = module.take_steps(job, meter)
+    return {
+        "world_size": world,
+        "degrees": asdict(job.parallelism),
+        "stages": list(stepped.stages),
+        **_memory(stepped, meter),
+        "float8_modules": _float8(stepped.parts),
+        "sharding_problems": sharding_problems(stepped.parts, job.parallelism),
+        "stand_ins": list(stepped.stand_ins),
+        **stepped.more,
+    }
+
+
+def _memory(stepped: Stepped, meter: Any) -> dict[str, Any]:
+    """Bytes on this rank; those of parameters, gradients and states are exact."""
+    parameters = [parameter for part in stepped.parts for parameter in part.parameters()]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    own = sum(map(local_bytes, parameters))
+    states = sum(map(local_bytes, _states(stepped.optimizers)))
+    if stepped.estimated is None:
+        gradients = sum(local_bytes(each.grad) for each in trained if each.grad is not None)
+        activations = meter.peak - own - gradients - states
+    else:
+        gradients = sum(map(local_bytes, trained))  # of a parameter's shape and type
+        activations = stepped.estimated
+    return {
+        "parameters": {
+            "count": sum(each.numel() for each in parameters),
+            "of_model": stepped.model_parameters,
+            "bytes": own,
+        },
+        "gradients": {"bytes": gradients},
+        "optimizer_states": {"bytes": states},
+        "activations": {"bytes": activations, "how": stepped.how},
+        "peak_bytes": own + gradients + states + activations,
+    }
+
+
+def local_bytes(tensor: Any) -> int:
+    """Of the shard on this rank, or of a tensor that is whole on it."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return int(local.numel()) * int(local.element_size())
+
+
+def _states(optimizers: Iterable[Any]) -> Iterable[Any]:
+    for optimizer in optimizers:
+        for state in optimizer.state.values():
+            yield from (value for value in state.values() if hasattr(value, "element_size"))
+
+
+def _float8(parts: Iterable[Any]) -> int:
+    return sum(
+        any(base.__name__ == "Float8Linear" for base in type(module).__mro__)
+        for part in parts
+        for module in part.modules()
+    )
+
+
+def _problem(error: Exception) -> KeyProblem:
+    message = _ADDRESS.sub("", " ".join(str(error).split())) or "no message"
+    where = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in where if "torchtitan" in frame.filename.split("/")]
+    place = f", in torchtitan's {theirs[-1].name}" if theirs else ""
+    sentence = f"{message} ({type(error).__name__}{place})"
+    return KeyProblem(key_of(sentence), sentence)
+
+
+_SPEAKS_OF = (
+    # A stage without layers, in torchtitan 0.3.0: as 4 layers over 4 stages with CP.
+    (r"list index out of range.*apply_cp_to_forward", "parallelism.pp"),
+    (r"n_(kv_)?heads|num_(kv_)?heads|attention heads", "parallelism.tp"),
+    (r"seq(uence)?[ _]len", "training.seq_len"),
+    (r"global.batch.size", "training.global_batch_size"),
+    (r"micro-?batch|local.batch.size|\bbatch size", "training.local_batch_size"),
+    (r"stages?\b|layers_per_stage|pipeline", "parallelism.pp"),
+    (r"context.parallel|\bCP\b|load balancer", "parallelism.cp"),
+    (r"expert", "parallelism.ep"),
+    (r"float8", "techniques"),
+    (r"tensor.parallel|\bTP\b|\btp\b", "parallelism.tp"),
+    (r"parallel dims|WORLD_SIZE", "parallelism"),
+)
+
+
+def key_of(message: str) -> str:
+    """The dotted key that a message is about; empty when it names none that we know."""
+    for pattern, key in _SPEAKS_OF:
+        if re.search(pattern, message, re.IGNORECASE if pattern.islower() else 0):
+            return key
+    return ""

@@ -1,0 +1,125 @@
+"""Buffers at a sampled step, sketched as parameters are: a router's biases, running statistics.
+
+A buffer lies whole on many ranks, in several pipeline stages and replicas; each is counted once.
+Whether copies agree is what ``harness.rank.recorder.replicas`` looks at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+
+from harness.rank.recorder import world
+from harness.rank.recorder.cross_entropy import local_part
+from harness.rank.recorder.grad_norm import assign_shards
+from harness.rank.recorder.names import canonical
+from harness.rank.recorder.placement import Held, HeldRun, PlacementError, held, local_shard
+from harness.rank.recorder.sketch import (
+    SQUARES,
+    SUMS,
+    WIDTH,
+    HashedPart,
+    ShardHash,
+    Sketcher,
+    folded,
+    hashed_parts,
+)
+from harness.run_folder import arrays as contract
+
+LARGEST = 1 << 24
+"""Entries of a buffer that is still looked at: a table longer than this is made, not learnt."""
+
+
+class _Owned(NamedTuple):
+    """A buffer, or a shard of one, that this rank counts."""
+
+    row: int
+    part: torch.nn.Module
+    name: str
+    """In ``part``: a buffer may be replaced by another tensor at any time."""
+    held: Held | HeldRun
+    parts: tuple[HashedPart, ...]
+
+
+class BufferSamples:
+    """A rank's part of the buffers' rows. Making one is collective over the world."""
+
+    def __init__(self, model_parts: Sequence[torch.nn.Module], device: torch.device) -> None:
+        mine: dict[str, tuple[torch.nn.Module, str, torch.Tensor]] = {}
+        for part in model_parts:
+            for name, buffer in part.named_buffers():
+                if _readable(buffer):
+                    mine.setdefault(canonical(name), (part, name, _as_real(buffer)))
+        counted = _alike_everywhere({name: tuple(each[2].shape) for name, each in mine.items()})
+        shards = assign_shards([(name, mine[name][2]) for name in mine if name in counted])
+        self.names = shards.names
+        """Canonical names of the buffers of the whole model, sorted."""
+        self.sizes = shards.sizes
+        """Entries of each whole buffer; a complex entry is two."""
+        self._device = device
+        self._owned: list[_Owned] = []
+        for row, buffer in shards.owned:
+            part, name, _ = mine[self.names[row]]
+            try:
+                held_here = held(buffer)
+            except PlacementError:
+                continue
+            parts = hashed_parts(self.names[row], held_here, device)
+            self._owned.append(_Owned(row, part, name, held_here, parts))
+        told = {each.row for each in self._owned}
+        self._untold = [row for row, _ in shards.owned if row not in told]
+
+    @torch.no_grad()
+    def finish(self, sketcher: Sketcher) -> torch.Tensor:
+        """Shape (buffers, SUMS + 1), float64: what this rank adds to sketches and squares.
+
+        A buffer that is gone, or has another shape than when training began, has NaN.
+        """
+        added = torch.zeros(len(self.names), WIDTH, dtype=torch.float64, device=self._device)
+        untold = list(self._untold)
+        values: list[tuple[int, ShardHash, torch.Tensor]] = []
+        now = {id(part): dict(part.named_buffers()) for part in {each.part for each in self._owned}}
+        for each in self._owned:
+            buffer = now[id(each.part)].get(each.name)
+            shard = local_shard(_as_real(buffer)) if buffer is not None else None
+            if shard is None or not each.held.fits(tuple(shard.shape)):
+                untold.append(each.row)
+            else:
+                values += [(each.row, part.hash, part.of(shard)) for part in each.parts]
+        sketcher.add(values, added)
+        added[untold] = math.nan
+        return torch.cat([folded(added), added[:, SQUARES, None]], dim=1)
+
+    def arrays(self, table: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays of the file from the sum of all ranks' rows."""
+        return contract.buffers(
+            self.names, self.sizes, norm=np.sqrt(table[:, SUMS]), sketch=table[:, :SUMS]
+        )
+
+
+def _readable(buffer: torch.Tensor) -> bool:
+    """Whether entries can be told: not on no device, and no complex numbers in shards."""
+    cut = isinstance(buffer, DTensor) and not all(each.is_replicate() for each in buffer.placements)
+    return not buffer.is_meta and buffer.numel() <= LARGEST and not (buffer.is_complex() and cut)
+
+
+def _as_real(buffer: torch.Tensor) -> torch.Tensor:
+    """A complex buffer, which every rank has whole, as pairs of real numbers."""
+    return torch.view_as_real(local_part(buffer)) if buffer.is_complex() else buffer
+
+
+def _alike_everywhere(shapes: dict[str, tuple[int, ...]]) -> set[str]:
+    """Names of buffers that have one shape on all ranks that hold them. Collective.
+
+    Where shapes differ, ranks hold pieces cut by hand or things of their own.
+    """
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for some in world.everyones(shapes):
+        for name, shape in some.items():
+            found.setdefault(name, set()).add(shape)
+    return {name for name, different in found.items() if len(different) == 1}

@@ -1,0 +1,78 @@
+"""All that a checkpoint holds, as evidence: ``state/saved-…npz`` and ``state/loaded-…npz``.
+
+Parameters and every state of the optimizer are sketched as whole tensors, by the hash that is their
+parameter's: what ranks of one sharding saved can be compared with what ranks of another loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from harness.rank.recorder.post_step_state import PostStepSamples, states_of
+from harness.rank.recorder.sketch import SUMS
+from harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
+from harness.run_folder.arrays import PARAMETERS, write_arrays
+from harness.run_folder.layout import arrays_name
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Where the training stands, as the trainer itself counts."""
+
+    lr: float
+    """The rate that the next optimizer step will use."""
+    trainer_step: int
+    tokens_seen: int
+    """Over all ranks."""
+    samples_consumed: int
+    """Samples that all ranks have been given; UNKNOWN when the loader does not tell."""
+
+
+class StateSamples:
+    """A rank's part of the evidence of checkpoints; on the writer, its files."""
+
+    def __init__(
+        self,
+        tensors: TensorSamples,
+        after: PostStepSamples,
+        optimizers: Sequence[torch.optim.Optimizer],
+        folder: Path | None,
+    ) -> None:
+        """``folder`` is None but on the writer."""
+        self._tensors = tensors
+        self._after = after
+        self._optimizers = optimizers
+        self._folder = folder
+
+    @torch.no_grad()
+    def write(self, event: str, step: int, counters: Counters) -> None:
+        """Sketch the state as it is now. Collective over the world.
+
+        Args:
+            event: ``layout.SAVED`` or ``layout.LOADED``, with which the file's name begins.
+            step: of the checkpoint.
+            counters: as they are now.
+        """
+        states, left = self._after.finish()
+        rows = [self._tensors.parameter_rows()]
+        rows += [self._tensors.rows_of(self._kept(state)) for state in states]
+        parameters, *sketched, norms = sum_over_ranks([*rows, left])
+        if self._folder is None:
+            return
+        arrays = self._tensors.arrays(step, {PARAMETERS: parameters})
+        arrays |= self._after.arrays(states, norms)
+        del arrays["clipped_norm"]  # says nothing: a load leaves no gradients
+        sketches = np.array([table[:, :SUMS] for table in sketched])
+        shape = (len(states), len(parameters), SUMS)
+        arrays["state_sketch"] = sketches.reshape(shape).swapaxes(0, 1)
+        arrays |= {name: np.array(value) for name, value in asdict(counters).items()}
+        write_arrays(self._folder / arrays_name(event, step), arrays)
+
+    def _kept(self, state: str) -> Callable[[torch.Tensor], torch.Tensor | None]:
+        kept = states_of(self._optimizers)
+        return lambda parameter: kept.get(id(parameter), {}).get(state)

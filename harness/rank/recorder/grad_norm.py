@@ -1,0 +1,201 @@
+"""The global gradient norm again, in float64, each distinct shard counted once.
+
+Which ranks hold the same shard is decided once, before the first step, from the placements: a
+shard's key is its parameter's canonical name and its coordinates on the mesh dimensions that
+shard it. Replicated dimensions are left out of the key, so of all ranks that hold a copy just one
+counts it, whatever mixture of FSDP, HSDP, DDP, TP, CP and PP made the copies. Shards with copies
+are shared out, so that no rank waits for another that counts them all.
+
+A gradient may be a DTensor of partial sums when it is clipped (a replicated norm weight under TP
+alone, in torchtitan 0.2.2): clipping and the optimizer, which are DTensor operations, reduce it
+when they read it. Each rank's own part is neither the gradient nor a copy of it, so
+``whole_gradients`` makes it whole for as long as one looks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.placement_types import Placement
+
+from harness.rank.recorder import world
+from harness.rank.recorder.cross_entropy import local_part
+from harness.rank.recorder.flat_shard import FlatShard
+from harness.rank.recorder.names import canonical
+
+_BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
+"""Entries converted to float64 at a time."""
+
+ShardKey = tuple[str, tuple[tuple[str, int], ...]]
+"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it, or the first
+entry and the end of a run."""
+
+
+@dataclass(slots=True)
+class GradNorm:
+    """Which gradients this rank counts, and the latest squared norms."""
+
+    names: tuple[str, ...]
+    """Canonical names of every trainable parameter of the whole model, sorted."""
+    sizes: tuple[int, ...]
+    """Entries of each whole parameter."""
+    owned: list[tuple[int, torch.Tensor]]
+    """Index into ``names`` and the parameter, where this rank is the one that counts it."""
+    problems: list[str] = field(default_factory=list)
+    """Gradients that cannot be counted, in words; a norm with one of them is no evidence."""
+
+    @torch.no_grad()
+    def squares(self) -> list[float]:
+        """Per entry of ``names``, the sum of squares of this rank's own shards of its gradient."""
+        self.problems.clear()
+        shards: list[tuple[int, torch.Tensor]] = []
+        for index, parameter in self.owned:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            problem = placement_problem(parameter, gradient)
+            if problem:
+                self.problems.append(f"{self.names[index]}: {problem}")
+                continue
+            shards.append((index, local_part(gradient)))
+        return square_sums(shards, len(self.names))
+
+
+def square_sums(shards: Iterable[tuple[int, torch.Tensor]], rows: int) -> list[float]:
+    """Per row, the sum of squares of its shards in float64; a row without shards has 0."""
+    indices: list[int] = []
+    blocks: list[torch.Tensor] = []
+    for index, shard in shards:
+        limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
+        # In blocks: a float64 norm may make a float64 copy.
+        parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
+        indices.extend([index] * len(parts))
+        blocks.extend(parts)
+    sums = [0.0] * rows
+    if blocks:  # one call, and one transfer from the device, for all
+        norms = torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)).tolist()
+        for index, norm in zip(indices, norms, strict=True):
+            sums[index] += norm**2
+    return sums
+
+
+def trainable(model_parts: Iterable[torch.nn.Module]) -> list[tuple[str, torch.nn.Parameter]]:
+    """This rank's trainable parameters by canonical name; a tied weight appears once."""
+    return [
+        (canonical(name), parameter)
+        for part in model_parts
+        for name, parameter in part.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def assign_shards(parameters: Sequence[tuple[str, torch.Tensor]]) -> GradNorm:
+    """Decide which rank counts which shard, of parameters or buffers. Collective over the world."""
+    mine = [
+        (shard_key(name, parameter), parameter.numel(), local_part(parameter).numel())
+        for name, parameter in parameters
+    ]
+    everyone = world.everyones(mine)
+    sizes = {key[0]: size for shards in everyone for key, size, _ in shards}
+    owner = _owners([[(key, entries) for key, _, entries in shards] for shards in everyone])
+    names = tuple(sorted(sizes))
+    index = {name: position for position, name in enumerate(names)}
+    owned = [
+        (index[name], parameter)
+        for (key, *_), (name, parameter) in zip(mine, parameters, strict=True)
+        if owner[key] == world.rank()
+    ]
+    return GradNorm(names, tuple(sizes[name] for name in names), owned)
+
+
+def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
+    """The same on all ranks that hold the same shard of the same tensor, and only there."""
+    if isinstance(tensor, FlatShard) and not tensor.is_whole:
+        return name, (("start", tensor.start), ("stop", tensor.stop))
+    if not isinstance(tensor, DTensor):
+        return name, ()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
+    dims = mesh.mesh_dim_names or tuple(str(dim) for dim in range(mesh.ndim))
+    sharded = tuple(
+        (dims[dim], coordinate[dim])
+        for dim, placement in enumerate(tensor.placements)
+        if not isinstance(placement, Replicate) and mesh.size(dim) > 1
+    )
+    return name, sharded
+
+
+def _owners(everyone: Sequence[Sequence[tuple[ShardKey, int]]]) -> dict[ShardKey, int]:
+    """Which rank counts each shard; every rank finds the same.
+
+    ``everyone`` has each rank's shards and their entries. What one rank alone holds is its own;
+    the rest goes, largest shards first, to the holder with the fewest entries so far.
+    """
+    entries: dict[ShardKey, int] = {}
+    holders: dict[ShardKey, list[int]] = defaultdict(list)
+    for rank, shards in enumerate(everyone):
+        for key, count in shards:
+            entries.setdefault(key, count)
+            holders[key].append(rank)
+    load = [0] * len(everyone)
+    owner: dict[ShardKey, int] = {}
+    for key in sorted(holders, key=lambda key: (len(holders[key]) > 1, -entries[key], key)):
+        rank = min(holders[key], key=lambda holder: (load[holder], holder))
+        owner[key] = rank
+        load[rank] += entries[key]
+    return owner
+
+
+def global_norm(rows: Sequence[Sequence[float]]) -> float:
+    """Square root of the sum over ranks and parameters, rounded once."""
+    return math.sqrt(math.fsum(square for row in rows for square in row))
+
+
+def placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
+    """Why a gradient's shards do not add up to its norm; empty when they do."""
+    placements = _placements(gradient)
+    if any(placement.is_partial() for placement in placements):
+        return f"gradient is an unreduced partial sum, placements {placements}"
+    if placements != _placements(parameter):
+        return f"gradient is placed {placements}, its parameter {_placements(parameter)}"
+    if _run(gradient) != _run(parameter):
+        return f"gradient is entries {_run(gradient)}, its parameter {_run(parameter)}"
+    return ""
+
+
+def _placements(tensor: torch.Tensor) -> tuple[Placement, ...]:
+    return tuple(tensor.placements) if isinstance(tensor, DTensor) else ()
+
+
+def _run(tensor: torch.Tensor | FlatShard) -> tuple[int, int] | None:
+    return (tensor.start, tensor.stop) if isinstance(tensor, FlatShard) else None
+
+
+@contextmanager
+def whole_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """While it lasts, ``grad`` of each parameter lies as the parameter does.
+
+    Collective over the meshes of gradients that are partial sums; nothing happens where none is.
+    """
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    with torch.no_grad():
+        for parameter in parameters:
+            if not isinstance(parameter, DTensor):
+                continue
+            gradient = parameter.grad
+            if not isinstance(gradient, DTensor):
+                continue
+            if any(placement.is_partial() for placement in gradient.placements):
+                kept.append((parameter, gradient))
+                parameter.grad = gradient.redistribute(placements=parameter.placements)
+    try:
+        yield
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient

@@ -1,0 +1,252 @@
+"""Per-tensor evidence of a sampled step, ``tensors/step-NNNNNNNN.npz``, and of frozen steps.
+
+Each rank sketches the shards that it counts in the gradient norm, and one sum over the ranks makes
+the rows of the whole tensors, whatever the sharding. No tensor is ever gathered. What frozen steps
+leave is ``frozen.npz``, one entry per batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from harness.rank.recorder import world
+from harness.rank.recorder.buffers import BufferSamples
+from harness.rank.recorder.grad_norm import placement_problem
+from harness.rank.recorder.placement import local_shard
+from harness.rank.recorder.post_step_state import PostStepSamples
+from harness.rank.recorder.rows import Rows, Shard
+from harness.rank.recorder.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
+from harness.run_folder import arrays as contract
+from harness.run_folder.arrays import frozen_steps, head, write_arrays
+from harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
+
+_SMALLEST_BLOCK = 1 << 16
+"""Entries sketched at a time, at least: working memory of 0.7 MiB."""
+_LARGEST_BLOCK = 1 << 22
+_COLUMNS = SUMS + 3
+"""Of a parameter's row when it is summed over ranks: sketch, square, zeros, not finite."""
+
+Table = npt.NDArray[np.float64]
+
+
+class TensorSamples:
+    """A rank's part of the samples; on the writer, their file.
+
+    A tensor that cannot be counted has NaN in its row, no zeros, all entries not finite, and a
+    sentence in ``problems``.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        folder: Path | None,
+        device: torch.device,
+        after: PostStepSamples,
+        buffers: BufferSamples,
+    ) -> None:
+        """``folder`` is None but on the writer."""
+        self.problems: list[str] = []
+        """Tensors that cannot be counted, in sentences; the caller clears it."""
+        self.rows = rows
+        self._folder = folder
+        self._after = after
+        self._buffers = buffers
+        self._sketcher = Sketcher(_block(shard.parameter for shard in rows.shards), device)
+        self._gradients: torch.Tensor | None = None
+        self._device = device
+
+    @torch.no_grad()
+    def gradients(self) -> None:
+        """Sketch the gradients as they are now. No collective happens here."""
+        uncounted = dict(self.rows.unknown)
+        values: list[tuple[Shard, torch.Tensor | None]] = []
+        for shard in self.rows.shards:
+            gradient = shard.parameter.grad
+            problem = _gradient_problem(shard, gradient)
+            if problem:
+                uncounted[shard.row] = problem
+            else:
+                values.append((shard, None if gradient is None else local_shard(gradient)))
+        self._gradients = self._rows(values, uncounted)
+
+    @torch.no_grad()
+    def gradients_of_all(self) -> Table:
+        """Shape (rows, _COLUMNS): the gradients sketched last. Collective over the world."""
+        return sum_over_ranks([self._taken_gradients()])[0]
+
+    def _taken_gradients(self) -> torch.Tensor:
+        rows = self._gradients
+        self._gradients = None
+        if rows is None:
+            self.problems.append("gradients were not sampled: the trainer did not clip them")
+            shape = (len(self.rows.names), _COLUMNS)
+            rows = torch.full(shape, torch.nan, dtype=torch.float64, device=self._device)
+        return rows
+
+    @torch.no_grad()
+    def finish(self, step: int) -> None:
+        """Sketch the parameters, add up all ranks' rows, write them. Collective over the world."""
+        rows = {contract.PARAMETERS: self.parameter_rows()}
+        if step > 0:
+            rows[contract.GRADIENTS] = self._taken_gradients()
+        added = [*rows.values()]
+        states: tuple[str, ...] = ()
+        if step > 0:
+            states, left = self._after.finish()
+            added += [left, self._buffers.finish(self._sketcher)]
+        everyone = sum_over_ranks(added)
+        if self._folder is None:
+            return
+        tables = dict(zip(rows, everyone, strict=False))
+        arrays = self.arrays(step, tables)
+        if step > 0:
+            arrays |= self._after.arrays(states, everyone[-2])
+            arrays |= self._buffers.arrays(everyone[-1])
+        contract.write_arrays(self._folder / arrays_name(SAMPLE, step), arrays)
+
+    @torch.no_grad()
+    def parameter_rows(self) -> torch.Tensor:
+        """What this rank adds to the rows of the parameters as they are now. No collective."""
+        values = [(shard, local_shard(shard.parameter)) for shard in self.rows.shards]
+        return self._rows(values, self.rows.unknown)
+
+    @torch.no_grad()
+    def rows_of(self, kept: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor:
+        """The same for a tensor that is kept for each parameter, placed as it is; NaN without one.
+
+        It is hashed by the row's name, as the parameter itself.
+        """
+        values: list[tuple[Shard, torch.Tensor | None]] = []
+        absent: list[int] = []
+        for shard in self.rows.shards:
+            if not shard.numel:  # optimizers keep nothing for a shard without entries
+                continue
+            value = kept(shard.parameter)
+            if value is None or placement_problem(shard.parameter, value):
+                absent.append(shard.row)
+            else:
+                values.append((shard, local_shard(value)))
+        rows = self._rows(values, self.rows.unknown)
+        rows[absent] = torch.nan
+        return rows
+
+    def _rows(
+        self,
+        values: Iterable[tuple[Shard, torch.Tensor | None]],
+        uncounted: Mapping[int, str],
+    ) -> torch.Tensor:
+        """Shape (rows, _COLUMNS), float64: what this rank adds to them."""
+        added = torch.zeros(len(self.rows.names), WIDTH, dtype=torch.float64, device=self._device)
+        entries, not_finite = [0] * len(added), [0] * len(added)
+        present = []
+        for shard, value in values:
+            entries[shard.row] += shard.numel
+            if value is not None:
+                chosen = shard.of(value)
+                present += [(shard.row, part.hash, part.of(chosen)) for part in shard.parts]
+        self._sketcher.add(present, added)
+        finite = added[:, SQUARES].isfinite().tolist()
+        for row, hashed, value in present:
+            if not finite[row]:
+                not_finite[row] += self._sketcher.not_finite(hashed, value)
+        counts = added.new_tensor([entries, not_finite])
+        rows = torch.cat(
+            [
+                folded(added),
+                added[:, SQUARES, None],
+                (counts[0] - added[:, NOT_ZERO])[:, None],
+                counts[1][:, None],
+            ],
+            dim=1,
+        )
+        for row, problem in uncounted.items():
+            rows[row] = torch.nan
+            self.problems.append(f"{self.rows.names[row]}: {problem}")
+        return rows
+
+    def arrays(self, step: int, tables: Mapping[str, Table]) -> dict[str, np.ndarray]:
+        """The arrays of the file; ``tables`` has the whole tensors' rows by kind."""
+        sizes = np.array(self.rows.sizes, dtype=np.int64)
+        arrays = contract.head(self.rows.names, self.rows.sizes, step)
+        for kind, table in tables.items():
+            zeros, not_finite = table[:, SUMS + 1], table[:, SUMS + 2]
+            counted = np.isfinite(zeros)
+            arrays |= contract.rows(
+                kind,
+                sketch=table[:, :SUMS],
+                norm=np.sqrt(table[:, SUMS]),
+                zeros=np.where(counted, zeros, 0).astype(np.int64),
+                not_finite=np.where(counted, not_finite, sizes).astype(np.int64),
+            )
+        return arrays
+
+
+def sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
+    """Add up tables of the same shapes on all ranks, in one reduction. Collective."""
+    flat = world.add_up_(torch.cat([table.reshape(-1) for table in tables]))
+    parts = flat.cpu().split([table.numel() for table in tables])
+    return [part.view(table.shape).numpy() for part, table in zip(parts, tables, strict=True)]
+
+
+def _gradient_problem(shard: Shard, gradient: torch.Tensor | None) -> str:
+    """Why a gradient cannot be sketched; empty when it can, or when there is none."""
+    if gradient is None:
+        return ""
+    problem = placement_problem(shard.parameter, gradient)
+    shape = tuple(local_shard(gradient).shape)
+    if not problem and not shard.held.fits(shape):
+        return f"gradient's shard has shape {shape}, its parameter's {shard.held.shape}"
+    return problem
+
+
+def _block(parameters: Iterable[torch.Tensor]) -> int:
+    """Entries to sketch at a time: working memory stays below the largest shard."""
+    shards = (local_shard(parameter) for parameter in parameters)
+    largest = max((shard.numel() * shard.element_size() for shard in shards), default=0)
+    return max(_SMALLEST_BLOCK, min(largest // 16, _LARGEST_BLOCK))
+
+
+class FrozenSamples:
+    """Collects the frozen steps, on every rank alike; one of them writes the file."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._gradients: list[Table] = []
+        self._measured: list[Mapping[str, Any]] = []
+
+    def add(self, gradients: Table, measured: Mapping[str, Any]) -> None:
+        """One frozen step: the rows of its whole gradients, and what a step's line would say."""
+        self._gradients.append(gradients)
+        self._measured.append(measured)
+
+    def write(self, folder: Path) -> None:
+        """Write the file atomically. The last step that was added took the first batch again.
+
+        A loss that could not be measured is NaN, a digest that could not is empty.
+        """
+        *first, again = self._gradients
+        *measured, _ = self._measured
+        rows = np.stack(first)
+        losses = [each["loss_recomputed"] for each in measured]
+        problems = {each for some in self._measured for each in some.get("problems", ())}
+        if self._measured[-1]["batch_digest"] != self._measured[0]["batch_digest"]:
+            problems.add("the second pass over the first frozen batch took other samples")
+        write_arrays(
+            folder / FROZEN,
+            head(self._rows.names, self._rows.sizes)
+            | frozen_steps(
+                sketch=rows[:, :, :SUMS],
+                norm=np.sqrt(rows[:, :, SUMS]),
+                loss=[math.nan if loss is None else loss for loss in losses],
+                batch_digests=[each["batch_digest"] or "" for each in measured],
+                again=again[:, :SUMS],
+                problems=sorted(problems),
+            ),
+        )

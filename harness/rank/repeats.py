@@ -1,0 +1,169 @@
+"""Repeats of a control that are moved by as much as rounding may move a right run.
+
+``repeat = "ulp"``: every initial weight is moved by one unit in the last place. A rerun of a
+deterministic set-up is bit-identical and so teaches nothing about rounding. Moving each weight to a
+neighbouring floating-point number is a change no larger than rounding itself, so how far such a run
+drifts is how far rounding alone can carry a correct one.
+
+``repeat = "rounding"``: what is computed in low precision is rounded another way. Where weights are
+cast to bfloat16, a weight that is moved by one unit in the last place of float32 is cast to the
+same number: ``ulp`` then shows nothing of the rounding by which right runs differ. So here results
+themselves are moved, after every module's forward pass and in its backward pass:
+
+- Entries in bfloat16 or float16 are moved to a neighbouring number, up or down, one in six. Two
+  implementations of one operation round the same real number, or nearly so, after sums in other
+  orders. If their errors are independent and each uniform within half a spacing h either way, their
+  difference has the variance h**2 / 6: that of a move by h with probability 1 / 6.
+- Operands of Float8 layers are scaled by another factor, up to 2, before they are cast. Mathematics
+  takes it out again; every entry is rounded anew. Other shardings do so, as each has maxima of its
+  own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Shard
+
+from harness.rank.recorder.bits import mixed
+from harness.rank.recorder.names import canonical
+from harness.rank.recorder.placement import held, local_shard
+
+_BLOCK_ELEMENTS = 1 << 20
+
+
+@torch.no_grad()
+def move_by_one_ulp(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
+    """Move each element up or down, by a hash of seed, parameter's name and global index.
+
+    The direction depends on nothing else, so every sharding of the same model is moved to the
+    same weights and replicas stay equal. Raises PlacementError where a shard's global indices
+    cannot be told.
+    """
+    for part in model_parts:
+        move_tensors(((canonical(name), each) for name, each in part.named_parameters()), seed)
+
+
+@torch.no_grad()
+def move_tensors(parameters: Iterable[tuple[str, Any]], seed: int) -> None:
+    """The same for parameters, or flat shards of them, by canonical name."""
+    for name, parameter in parameters:
+        local = local_shard(parameter)
+        flat = local.reshape(-1)
+        for block, index in held(parameter).blocks(_BLOCK_ELEMENTS, local.device):
+            up = direction(name, index, seed)
+            towards = torch.where(up, torch.inf, -torch.inf).to(flat.dtype)
+            flat[block] = torch.nextafter(flat[block], towards)
+        if not local.is_contiguous():  # then the flat shard is a copy
+            local.copy_(flat.view(local.shape))
+
+
+def direction(name: str, index: torch.Tensor, seed: int) -> torch.Tensor:
+    """Per element of a named tensor, by its global flat index (int64): up or down."""
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    return mixed(index, int.from_bytes(digest, "little")) < 0
+
+
+LOW = (torch.bfloat16, torch.float16)
+ONE_IN = 6
+"""See above: one entry in so many is moved."""
+
+
+def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
+    """Hook every module of the parts; what Float8 layers scale is patched in torchao.
+
+    Ranks that hold copies of an activation have to move it alike: give them the same seed.
+    """
+    state = _State(seed)
+    # An operator of our own: what compiles a module takes it as it is.
+    move = torch.library.custom_op("converge::move", state.moved, mutates_args=())
+    move.register_fake(torch.empty_like)
+    move.register_autograd(lambda _, gradient: move(gradient))
+    for part in model_parts:
+        for module in _rounding(part):
+            module.register_forward_hook(lambda _module, _given, result: _moved(result, move))
+    if importlib.util.find_spec("torchao") is not None:
+        _scale_otherwise(state)
+
+
+def _rounding(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Modules that compute something themselves, and blocks, which add their input."""
+    for module in part.modules():
+        leaf = next(module.children(), None) is None
+        if leaf or hasattr(module, "feed_forward"):
+            yield module
+
+
+def _moved(result: Any, move: Any) -> Any:
+    """A module's result; what no rank can move alike with the others is left as it is."""
+    if not isinstance(result, torch.Tensor) or result.dtype not in LOW:
+        return result
+    if not isinstance(result, DTensor):
+        return move(result)
+    if not all(isinstance(placement, Shard) for placement in result.placements):
+        return result
+    local = move(result.to_local())
+    return DTensor.from_local(
+        local,
+        result.device_mesh,
+        result.placements,
+        shape=result.shape,
+        stride=result.stride(),
+        run_check=False,
+    )
+
+
+class _State:
+    """Random numbers of its own: the trainer's stay what they are."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[device]
+
+    def moved(self, values: torch.Tensor) -> torch.Tensor:
+        """The entries, one in six of them at a neighbouring number; zeros stay zero."""
+        if values.dtype not in LOW:  # a gradient may be kept in more
+            return values.clone()
+        drawn = torch.randint(
+            2 * ONE_IN,
+            values.shape,
+            dtype=torch.int16,
+            device=values.device,
+            generator=self._generator(values.device),
+        )
+        # Neighbours of a number are the neighbours of its bits as an integer, away from zero.
+        bits = values.contiguous().view(torch.int16)
+        step = (drawn == 0).to(torch.int16) - (drawn == 1).to(torch.int16)
+        # Nothing becomes infinite or NaN that was not, and what is zero stays so.
+        inner = (values != 0) & values.isfinite() & (values.abs() < torch.finfo(values.dtype).max)
+        return torch.where(inner, bits + step, bits).view(values.dtype).clone()
+
+    def factor(self, amax: torch.Tensor) -> torch.Tensor:
+        """By which a Float8 scale is multiplied: above 1/2, at most 1."""
+        drawn = torch.rand(
+            (), dtype=torch.float32, device=amax.device, generator=self._generator(amax.device)
+        )
+        return 1 - drawn / 2
+
+
+def _scale_otherwise(state: _State) -> None:
+    from torchao.float8 import float8_utils
+
+    scale_of = float8_utils.amax_to_scale
+    factor = torch.library.custom_op("converge::factor", state.factor, mutates_args=())
+    factor.register_fake(lambda amax: torch.empty((), dtype=torch.float32, device=amax.device))
+
+    def scale_otherwise(amax: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        scale = scale_of(amax, *args, **kwargs)
+        return scale * factor(amax.detach()).to(scale.dtype)
+
+    float8_utils.amax_to_scale = scale_otherwise

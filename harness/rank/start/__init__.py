@@ -1,0 +1,11 @@
+"""How a rank, and whatever starts it, comes to life, and ends.
+
+::
+
+    entry.py      preload (for a warm-start fork server), run, check; dialects by name
+    agent.py      torchrun's agent, tied to the life of the harness
+    node.py       one node of a Slurm job, which then is an agent
+    warm.py       the fork server; stub.py: how torchrun reaches it
+    loopback.py   stores of ranks on one machine; on_loopback/: the same for any program
+    parent.py     a rank dies with the process that started it
+"""

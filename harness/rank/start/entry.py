@@ -1,0 +1,101 @@
+"""Start a rank: import its dialect (perhaps ahead of time), then run or check a job.
+
+A dialect is a package (``DIALECTS``) with three functions::
+
+    preload(device: str) -> None          imports and the patches that must come before them
+    run(job: Job) -> None                 train, or write the seed checkpoint
+    check(job: Job) -> list[KeyProblem]   build the config only
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+from dataclasses import replace
+from types import ModuleType
+
+from harness.rank.inject import inject_problems
+from harness.rank.settings import KeyProblem
+from harness.rank.start.loopback import listen_on_loopback
+from harness.rank.start.parent import die_with_parent
+from harness.run_folder.job import Job, JobError, read_job
+
+DIALECTS = {"titan_0_3": "harness.rank.titan.v0_3", "titan_0_2": "harness.rank.titan.v0_2"}
+"""What ``job.json`` calls a release to the package that speaks to it."""
+
+
+def preload(dialect: str, device: str) -> None:
+    """Import everything heavy that ranks of a dialect need, and nothing that a fork would break.
+
+    Leaves the process single-threaded, without a process group and without a CUDA context:
+    a child forked from it may set ``os.environ`` to a rank's and call ``run``.
+    """
+    _dialect(dialect).preload(device)
+
+
+def run(job_path: str, segment: int | None = None) -> None:
+    """Be one rank of the job in a file; the rank's place comes from torchrun's environment.
+
+    An elastic job is run segment by segment, each in a torchrun call of its own.
+
+    An exception reaches torchelastic's error file (``TORCHELASTIC_ERROR_FILE``, read now and not
+    at import, so that a forked child uses its own) and is raised again.
+    """
+    die_with_parent()
+    # The harness sends it before it kills a hung run: standard error then says where each rank is.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    record(_run)(job_path, segment)
+
+
+def check(job_path: str) -> list[KeyProblem]:
+    """Problems of the job's config, or of every segment's, found without starting anything."""
+    job = read_job(job_path)
+    module = _load(job)
+    found = _segments_problems(module, job_path, job) if job.segments else module.check(job)
+    return [*found, *inject_problems(job.inject)]
+
+
+def _segments_problems(module: ModuleType, job_path: str, job: Job) -> list[KeyProblem]:
+    """Those that all segments have, once; then each segment's own, with its place."""
+    found: list[list[KeyProblem]] = [
+        module.check(read_job(job_path, index)) for index in range(len(job.segments))
+    ]
+    common = [problem for problem in found[0] if all(problem in other for other in found)]
+    own = [
+        (f"in segment {index} (until step {segment.until})", problem)
+        for index, (segment, problems) in enumerate(zip(job.segments, found, strict=True))
+        for problem in problems
+        if problem not in common
+    ]
+    return [
+        *common,
+        *(replace(problem, message=f"{place}: {problem.message}") for place, problem in own),
+    ]
+
+
+def _run(job_path: str, segment: int | None) -> None:
+    job = read_job(job_path, segment)
+    if job.segments and segment is None:
+        raise JobError(
+            f"{job_path}: has {len(job.segments)} segments: say which one to run (--segment INDEX)"
+        )
+    job = job.on_world(int(os.environ["WORLD_SIZE"]))
+    module = _load(job)
+    listen_on_loopback()
+    module.run(job)
+
+
+def _load(job: Job) -> ModuleType:
+    module = _dialect(job.dialect)
+    module.preload(job.device)
+    return module
+
+
+def _dialect(name: str) -> ModuleType:
+    if name not in DIALECTS:
+        raise ValueError(f"dialect {name!r} is unknown; known are {', '.join(DIALECTS)}")
+    return importlib.import_module(DIALECTS[name])

@@ -1,0 +1,104 @@
+"""``python -m harness.rank.start.node --logs LOGS --call N -- ARGUMENTS``: a Slurm job's node.
+
+srun starts it once per node. ``ARGUMENTS`` are torchrun's, the same on every node and in every
+life of the job; what differs is read from what Slurm says of the node and the job. Then it is
+``harness.rank.start.agent``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.rank.start import agent
+from harness.rank.start.parent import PARENT_VARIABLE
+
+_FOREIGN = re.compile(
+    r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
+    rf"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PET_.*|PYTHON_EXEC|{PARENT_VARIABLE}"
+    rf"|{agent.TOGETHER_VARIABLE})"
+)
+"""Variables of a torchrun around the shell that sbatch was called in; sbatch hands them on."""
+_KEEP_ALIVE_S, _KEEP_ALIVES = 5, 12
+"""A node that gives no sign of life for their product is taken for lost. torchrun's own 15 s are
+short for an agent on a network file system; Slurm sees a dead node by itself."""
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="harness.rank.start.node")
+    parser.add_argument("--logs", type=Path, required=True, help="folder of all calls' logs")
+    parser.add_argument("--call", type=int, required=True, help="of the first life of the job")
+    parser.add_argument("torchrun", nargs="+", help="arguments of torchrun, after --")
+    asked = parser.parse_args(arguments)
+    call = asked.call + _number("SLURM_RESTART_COUNT")
+    node = _number("SLURM_NODEID")
+    logs = log_folder(asked.logs, call, node)
+    logs.mkdir(parents=True, exist_ok=True)
+    _keep_output(logs / "torchrun.log")
+    for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
+        del os.environ[name]
+    os.environ[agent.FAILURES_VARIABLE] = str(logs / "failures.json")
+    arguments = [*node_arguments(os.environ, logs, call), *asked.torchrun]
+    if _number("SLURM_STEP_NUM_NODES") > 1:
+        return agent.main(arguments)
+    with tempfile.TemporaryDirectory(prefix="converge-") as private:  # of mode 0700
+        return agent.main([f"--rdzv-endpoint={private}/rendezvous", *arguments])
+
+
+def log_folder(logs: Path, call: int, node: int) -> Path:
+    """Where the agent of a node leaves what it and its ranks print, and how they failed."""
+    return logs / (f"call-{call:02d}" + (f".node-{node}" if node else ""))
+
+
+def node_arguments(slurm: Mapping[str, str], logs: Path, call: int) -> list[str]:
+    """What torchrun is told on this node, in this life of the job; ``slurm`` is the environment.
+
+    They go before the others: of two of a kind, the later counts.
+    """
+    arguments = [
+        # No agent of an earlier life, or of a job before this one, must come to this rendezvous.
+        f"--rdzv-id={slurm.get('SLURM_JOB_ID', 'job')}.{call}",
+        f"--log-dir={logs}",
+    ]
+    if _number("SLURM_STEP_NUM_NODES", slurm) > 1:
+        is_host = int(_number("SLURM_NODEID", slurm) == 0)
+        arguments.append(
+            f"--rdzv-conf=is_host={is_host},keep_alive_interval={_KEEP_ALIVE_S},"
+            f"keep_alive_max_attempt={_KEEP_ALIVES}"
+        )
+        name = slurm.get("SLURMD_NODENAME", "")
+        if name and _resolves(name):
+            # Ranks meet on the node of rank 0, under this name: the host's own may be one that
+            # only it can resolve.
+            arguments.append(f"--local-addr={name}")
+    return arguments
+
+
+def _keep_output(log: Path) -> None:
+    """Print into a file from now on, as far as this process and its children go."""
+    print(f"{socket.gethostname()}: torchrun prints to {log}", flush=True)
+    with log.open("ab") as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+
+
+def _number(name: str, slurm: Mapping[str, str] | None = None) -> int:
+    return int((os.environ if slurm is None else slurm).get(name) or 0)
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""torchtitan: ``common/`` is the same for every release, ``v0_2/`` and ``v0_3/`` speak to one."""

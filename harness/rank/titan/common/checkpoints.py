@@ -1,0 +1,109 @@
+"""When a trainer writes checkpoints and from which it starts, the same for every dialect.
+
+The checkpoints are torchtitan's own, and so are the load and the choice of the newest whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness.rank.recorder.checkpoint_state import Counters
+from harness.rank.recorder.step_recorder import StepRecorder
+from harness.rank.recorder.trainer_view import rate_of
+from harness.run_folder.arrays import UNKNOWN
+from harness.run_folder.checkpoints import write_manifest
+from harness.run_folder.job import Job
+from harness.run_folder.layout import CHECKPOINTS, checkpoint_of
+
+
+def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
+    """What a job means for the trainer's table ``checkpoint``."""
+    if job.makes_seed_checkpoint:
+        yield "checkpoint.enable", True
+        yield "checkpoint.create_seed_checkpoint", True
+        return
+    if job.resumes:
+        yield "checkpoint.enable", True
+        yield "checkpoint.load_only", False
+        yield "checkpoint.folder", CHECKPOINTS
+        # At which of its multiples a checkpoint is really written, the watched save decides.
+        yield "checkpoint.interval", job.checkpoint_every or job.last_step
+        yield "checkpoint.async_mode", "disabled"
+        yield "checkpoint.keep_latest_k", 0
+    elif job.seed_checkpoint:
+        yield "checkpoint.enable", True
+        yield "checkpoint.load_only", True
+    if job.seed_checkpoint:
+        yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
+
+
+def watch_checkpoints(trainer: Any, job: Job, recorder: StepRecorder) -> None:
+    """Save and stop where the job says, and leave evidence of each save and load.
+
+    What was loaded is looked at when training is about to begin, not when the load returns: what
+    an injected wrapper does to the load is then seen.
+    """
+    checkpointer = trainer.checkpointer
+    save, load = checkpointer.save, checkpointer.dcp_load
+    continues = trainer.should_continue_training
+    source: str | None = None
+    began = False
+
+    def watched_load(state_dict: Any, checkpoint_id: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal source
+        source = checkpoint_id
+        return load(state_dict, checkpoint_id, *args, **kwargs)
+
+    def watched_save(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002 (theirs)
+        if not job.saves_at(curr_step):
+            return False
+        recorder.on_save(curr_step, counters(trainer))
+        saved = save(curr_step, last_step=last_step)
+        if dist.get_rank() == 0:
+            write_manifest(checkpoint_of(job.run_folder, curr_step), curr_step, recorder.folder)
+        return saved
+
+    def watched_continues() -> bool:
+        nonlocal began
+        if not began:
+            began = True
+            recorder.on_load(_loaded_step(source, job), counters(trainer))
+        return trainer.step < job.last_step and continues()
+
+    checkpointer.dcp_load = watched_load
+    checkpointer.save = watched_save
+    trainer.should_continue_training = watched_continues
+
+
+def counters(trainer: Any) -> Counters:
+    """The trainer's own counters as they are now. Collective over the ranks of each loss."""
+    tokens = torch.tensor(trainer.ntokens_seen, dtype=torch.int64, device=trainer.device)
+    mesh = trainer.parallel_dims.get_optional_mesh("loss")
+    if mesh is not None:  # as torchtitan's own metric n_tokens_seen
+        dist.all_reduce(tokens, group=mesh.get_group())
+    return Counters(
+        lr=rate_of(trainer.optimizers),
+        trainer_step=trainer.step,
+        tokens_seen=int(tokens),
+        samples_consumed=int(trainer.dataloader.state_dict().get("consumed", UNKNOWN)),
+    )
+
+
+def _loaded_step(source: str | None, job: Job) -> int | None:
+    """Of the checkpoint that was loaded; 0 for the seed checkpoint, None for one of no known place.
+
+    A run without a seed checkpoint starts at step 0 from the trainer's own weights.
+    """
+    if source is None:
+        return 0 if job.seed_checkpoint is None else None
+    path = Path(source)
+    if path == job.seed_checkpoint:
+        return 0
+    if path.parent != job.run_folder / CHECKPOINTS:
+        return None
+    return int(path.name.removeprefix("step-"))

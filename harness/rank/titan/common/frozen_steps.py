@@ -1,0 +1,140 @@
+"""Frozen steps: forward and backward passes at the initial weights, before training begins.
+
+Two right runs part after their first update, and what is then compared is drift as much as error.
+At frozen weights nothing drifts: every batch shows again what the first step shows, on other
+samples. No optimizer steps, and all that a pass changes (gradients, buffers, random numbers, the
+loader's place, counters, weights that something else than an optimizer moves) is put back, so that
+training goes on as if there had been none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from harness.rank.recorder.placement import local_shard
+from harness.rank.recorder.step_recorder import StepRecorder
+from harness.run_folder.job import Job
+
+
+def add_frozen_steps(trainer: Any, job: Job, recorder: StepRecorder) -> None:
+    """Have a torchtitan trainer make the job's frozen steps when it is about to train.
+
+    Only a fresh start makes them: a run that resumes is at other weights.
+    """
+    continues = trainer.should_continue_training
+    began = False
+
+    def watched_continues() -> bool:
+        nonlocal began
+        if not began:
+            began = True
+            if job.frozen and trainer.step == 0:
+                _make(trainer, job.frozen, recorder)
+        return continues()
+
+    trainer.should_continue_training = watched_continues
+
+
+def _make(trainer: Any, count: int, recorder: StepRecorder) -> None:
+    """Train steps of the trainer itself, as it is by now, that update nothing.
+
+    One more than ``count``: the first batch comes twice. A run whose two passes over it differ
+    draws random numbers (dropout, stochastic rounding), and this says how far they move gradients.
+    """
+    weights = _shards(trainer)
+    # In the memory of the host: a second copy of the weights may not fit beside the first.
+    initial = [shard.to("cpu", copy=True) for shard in weights]
+    with _put_back(trainer) as start, _without_updates(trainer):
+        trainer.step = 1  # what depends on the step sees the first one
+        batches = trainer.batch_generator(trainer.dataloader)
+        for number in range(count + 1):
+            if number == count:  # the first batch once more, with the random numbers that come next
+                trainer.dataloader.load_state_dict(start)
+                batches = trainer.batch_generator(trainer.dataloader)
+            _clear_gradients(trainer)
+            recorder.begin_frozen()
+            trainer.train_step(batches)
+            recorder.end_frozen()
+            # A trainer that decays or clips weights by itself does so before the optimizer's step.
+            with torch.no_grad():
+                for shard, value in zip(weights, initial, strict=True):
+                    shard.copy_(value)
+    recorder.close_frozen()
+
+
+def _shards(trainer: Any) -> list[torch.Tensor]:
+    """This rank's part of every weight."""
+    return [local_shard(weight) for part in trainer.model_parts for weight in part.parameters()]
+
+
+@contextmanager
+def _without_updates(trainer: Any) -> Iterator[None]:
+    """No update of weights, optimizer state or learning rate, and nothing is logged."""
+    silenced = (
+        (trainer.optimizers, "step", None),
+        (trainer.lr_schedulers, "step", None),
+        (trainer.metrics_processor, "should_log", False),
+        (trainer.metrics_processor, "log", None),
+    )
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in silenced]
+    for owner, name, answer in silenced:
+        setattr(owner, name, lambda *_, answer=answer, **__: answer)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+@contextmanager
+def _put_back(trainer: Any) -> Iterator[dict[str, Any]]:
+    """Restore what forward and backward passes change, weights aside.
+
+    Gives the loader's state, from which it goes on in the end.
+    """
+    loader = trainer.dataloader.state_dict()
+    buffers = [
+        (buffer, buffer.detach().clone())
+        for part in trainer.model_parts
+        for buffer in part.buffers()
+    ]
+    processor = trainer.metrics_processor
+    counted = trainer.ntokens_seen, processor.ntokens_since_last_log
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    on_gpu = torch.cuda.get_rng_state_all() if trainer.device.type == "cuda" else None
+    step = trainer.step
+    try:
+        yield loader
+    finally:
+        trainer.step = step
+        _clear_gradients(trainer)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        trainer.ntokens_seen, processor.ntokens_since_last_log = counted
+        processor.data_loading_times.clear()
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002 (libraries still use it)
+        torch.set_rng_state(states[2])
+        if on_gpu is not None:
+            torch.cuda.set_rng_state_all(on_gpu)
+        trainer.dataloader.load_state_dict(loader)
+
+
+def _clear_gradients(trainer: Any) -> None:
+    """As before the first step, whatever the optimizer knows of: each frozen step is a first one.
+
+    A trainer clears gradients by its optimizers, and a parameter that a bug keeps from them would
+    bring those of all frozen steps into training.
+    """
+    for part in trainer.model_parts:
+        part.zero_grad(set_to_none=True)

@@ -1,0 +1,113 @@
+"""What a rank does, from its job to the last step."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import time
+import types
+from typing import Any
+
+import torch.distributed as dist
+
+from harness.rank.inject import call_injected
+from harness.rank.recorder.step_recorder import StepRecorder
+from harness.rank.repeats import move_by_one_ulp, round_otherwise
+from harness.rank.settings import SettingError
+from harness.rank.titan.v0_2.config import Built, build
+from harness.rank.titan.v0_2.shim import Prepared, prepare
+from harness.run_folder.job import Job
+
+_HEAVY = (
+    "torchtitan.train",
+    "torchtitan.models.llama3",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+)
+"""What ranks import while they build, train and load: paid once by a warm start."""
+
+
+def preload(device: str) -> None:
+    """Import what every rank needs; on a CPU, after the patches that must come before."""
+    if device == "cpu":
+        from harness.rank.titan.common.cpu import prepare_torch
+
+        prepare_torch()
+    for name in _HEAVY:
+        importlib.import_module(name)
+
+
+def run(job: Job) -> None:
+    """Train, or write the seed checkpoint.
+
+    Raises SettingError with the keys that torchtitan's config does not take.
+    """
+    from torchtitan.tools.logging import init_logger
+    from torchtitan.train import Trainer
+
+    from harness.rank.titan.v0_2 import train_spec
+
+    init_logger()
+    built = build(job)
+    if built.problems:
+        raise SettingError(*built.problems)
+    spec = train_spec.register(job, built.config)
+    prepared = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
+    _end_without_sleeping()
+    trainer = Trainer(built.config)
+    try:
+        if job.makes_seed_checkpoint:
+            trainer.checkpointer.save(curr_step=0, last_step=True)
+        else:
+            _train(trainer, job, built, prepared)
+    finally:
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
+    from harness.rank.faults import install_faults
+    from harness.rank.titan.v0_2 import audit, hooks
+
+    injected: list[str] = []
+
+    def after_first_step(recorder: StepRecorder) -> None:
+        audit.write_in_force(trainer, built, prepared, recorder, injected)
+
+    recorder = hooks.attach(trainer, job, after_first_step)
+    if job.repeat == "ulp":
+        _move_loaded_weights(trainer, job.repeat_seed)
+    if job.repeat == "rounding":
+        round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + recorder.view.dp_rank)
+    if job.inject is not None:
+        injected.append(call_injected(job.inject, trainer))
+    if recorder.this_pass:
+        install_faults(trainer, job, recorder.this_pass.number)
+    trainer.train()
+    recorder.close()
+    # The rank that serves the process group's store must not leave before the others are done.
+    dist.barrier()
+
+
+def _end_without_sleeping() -> None:
+    """``Trainer.train`` ends with two seconds of sleep on rank 0, for other ranks to finish.
+
+    A barrier makes sure of that here, and the sleep would only make every job longer.
+    """
+    from torchtitan import train
+
+    train.time = types.SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda _: None)
+
+
+def _move_loaded_weights(trainer: Any, seed: int) -> None:
+    """Move the weights once the seed checkpoint is loaded, which ``train`` begins with."""
+    load = trainer.checkpointer.load
+
+    @functools.wraps(load)
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
+        return loaded
+
+    trainer.checkpointer.load = load_and_move

@@ -1,0 +1,59 @@
+"""torchtitan 0.3: its config is built in Python, its trainer runs as it is and is watched.
+
+::
+
+    patches.py      torch APIs newer than 2.13 that it calls, and what it assumes of a GPU
+    attention.py    FlexAttention with a dense mask, for the CPU
+    config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
+    shape.py        the model's shape and its Float8 layers
+    loaders.py      which dataloader reads the corpus, by the job's word
+    streaming_data.py, streaming_package.py
+                    MosaicML Streaming's as one, and the package in a rank
+    hooks.py        the recorder's places in a built trainer
+    audit.py        what is really in force, read from the live objects
+    dry_run.py      two steps on fake tensors, with stand-ins for what is not there
+    training.py     one rank of a job, from config to the last step
+
+This file imports nothing of torchtitan: ``preload`` must patch torch first.
+"""
+
+from __future__ import annotations
+
+from harness.rank.settings import KeyProblem, SettingError
+from harness.run_folder.job import Job
+
+
+def preload(device: str) -> None:
+    """Import torchtitan and everything of it that a rank uses, fit to fork afterwards."""
+    if device == "cpu":
+        from harness.rank.titan.common.cpu import prepare_torch
+
+        prepare_torch()
+    from harness.rank.titan.v0_3 import patches
+
+    patches.complete_torch()
+    from harness.rank.titan.v0_3 import training
+
+    training.preload()
+    if device == "cpu":
+        from harness.rank.titan.v0_3.patches import prepare_torchtitan
+
+        prepare_torchtitan()
+
+
+def run(job: Job) -> None:
+    """Be one rank of the job: train, or write the seed checkpoint."""
+    from harness.rank.titan.v0_3 import training
+
+    training.run(job)
+
+
+def check(job: Job) -> list[KeyProblem]:
+    """What is wrong with the job's config; empty when torchtitan takes it."""
+    from harness.rank.titan.v0_3.config import build_config
+
+    try:
+        build_config(job)
+    except SettingError as error:
+        return list(error.problems)
+    return []

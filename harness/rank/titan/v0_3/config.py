@@ -1,0 +1,244 @@
+"""A job as torchtitan's own ``Trainer.Config``.
+
+torchtitan 0.3 has no job files, and its command line is frozen and about to go: a config is a
+Python function. So one is called, and what the train config, the job and the experiment say is
+set on the dataclasses it returns, in this order (later wins): base config function, model shape,
+``settings`` of the train config, what the harness implies, techniques, the experiment's ``set``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchtitan.components.loss import ChunkedLossWrapper
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from harness.rank.titan.common.checkpoints import checkpoint_settings
+from harness.rank.titan.common.job_checks import (
+    loader_problems,
+    repeat_problems,
+    unknown_components,
+    unknown_fixes,
+)
+from harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
+from harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
+from harness.run_folder.job import Degrees, Job
+
+_CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
+_CHECKPOINTING_TABLE = "activation_checkpoint"
+_CHECKPOINTING_KEY = f"{_CHECKPOINTING_TABLE}.mode"
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltConfig:
+    """torchtitan's config of a job."""
+
+    trainer: Any
+    """A ``torchtitan.trainer.Trainer.Config``."""
+    flat: Mapping[str, Any]
+    """Every value by dotted key, as it was before the trainer filled in what it derives."""
+    declared: tuple[str, ...]
+    """The keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
+
+
+def build_config(job: Job) -> BuiltConfig:
+    """Raises SettingError when torchtitan does not take what the job says."""
+    config = _base(job)
+    # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
+    _refuse(
+        [
+            *unknown_fixes(job, known=()),
+            *repeat_problems(job),
+            *loader_problems(job, LOADERS),
+        ]
+    )
+    config.model_spec = reshape_model(config.model_spec, job.train_config.model)
+    _tell_loss_the_vocabulary(config)
+    if job.device == "cpu":
+        use_dense_attention(config.model_spec.model)
+    _apply_all(config, flatten(job.train_config.settings))
+    declared = _apply_all(config, [*_implied(job), *_techniques(job)])
+    declared += _use_float8(config, job)
+    declared += _use_corpus(config, job)
+    declared += _apply_all(config, job.overrides.items())
+    if isinstance(config.dataloader, SampleLoader.Config):
+        config.dataloader.global_batch_size = config.training.global_batch_size
+    _refuse(unknown_components(config))
+    _validate(config)
+    flat = _flat(config)
+    # The mode chooses another class, with keys of its own.
+    parts = [_CHECKPOINTING_TABLE if key == _CHECKPOINTING_KEY else key for key in declared]
+    keys = tuple(key for key in flat if any(_belongs(key, part) for part in parts))
+    return BuiltConfig(config, flat, keys)
+
+
+def _base(job: Job) -> Any:
+    """What the config function of ``[converge] module`` and ``config`` returns."""
+    from torchtitan.models import _supported_models
+
+    base = job.train_config
+    supported = tuple(sorted(_supported_models))
+    if base.module not in supported:
+        raise SettingError(
+            KeyProblem("converge.module", f"{base.module!r} is no model of torchtitan", supported)
+        )
+    registry = importlib.import_module(f"torchtitan.models.{base.module}.config_registry")
+    function = getattr(registry, base.config or "", None)
+    if not callable(function):
+        valid = tuple(
+            name
+            for name, value in vars(registry).items()
+            if getattr(value, "__module__", None) == registry.__name__ and name[0] != "_"
+        )
+        raise SettingError(
+            KeyProblem("converge.config", f"{base.config!r} is no config of {base.module}", valid)
+        )
+    return function()
+
+
+def _implied(job: Job) -> Iterable[tuple[str, Any]]:
+    """What the harness itself decides for every job."""
+    seed = job.makes_seed_checkpoint
+    degrees = Degrees() if seed else job.parallelism
+    yield "parallelism.data_parallel_replicate_degree", degrees.dp_replicate
+    yield "parallelism.data_parallel_shard_degree", degrees.dp_shard
+    yield "parallelism.tensor_parallel_degree", degrees.tp
+    yield "parallelism.context_parallel_degree", degrees.cp
+    yield "parallelism.pipeline_parallel_degree", degrees.pp
+    yield "parallelism.expert_parallel_degree", degrees.ep
+    if job.pipeline_schedule and not seed:
+        yield "parallelism.pipeline_parallel_schedule", job.pipeline_schedule
+    if job.spmd_backend:
+        yield "parallelism.spmd_backend", job.spmd_backend
+    yield "training.steps", job.steps
+    if job.device == "cpu" or degrees.pp > 1:
+        yield "training.disable_cuda_graphs", True
+    yield "debug.seed", job.seed
+    yield "debug.deterministic", True
+    yield "metrics.log_freq", 1
+    yield "dump_folder", str(job.run_folder)
+    yield from checkpoint_settings(job)
+
+
+def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
+    """Settings that techniques stand for; Float8 is no setting (``use_float8``)."""
+    if job.makes_seed_checkpoint:  # weights are shared by all techniques
+        return
+    known = {"compile", "async_tp", "float8", "float8_rowwise", "bf16"}
+    for technique in job.techniques:
+        if technique not in known:
+            raise SettingError(
+                KeyProblem(
+                    "techniques",
+                    f"{technique!r} does not exist in torchtitan 0.3",
+                    tuple(sorted(known)),
+                )
+            )
+    if "compile" in job.techniques:
+        yield "compile.enable", True
+    if "async_tp" in job.techniques:
+        if job.device == "cpu":
+            raise SettingError(
+                KeyProblem("techniques", "async_tp on a CPU runs in toolchain torchtitan-0.2.2")
+            )
+        yield "compile.enable_async_tensor_parallel", True
+    if "bf16" in job.techniques:
+        yield "training.dtype", "bfloat16"
+        yield "training.mixed_precision_param", "bfloat16"
+    if job.cp_rotation not in (None, "allgather"):
+        raise SettingError(
+            KeyProblem(
+                "cp_rotation",
+                f"torchtitan 0.3 gathers keys and values, it cannot do {job.cp_rotation!r}",
+                ("allgather",),
+            )
+        )
+
+
+def _use_float8(config: Any, job: Job) -> list[str]:
+    wanted = [t for t in job.techniques if t in ("float8", "float8_rowwise")]
+    if job.makes_seed_checkpoint or not wanted:
+        return []
+    config.model_spec = use_float8(
+        config.model_spec, wanted[-1], device=job.device, compiled=config.compile.enable
+    )
+    return ["model_spec.model"]
+
+
+def _use_corpus(config: Any, job: Job) -> list[str]:
+    if job.data_folder is None:
+        return []
+    config.hf_assets_path = str(job.data_folder)
+    config.dataloader = loader_config(job, job.data_folder)
+    return ["hf_assets_path", "dataloader"]
+
+
+def _apply_all(config: Any, settings: Iterable[tuple[str, Any]]) -> list[str]:
+    """Apply settings and return their keys; one error for all that do not fit."""
+    keys: list[str] = []
+    problems: list[KeyProblem] = []
+    for key, value in settings:
+        keys.append(key)
+        try:
+            _apply(config, key, value)
+        except SettingError as error:
+            problems += error.problems
+    _refuse(problems)
+    return keys
+
+
+def _refuse(problems: Sequence[KeyProblem]) -> None:
+    if problems:
+        raise SettingError(*problems)
+
+
+def _apply(config: Any, key: str, value: Any) -> None:
+    if key != _CHECKPOINTING_KEY:
+        apply_setting(config, key, value)
+        return
+    # torchtitan picks activation checkpointing by the class of its config, which no dotted key
+    # can say; 0.2's key for it is kept.
+    if value not in _CHECKPOINTING:
+        raise SettingError(
+            KeyProblem(key, f"takes no {value!r}", tuple(repr(mode) for mode in _CHECKPOINTING))
+        )
+    chosen = _CHECKPOINTING[value]
+    config.activation_checkpoint = chosen.Config() if chosen else None
+
+
+def _tell_loss_the_vocabulary(config: Any) -> None:
+    loss = config.loss
+    if isinstance(loss, ChunkedLossWrapper.Config):
+        loss = loss.loss_fn
+    if hasattr(loss, "global_vocab_size"):
+        loss.global_vocab_size = config.model_spec.model.vocab_size
+
+
+def _validate(config: Any) -> None:
+    """Run torchtitan's own checks, which its dataclasses make only while they are built."""
+    for table in (config.parallelism, config.compile, config.checkpoint, config):
+        check = getattr(table, "__post_init__", None)
+        if check is None:
+            continue
+        try:
+            check()
+        except ValueError as error:
+            raise SettingError(KeyProblem("", f"torchtitan refuses the config: {error}")) from error
+
+
+def _flat(config: Any) -> dict[str, Any]:
+    """The config by dotted keys; functions are named without their addresses."""
+    return {
+        key: _ADDRESS.sub("", value) if isinstance(value, str) else value
+        for key, value in flatten(config.to_dict())
+    }
+
+
+def _belongs(key: str, part: str) -> bool:
+    return key == part or key.startswith((f"{part}.", f"{part}["))

@@ -1,0 +1,156 @@
+"""Where the recorder touches a built torchtitan 0.3 trainer.
+
+Every hook wraps what was there and is put on the instance (or, for the one free function, on its
+module), before ``inject``: an injected wrapper lies outside and its effects are seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torchtitan
+import torchtitan.trainer as trainer_module
+from torchtitan.components.loss import ChunkedLossWrapper
+from torchtitan.distributed import utils as distributed_utils
+from torchtitan.models.common.attention import FusedQKVLinear
+
+from harness.rank.recorder.names import canonical
+from harness.rank.recorder.rows import Fused
+from harness.rank.recorder.step_recorder import StepRecorder
+from harness.rank.recorder.trainer_view import TrainerView, rate_of
+from harness.rank.titan.common.checkpoints import watch_checkpoints
+from harness.rank.titan.common.clipping import watch_clipping
+from harness.rank.titan.common.frozen_steps import add_frozen_steps
+from harness.rank.titan.common.pipelining import ignore_shape_inference
+from harness.run_folder.job import Job
+
+_NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
+
+
+def attach(
+    trainer: Any, job: Job, after_first_step: Callable[[StepRecorder], None]
+) -> StepRecorder:
+    """Put a recorder on a built trainer. Collective over the world.
+
+    ``after_first_step`` is called on every rank when the first step's evidence is complete.
+    """
+    recorder = StepRecorder(_view(trainer), job)
+    _watch_loss(trainer, recorder)
+    if trainer.parallel_dims.pp_enabled:
+        ignore_shape_inference(trainer.pp_schedule, recorder)
+    watch_clipping(distributed_utils, trainer_module, recorder)
+    _watch_metrics(trainer, recorder)
+    _watch_steps(trainer, recorder, lambda: after_first_step(recorder))
+    add_frozen_steps(trainer, job, recorder)
+    if job.resumes:
+        watch_checkpoints(trainer, job, recorder)
+    return recorder
+
+
+def _view(trainer: Any) -> TrainerView:
+    dims = trainer.parallel_dims
+    tp = dims.get_optional_mesh("tp")
+    batch = dims.get_optional_mesh("batch")
+    tp_rank = tp.get_local_rank() if tp is not None else 0
+    others = [dims.get_optional_mesh(name) for name in ("cp", "pp")]
+    return TrainerView(
+        model_parts=tuple(trainer.model_parts),
+        dp_rank=batch.get_local_rank() if batch is not None else 0,
+        first_of_dp=tp_rank == 0
+        and all(mesh is None or mesh.get_local_rank() == 0 for mesh in others),
+        has_last_stage=not dims.pp_enabled or trainer.pp_has_last_stage,
+        tp_rank=tp_rank,
+        tp_group=tp.get_group() if tp is not None else None,
+        vocab_size=trainer.model_config.vocab_size,
+        device=trainer.device,
+        optimizers=tuple(trainer.optimizers),
+        learning_rate=lambda: rate_of(trainer.optimizers),
+        fused=dict(_fused(trainer.model_parts)),
+        versions={"torch": torch.__version__, "torchtitan": torchtitan.__version__},
+    )
+
+
+def _fused(parts: Iterable[torch.nn.Module]) -> Iterator[tuple[str, Fused]]:
+    """Queries, keys and values in one matrix, head by head, under the checkpoint's own names."""
+    for part in parts:
+        for prefix, module in part.named_modules():
+            if not isinstance(module, FusedQKVLinear):
+                continue
+            pattern = (0,) * module.heads_per_kv + (1, 2)
+            for kind, _ in module.wqkv.named_parameters():
+                names = tuple(canonical(f"{prefix}.{each}.{kind}") for each in ("wq", "wk", "wv"))
+                yield (
+                    canonical(f"{prefix}.wqkv.{kind}"),
+                    Fused(names, module.head_dim, pattern),
+                )
+
+
+def _watch_loss(trainer: Any, recorder: StepRecorder) -> None:
+    """Look at logits and labels just outside the loss function, which may be compiled.
+
+    Chunked loss calls the inner function once per chunk, a pipeline once per microbatch on its
+    last stage.
+    """
+    loss = trainer.loss_fn
+    if isinstance(loss, ChunkedLossWrapper):
+        loss = loss.loss_fn
+    compute = loss.fn
+
+    def watched(pred: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        recorder.on_logits(pred, labels)
+        return compute(pred, labels, **kwargs)
+
+    loss.fn = watched
+
+
+def _watch_metrics(trainer: Any, recorder: StepRecorder) -> None:
+    """The floats that torchtitan is about to round for its console and TensorBoard."""
+    metrics = trainer.metrics_processor
+    log = metrics.log
+
+    def watched(step: int, loss: float, max_loss: float, grad_norm: float, **kwargs: Any) -> None:
+        recorder.on_log(loss, grad_norm)
+        log(step, loss, max_loss, grad_norm, **kwargs)
+
+    metrics.log = watched
+
+
+def _watch_steps(
+    trainer: Any, recorder: StepRecorder, after_first_step: Callable[[], None]
+) -> None:
+    """Frame every step, and look at the batches that it really takes."""
+    train_step = trainer.train_step
+    first = True
+
+    def watched(batches: Iterator[Any]) -> None:
+        nonlocal first
+        if recorder.is_frozen:
+            train_step(_watch_batches(batches, recorder))
+            return
+        recorder.begin_step(trainer.step)
+        try:
+            train_step(_watch_batches(batches, recorder))
+        except RuntimeError as error:
+            reported = _NOT_FINITE.search(str(error))
+            if reported is None:
+                raise
+            # torchtitan stops before it logs. All ranks of the last pipeline stage come here and
+            # all others return normally, so everyone takes part in ending the step.
+            recorder.on_log(float(reported[1]), None)
+            recorder.end_step()
+            raise
+        recorder.end_step()
+        if first:
+            first = False
+            after_first_step()
+
+    trainer.train_step = watched
+
+
+def _watch_batches(batches: Iterator[Any], recorder: StepRecorder) -> Iterator[Any]:
+    for inputs, labels in batches:
+        recorder.on_batch(inputs["input"], labels)
+        yield inputs, labels

@@ -1,0 +1,127 @@
+"""Which of torchtitan 0.3's dataloaders reads the corpus, by the job's word for it.
+
+``SampleLoader`` is ours: the project's data order (``harness.rank.titan.common.data_order``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+
+from harness.rank.settings import KeyProblem, SettingError
+from harness.rank.titan.common.data_order import SampleStream, open_corpus
+from harness.rank.titan.common.documents import NAME, documents_of, register_documents
+from harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
+from harness.run_folder.job import Job
+from harness.run_folder.layout import STREAMING
+
+
+def loader_config(job: Job, data_folder: Path) -> Any:
+    """A config of the job's loader; a seed checkpoint reads nothing, so it gets our own."""
+    return LOADERS["converge" if job.makes_seed_checkpoint else job.train_config.loader](
+        job, data_folder
+    )
+
+
+def _ours(job: Job, data_folder: Path) -> Any:
+    folder = str(data_folder)
+    return SampleLoader.Config(
+        dataset=NAME,
+        dataset_path=folder,
+        folder=folder,
+        seed=job.seed,
+        global_batch_size=-1,  # known when all settings are applied
+        order_seed=job.order_seed,
+    )
+
+
+def _stock(job: Job, data_folder: Path) -> Any:
+    register_documents(job.run_folder)
+    return HuggingFaceTextDataLoader.Config(
+        dataset=NAME, dataset_path=str(documents_of(data_folder))
+    )
+
+
+def _streaming(job: Job, data_folder: Path) -> Any:
+    """Raises SettingError when the package is not in this toolchain."""
+    if not is_installed():
+        raise SettingError(
+            KeyProblem(
+                "converge.data.loader",
+                f"'streaming' needs mosaicml-streaming, which this toolchain has not: set "
+                f"toolchain = {TOOLCHAIN!r}",
+            )
+        )
+    from harness.rank.titan.v0_3.streaming_data import StreamingLoader
+
+    folder = str(data_folder)
+    return StreamingLoader.Config(
+        dataset=NAME, dataset_path=folder, folder=folder, locks=str(job.run_folder / STREAMING)
+    )
+
+
+LOADERS: dict[str, Callable[[Job, Path], Any]] = {
+    "converge": _ours,
+    "torchtitan": _stock,
+    "streaming": _streaming,
+}
+
+
+class SampleLoader(BaseDataLoader):
+    """Batches whose samples do not depend on the data-parallel degree.
+
+    torchtitan's own loader splits the dataset by rank: other degrees read other samples from the
+    first step on.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """Where the corpus is, and what decides the order of its samples."""
+
+        folder: str
+        """Folder with ``corpus.json`` and ``tokens.npy``."""
+        seed: int
+        global_batch_size: int
+        order_seed: int | None = None
+        """As in ``SampleStream``."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        **_: Any,
+    ) -> None:
+        global_batch_size = config.global_batch_size
+        if global_batch_size < 0:  # torchtitan's way to say: no gradient accumulation
+            global_batch_size = local_batch_size * dp_world_size
+        self._stream = SampleStream(
+            open_corpus(Path(config.folder)),
+            seq_len=seq_len,
+            seed=config.seed,
+            global_batch_size=global_batch_size,
+            batch_size=local_batch_size,
+            dp_rank=dp_rank,
+            dp_degree=dp_world_size,
+            order_seed=config.order_seed,
+        )
+
+    def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+        for sample in self._stream:
+            yield {"input": sample.inputs, "positions": sample.positions}, sample.labels
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"consumed": torch.tensor(self._stream.consumed)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict:
+            self._stream.consumed = int(state_dict["consumed"])

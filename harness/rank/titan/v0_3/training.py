@@ -1,0 +1,117 @@
+"""One rank of a job, from its config to the last step."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch._functorch.config
+import torch._inductor.config
+import torch.distributed as dist
+from torchtitan.observability import structured_logger
+from torchtitan.tools.logging import init_logger, logger
+
+from harness.rank.faults import install_faults
+from harness.rank.inject import call_injected
+from harness.rank.repeats import move_by_one_ulp, round_otherwise
+from harness.rank.titan.common.audit import Happened
+from harness.rank.titan.common.counters import FusionCount, RotationCount
+from harness.rank.titan.v0_3 import attention, audit, hooks
+from harness.rank.titan.v0_3.config import BuiltConfig, build_config
+from harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
+from harness.run_folder.job import Job
+
+_HEAVY = (
+    "torchtitan.trainer",
+    "torchtitan.models.llama3.config_registry",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+)
+"""What ranks import only while they build, train and load: paid once by a warm start."""
+
+
+def preload() -> None:
+    """Import what a rank will need later, so that a forked rank finds it imported."""
+    for name in _HEAVY:
+        importlib.import_module(name)
+    if is_installed():
+        import_streaming()
+
+
+def run(job: Job) -> None:
+    """Train, or write the seed checkpoint.
+
+    Raises SettingError when the config cannot be built, InjectError when ``inject`` cannot be
+    found, and whatever the trainer raises.
+    """
+    init_logger()
+    config = build_config(job)
+    structured_logger.init_structured_logger(
+        source="training",
+        output_dir=config.trainer.dump_folder,
+        enable=config.trainer.debug.enable_structured_logging,
+    )
+    fusion = _prepare_compile(config.trainer.compile, job.device)
+    trainer = config.trainer.build()
+    try:
+        if job.makes_seed_checkpoint:
+            trainer.checkpointer.save(curr_step=0, last_step=True)
+            logger.info("Created seed checkpoint")
+        else:
+            _train(trainer, job, config, fusion)
+    finally:
+        trainer.close()
+    dist.destroy_process_group()
+
+
+def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
+    """Make compiling repeatable; count fused operators where async TP is switched on."""
+    if not compile_config.enable:
+        return None
+    # Cached graphs hold the names of process groups of the run that filled the cache: a later run
+    # dies with "Could not resolve the process group".
+    torch._functorch.config.enable_autograd_cache = False
+    # A pool of compile workers per rank costs more than it gives where ranks share few cores.
+    torch._inductor.config.compile_threads = 1
+    if not compile_config.enable_async_tensor_parallel:
+        return None
+    # A graph from the cache would not pass the pass whose work is counted.
+    torch._inductor.config.fx_graph_cache = False
+    return FusionCount(device)
+
+
+def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | None) -> None:
+    rotation = RotationCount(job.device) if job.parallelism.cp > 1 else None
+    if job.device == "cpu":
+        attention.write_out_masks(trainer)
+    if job.repeat == "ulp":
+        _move_weights_after_loading(trainer, job.repeat_seed)
+
+    injected: list[str] = []
+    happened = Happened(injected, rotation=rotation, fusion=fusion)
+    recorder = hooks.attach(
+        trainer, job, lambda recorder: audit.write_in_force(trainer, config, recorder, happened)
+    )
+    if job.repeat == "rounding":
+        round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + recorder.view.dp_rank)
+    if job.inject:
+        injected.append(call_injected(job.inject, trainer))
+    if recorder.this_pass:
+        install_faults(trainer, job, recorder.this_pass.number)
+    trainer.train()
+    recorder.close()
+    # The rank that serves the process group's store must not leave before the others are done.
+    dist.barrier()
+
+
+def _move_weights_after_loading(trainer: Any, seed: int) -> None:
+    load = trainer.checkpointer.load
+
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
+        return loaded
+
+    trainer.checkpointer.load = load_and_move

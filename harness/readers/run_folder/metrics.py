@@ -1,0 +1,294 @@
+"""``metrics.jsonl`` of a run folder: what the run said step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.model import Column, Disagreement, ReplicaSample
+from harness.readers.lines import (
+    Place,
+    fail,
+    json_objects,
+    line_of,
+    number,
+    numbers,
+    read_text,
+    step_number,
+    step_numbers,
+)
+from harness.readers.points import Points, Settled, settle
+from harness.run_folder.layout import METRICS_FILES, METRICS_PART
+from harness.run_folder.metrics import (
+    BATCH_AGREES,
+    BATCH_DIGEST,
+    END,
+    HEADER,
+    KINDS,
+    LOADED,
+    MISSING_NAMES,
+    PROBLEMS,
+    REPLICAS,
+    SIGNALS,
+    STEP,
+)
+from harness.run_folder.shapes import is_count, is_counts, is_texts
+from harness.store import check_schema
+
+_Line = tuple[int, dict[str, Any]]
+"""A line number and the object that stands there."""
+_Lines = Sequence[_Line]
+
+
+class Loaded(NamedTuple):
+    """What a pass said once it had loaded a checkpoint."""
+
+    step: int | None
+    """None: neither a checkpoint of the run nor the job's seed checkpoint."""
+    at: float | None
+    """Seconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Metrics:
+    """The content of a metrics file, every step once."""
+
+    identity: str | None
+    settled: Settled
+    batch_digests: tuple[str | None, ...]
+    batch_agrees: tuple[bool | None, ...]
+    grads_missing: tuple[tuple[int, str], ...]
+    """Parameters without a gradient, each with its step."""
+    replicas: tuple[ReplicaSample, ...]
+    problems: tuple[tuple[int, str], ...]
+    """What the probe could not measure in a step, in sentences."""
+    end: int | None
+    """The step that the end line names; None when the run did not come to it."""
+    expected_steps: int | None
+    number: int | None = None
+    """Of a pass, as all that follows."""
+    segment: int | None = None
+    world_size: int | None = None
+    loaded: Loaded | None = None
+
+    def names_missing(self) -> tuple[str, ...]:
+        """Parameters without a gradient at some step."""
+        return tuple(dict.fromkeys(name for _, name in self.grads_missing))
+
+    def sentences(self) -> tuple[str, ...]:
+        """The problems, the step in each sentence."""
+        told = (f"step {step}: {sentence}" for step, sentence in self.problems)
+        return tuple(dict.fromkeys(told))
+
+
+def read_metrics(folder: Path) -> Metrics:
+    """The metrics file of a folder; the finished one if both are there, nothing if none is.
+
+    Raises EvidenceError naming file and line, StoreError for a newer file.
+    """
+    path = next((folder / name for name in METRICS_FILES if (folder / name).is_file()), None)
+    if path is None:
+        return Metrics(None, settle({}), (), (), (), (), (), end=None, expected_steps=None)
+    text = read_text(path)
+    if path.name == METRICS_PART:
+        # A killed writer leaves half a line, which says nothing.
+        text = text[: text.rfind("\n") + 1]
+    place = line_of(path)
+    header, lines = _by_kind(path, text)
+    steps = lines[STEP]
+    settled, digests, agrees = _settled(place, steps)
+    samples, differences = read_replicas(place, lines[REPLICAS])
+    expected = header.get("steps")
+    return Metrics(
+        identity=header.get("identity"),
+        settled=replace(settled, differences=_both(settled.differences, differences)),
+        batch_digests=digests,
+        batch_agrees=agrees,
+        grads_missing=_texts(place, steps, MISSING_NAMES),
+        replicas=samples,
+        problems=_texts(place, steps, PROBLEMS),
+        end=next((step_number(place, row, end.get("steps")) for row, end in lines[END]), None),
+        expected_steps=None if expected is None else step_number(place, 1, expected),
+        number=_count(place, header, "pass"),
+        segment=_count(place, header, "segment"),
+        world_size=_count(place, header, "world_size"),
+        loaded=_loaded(place, lines[LOADED]),
+    )
+
+
+def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Line]]]:
+    """The header, and the lines of every other kind; at most one of those that a run ends with."""
+    place = line_of(path)
+    header: dict[str, Any] = {}
+    lines: dict[str, list[_Line]] = {kind: [] for kind in KINDS}
+    for line, value in json_objects(path, text):
+        kind = value.get("kind")
+        if not header:
+            if kind != HEADER:
+                fail(place(line), f"kind is {kind!r}, but the first line must be the header")
+            check_schema(path, value.get("schema"))
+            header = value
+        elif lines[END]:
+            fail(place(line), "a line after the end line")
+        elif not isinstance(kind, str) or kind not in lines:
+            words = ", ".join(map(repr, KINDS[:-1]))
+            fail(place(line), f"kind is {kind!r}, must be {words} or {KINDS[-1]!r}")
+        else:
+            lines[kind].append((line, value))
+    return header, lines
+
+
+def _loaded(place: Place, lines: _Lines) -> Loaded | None:
+    """What a pass loaded; None when it does not tell, or died before."""
+    if len(lines) > 1:
+        fail(place(lines[1][0]), "a second line of kind 'loaded', but a pass loads once")
+    for line, value in lines:
+        at = number(place, line, "at", value.get("at"))
+        if "step" in value and value["step"] is None:
+            return Loaded(None, at)
+        return Loaded(step_number(place, line, value.get("step")), at)
+    return None
+
+
+def _count(place: Place, header: Mapping[str, Any], key: str) -> int | None:
+    value = header.get(key)
+    if not (value is None or is_count(value)):
+        fail(place(1), f"{key} is {value!r}, which is no count")
+    return value
+
+
+def _settled(
+    place: Place, lines: _Lines
+) -> tuple[Settled, tuple[str | None, ...], tuple[bool | None, ...]]:
+    """Signals, batch digests and their agreement, every step once."""
+    rows = [line for line, _ in lines]
+    steps = step_numbers(place, rows, [value.get("step") for _, value in lines])
+    columns = {
+        name: numbers(place, rows, name, [value.get(name) for _, value in lines])
+        for name in SIGNALS
+    }
+    columns = {name: column for name, column in columns.items() if column.present.any()}
+    digests, words = _digest_codes(place, lines)
+    columns |= {BATCH_DIGEST: digests, BATCH_AGREES: _flags(place, lines)}
+    settled = settle(
+        {name: Points(steps, column) for name, column in columns.items()},
+        spell={
+            BATCH_DIGEST: lambda code: words[int(code)],
+            BATCH_AGREES: lambda flag: str(bool(flag)),
+        },
+    )
+    signals = dict(settled.signals)
+    codes, flags = signals.pop(BATCH_DIGEST), signals.pop(BATCH_AGREES)
+    return (
+        replace(settled, signals=signals),
+        tuple(None if code is None else words[int(code)] for code in codes),
+        tuple(None if flag is None else bool(flag) for flag in flags),
+    )
+
+
+def _digest_codes(place: Place, lines: _Lines) -> tuple[Column, list[str]]:
+    """Digests as numbers, which settle as signals do, and the digest of each number."""
+    codes: dict[str, int] = {}
+    column: list[float | None] = []
+    for line, values in lines:
+        value = values.get(BATCH_DIGEST)
+        if not (value is None or isinstance(value, str)):
+            fail(place(line), f"{BATCH_DIGEST} is {value!r}, which is no text")
+        column.append(None if value is None else codes.setdefault(value, len(codes)))
+    return Column.of(column), list(codes)
+
+
+def _flags(place: Place, lines: _Lines) -> Column:
+    column: list[float | None] = []
+    for line, values in lines:
+        value = values.get(BATCH_AGREES)
+        if not (value is None or isinstance(value, bool)):
+            fail(place(line), f"{BATCH_AGREES} is {value!r}, must be true, false or null")
+        column.append(value)
+    return Column.of(column)
+
+
+def _texts(place: Place, lines: _Lines, name: str) -> tuple[tuple[int, str], ...]:
+    """The texts that step lines list under a name, each with its step."""
+    found: list[tuple[int, str]] = []
+    for line, values in lines:
+        listed = values.get(name)
+        if listed is None:
+            continue
+        if not is_texts(listed):
+            fail(place(line), f"{name} is {listed!r}, which is no list of texts")
+        step = step_number(place, line, values.get("step"))
+        found += [(step, text) for text in listed]
+    return tuple(found)
+
+
+def _both(
+    some: Mapping[int, tuple[str, ...]], others: Mapping[int, tuple[str, ...]]
+) -> dict[int, tuple[str, ...]]:
+    return {
+        step: (*some.get(step, ()), *others.get(step, ())) for step in some.keys() | others.keys()
+    }
+
+
+def read_replicas(
+    place: Place, lines: Iterable[tuple[int, Mapping[str, Any]]]
+) -> tuple[tuple[ReplicaSample, ...], dict[int, tuple[str, ...]]]:
+    """The last sample of every step, in order, and how earlier ones of a replay differ from it.
+
+    Raises EvidenceError naming file and line.
+    """
+    samples: dict[int, ReplicaSample] = {}
+    differences: dict[int, tuple[str, ...]] = {}
+    for line, value in lines:
+        sample = _sample(place(line), step_number(place, line, value.get("step")), value)
+        before = samples.get(sample.step)
+        if before is not None and _found(before) != _found(sample):
+            differences[sample.step] = (
+                f"tensors whose copies disagree {_words(before)}, then {_words(sample)}",
+            )
+        samples[sample.step] = sample
+    return tuple(samples[step] for step in sorted(samples)), differences
+
+
+def _found(sample: ReplicaSample) -> tuple[int, tuple[Disagreement, ...]]:
+    return sample.count, sample.disagreements
+
+
+def _words(sample: ReplicaSample) -> str:
+    first = f" (first: {sample.disagreements[0].tensor})" if sample.disagreements else ""
+    return f"{sample.count}{first}"
+
+
+def _sample(where: str, step: int, value: Mapping[str, Any]) -> ReplicaSample:
+    compared, count = value.get("compared"), value.get("count")
+    if not is_counts(compared):
+        fail(where, f"compared is {compared!r}, which is no JSON object of counts")
+    if not is_count(count):
+        fail(where, f"count is {count!r}, which is no count")
+    listed = value.get("disagreements")
+    if not isinstance(listed, list):
+        fail(where, f"disagreements is {listed!r}, which is no list")
+    if len(listed) > count or (count and not listed):
+        fail(where, f"count is {count}, but {len(listed)} disagreements are listed")
+    return ReplicaSample(
+        step, compared, tuple(_disagreement(where, entry) for entry in listed), count
+    )
+
+
+def _disagreement(where: str, entry: object) -> Disagreement:
+    fields = entry if isinstance(entry, dict) else {}
+    kind, tensor = fields.get("kind"), fields.get("tensor")
+    mesh_dims, groups = fields.get("mesh_dims"), fields.get("groups")
+    if (
+        not (isinstance(kind, str) and isinstance(tensor, str) and is_texts(mesh_dims))
+        or not isinstance(groups, list)
+        or not all(isinstance(group, list) and all(map(is_count, group)) for group in groups)
+    ):
+        fail(
+            where,
+            f"a disagreement is {entry!r}, must have kind and tensor (text), mesh_dims (list of "
+            "text) and groups (lists of ranks)",
+        )
+    return Disagreement(kind, tensor, tuple(mesh_dims), tuple(tuple(group) for group in groups))

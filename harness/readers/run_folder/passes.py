@@ -1,0 +1,250 @@
+"""The passes of a run that was resumed (``passes/NNN``): each by itself, and as one curve.
+
+A step belongs to the last pass that trained it, and what a resume went back behind is no part of
+the final state. So each pass takes away all steps after the checkpoint that it started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from harness.model import (
+    Column,
+    Evidence,
+    Flags,
+    Floats,
+    Integers,
+    Pass,
+    ReplicaSample,
+    Struck,
+    TensorSample,
+)
+from harness.readers.lines import fail
+from harness.readers.run_folder.arrays import read_loaded, read_samples, read_saved, read_whole
+from harness.readers.run_folder.documents import read_fault, read_in_force
+from harness.readers.run_folder.metrics import Metrics, read_metrics
+from harness.run_folder.faults import REQUIRED, struck_files
+from harness.run_folder.layout import METRICS_FILES, PASSES
+from harness.run_folder.passes import passes_with_metrics
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassEvidence:
+    """A pass, with what else its ranks left."""
+
+    itself: Pass
+    metrics: Metrics
+    samples: tuple[TensorSample, ...]
+
+
+def read_passes(folder: Path) -> tuple[PassEvidence, ...]:
+    """The passes of a run folder in the order of their starts; empty for other runs.
+
+    One that died before it wrote a header left nothing, and is left out. Raises EvidenceError for
+    a folder that also holds metrics of its own, for files of a pass that contradict each other, and
+    as ``read_metrics`` and ``read_state``; StoreError for newer files.
+    """
+    folders = passes_with_metrics(folder)
+    own = next((name for name in METRICS_FILES if (folder / name).is_file()), None)
+    if folders and own:
+        fail(
+            str(folder),
+            f"holds {own} and {PASSES}/, so two runs; delete the folder and run the job again",
+        )
+    passes = [one for entry in folders if (one := _read_pass(entry)) is not None]
+    return tuple(sorted(passes, key=lambda one: one.itself.number))
+
+
+def _read_pass(folder: Path) -> PassEvidence | None:
+    metrics = read_metrics(folder)
+    where = str(folder)
+    if metrics.identity is None and not metrics.settled.steps.size:
+        return None
+    if not folder.name.isdecimal() or metrics.number != int(folder.name):
+        fail(where, f"its metrics are of pass {metrics.number}, which is not the folder's name")
+    if metrics.world_size is None:
+        fail(where, "the header of its metrics has no world_size; run the job again")
+    loaded = read_loaded(folder)
+    said = metrics.loaded
+    if loaded is not None and said is not None and loaded.step != said.step:
+        fail(where, f"state was loaded at step {loaded.step}, by its metrics at step {said.step}")
+    return PassEvidence(
+        Pass(
+            number=metrics.number,
+            segment=metrics.segment,
+            world_size=metrics.world_size,
+            loaded_step=said.step if said else None,
+            started=said.at if said else None,
+            steps=metrics.settled.steps,
+            signals=metrics.settled.signals,
+            batch_digests=metrics.batch_digests,
+            ended=metrics.end is not None,
+            in_force=read_in_force(folder),
+            loaded=loaded,
+            saved=read_saved(folder),
+            whole=read_whole(folder),
+        ),
+        metrics,
+        read_samples(folder),
+    )
+
+
+def read_struck(folder: Path) -> tuple[Struck, ...]:
+    """Faults that happened, in the order of the script.
+
+    Raises EvidenceError for a file that does not say what struck when, StoreError for a newer one.
+    """
+    return tuple(_struck(index, path) for index, path in struck_files(folder).items())
+
+
+def _struck(index: int, path: Path) -> Struck:
+    value = read_fault(path)
+    missing = [key for key in REQUIRED if value.get(key) is None]
+    if missing:
+        fail(str(path), f"says nothing of {', '.join(missing)}; run the job again")
+    if value["index"] != index:
+        fail(str(path), f"index is {value['index']}, which is not the file's name")
+    return Struck(
+        index=value["index"],
+        kind=value["kind"],
+        step=value["step"],
+        at=float(value["at"]),
+        number=value.get("pass"),
+        torn=bool(value.get("torn")),
+        rank=value.get("rank"),
+        node=value.get("node"),
+    )
+
+
+T = TypeVar("T")
+Sample = TypeVar("Sample", TensorSample, ReplicaSample)
+
+
+class _Part(NamedTuple):
+    """What the final state owes to a pass."""
+
+    of_pass: PassEvidence
+    kept: Flags
+    """Shape (steps of the pass,)."""
+
+    @property
+    def steps(self) -> Integers:
+        return self.of_pass.itself.steps[self.kept]
+
+    @property
+    def owned(self) -> frozenset[int]:
+        """Its steps; 0 too, when it started from the seed checkpoint."""
+        first = {0} if not self.of_pass.itself.loaded_step else set()
+        return frozenset(first | set(self.steps.tolist()))
+
+
+def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) -> Evidence:
+    """One run's evidence from its passes, at least one, in the order of their starts.
+
+    ``last_step`` is the job's: the run is complete when its last pass was meant to end there, and
+    did. A pass that made no step takes none away. ``more`` are further fields of ``Evidence``.
+    """
+    parts = _parts(passes)
+    steps = np.concatenate([part.steps for part in parts])
+    order = np.argsort(steps)
+
+    def in_order(values: Callable[[PassEvidence], Iterable[T]]) -> tuple[T, ...]:
+        found = [
+            value
+            for part in parts
+            for value, keep in zip(values(part.of_pass), part.kept.tolist(), strict=True)
+            if keep
+        ]
+        return tuple(found[place] for place in order.tolist())
+
+    signals = {signal: None for one in passes for signal in one.itself.signals}
+    missing = (
+        name
+        for part in parts
+        for step, name in part.of_pass.metrics.grads_missing
+        if step in part.owned
+    )
+    end = passes[-1].metrics.end
+    return Evidence(
+        steps=steps[order],
+        signals={signal: _column(signal, parts, order) for signal in signals},
+        batch_digests=in_order(lambda one: one.metrics.batch_digests),
+        batch_agrees=in_order(lambda one: one.metrics.batch_agrees),
+        in_force=next((one.itself.in_force for one in passes if one.itself.in_force), None),
+        complete=end is not None and end == last_step,
+        expected_steps=last_step,
+        grads_missing=tuple(dict.fromkeys(missing)),
+        samples=_latest((part, part.of_pass.samples) for part in parts),
+        replicas=_latest((part, part.of_pass.metrics.replicas) for part in parts),
+        problems=tuple(dict.fromkeys(sentence for part in parts for sentence in _problems(part))),
+        replayed=_replayed(passes),
+        replay_conflicts=tuple(clause for one in passes for clause in _twice(one)),
+        passes=tuple(one.itself for one in passes),
+        **more,
+    )
+
+
+def _parts(passes: Sequence[PassEvidence]) -> list[_Part]:
+    """The passes with the steps of each that no later one went back behind or trained again."""
+    parts = []
+    for index, one in enumerate(passes):
+        steps = one.itself.steps
+        kept = np.ones(steps.size, dtype=np.bool_)
+        for later in (other.itself for other in passes[index + 1 :]):
+            if later.steps.size:
+                start = int(later.steps[0]) - 1 if later.loaded_step is None else later.loaded_step
+                kept &= (steps <= start) & ~np.isin(steps, later.steps)
+        parts.append(_Part(one, kept))
+    return parts
+
+
+def _column(signal: str, parts: Sequence[_Part], order: Integers) -> Column:
+    """A signal of the kept steps, with holes where a pass has none of it."""
+    values: list[Floats] = []
+    present: list[Flags] = []
+    for part in parts:
+        column = part.of_pass.itself.signals.get(signal)
+        if column is None:
+            values.append(np.full(part.steps.size, np.nan))
+            present.append(np.zeros(part.steps.size, dtype=np.bool_))
+        else:
+            values.append(column.values[part.kept])
+            present.append(column.present[part.kept])
+    return Column(np.concatenate(values)[order], np.concatenate(present)[order])
+
+
+def _latest(taken: Iterable[tuple[_Part, Sequence[Sample]]]) -> tuple[Sample, ...]:
+    """The samples of the steps that each pass owns, in order."""
+    found: dict[int, Sample] = {}
+    for part, samples in taken:
+        found |= {sample.step: sample for sample in samples if sample.step in part.owned}
+    return tuple(found[step] for step in sorted(found))
+
+
+def _problems(part: _Part) -> Iterator[str]:
+    """What the probe could not measure in the kept steps, and what is odd about the pass."""
+    number = part.of_pass.itself.number
+    yield from (f"pass {number}: {sentence}" for sentence in part.of_pass.metrics.settled.problems)
+    for step, sentence in part.of_pass.metrics.problems:
+        if step in part.owned:
+            yield f"step {step}: {sentence}"
+
+
+def _replayed(passes: Sequence[PassEvidence]) -> tuple[int, ...]:
+    """Steps that more than one pass has."""
+    steps, counts = np.unique(
+        np.concatenate([one.itself.steps for one in passes]), return_counts=True
+    )
+    return tuple(steps[counts > 1].tolist())
+
+
+def _twice(one: PassEvidence) -> Iterator[str]:
+    """Steps that one pass has twice: no restart replays those."""
+    for step in one.metrics.settled.replayed:
+        words = one.metrics.settled.differences.get(step, ("of the same values",))
+        yield f"step {step} twice in pass {one.itself.number}: {', and '.join(words)}"

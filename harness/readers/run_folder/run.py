@@ -1,0 +1,292 @@
+"""Run folders of ours (docs/architecture.md) as evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.errors import EvidenceError
+from harness.model import (
+    DATA_TYPES,
+    Evidence,
+    Fault,
+    FaultKind,
+    Kind,
+    Loader,
+    Parallelism,
+    Precision,
+    Recovery,
+    RestartOwner,
+    RunRecord,
+    RunStatus,
+    Segment,
+    SetSpec,
+    SyntheticData,
+    Technique,
+    Torn,
+    TrainConfig,
+)
+from harness.readers.foreign.registry import read_foreign
+from harness.readers.run_folder.arrays import read_frozen, read_samples
+from harness.readers.run_folder.documents import read_in_force, read_job
+from harness.readers.run_folder.metrics import Metrics, read_metrics
+from harness.readers.run_folder.passes import merge, read_passes, read_struck
+from harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
+from harness.run_folder.layout import JOB, METRICS_FILES, RECORD
+from harness.run_folder.passes import passes_with_metrics
+from harness.seal import broken_seal
+from harness.store import read_record
+from harness.trainers import trainer_of_document
+
+
+def run_folder_of(path: Path) -> Path | None:
+    """The run folder that a path means: itself, or the parent of its metrics file."""
+    if path.name in METRICS_FILES and (path.parent / JOB).is_file():
+        return path.parent
+    if not path.is_dir():
+        return None
+    ours = any((path / name).is_file() for name in (JOB, *METRICS_FILES)) or passes_with_metrics(
+        path
+    )
+    return path if ours else None
+
+
+def read_run(folder: Path) -> Evidence:
+    """All that a run left, finished or not; several passes become one curve.
+
+    Raises EvidenceError for a line or key that cannot be understood (both named), for metrics
+    without their job, or for files of different jobs in one folder; StoreError for a damaged or
+    newer file of ours.
+    """
+    record = read_record(folder) if (folder / RECORD).is_file() else None
+    if record is not None and record.evidence is not None:
+        broken = broken_seal(folder, record.evidence)
+        if broken:
+            return _unsealed(folder, record, broken)
+    job: JobDocument = read_job(folder) or {}
+    passes = read_passes(folder)
+    for metrics in (each.metrics for each in passes):
+        _require_same_job(folder, job, metrics)
+    sample_steps = job.get("sample_steps")
+    known: dict[str, Any] = {
+        "name": str(job.get("name", folder.name)),
+        "source": str(folder),
+        "error": record.error if record else None,
+        "status": record.status if record else RunStatus.FINISHED,
+        "wall_s": record.wall_s if record else None,
+        "sample_steps": None if sample_steps is None else tuple(sample_steps),
+        "identity": job.get("identity"),
+        "repeat": job.get("repeat"),
+        "frozen_steps": int(job.get("frozen") or 0),
+        "struck": read_struck(folder),
+        "restarts": _restarts(folder, job),
+    }
+    if passes:
+        merged = merge(passes, job.get("steps", passes[-1].metrics.expected_steps), **known)
+        return replace(merged, precision=_precision(job, merged.in_force))
+    if trainer_of_document(job).own_rank_code:
+        return _uninterrupted(folder, job, known)
+    return _of_program(folder, job, known)
+
+
+def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
+    """A run whose files are not those that it left: nothing that they say is evidence."""
+    return _unread(
+        f"{broken}, so it shows nothing; converge run makes the run again",
+        name=record.name,
+        source=str(folder),
+        identity=record.identity,
+        status=record.status,
+        error=record.error,
+        wall_s=record.wall_s,
+    )
+
+
+def _unread(problem: str, **known: Any) -> Evidence:
+    """Evidence of a run whose files say nothing, and why."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return Evidence(steps=nothing, signals={}, complete=False, problems=(problem,), **known)
+
+
+def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
+    """What a program of the user's left: as much as our ranks if it is probed, else a curve.
+
+    What of it cannot be read is no evidence, and breaks no other set's.
+    """
+    expected: dict[str, Any] = {"expected_steps": job.get("steps"), **known}
+    try:
+        curve = trainer_of_document(job).curve_of(folder, job)
+        if curve is None:
+            return _uninterrupted(folder, job, known)
+        evidence = read_foreign(curve.path, dict(curve.columns))
+        return replace(evidence, precision=_precision(job, None), **expected)
+    except EvidenceError as error:
+        return _unread(str(error), precision=_precision(job, None), **expected)
+
+
+def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
+    """The evidence of a run that was made in one pass."""
+    in_force = read_in_force(folder)
+    metrics = read_metrics(folder)
+    _require_same_job(folder, job, metrics)
+    expected = job.get("steps", metrics.expected_steps)
+    return metrics.settled.evidence(
+        problems=metrics.sentences(),
+        batch_digests=metrics.batch_digests,
+        batch_agrees=metrics.batch_agrees,
+        in_force=in_force,
+        complete=metrics.end is not None and expected in (None, metrics.end),
+        expected_steps=expected,
+        precision=_precision(job, in_force),
+        grads_missing=metrics.names_missing(),
+        samples=read_samples(folder),
+        replicas=metrics.replicas,
+        frozen=read_frozen(folder),
+        **known,
+    )
+
+
+def _require_same_job(folder: Path, job: JobDocument, metrics: Metrics) -> None:
+    if job and metrics.identity not in (None, job.get("identity")):
+        raise EvidenceError(
+            f"{folder}: its metrics are of job {metrics.identity}, its job.json of job "
+            f"{job.get('identity')}; delete the folder and run the job again"
+        )
+
+
+def read_spec(path: Path) -> SetSpec | None:
+    """What a run was told to be, from its ``job.json``; None when the path is no run folder.
+
+    Tolerances are not part of a job, so they are empty; of the corpus only whether there is one is
+    told. Who restarts a run and how soon it has to recover older jobs do not say: those are then
+    the defaults. Raises EvidenceError when the job is missing or
+    cannot be understood, StoreError when the file is damaged.
+    """
+    folder = run_folder_of(path)
+    job = read_job(folder) if folder else None
+    if folder is None or job is None:
+        return None
+    try:
+        config = job["train_config"]
+        return SetSpec(
+            name=job["name"],
+            parallelism=Parallelism(**job["parallelism"]),
+            train_config=TrainConfig(
+                path=config["path"],
+                settings=_table(config["settings"]),
+                module=config["module"],
+                config=config["config"],
+                model=_table(config["model"]),
+                data=SyntheticData() if job.get("data") else None,
+                loader=Loader(config.get("loader", Loader.CONVERGE)),
+            ),
+            toolchain=job["dialect"],
+            techniques=tuple(Technique(name) for name in job["techniques"]),
+            pipeline_schedule=job["pipeline_schedule"],
+            cp_rotation=job["cp_rotation"],
+            spmd_backend=job.get("spmd_backend"),
+            overrides=job["overrides"],
+            inject=job["inject"],
+            without_fixes=tuple(job["without_fixes"]),
+            kind=_kind(job),
+            segments=tuple(_segment(entry) for entry in job.get("segments") or ()),
+            recovery=_recovery(job),
+            trainer=trainer_of_document(job).spec_of(job),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(
+            f"{folder / JOB}: no complete job ({error!r}); run the job again"
+        ) from error
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r} is no table")
+    return value
+
+
+def _kind(job: JobDocument) -> Kind:
+    """What the job puts to the test; a set of a space-time product is a parallel one in a job."""
+    if job.get("segments"):
+        return Kind.ELASTIC
+    told = job.get("recovery")
+    if told is not None and told["restarts"] == RestartOwner.CLUSTER:
+        return Kind.PARALLEL
+    broken = told is not None or job.get("checkpoint_every") is not None
+    return Kind.FAULT if broken else Kind.PARALLEL
+
+
+def _segment(entry: SegmentDocument) -> Segment:
+    return Segment(
+        until=int(entry["until"]),
+        parallelism=Parallelism(**entry["parallelism"]),
+        local_batch_size=int(entry["local_batch_size"]),
+        pipeline_schedule=entry.get("pipeline_schedule"),
+    )
+
+
+def _recovery(job: JobDocument) -> Recovery | None:
+    """How the run is broken and is to recover; older jobs leave who restarts it to the defaults."""
+    told = recovery_of(job)
+    if told is None:
+        return None
+    known = Recovery(
+        _faults(told["faults"]),
+        checkpoint_every=int(told["checkpoint_every"]),
+        nodes=(int(told["nodes"][0]), int(told["nodes"][1])),
+    )
+    if job.get("recovery") is None:
+        return known
+    return replace(
+        known,
+        restarts=RestartOwner(told["restarts"]),
+        max_restarts=int(told["max_restarts"]),
+        within_s=float(told["within_s"]),
+    )
+
+
+def _restarts(folder: Path, job: JobDocument) -> RestartOwner | None:
+    """Who starts the run again; None for one that nobody does, and where older jobs do not say."""
+    told = (job.get("recovery") or {}).get("restarts")
+    try:
+        return None if told is None else RestartOwner(told)
+    except ValueError as error:
+        raise EvidenceError(
+            f"{folder / JOB}: recovery.restarts is {told!r}, must be one of "
+            f"{', '.join(RestartOwner)}; run the job again"
+        ) from error
+
+
+def _faults(entries: Iterable[FaultDocument]) -> tuple[Fault, ...]:
+    return tuple(
+        Fault(
+            kind=FaultKind(entry["kind"]),
+            step=int(entry["step"]),
+            rank=int(entry.get("rank") or 0),
+            node=int(entry.get("node") or 0),
+            torn=Torn(entry.get("torn") or Torn.DEATH),
+        )
+        for entry in entries
+    )
+
+
+def _precision(job: JobDocument, in_force: Mapping[str, Any] | None) -> Precision:
+    """The coarsest arithmetic that the job names or that ran."""
+    techniques = set(job.get("techniques") or ())
+    ran = in_force or {}
+    if techniques & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}:
+        return Precision.FLOAT8
+    if (ran.get("float8") or {}).get("modules"):
+        return Precision.FLOAT8
+    named = {*_parts(ran.get("param_dtype"))} | trainer_of_document(job).data_types(job, ran)
+    known = [DATA_TYPES[each] for each in named if each in DATA_TYPES]
+    return max(known, key=list(Precision).index, default=Precision.FP32)
+
+
+def _parts(dtypes: object) -> list[str]:
+    """Data types of parameters that are not all of one."""
+    return dtypes.split("+") if isinstance(dtypes, str) else []

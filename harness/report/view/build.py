@@ -1,0 +1,376 @@
+"""Values of the earlier stages to the view model; pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from harness.judge import CurveDifference, RunComparison, curve_difference, series, whole_series
+from harness.model import (
+    Calibration,
+    Evidence,
+    Experiment,
+    Job,
+    Outcome,
+    Plan,
+    Role,
+    RunRecord,
+    SeedRuns,
+    SetSpec,
+    Verdict,
+)
+from harness.report.check_subjects import subjects
+from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
+from harness.report.text import anchors
+from harness.report.view.counterfactual import counterfactual
+from harness.report.view.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
+from harness.report.view.gradient_map import gradient_map
+from harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
+from harness.report.view.program_notes import program_notes
+from harness.report.view.report_view import (
+    SIGNAL_TITLES,
+    BesideView,
+    Comparison,
+    RepeatView,
+    ReportView,
+    RunView,
+    TestView,
+)
+from harness.report.view.resumed_run import degrees_of, degrees_seen, kind_seen, passes_view
+from harness.report.view.tensor_tables import first_step_tensors, replica_view
+from harness.report.view.tolerances import CalibrationView, calibration_view, notes
+
+BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
+"""Roles of runs that have no verdict and teach no limit."""
+
+
+def build_view(
+    *,
+    title: str,
+    verdicts: Sequence[Verdict],
+    evidences: Iterable[Evidence] = (),
+    subject: Plan | Experiment | None = None,
+    records: Iterable[RunRecord] = (),
+    versions: Mapping[str, str] | None = None,
+    comparisons: Mapping[str, RunComparison] | None = None,
+    without_limits: Collection[str] = (),
+    calibrations: Mapping[str, Calibration] | None = None,
+    entropy_floor: float | None = None,
+    generated: str = "",
+    wall_s: float | None = None,
+    here: Path | None = None,
+    seeds: Mapping[str, SeedRuns] | None = None,
+) -> ReportView:
+    """All that a report shows, from whatever there is of it.
+
+    Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
+    ``comparisons`` are by name of the test set, as :func:`harness.judge.judge` returns them beside
+    the verdicts: without one, a test set is not shown beside its control.
+    ``without_limits`` are names of those of which nobody asked for single steps.
+    ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
+    ``calibrations`` are by name of the control, and the same that the verdicts were judged with.
+    ``seeds`` are by name of the test set: the runs of several seeds that it was judged over.
+    ``here`` is the folder in which commands are given: paths below it are written as from there.
+    """
+    plan = subject if isinstance(subject, Plan) else None
+    experiment = plan.experiment if plan else subject if isinstance(subject, Experiment) else None
+    jobs = {job.name: job for job in plan.jobs} if plan else {}
+    every_evidence = {evidence.name: evidence for evidence in evidences}
+    further = _further(verdicts, seeds or {})
+    compared = comparisons or {}
+    learnt = calibrations or {}
+    source = experiment.path if experiment else None
+    runs = _Runs(jobs, every_evidence, tuple(records), learnt, source, here)
+
+    anchor = next((job.name for job in jobs.values() if job.role is Role.ANCHOR), None)
+    # A control that an anchor challenges has a verdict itself.
+    controls = tuple(dict.fromkeys(v.name if v.control == anchor else v.control for v in verdicts))
+    judged_against = (*controls, anchor) if anchor else controls
+    repeats = [job for job in jobs.values() if job.role is Role.REPEAT]
+    besides = [
+        *(
+            (job.name, job.role, job.spec.name if job.role is Role.OTHER_SEED else "")
+            for job in jobs.values()
+            if job.role in BESIDES
+        ),
+        *((name, Role.OTHER_SEED, of) for name, of in further.items() if name not in jobs),
+    ]
+    others = [*(job.name for job in repeats), *(name for name, *_ in besides)]
+    fragments = iter(anchors([*judged_against, *(v.name for v in verdicts), *others]))
+    control_views = {name: runs.view(name, next(fragments)) for name in judged_against}
+    tests = tuple(
+        replace(
+            runs.test(
+                verdict,
+                next(fragments),
+                compared.get(verdict.name),
+                limited=verdict.name not in without_limits,
+            ),
+            challenged=verdict.control == anchor,
+        )
+        for verdict in verdicts
+    )
+    by_steps = [verdict for verdict in verdicts if "loss-envelope" not in verdict.not_asked]
+    return ReportView(
+        title=plain(title),
+        source=plain(str(experiment.path)) if experiment else "",
+        generated=generated,
+        seed=experiment.seed if experiment else None,
+        steps=max((job.steps for job in jobs.values()), default=None),
+        versions={plain(name): plain(text) for name, text in (versions or {}).items()},
+        controls=tuple(control_views[name] for name in controls),
+        anchor=control_views[anchor] if anchor else None,
+        calibrations=tuple(
+            runs.calibration(name)
+            for name in controls
+            if any(name in (v.control, v.name) for v in by_steps)
+        ),
+        repeats=tuple(
+            runs.repeat(job, fragment, control_views[job.spec.name])
+            for job, fragment in zip(repeats, fragments, strict=False)
+            if job.spec.name in control_views
+        ),
+        besides=tuple(
+            BesideView(runs.view(name, fragment), role.value, plain(of))
+            for (name, role, of), fragment in zip(besides, fragments, strict=True)
+        ),
+        tests=tests,
+        waived=tuple(plain(sentence) for sentence in plan.waived) if plan else (),
+        notes=(
+            *_where(experiment),
+            *_not_asked(verdicts),
+            *map(plain, _answers(verdicts)),
+            *notes(
+                by_steps,
+                every_evidence,
+                {v.name: runs.calibration_of(v) for v in verdicts},
+                compared,
+            ),
+            *map(plain, program_notes(verdicts, every_evidence, jobs, compared)),
+        ),
+        entropy_floor=entropy_floor,
+        wall_s=wall_s,
+    )
+
+
+def _further(verdicts: Sequence[Verdict], seeds: Mapping[str, SeedRuns]) -> dict[str, str]:
+    """The set of each run that is not the first of its set's seeds, by name of the run."""
+    found: dict[str, str] = {}
+    for verdict in verdicts:
+        runs = seeds.get(verdict.name)
+        for side, name in (
+            ((runs.control, verdict.control), (runs.test, verdict.name)) if runs else ()
+        ):
+            for evidence in side[1:]:
+                found.setdefault(evidence.name, name)
+    return found
+
+
+def _not_asked(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """What nobody asked, so that a PASS does not speak of it: a sentence for each such list."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for verdict in verdicts:
+        if verdict.not_asked:
+            names.setdefault(subjects(verdict.not_asked), []).append(plain(verdict.name))
+    sentences = []
+    for words, sets in names.items():
+        whose = "" if len(sets) == len(verdicts) else f" of {', '.join(sets)}"
+        sentences.append(f"Not asked{whose}: {', '.join(words)}.")
+    return tuple(sentences)
+
+
+_OF_GROUPS = ("loss-same-over-seeds", "loss-no-worse", "target-no-later", "rcp-no-later")
+
+
+def _answers(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """How far two groups are apart where that is a PASS; any other verdict says it as its cause."""
+    for verdict in verdicts:
+        for check in verdict.checks:
+            if check.name in _OF_GROUPS and check.outcome is Outcome.PASS and check.limit:
+                yield (
+                    f"{verdict.name}, within the margin of {check.limit.value:g}: {check.detail}."
+                )
+            if check.name == "rcp-not-faster" and check.outcome is Outcome.PASS:
+                yield f"{verdict.name}, by MLPerf's rule: {check.detail}."
+
+
+def _where(experiment: Experiment | None) -> tuple[str, ...]:
+    """Who ran the jobs, where it was not this machine."""
+    if experiment is None or experiment.cluster is None:
+        return ()
+    cluster = experiment.cluster
+    hardware = cluster.hardware or cluster.partition
+    words = [
+        f"Run by {experiment.launcher.value}",
+        f"on {hardware}" if hardware else "",
+        f"({cluster.device}), {cluster.ranks_per_node} ranks a node",
+    ]
+    return (plain(" ".join(filter(None, words)) + "."),)
+
+
+class _Runs:
+    """Finds what there is about a run by its name."""
+
+    def __init__(
+        self,
+        jobs: Mapping[str, Job],
+        evidences: Mapping[str, Evidence],
+        records: tuple[RunRecord, ...],
+        calibrations: Mapping[str, Calibration],
+        source: Path | None,
+        here: Path | None,
+    ) -> None:
+        self.jobs = jobs
+        self.evidences = evidences
+        self.calibrations = calibrations
+        self.source = source
+        self.here = here
+        self.repeats: dict[tuple[str, str], Mapping[str, CurveDifference]] = {}
+        self.by_identity = {record.identity: record for record in records if record.identity}
+        self.by_name = {record.name: record for record in records}
+
+    def _control_of(self, job: Job) -> SetSpec | None:
+        control = self.jobs.get(job.spec.control or "")
+        return control.spec if control else None
+
+    def view(self, name: str, anchor: str) -> RunView:
+        job, evidence = self.jobs.get(name), self.evidences.get(name)
+        record = self.by_identity.get(job.identity) if job else self.by_name.get(name)
+        view = RunView(name=plain(name), anchor=anchor)
+        if job:
+            view = replace(
+                view,
+                degrees=degrees_of(job),
+                world_size=job.world_size,
+                techniques=techniques_of(job.spec, self._control_of(job)),
+                toolchain=plain(job.toolchain.name),
+                note=plain(job.spec.note),
+                repeat=str(job.repeat) if job.repeat else "",
+                tokens_per_step=_tokens_per_step(job, evidence),
+            )
+        if record:
+            view = replace(
+                view,
+                wall_s=record.wall_s,
+                reused=record.reused,
+                requeues=record.requeues,
+                command=from_here(shlex.join(_command(record, job, self.source)), self.here),
+                error=plain_error(record.error),
+            )
+        if evidence and not job:
+            view = replace(view, degrees=degrees_seen(evidence))
+        if evidence:
+            view = replace(
+                view,
+                source=from_here(evidence.source, self.here),
+                wall_s=evidence.wall_s if view.wall_s is None else view.wall_s,
+                error=view.error or plain_error(evidence.error),
+                # A job that starts over leaves no passes to count.
+                requeues=max(view.requeues, len(evidence.passes) - 1 if evidence.requeued else 0),
+                signals={name: signal_curve(evidence, name) for name in SIGNAL_TITLES},
+            )
+        return view
+
+    def test(
+        self, verdict: Verdict, anchor: str, compared: RunComparison | None, *, limited: bool
+    ) -> TestView:
+        run = self.view(verdict.name, anchor)
+        # Curves of other seeds have nothing in common at a step.
+        paired = "same-data" not in verdict.not_asked
+        comparisons = _comparisons(compared, limited=limited) if paired else {}
+        evidence, theirs = self.evidences.get(verdict.name), self.evidences.get(verdict.control)
+        job, their_job = self.jobs.get(verdict.name), self.jobs.get(verdict.control)
+        calibration = self.calibration_of(verdict)
+        tensors = compared.tensors if compared and paired else ()
+        plainly = plain_verdict(verdict, self.here)
+        return TestView(
+            run=run,
+            verdict=plainly,
+            comparisons=comparisons,
+            loss_only=loss_only_gate(comparisons["loss"].difference) if paired else None,
+            in_force=named_and_in_force(job.spec if job else None, evidence),
+            config=config_changes(evidence, theirs, job, their_job, here=self.here),
+            compared=tensors,
+            tensors=first_step_tensors(tensors),
+            gradients=gradient_map(tensors),
+            would_change=counterfactual(plainly, calibration),
+            replicas=replica_view(evidence.replicas) if evidence else None,
+            kind=job.spec.kind if job else kind_seen(evidence),
+            resumed=passes_view(evidence, job.spec if job else None),
+        )
+
+    def calibration_of(self, verdict: Verdict) -> Calibration | None:
+        """What a verdict was judged by: an anchor is not repeated, the control it challenges is."""
+        return self.calibrations.get(verdict.control, self.calibrations.get(verdict.name))
+
+    def calibration(self, control: str) -> CalibrationView:
+        kinds = {name: str(job.repeat) for name, job in self.jobs.items() if job.repeat}
+        known = self.calibrations.get(control)
+        if known:
+            differences = {name: self.of_repeat(name, control) for name in known.repeats}
+            return calibration_view(control, known, differences, kinds)
+        evidence = self.evidences.get(control)
+        return CalibrationView(plain(control), evidence.precision.value if evidence else "")
+
+    def repeat(self, job: Job, anchor: str, control: RunView) -> RepeatView:
+        found = self.of_repeat(job.name, job.spec.name)
+        comparisons = {
+            name: Comparison(difference_of(each), ratio_of(each)) for name, each in found.items()
+        }
+        empty = {name: Comparison(Curve(), Curve()) for name in SIGNAL_TITLES}
+        run = self.view(job.name, anchor)
+        return RepeatView(run=run, control=control.name, comparisons=empty | comparisons)
+
+    def of_repeat(self, name: str, control: str) -> Mapping[str, CurveDifference]:
+        """A repeat's curves beside its control's, compared once; empty without both."""
+        key = name, control
+        repeat, theirs = self.evidences.get(name), self.evidences.get(control)
+        if key not in self.repeats and repeat and theirs:
+            self.repeats[key] = {
+                signal: curve_difference(whole_series(repeat, signal), whole_series(theirs, signal))
+                for signal in SIGNAL_TITLES
+            }
+        return self.repeats.get(key, {})
+
+
+def _command(record: RunRecord, job: Job | None, source: Path | None) -> tuple[str, ...]:
+    """What makes a run again; empty when nothing tells.
+
+    The launcher's command is that of one pass. In a run's own folder it would go on from what is
+    there, and the faults of a script strike once. A program of the user's wants more than its argv:
+    a folder to write to, variables, and the folder that it is started in.
+    """
+    if job is None or (job.spec.trainer.can.repeatable_argv and not job.spec.resumes):
+        return record.argv
+    return ("converge", "run", str(source), "--only", job.name, "--fresh") if source else ()
+
+
+def _comparisons(compared: RunComparison | None, *, limited: bool) -> dict[str, Comparison]:
+    """Every signal of a judged pair, with the limits that it was judged by."""
+    if compared is None:
+        return {name: Comparison(Curve(), Curve()) for name in SIGNAL_TITLES}
+    limits = compared.limits if limited else {}
+    result = {}
+    for name in SIGNAL_TITLES:
+        found = compared.difference(name)
+        limit = Curve(found.steps, limits[name]) if name in limits else Curve()
+        result[name] = Comparison(difference_of(found), ratio_of(found), limit)
+    return result
+
+
+def _tokens_per_step(job: Job, evidence: Evidence | None) -> int | None:
+    """The token budget of one step; None where nobody knows it.
+
+    Only a command trainer itself knows how long its samples are: what its probe counted is said,
+    else what its config has.
+    """
+    if job.spec.trainer.can.counts_tokens:
+        return job.tokens_per_step
+    counted = series(evidence, "tokens").values if evidence else np.zeros(0)
+    if counted.size:
+        return round(float(np.median(counted)))
+    return job.tokens_per_step if job.seq_len > 1 else None

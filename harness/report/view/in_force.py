@@ -1,0 +1,185 @@
+"""What a test set names beside what really ran, and how its configuration differs; pure.
+
+Only shows: whether a named technique is in force is judged by ``harness.judge``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from harness.model import Evidence, Job, SetSpec, Technique
+from harness.report.sanitize import from_here, plain
+from harness.report.text import ABSENT, count
+from harness.report.view.report_view import ConfigChange, Named
+from harness.report.view.resumed_run import degrees_in_force, joined
+
+_FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
+
+
+def techniques_of(spec: SetSpec, control: SetSpec | None = None) -> tuple[str, ...]:
+    """Techniques, schedule and rotation of a set, for one table cell.
+
+    Its SPMD backend too, where it is another than its control's.
+    """
+    named = [technique.value.replace("_", " ") for technique in spec.techniques]
+    if schedule := _named_schedule(spec):
+        named.append(plain(schedule))
+    if spec.cp_rotation:
+        named.append(f"CP {plain(spec.cp_rotation)}")
+    if control is not None and spec.spmd_backend not in (None, control.spmd_backend):
+        named.append(str(spec.spmd_backend))
+    return tuple(named)
+
+
+def named_and_in_force(spec: SetSpec | None, evidence: Evidence | None) -> tuple[Named, ...]:
+    """One row per technique that the set names or that ran; empty without evidence of either."""
+    seen = evidence.in_force if evidence else None
+    if spec is None or seen is None:
+        return ()
+    named = set(spec.techniques)
+    # What may change from pass to pass is shown of each.
+    passes = evidence.passes if evidence else ()
+    everywhere = [each.in_force for each in passes if each.in_force] or [seen]
+    rows = [
+        Named("degrees", _named_degrees(spec), joined(map(degrees_in_force, everywhere))),
+        Named("pipeline schedule", _named_schedule(spec), joined(map(_schedule, everywhere))),
+        Named("CP rotation", spec.cp_rotation or "", _text(seen.get("cp_rotation"))),
+        Named("SPMD backend", spec.spmd_backend or "", _text(seen.get("spmd_backend"))),
+        Named("compile", _yes(Technique.COMPILE in named), _compile(_table(seen, "compile"))),
+        Named("async TP", _yes(Technique.ASYNC_TP in named), _async_tp(_table(seen, "async_tp"))),
+        Named(
+            "Float8",
+            ", ".join(technique.value for technique in _FLOAT8 if technique in named),
+            _float8(_table(seen, "float8")),
+        ),
+        Named(
+            "parameters",
+            "bfloat16" if Technique.BF16 in named else "",
+            _text(seen.get("param_dtype")),
+        ),
+        Named("attention", "", _text(seen.get("attention"))),
+        Named("wrapped by", "", _text(_table(seen, "probe").get("wrapping"))),
+        Named("gradients taken", "", _text(_table(seen, "probe").get("gradients"))),
+    ]
+    return tuple(
+        Named(row.what, plain(row.named) or ABSENT, plain(row.in_force) or ABSENT)
+        for row in rows
+        if row.named or row.in_force
+    )
+
+
+def config_changes(
+    test: Evidence | None,
+    control: Evidence | None,
+    test_job: Job | None = None,
+    control_job: Job | None = None,
+    *,
+    here: Path | None = None,
+) -> tuple[ConfigChange, ...]:
+    """Keys and versions that differ between two runs, undeclared ones first.
+
+    ``here`` as :func:`harness.report.view.report_view.build.build_view` has it.
+    """
+    ours, theirs = _config(test, test_job), _config(control, control_job)
+    declared: set[str] = set()
+    for job in filter(_tells_nothing, (test_job, control_job)):
+        declared |= set(job.spec.overrides)
+    for evidence in (test, control):
+        keys = (evidence.in_force or {}).get("declared") if evidence else None
+        declared |= set(keys) if isinstance(keys, list) else set()
+    changes = [
+        ConfigChange(
+            plain(key), _setting(theirs, key, here), _setting(ours, key, here), key in declared
+        )
+        for key in sorted({*ours, *theirs})
+        if ours and theirs and (key in ours, ours.get(key)) != (key in theirs, theirs.get(key))
+    ]
+    if test_job and control_job:
+        ours, theirs = test_job.toolchain.versions, control_job.toolchain.versions
+        changes += [
+            ConfigChange(
+                f"version of {plain(key)}",
+                _setting(theirs, key),
+                _setting(ours, key),
+                declared=True,
+            )
+            for key in sorted({*ours, *theirs})
+            if ours.get(key) != theirs.get(key)
+        ]
+    return tuple(sorted(changes, key=lambda change: change.declared))
+
+
+def _tells_nothing(job: Job | None) -> TypeGuard[Job]:
+    """Whether only the experiment file tells a job's configuration."""
+    return job is not None and not job.spec.trainer.can.probed
+
+
+def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
+    """A run's whole configuration, flattened: as it was in force, else as the file has it."""
+    if _tells_nothing(job):
+        return {**_flat(job.spec.train_config.settings), **job.spec.overrides}
+    return _table(evidence.in_force if evidence else None, "config")
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else None
+        found |= {f"{prefix}{key}": value} if inner is None else inner
+    return found
+
+
+def _table(value: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    inner = value.get(key) if value else None
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _setting(table: Mapping[str, Any], key: str, here: Path | None = None) -> str:
+    return from_here(str(table[key]), here) if key in table else ABSENT
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _yes(named: bool) -> str:  # noqa: FBT001 - a value to print
+    return "yes" if named else ""
+
+
+def _named_degrees(spec: SetSpec) -> str:
+    return joined(str(segment.parallelism) for segment in spec.segments) or str(spec.parallelism)
+
+
+def _named_schedule(spec: SetSpec) -> str:
+    of_segments = joined(segment.pipeline_schedule or "" for segment in spec.segments)
+    return of_segments or spec.pipeline_schedule or ""
+
+
+def _schedule(seen: Mapping[str, Any]) -> str:
+    schedule, microbatches = seen.get("pipeline_schedule"), seen.get("pipeline_microbatches")
+    if schedule is None:
+        return ""
+    return str(schedule) + (f", {microbatches} microbatches" if microbatches else "")
+
+
+def _compile(seen: Mapping[str, Any]) -> str:
+    regions, graphs = seen.get("regions") or 0, seen.get("graphs") or 0
+    return f"{count(regions, 'region')}, {count(graphs, 'graph')}" if regions or graphs else ""
+
+
+def _async_tp(seen: Mapping[str, Any]) -> str:
+    nodes = _table(seen, "fused_nodes")
+    return ", ".join(f"{amount} {node}" for node, amount in nodes.items() if amount)
+
+
+def _float8(seen: Mapping[str, Any]) -> str:
+    if not seen.get("modules"):
+        return ""
+    parts = [count(seen["modules"], "module"), _text(seen.get("recipe"))]
+    if seen.get("emulated"):
+        parts.append("emulated")
+    if seen.get("tp_styles"):
+        parts.append(count(seen["tp_styles"], "TP style"))
+    return ", ".join(part for part in parts if part)

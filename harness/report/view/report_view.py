@@ -1,0 +1,291 @@
+"""What every renderer is given: one frozen value with all that a report shows.
+
+Every text in it is plain (one line, no control characters; blocks keep their lines), so a renderer
+only escapes for its own format. :mod:`harness.report.view.report_view.build` makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from harness.judge import Comparisons
+from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Role, Tier, Verdict
+from harness.report.text import count
+from harness.report.view.curves import Curve, LossOnlyGate
+from harness.report.view.gradient_map import GradientMap
+from harness.report.view.resumed_run import PassesView
+from harness.report.view.tensor_tables import ReplicaView, TensorTable
+from harness.report.view.tolerances import CalibrationView
+
+SEVERITY = tuple(reversed(Judgement))
+"""Verdict words, what needs a person first."""
+
+SIGNAL_TITLES = {
+    "loss": "loss",
+    "grad_norm": "grad norm",
+    "loss_recomputed": "loss, recomputed in float64",
+    "grad_norm_recomputed": "grad norm, recomputed in float64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A technique or degree as the test set names it, beside what really ran."""
+
+    what: str
+    named: str
+    in_force: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """One key of the trainer's whole configuration that differs from the control's."""
+
+    key: str
+    control: str
+    test: str
+    declared: bool
+    """True when the test set's own degrees, techniques or overrides set it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run: a control, a repeat of it, or a test set."""
+
+    name: str
+    anchor: str
+    """Fragment identifier of its section."""
+    source: str = ""
+    degrees: str = ""
+    """Parallelism as people write it, with what a run in several passes goes through; empty for
+    foreign curves, as all that follows."""
+    world_size: int | None = None
+    techniques: tuple[str, ...] = ()
+    """Techniques, pipeline schedule and CP rotation."""
+    toolchain: str = ""
+    note: str = ""
+    repeat: str = ""
+    """How an A/A repeat differs from its control; empty for other runs."""
+    tokens_per_step: int | None = None
+    wall_s: float | None = None
+    reused: bool = False
+    command: str = ""
+    """The exact command, quoted for a shell; of a run in several passes, that of ``converge``."""
+    requeues: int = 0
+    """How often a scheduler interrupted it, so far as its passes tell."""
+    error: RankError | None = None
+    signals: Mapping[str, Curve] = field(default_factory=dict)
+
+    @property
+    def rank_seconds(self) -> float | None:
+        """What the run cost: wall time on all its ranks; None when not known."""
+        if self.wall_s is None or self.world_size is None:
+            return None
+        return self.wall_s * self.world_size
+
+    @property
+    def requeue_words(self) -> str:
+        """One sentence on its interruptions; empty when there were none."""
+        times = "once" if self.requeues == 1 else f"{self.requeues} times"
+        return f"The scheduler requeued it {times}." if self.requeues else ""
+
+    def signal(self, name: str) -> Curve:
+        """The run's curve, empty when it has none."""
+        return self.signals.get(name, Curve())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One signal of a run against its control."""
+
+    difference: Curve
+    """Relative difference, positive where the run lies above its control."""
+    ratio: Curve
+    limit: Curve = field(default_factory=Curve)
+    """Largest allowed relative difference per step; empty where none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TestView:
+    """A test set: its run, its verdict, and how it compares with its control."""
+
+    __test__ = False  # keeps pytest from collecting it for its name
+
+    run: RunView
+    verdict: Verdict
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    loss_only: LossOnlyGate | None = None
+    in_force: tuple[Named, ...] = ()
+    config: tuple[ConfigChange, ...] = ()
+    compared: Comparisons = ()
+    """Every parameter's differences, of which the next two show a part."""
+    tensors: TensorTable | None = None
+    gradients: GradientMap | None = None
+    replicas: ReplicaView | None = None
+    would_change: tuple[str, ...] = ()
+    """Sentences on what would change the verdict."""
+    challenged: bool = False
+    """True for the control itself, which an anchor challenges."""
+    kind: Kind = Kind.PARALLEL
+    resumed: PassesView | None = None
+    """None for a run that was made in one pass."""
+
+    @property
+    def configured(self) -> str:
+        """Whose configuration ``config`` shows beside the control's; a column title."""
+        return "Test, first pass" if self.resumed else "Test"
+
+    @property
+    def asked(self) -> tuple[Check, ...]:
+        """The checks that this set's kind asks for, in their order.
+
+        A check of resumes is skipped only where there was nothing to ask: no faults are named, no
+        step was replayed. Where its evidence is missing it is INVALID.
+        """
+        return tuple(
+            check
+            for check in self.verdict.checks
+            if check.tier is not Tier.RESUME or check.outcome is not Outcome.SKIPPED
+        )
+
+    def comparison(self, signal: str) -> Comparison:
+        """The comparison of a signal, empty when a side lacks it."""
+        return self.comparisons.get(signal, Comparison(Curve(), Curve()))
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatView:
+    """An A/A repeat: it teaches how far two runs of the same thing lie apart."""
+
+    run: RunView
+    control: str
+    comparisons: Mapping[str, Comparison]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideView:
+    """A run without a verdict of its own, that others are judged by or together with."""
+
+    run: RunView
+    role: str
+    """As a plan calls it: ``reference``, ``matched control``, ``other seed``."""
+    of: str = ""
+    """Name of the control or test set that is trained by another seed here; empty for the rest."""
+
+    @property
+    def what(self) -> str:
+        """``reference``, ``other seed of fsdp2``."""
+        return f"{self.role} of {self.of}" if self.of else self.role
+
+
+@dataclass(frozen=True, slots=True)
+class ReportView:
+    """A judged matrix, or a comparison of foreign curves."""
+
+    title: str
+    source: str = ""
+    """The experiment file, as given."""
+    generated: str = ""
+    """When, as the caller writes it."""
+    seed: int | None = None
+    steps: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    controls: tuple[RunView, ...] = ()
+    anchor: RunView | None = None
+    """What the first control is itself judged against."""
+    calibrations: tuple[CalibrationView, ...] = ()
+    """One per control, in their order."""
+    repeats: tuple[RepeatView, ...] = ()
+    besides: tuple[BesideView, ...] = ()
+    tests: tuple[TestView, ...] = ()
+    waived: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """Sentences on how far the verdicts reach."""
+    entropy_floor: float | None = None
+    """Loss of a perfect model of the data, nats per token."""
+    wall_s: float | None = None
+    """Wall time of the whole matrix."""
+
+    @property
+    def references(self) -> tuple[RunView, ...]:
+        """What test sets are judged against: the controls, then the anchor if there is one."""
+        return (*self.controls, self.anchor) if self.anchor else self.controls
+
+    def seeds_of(self, name: str) -> tuple[RunView, ...]:
+        """The runs of a control or test set by its other seeds."""
+        return tuple(each.run for each in self.other_seeds if each.of == name)
+
+    @property
+    def other_seeds(self) -> tuple[BesideView, ...]:
+        """Every run by another seed; that by the first seed has the name of its set."""
+        return tuple(each for each in self.besides if each.role == Role.OTHER_SEED)
+
+    @property
+    def by_severity(self) -> tuple[TestView, ...]:
+        """Test sets, what needs a person first, else in the file's order."""
+        return tuple(sorted(self.tests, key=lambda test: SEVERITY.index(test.verdict.judgement)))
+
+    @property
+    def resumes(self) -> bool:
+        """Whether some test set is made in several passes."""
+        return any(test.kind in (Kind.ELASTIC, Kind.FAULT) for test in self.tests)
+
+    @property
+    def counts(self) -> Mapping[Judgement, int]:
+        """How many test sets got each verdict word, worst first; words that nobody got left out."""
+        words = [test.verdict.judgement for test in self.tests]
+        return {word: words.count(word) for word in SEVERITY if word in words}
+
+    @property
+    def worst(self) -> Judgement:
+        """The word for the whole; INCONCLUSIVE when nothing was judged: never PASS."""
+        return next(iter(self.counts), Judgement.INCONCLUSIVE)
+
+    @property
+    def headline(self) -> str:
+        """One sentence that answers the question."""
+        if not self.tests:
+            return "No test set was judged."
+        sets = sum(not test.challenged for test in self.tests)
+        total = count(sets, "test set")
+        challenged = sets < len(self.tests)
+        if self.worst is Judgement.PASS:
+            if all("rcp-no-later" in test.verdict.not_asked for test in self.tests):
+                which = "is no faster than its" if sets == 1 else "none is faster than its"
+                return f"{total}: {which} reference."
+            which = "agrees" if sets == 1 else "all agree"
+            if all(test.verdict.ask is Ask.NO_WORSE for test in self.tests):
+                which = "is no worse than" if sets == 1 else "none is worse than"
+                return f"{total}: {which} the control{self._unseen}."
+            anchor = ", and the control with its anchor" if challenged else ""
+            return f"{total}: {which} with the control{anchor}{self._unseen}."
+        total += " and the control" if challenged else ""
+        parts = [f"{amount} {word.value}" for word, amount in self.counts.items()]
+        return f"Of {total}: {', '.join(parts)}{self._unseen}."
+
+    @property
+    def without_evidence(self) -> tuple[str, ...]:
+        """Checks that some test set has no evidence for; a run too short for a test is none."""
+        skipped = {
+            check.name
+            for test in self.tests
+            for check in test.asked
+            if check.outcome is Outcome.SKIPPED and check.tier is not Tier.EQUIVALENCE
+        }
+        return tuple(sorted(skipped))
+
+    @property
+    def _unseen(self) -> str:
+        """What no verdict speaks about, in brackets; empty when every check had its evidence."""
+        skipped = self.without_evidence
+        if not skipped:
+            return ""
+        compared = {
+            check.name
+            for test in self.tests
+            for check in test.verdict.checks
+            if check.tier is Tier.ENVELOPE and check.outcome is not Outcome.SKIPPED
+        }
+        loss_only = "loss only; " if compared == {"loss-envelope"} else ""
+        return f" ({loss_only}{count(len(skipped), 'check')} had no evidence)"

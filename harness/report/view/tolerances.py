@@ -1,0 +1,265 @@
+"""A control's calibration to what a report says of it; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.judge import (
+    JUDGED_SIGNALS,
+    MEASURED_FROM,
+    STEP_ORIGIN,
+    CurveDifference,
+    LearntLimit,
+    RunComparison,
+    tokens_off,
+)
+from harness.model import (
+    Calibration,
+    Evidence,
+    Judgement,
+    Outcome,
+    Precision,
+    SignalScale,
+    Tier,
+    Verdict,
+)
+from harness.report.sanitize import plain
+from harness.report.text import ABSENT, count, number
+from harness.report.view.curves import Curve, difference_of, largest
+
+WIDE = 1000
+"""A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatDistance:
+    """How far one repeat of a control lies from it."""
+
+    name: str
+    kind: str
+    """``rerun``, ``ulp.2`` …; empty for foreign curves."""
+    identical: bool | None
+    """Whether every judged signal is bit-identical; None when its curves are not at hand."""
+    loss: float | None
+    """Largest relative difference; None when not known."""
+    grad_norm: float | None
+
+    def distance(self, value: float | None) -> str:
+        """One of its distances, in words."""
+        return "bit-identical" if self.identical else number(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SignalGrowth:
+    """How far the repeats of a control lie from it on one signal: relative differences."""
+
+    signal: str
+    steps: tuple[int, int]
+    """First and last step."""
+    scale: tuple[float, float]
+    """At the first and at the last step."""
+    growth: float
+    """Exponent of the best power law."""
+    doubling_steps: float | None
+    """Steps in which the scale doubles; None where no exponential fits better."""
+
+    @property
+    def doubling(self) -> str:
+        """How fast the repeats run apart, in words."""
+        return ABSENT if self.doubling_steps is None else f"{number(self.doubling_steps)} steps"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationView:
+    """What the tolerances of one control come from."""
+
+    control: str
+    precision: str
+    """Empty when not known, as for a run that left nothing."""
+    repeats: tuple[RepeatDistance, ...] = ()
+    taught_by: int = 0
+    identity: str = ""
+    """Of the control's job; empty for foreign curves."""
+    signals: tuple[SignalGrowth, ...] = ()
+    sampled_steps: tuple[int, ...] = ()
+    """Steps at which the repeats taught limits for every tensor."""
+    problems: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One sentence on what there was to learn from."""
+        if not self.repeats:
+            return "No repeats were made: the limits are fixed floors."
+        repeats = count(len(self.repeats), "repeat")
+        if not self.taught_by:
+            which = "is" if len(self.repeats) == 1 else "are all"
+            return f"{repeats}, which {which} bit-identical to the control: the limits are floors."
+        others = len(self.repeats) - self.taught_by
+        identical = sum(repeat.identical is True for repeat in self.repeats)
+        known = "" if identical == others else " or unusable"
+        rest = f"; {others} bit-identical to the control{known}" if others else ""
+        return f"Learnt from {self.taught_by} of {repeats} in {self.precision}{rest}."
+
+
+def calibration_view(
+    name: str,
+    calibration: Calibration,
+    differences: Mapping[str, Mapping[str, CurveDifference]],
+    kinds: Mapping[str, str],
+) -> CalibrationView:
+    """What the calibration of a control was learnt from.
+
+    ``differences`` are by name of the repeat and signal, of those whose curves are at hand;
+    ``kinds`` by name of the repeat.
+    """
+    return CalibrationView(
+        control=plain(name),
+        precision=calibration.precision.value,
+        repeats=tuple(
+            _distance(repeat, kinds.get(repeat, ""), differences.get(repeat, {}))
+            for repeat in calibration.repeats
+        ),
+        taught_by=calibration.taught_by,
+        identity=calibration.identity or "",
+        signals=tuple(_growth(signal, scale) for signal, scale in calibration.signals.items()),
+        sampled_steps=tuple(sorted(step for step in calibration.tensors if step > 0)),
+        problems=tuple(plain(problem) for problem in calibration.problems),
+    )
+
+
+def notes(
+    verdicts: Sequence[Verdict],
+    evidences: Mapping[str, Evidence],
+    calibration_of: Mapping[str, Calibration | None],
+    comparisons: Mapping[str, RunComparison],
+) -> tuple[str, ...]:
+    """Which limits are fixed floors and not learnt, so that only gross errors show; wrong logs.
+
+    ``calibration_of`` and ``comparisons`` are by name of the test set.
+    """
+    coarse: dict[tuple[Precision, Precision], None] = {}
+    measured = [
+        check.detail
+        for verdict in verdicts
+        for check in verdict.checks
+        if check.name == "reference-sound" and MEASURED_FROM in check.detail
+    ]
+    unlearnt: dict[str, str] = {}
+    wide: dict[str, tuple[float, str]] = {}
+    alone: dict[str, None] = {}
+    for verdict in verdicts:
+        compared = comparisons.get(verdict.name)
+        if compared is None:
+            continue
+        test, control = compared.test.precision, compared.control.precision
+        if test is not control:
+            coarse[test, control] = None
+            continue
+        calibration = calibration_of.get(verdict.name)
+        if calibration is None or not calibration.repeats:
+            if compared.curves_alone:
+                alone[verdict.control] = None
+                continue
+            unlearnt[verdict.control] = "no repeat shows how far right runs lie apart"
+        elif not calibration.taught_by:
+            unlearnt[verdict.control] = "its repeats teach no scale"
+        else:
+            learnt = compared.furthest_learnt
+            if learnt is not None and learnt.limit > WIDE * learnt.floor:
+                times = learnt.limit / learnt.floor
+                words = _wide(verdict.control, learnt)
+                wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, words))
+    sentences = [
+        f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
+        f"models: {reason}."
+        for name, reason in unlearnt.items()
+    ]
+    sentences.extend(words for _, words in wide.values())
+    sentences += [
+        f"No repeat of {plain(name)} shows how far right runs lie apart: without a margin or a "
+        "tolerance only rounding passes, and only a gross difference fails."
+        for name in alone
+    ]
+    if coarse:
+        pairs = " and ".join(f"{ours.value} against {theirs.value}" for ours, theirs in coarse)
+        sentences.append(
+            f"Limits of {pairs} are coarse: no repeat shows how far two precisions lie apart, so "
+            "they are at least fixed floors, fitted on CPU debug models, and only gross errors "
+            "show after the first step."
+        )
+    sentences.extend(
+        f"Errors of low precision at the initial weights are {plain(words)}."
+        for words in dict.fromkeys(measured)
+    )
+    return (*sentences, *_unasked(verdicts), *_miscounted(verdicts, evidences))
+
+
+def _unasked(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """How far single steps are off where a margin of the mean loss decided."""
+    for verdict in verdicts:
+        off = [
+            f"the {check.name.removesuffix('-envelope').replace('-', ' ')} by up to "
+            f"{number(check.measured)}"
+            for check in verdict.checks
+            if verdict.judgement is Judgement.PASS
+            and check.outcome is Outcome.PASS
+            and check.tier is Tier.ENVELOPE
+            and check.measured is not None
+            and check.limit is not None
+            and check.limit.origin == STEP_ORIGIN
+        ]
+        if off:
+            yield (
+                f"Single steps of {plain(verdict.name)} are off, {' and '.join(off)}, by more than "
+                "rounding: the margin asks for the mean loss alone; --repeat or --tolerance would "
+                "ask for them."
+            )
+
+
+def _wide(control: str, learnt: LearntLimit) -> str:
+    return (
+        f"The repeats of the control {plain(control)} lie so far apart that they allow "
+        f"{learnt.signal} to differ by {number(learnt.limit)} at step {learnt.step}, "
+        f"{learnt.limit / learnt.floor:,.0f} times the floor of its arithmetic: is its training "
+        "that unstable, or are its repeats wrong?"
+    )
+
+
+def _miscounted(verdicts: Sequence[Verdict], evidences: Mapping[str, Evidence]) -> Iterator[str]:
+    """Runs whose logs count tokens wrongly after a resume, in one sentence."""
+    found = []
+    for verdict in verdicts:
+        test = evidences.get(verdict.name)
+        off = tokens_off(test) if test is not None else {}
+        steps = ", ".join(f"by {by:+,} from step {step} on" for step, by in off.items())
+        if steps:
+            found.append(f"{plain(verdict.name)} ({steps})")
+    if found:
+        yield (
+            f"n_tokens_seen in torchtitan's logs is off in {', '.join(found)}: its checkpoint "
+            "holds the count of one rank, and every rank of other degrees restores it as its own "
+            "(Trainer.state_dict). Nothing else reads it: training itself does not change."
+        )
+
+
+def _growth(signal: str, scale: SignalScale) -> SignalGrowth:
+    return SignalGrowth(
+        signal=plain(signal),
+        steps=(int(scale.steps[0]), int(scale.steps[-1])),
+        scale=(float(scale.scale[0]), float(scale.scale[-1])),
+        growth=scale.growth,
+        doubling_steps=scale.doubling_steps,
+    )
+
+
+def _distance(name: str, kind: str, found: Mapping[str, CurveDifference]) -> RepeatDistance:
+    apart = {signal: difference_of(found[signal]) for signal in JUDGED_SIGNALS if signal in found}
+    known = [value for curve in apart.values() if (value := largest(curve)) is not None]
+    return RepeatDistance(
+        name=plain(name),
+        kind=plain(kind),
+        identical=not any(known) if known else None,
+        loss=largest(apart.get("loss", Curve())),
+        grad_norm=largest(apart.get("grad_norm", Curve())),
+    )
