@@ -19,7 +19,7 @@ def main(job_path: str) -> None:
     die_with_parent()  # so that an interrupted benchmark leaves no rank behind
     job = read_job(job_path)
     v0_3.preload(job.device)
-    # Only now: preload patches torch before torchtitan is imported.
+    # Imported only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
     from harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415

@@ -31,7 +31,7 @@ def main(job_path: str, plan_path: str) -> None:
     job = read_job(job_path)
     plan = json.loads(Path(plan_path).read_text(encoding="utf-8"))
     v0_3.preload(job.device)
-    # Only now: preload patches torch before torchtitan is imported.
+    # Imported only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
     from harness.rank.titan.v0_3 import hooks  # noqa: PLC0415

@@ -24,9 +24,9 @@ TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
 """Master port in printed commands."""
 UNKNOWN_DATA = "DATA"
-"""Stands in a printed command for the folder of a corpus that was not made yet."""
+"""In printed commands, the folder of a corpus that does not exist yet."""
 _ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "start" / "on_loopback"
-"""First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
+"""First on ``PYTHONPATH`` if rank 0, not an agent of ours, makes the ranks' store."""
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
 """Launchers whose ranks need a port from us; torchrun and composer find a free one."""
 _FOREIGN = re.compile(

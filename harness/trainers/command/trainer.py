@@ -41,9 +41,9 @@ from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "harness.rank.start.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
-"""torchrun whose ports only this machine can reach; needs nothing of this package."""
+"""torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
 """Keys of its train config that name a data type."""
 

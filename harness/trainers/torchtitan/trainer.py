@@ -42,7 +42,7 @@ from harness.trainers.torchtitan.table import (
 )
 
 AGENT_MODULE = "harness.rank.start.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 
 
 class Torchtitan(Trainer):
