@@ -116,11 +116,9 @@ SLOW = "--slow"
 TEST_BY_TEST = ("--numprocesses=2", "--dist=worksteal")
 """pytest's options for two processes; each of them sets up a module's shared fixtures."""
 FILE_BY_FILE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
-"""The same where such a fixture is a matrix or a cluster. Those run first
-(``tests/conftest.py``).
-"""
-RELEASES = re.compile("titan")
-"""Found in the text of those test files of rank code that depend on torchtitan."""
+"""The same where that is a matrix or a cluster. Those are the first (``tests/conftest.py``)."""
+RELEASES = re.compile(r"titan(?!\.common)")
+"""What is found in the text of a test file of rank code that knows a release of torchtitan."""
 OPTIONAL_PROGRAMS = (
     *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
     *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
@@ -205,7 +203,14 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     folder = TOOLCHAIN_ROOT / name
     python = folder / "bin" / "python"
     stamp = folder / "converge.stamp"
-    parts = (str(ROOT), CONSTRAINTS.read_text(), repr(recipe), *titan, *RANK_TEST_PACKAGES)
+    parts = (
+        str(ROOT),
+        "converge-harness",
+        CONSTRAINTS.read_text(),
+        repr(recipe),
+        *titan,
+        *RANK_TEST_PACKAGES,
+    )
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     if stamp.is_file() and stamp.read_text() == digest and python.exists():
         return python

@@ -10,9 +10,9 @@ import sys
 
 import torch.distributed as dist
 
-from harness.rank.start.parent import die_with_parent
-from harness.rank.titan import v0_3
-from harness.run_folder.job import read_job
+from converge_harness.rank.start.parent import die_with_parent
+from converge_harness.rank.titan import v0_3
+from converge_harness.run_folder.job import read_job
 
 
 def main(job_path: str) -> None:
@@ -22,8 +22,8 @@ def main(job_path: str) -> None:
     # Imported only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
-    from harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415
-    from harness.rank.titan.v0_3.config import build_config  # noqa: PLC0415
+    from converge_harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415
+    from converge_harness.rank.titan.v0_3.config import build_config  # noqa: PLC0415
 
     init_logger()
     trainer = build_config(job).trainer.build()

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.history import Filter, History, Measurement, Night, Result, Series, SetNight
-from harness.history.overview import overview
-from harness.history.trend import trends
-from harness.model import CauseClass, Judgement, Outcome, Tier
+from converge_harness.history import Filter, History, Measurement, Night, Result, Series, SetNight
+from converge_harness.history.overview import overview
+from converge_harness.history.trend import trends
+from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 
 NIGHTS, SETS = 10_000, 20
 CHECKS, MEASURING = 40, 24

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge import calibrate, judge
-from harness.model import Evidence, Judgement
+from converge_harness.judge import calibrate, judge
+from converge_harness.model import Evidence, Judgement
 
 REPEATS = 5
 MB = 1e6

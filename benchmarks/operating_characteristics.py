@@ -36,7 +36,7 @@ from characteristics.tables import (
     short_run_table,
 )
 
-from harness.readers import read_run
+from converge_harness.readers import read_run
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "operating-characteristics.md"

@@ -136,7 +136,7 @@ def converge(*arguments: str | Path) -> None:
 
     Raises SystemExit with its output if nothing could be run.
     """
-    argv = [sys.executable, "-m", "harness", *map(str, arguments)]
+    argv = [sys.executable, "-m", "converge_harness", *map(str, arguments)]
     done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode not in JUDGED:
         raise SystemExit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")

@@ -41,9 +41,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.corpus import prepare
-from harness.model import FROZEN_STEPS, SyntheticData
-from harness.trainers import find_toolchain
+from converge_harness.corpus import prepare
+from converge_harness.model import FROZEN_STEPS, SyntheticData
+from converge_harness.trainers import find_toolchain
 
 ROOT = Path(__file__).parent.parent
 TOOLCHAIN = "torchtitan-0.3.0"

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.probe import Probe
+from converge_harness.probe import Probe
 
 CLOCKS = {"wall": time.perf_counter, "processors": time.process_time}
 VOCABULARY, WIDTH, LAYERS, SAMPLES, LENGTH = 2048, 256, 4, 8, 128

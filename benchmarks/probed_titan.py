@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.rank.start.parent import die_with_parent
-from harness.rank.titan import v0_3
-from harness.run_folder.job import read_job
+from converge_harness.rank.start.parent import die_with_parent
+from converge_harness.rank.titan import v0_3
+from converge_harness.run_folder.job import read_job
 
 _HOOKS = ("begin_step", "on_batch", "on_logits", "before_clip", "on_log", "end_step")
 
@@ -34,9 +34,9 @@ def main(job_path: str, plan_path: str) -> None:
     # Imported only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
-    from harness.rank.titan.v0_3 import hooks  # noqa: PLC0415
-    from harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415
-    from harness.rank.titan.v0_3.config import build_config  # noqa: PLC0415
+    from converge_harness.rank.titan.v0_3 import hooks  # noqa: PLC0415
+    from converge_harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415
+    from converge_harness.rank.titan.v0_3.config import build_config  # noqa: PLC0415
 
     init_logger()
     trainer = build_config(job).trainer.build()
@@ -219,7 +219,7 @@ def _device_type(device: torch.device) -> Any:
 
 def _shards(trainer: Any) -> list[int]:
     """Bytes of this rank's shard of each parameter."""
-    from harness.rank.recorder.cross_entropy import local_part  # noqa: PLC0415
+    from converge_harness.rank.recorder.cross_entropy import local_part  # noqa: PLC0415
 
     parameters = [p for part in trainer.model_parts for p in part.parameters()]
     return [local_part(p).numel() * p.element_size() for p in parameters]

@@ -31,8 +31,8 @@ from proof.picture import draw
 from proof.regimes import Regime
 from proof.results import WORST, Proof, Result, collect
 
-from harness.errors import ConfigError, ConvergeError, Problem
-from harness.store import atomic_write, require_writable
+from converge_harness.errors import ConfigError, ConvergeError, Problem
+from converge_harness.store import atomic_write, require_writable
 
 ROOT = Path(__file__).parent.parent
 BUGS = Path("benchmarks/bugs")
@@ -167,7 +167,15 @@ def _run(matrix: Matrix, reports: Path, arguments: argparse.Namespace) -> dict[s
     Raises Stopped if it was interrupted or refused the matrix.
     """
     folder = reports / matrix.name
-    command = [sys.executable, "-m", "harness", "run", str(matrix.path), "--out", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "converge_harness",
+        "run",
+        str(matrix.path),
+        "--out",
+        str(folder),
+    ]
     command += ["--store", str(arguments.store)] if arguments.store else []
     command += ["--only", *matrix.sets]
     code = _call(command)

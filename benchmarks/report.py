@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from playwright.sync_api import sync_playwright
 
-from harness.judge import calibrate, compare_runs
-from harness.model import Evidence, Judgement, Verdict
-from harness.report import ReportView, build_view
-from harness.report.renderers.html_page import to_html
+from converge_harness.judge import calibrate, compare_runs
+from converge_harness.model import Evidence, Judgement, Verdict
+from converge_harness.report import ReportView, build_view
+from converge_harness.report.renderers.html_page import to_html
 
 SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 SETS, REPEATS = 12, 3

@@ -2,9 +2,9 @@
 
 ``nox -s bench -- right_errors`` trains the set-ups of ``right_sets`` for one step by ``converge
 run``, with the frozen steps that every run of low precision makes, and measures each against its
-matched control as the judge does (``harness.judge.compare.precision_errors``). The multiples that
-the judge allows stand on what is printed here. All set-ups are right, so one outside of a limit is
-a false alarm; it is named, and the exit code is 1.
+matched control as the judge does (``converge_harness.judge.compare.precision_errors``). The
+multiples that the judge allows stand on what is printed here. All set-ups are right, so one outside
+of a limit is a false alarm; it is named, and the exit code is 1.
 
 The sets of one seed, of all models, are one matrix, so that torch is imported only once. An
 interrupted benchmark continues where it was, and more seeds or models add to existing results.
@@ -26,10 +26,15 @@ import numpy as np
 import tomli_w
 from proof.regimes import Regime, rewritten
 
-from harness.judge.compare.precision_errors import EMBEDDING, Errors, PrecisionRuns, measure_errors
-from harness.matrix.save import load_matrix
-from harness.model import Role
-from harness.readers import read_run
+from converge_harness.judge.compare.precision_errors import (
+    EMBEDDING,
+    Errors,
+    PrecisionRuns,
+    measure_errors,
+)
+from converge_harness.matrix.save import load_matrix
+from converge_harness.model import Role
+from converge_harness.readers import read_run
 
 ROOT = Path(__file__).parent.parent
 SETS = ROOT / "benchmarks" / "right_sets"
@@ -164,7 +169,7 @@ def run_matrix(groups: Sequence[Group], seed: int, out: Path, store: Path | None
         (configs / f"{model.name}.toml").write_text(tomli_w.dumps(model.train_config()))
     file, report = out / f"seed{seed}.toml", out / f"seed{seed}"
     file.write_text(tomli_w.dumps(matrix_of(groups, seed, configs)), encoding="utf-8")
-    command = [sys.executable, "-m", "harness", "run", str(file), "--out", str(report)]
+    command = [sys.executable, "-m", "converge_harness", "run", str(file), "--out", str(report)]
     command += ["--store", str(store)] if store else []
     with subprocess.Popen(command) as process:
         try:

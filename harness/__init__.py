@@ -6,10 +6,10 @@ Importing this package imports nothing else, because every rank pays for it: ``l
 
 TYPE_CHECKING = False  # as typing's, which would be an import
 if TYPE_CHECKING:
-    from harness.notebook import compare, load
+    from converge_harness.notebook import compare, load
 
-DISTRIBUTION = "converge"
-"""The name of this package for pip."""
+DISTRIBUTION = "converge-harness"
+"""What pip calls this package."""
 __version__ = "0.1.0"
 __all__ = ["DISTRIBUTION", "__version__", "compare", "load"]
 
@@ -18,7 +18,7 @@ if not TYPE_CHECKING:  # mypy takes any name to be there where a module has this
     def __getattr__(name: str) -> object:
         """The interface for notebooks (PEP 562)."""
         if name in ("compare", "load"):
-            from harness import notebook  # noqa: PLC0415
+            from converge_harness import notebook  # noqa: PLC0415
 
             return getattr(notebook, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

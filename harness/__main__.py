@@ -1,7 +1,7 @@
-"""``python -m harness`` is the console script ``converge``."""
+"""``python -m converge_harness`` is the console script ``converge``."""
 
 import sys
 
-from harness.cli import main
+from converge_harness.cli import main
 
 sys.exit(main())

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import StoreError, installing
-from harness.model import Evidence, Floats, Integers, Role
-from harness.store import atomic_write, slug
+from converge_harness.errors import StoreError, installing
+from converge_harness.model import Evidence, Floats, Integers, Role
+from converge_harness.store import atomic_write, slug
 
 DIFFERENCE = "difference"
 LIMIT = "limit"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from harness.history import Changed, Entry, NightMark, changed_between
-from harness.model import CauseClass, Judgement
-from harness.report.renderers.markdown import escape, fenced
-from harness.report.sanitize import plain, plain_block
-from harness.report.text import tail
+from converge_harness.history import Changed, Entry, NightMark, changed_between
+from converge_harness.model import CauseClass, Judgement
+from converge_harness.report.renderers.markdown import escape, fenced
+from converge_harness.report.sanitize import plain, plain_block
+from converge_harness.report.text import tail
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 ::
 
-    import harness as converge
+    import converge_harness as converge
 
     report = converge.load("reports/smoke")
     report.verdicts                       # one row per test set
@@ -25,15 +25,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from harness.errors import EvidenceError, StoreError, suggest
-from harness.judge import JUDGED_SIGNALS, calibrate, judge
-from harness.model import Ask, Evidence
-from harness.readers import read_curves, read_spec, read_table, same_path
-from harness.report import build_view
-from harness.report.renderers.json_document import SCHEMA_VERSION, document
-from harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
-from harness.report.view.curves import Curve, difference, ratio
-from harness.report.view.report_view import SIGNAL_TITLES
+from converge_harness.errors import EvidenceError, StoreError, suggest
+from converge_harness.judge import JUDGED_SIGNALS, calibrate, judge
+from converge_harness.model import Ask, Evidence
+from converge_harness.readers import read_curves, read_spec, read_table, same_path
+from converge_harness.report import build_view
+from converge_harness.report.renderers.json_document import SCHEMA_VERSION, document
+from converge_harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
+from converge_harness.report.view.curves import Curve, difference, ratio
+from converge_harness.report.view.report_view import SIGNAL_TITLES
 
 CurveLike = str | Path | pd.DataFrame | Mapping[str, Any]
 """A path of anything that ``converge compare`` reads, or columns in memory: ``step``, ``loss`` …"""

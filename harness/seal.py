@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.model import RunRecord
-from harness.run_folder.job import JobDocument, moved_with
-from harness.run_folder.layout import (
+from converge_harness.model import RunRecord
+from converge_harness.run_folder.job import JobDocument, moved_with
+from converge_harness.run_folder.layout import (
     EVIDENCE_SUFFIXES,
     IMPORTED,
     IN_FORCE,

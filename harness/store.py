@@ -22,13 +22,19 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from harness.errors import StoreError
-from harness.model import RankError, RunRecord, RunStatus
-from harness.run_folder import documents
-from harness.run_folder.documents import SCHEMA, number, spell_not_finite, unique_keys, upgraded
-from harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
-from harness.run_folder.records import RecordDocument
-from harness.seal import evidence_of, sources_of
+from converge_harness.errors import StoreError
+from converge_harness.model import RankError, RunRecord, RunStatus
+from converge_harness.run_folder import documents
+from converge_harness.run_folder.documents import (
+    SCHEMA,
+    number,
+    spell_not_finite,
+    unique_keys,
+    upgraded,
+)
+from converge_harness.run_folder.layout import CHECKPOINTS, COMPILED, JOB, PASSES, RECORD, TORN
+from converge_harness.run_folder.records import RecordDocument
+from converge_harness.seal import evidence_of, sources_of
 
 DEFAULT_ROOT = Path(".converge")
 ROOT_VARIABLE = "CONVERGE_STORE"

@@ -13,9 +13,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, Problem
-from harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
-from harness.trainers import trainer_of
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
+from converge_harness.trainers import trainer_of
 
 PACKAGE = __name__.partition(".")[0]
 """The name by which programs and ranks import this package."""
@@ -216,8 +216,8 @@ def _source_digests(experiment: Experiment, specs: Sequence[SetSpec]) -> Iterato
 def _require_own_name(experiment: Experiment, specs: Sequence[SetSpec]) -> None:
     """Raise ConfigError where a folder that Python searches first has a module of our name.
 
-    Ranks would fail with "No module named 'harness.rank'", or import a stranger's code. The check
-    imports nothing.
+    Ranks would end with "No module named 'converge_harness.rank'" or import who knows what. That is
+    found by looking: nothing is imported.
     """
     probed = [spec for spec in specs if spec.trainer.can.probed]
     asked: dict[Path, tuple[str, str]] = {}

@@ -21,7 +21,7 @@ import tomli
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from harness.errors import ConfigError, Problem, suggest
+from converge_harness.errors import ConfigError, Problem, suggest
 
 SCHEMA = 1
 MAX_NAME = 80

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from harness import DISTRIBUTION, __version__
-from harness.errors import ToolchainError
-from harness.model import Toolchain
+from converge_harness import DISTRIBUTION, __version__
+from converge_harness.errors import ToolchainError
+from converge_harness.model import Toolchain
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
@@ -139,10 +139,11 @@ def own_source() -> str:
     pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
     alone it could be a stranger's package, so then a person has to say.
     """
-    checkout = Path(__file__).parent.parent
+    packages = Path(__file__).parent.parent
+    checkout = packages.parent  # which has a link in src/
     if (checkout / "pyproject.toml").is_file():
         return f"-e {shlex.quote(str(checkout))}"
-    for distribution in distributions(name=DISTRIBUTION, path=[str(checkout)]):
+    for distribution in distributions(name=DISTRIBUTION, path=[str(packages)]):
         told = json.loads(distribution.read_text("direct_url.json") or "{}")
         url = told.get("url", "")
         if url.startswith("file://") and "dir_info" in told:

@@ -68,7 +68,9 @@ def imports_of(path: Path) -> set[str]:
             assert node.level == 0, f"{path}: relative import"
             base = node.module or ""
             modules.add(base)
-            modules |= {f"{base}.{alias.name}" for alias in node.names if base == "harness"}
+            modules |= {
+                f"{base}.{alias.name}" for alias in node.names if base == "converge_harness"
+            }
     return modules
 
 
@@ -81,7 +83,7 @@ SOURCES = sorted(
 def test_imports_go_downwards_only(path):
     layer = layer_of(path)
     assert layer in ALLOWED, f"add {layer} to the table here and in docs/architecture.md"
-    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("harness.")}
+    ours = {name.split(".")[1] for name in imports_of(path) if name.startswith("converge_harness.")}
     ours -= {"DISTRIBUTION", "__version__"}  # constants of the package, and no layers
     assert ours <= ALLOWED[layer] | {layer}
 
@@ -103,8 +105,8 @@ def test_only_rank_code_imports_torch(path):
 def test_the_probe_imports_torch_alone(path):
     outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
     frameworks = {"deepspeed"} if path.stem == "deepspeed" else set()
-    assert outside <= {"harness", "torch", *frameworks}
-    assert not {name for name in imports_of(path) if name.startswith("harness.rank.titan")}
+    assert outside <= {"converge_harness", "torch", *frameworks}
+    assert not {name for name in imports_of(path) if name.startswith("converge_harness.rank.titan")}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_the_probe_imports_torch_alone(path):
 )
 def test_the_contract_of_both_pythons_needs_numpy_alone(path):
     outside = {name.split(".")[0] for name in imports_of(path)} - set(sys.stdlib_module_names)
-    assert outside <= {"harness", "numpy"}
+    assert outside <= {"converge_harness", "numpy"}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,11 @@ def test_the_contract_of_both_pythons_needs_numpy_alone(path):
 def test_judge_is_pure(path):
     standard = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing"}
     standard |= {"bisect", "itertools", "statistics", "types", "inspect", "re"}
-    outside = {name.split(".")[0] for name in imports_of(path)} - {"harness", "numpy", "scipy"}
+    outside = {name.split(".")[0] for name in imports_of(path)} - {
+        "converge_harness",
+        "numpy",
+        "scipy",
+    }
     assert outside <= standard, f"{outside - standard}: judging knows no files, clocks or processes"
 
 
@@ -165,7 +171,9 @@ def asks_which_trainer(path: Path) -> set[str]:
     return found | {
         name
         for name in imports_of(path)
-        if name.startswith(("harness.trainers.torchtitan", "harness.trainers.command"))
+        if name.startswith(
+            ("converge_harness.trainers.torchtitan", "converge_harness.trainers.command")
+        )
     }
 
 
@@ -186,7 +194,7 @@ def test_only_trainers_ask_which_trainer_it_is(path):
         "if spec.command is None: pass",
         "isinstance(table, CommandTable)",
         "NAMES = ('titan_0_3',)",
-        "from harness.trainers.torchtitan.table import TitanTable",
+        "from converge_harness.trainers.torchtitan.table import TitanTable",
         "match job.toolchain.dialect:\n    case _: pass",
     ],
 )
@@ -203,3 +211,14 @@ def test_every_layer_stands_in_the_architecture_page():
 
 def test_the_light_part_needs_no_torch():
     assert "torch" not in sys.modules
+
+
+def test_the_package_is_imported_by_no_name_that_a_persons_folder_may_have():
+    """The folder's own name is found in a checkout only, and there by chance."""
+    link = ROOT / "src" / "converge_harness"
+    assert link.is_symlink()
+    assert link.resolve() == PACKAGE
+    folders = (PACKAGE, ROOT / "tests", ROOT / "benchmarks", ROOT / "experiments")
+    paths = [path for folder in folders for path in folder.rglob("*.py")]
+    imported = {path: {name.split(".")[0] for name in imports_of(path)} for path in paths}
+    assert not [path for path, names in imported.items() if PACKAGE.name in names]

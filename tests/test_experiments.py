@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment import load_experiment
-from harness.model import (
+from converge_harness.experiment import load_experiment
+from converge_harness.model import (
     FROZEN_STEPS,
     Job,
     Precision,
@@ -16,8 +16,8 @@ from harness.model import (
     Technique,
     Toolchain,
 )
-from harness.plan import describe, make_plan
-from harness.trainers import trainer_of
+from converge_harness.plan import describe, make_plan
+from converge_harness.trainers import trainer_of
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 TITAN_03 = Toolchain(

@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 from stored_samples import copied
 
-import harness
-from harness import notebook
-from harness.cli import main
-from harness.errors import EvidenceError, StoreError
-from harness.judge.compare.tensors import compare_tensors
-from harness.readers import read_run
-from harness.report.renderers.npz_tables import FILE
+import converge_harness
+from converge_harness import notebook
+from converge_harness.cli import main
+from converge_harness.errors import EvidenceError, StoreError
+from converge_harness.judge.compare.tensors import compare_tensors
+from converge_harness.readers import read_run
+from converge_harness.report.renderers.npz_tables import FILE
 
 PAGE = Path(__file__).parents[1] / "docs" / "notebook.md"
 FRAMES = tuple(notebook.COLUMNS)
@@ -323,12 +323,12 @@ def test_the_code_of_the_page_runs(written, tmp_path, monkeypatch):
 
 def test_the_interface_is_imported_only_when_it_is_asked_for():
     code = (
-        "import sys; before = set(sys.modules); import harness; "
-        "print(*sorted(set(sys.modules) - before)); harness.load"
+        "import sys; before = set(sys.modules); import converge_harness; "
+        "print(*sorted(set(sys.modules) - before)); converge_harness.load"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [harness.__name__]
-    assert harness.load is notebook.load
-    assert harness.compare is notebook.compare
+    assert done.stdout.split() == [converge_harness.__name__]
+    assert converge_harness.load is notebook.load
+    assert converge_harness.compare is notebook.compare
     with pytest.raises(ImportError, match="cannot import name 'lod'"):
-        from harness import lod  # noqa: F401
+        from converge_harness import lod  # noqa: F401

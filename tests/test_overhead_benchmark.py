@@ -41,7 +41,7 @@ def leave_run(store, name, role, started, status="finished"):
             "torch.distributed.run",
             f"--log-dir={folder / 'logs'}",
             "-m",
-            "harness.rank",
+            "converge_harness.rank",
             str(folder / "job.json"),
         ],
         "environment": {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")},
@@ -61,7 +61,7 @@ def test_bare_jobs_are_the_harness_jobs_in_other_folders(overhead, tmp_path):
     assert control.argv[3:] == (
         f"--log-dir={folder / 'logs'}",
         "-m",
-        "harness.rank",
+        "converge_harness.rank",
         str(folder / "job.json"),
     )
     assert control.environment["TORCHINDUCTOR_CACHE_DIR"] == str(folder / "inductor")

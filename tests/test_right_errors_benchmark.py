@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tomli_w
 
-from harness.experiment import load_experiment
-from harness.judge.compare.precision_errors import Errors
+from converge_harness.experiment import load_experiment
+from converge_harness.judge.compare.precision_errors import Errors
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 NAMES = ("norm.weight", "output.weight", "tok_embeddings.weight")

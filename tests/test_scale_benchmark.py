@@ -29,8 +29,8 @@ def test_a_goal_is_the_most_that_is_allowed(measured, word):
 def test_the_sets_that_are_planned_are_right_and_all_different(tmp_path):
     from scaling.experiments import KINDS, write_experiment
 
-    from harness.matrix import load
-    from harness.trainers import assume_toolchain
+    from converge_harness.matrix import load
+    from converge_harness.trainers import assume_toolchain
 
     file = write_experiment(tmp_path, 3 * len(KINDS))
     plan = load.plan_experiment(load.load_with_cluster(file), on_gpu=False, find=assume_toolchain)

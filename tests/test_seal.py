@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from harness import seal
-from harness.readers import read_run
-from harness.seal import broken_seal, changed_source, evidence_of, sources_of
+from converge_harness import seal
+from converge_harness.readers import read_run
+from converge_harness.seal import broken_seal, changed_source, evidence_of, sources_of
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_disks import small_disk_at
 
-from harness import store as store_module
-from harness.errors import StoreError
-from harness.model import RankError, RunRecord, RunStatus
-from harness.store import (
+from converge_harness import store as store_module
+from converge_harness.errors import StoreError
+from converge_harness.model import RankError, RunRecord, RunStatus
+from converge_harness.store import (
     Store,
     atomic_write,
     default_root,
@@ -215,8 +215,8 @@ def test_read_only_folder(tmp_path):
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from harness.errors import StoreError\n"
-        "from harness.store import Store\n"
+        "from converge_harness.errors import StoreError\n"
+        "from converge_harness.store import Store\n"
         "if os.geteuid() == 0: os.setresuid(65534, 65534, 65534)\n"
         "try: Store(Path(sys.argv[1])).require_writable()\n"
         "except StoreError as error: print(error)\n"

@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
-import harness
-from harness.errors import ConfigError
-from harness.model import Cluster, Experiment, Parallelism, SetSpec, SyntheticData, TrainConfig
-from harness.surroundings import (
+import converge_harness
+from converge_harness.errors import ConfigError
+from converge_harness.model import (
+    Cluster,
+    Experiment,
+    Parallelism,
+    SetSpec,
+    SyntheticData,
+    TrainConfig,
+)
+from converge_harness.surroundings import (
     PACKAGE,
     checkout_commit,
     cluster_hardware,
@@ -23,8 +30,8 @@ from harness.surroundings import (
     rank_code_digest,
     read_surroundings,
 )
-from harness.trainers.command import trained_by
-from harness.trainers.command.settings import Command
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command
 
 
 def experiment(inject: str | None, data: SyntheticData | None) -> Experiment:
@@ -226,7 +233,9 @@ def test_a_vanished_program_is_a_config_error(tmp_path):
 
 
 def test_the_probe_as_a_library_and_the_file_contract_are_rank_code():
-    folders = [Path(harness.__file__).parent / name for name in ("rank", "probe", "run_folder")]
+    folders = [
+        Path(converge_harness.__file__).parent / name for name in ("rank", "probe", "run_folder")
+    ]
     assert rank_code_digest() == rank_code_digest(*folders)
     for without in folders:
         assert rank_code_digest() != rank_code_digest(*(set(folders) - {without}))
@@ -325,7 +334,7 @@ def test_a_folder_on_pythonpath_that_hides_this_package_is_told(tmp_path, monkey
     library = tmp_path / "library"
     library.mkdir()
     (library / f"{PACKAGE}.py").write_text("")
-    ours = Path(harness.__file__).parent.parent
+    ours = Path(converge_harness.__file__).parent.parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["/nowhere", str(ours), "", str(library)]))
     assert refused(script, tmp_path) == ""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(library), str(ours)]))

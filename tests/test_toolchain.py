@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-import harness
-from harness.errors import ToolchainError
-from harness.toolchain import available_toolchains, toolchain_root
-from harness.trainers import assume_toolchain, find_toolchain
-from harness.trainers.command import trained_by
-from harness.trainers.command.settings import Command
+import converge_harness
+from converge_harness.errors import ToolchainError
+from converge_harness.toolchain import available_toolchains, toolchain_root
+from converge_harness.trainers import assume_toolchain, find_toolchain
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command
 
 
 def build(root: Path, name: str, **versions: str) -> Path:
@@ -190,7 +190,7 @@ def test_every_package_of_a_programs_environment_counts_but_this_one(tmp_path):
         build(tmp_path, name, torch="2.13.0", **versions)
         return find_toolchain(name, tmp_path, CURVES).versions["packages"]
 
-    first = packages("a", my_kernels="1.0", converge="0.1.0")
+    first = packages("a", my_kernels="1.0", converge_harness="0.1.0")
     assert packages("b", my_kernels="1.0") == first
     assert packages("c", my_kernels="1.1") != first
     assert packages("d", my_kernels="1.0", more="1.0") != first
@@ -202,8 +202,8 @@ def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path)
         find_toolchain("mine", tmp_path, PROBED)
     checkout = Path(__file__).parent.parent
     assert f"{python} -m pip install --no-deps -e {checkout}" in str(caught.value)
-    build(tmp_path, "both", torch="2.13.0", converge="0.1.0")
-    assert find_toolchain("both", tmp_path, PROBED).versions["converge"] == "0.1.0"
+    build(tmp_path, "both", torch="2.13.0", converge_harness="0.1.0")
+    assert find_toolchain("both", tmp_path, PROBED).versions["converge-harness"] == "0.1.0"
     build(tmp_path, "neither")
     with pytest.raises(ToolchainError, match="has no torch, so its program cannot be probed"):
         find_toolchain("neither", tmp_path, PROBED)
@@ -253,13 +253,15 @@ def test_a_plan_may_assume_the_environment_of_a_program(tmp_path):
     ],
 )
 def test_an_installed_harness_names_what_it_came_from(tmp_path, recorded, named):
-    (tmp_path / "harness").symlink_to(Path(harness.__file__).parent)
-    info = tmp_path / "converge-0.1.0.dist-info"
+    (tmp_path / "converge_harness").symlink_to(Path(converge_harness.__file__).parent)
+    info = tmp_path / "converge_harness-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: converge\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: converge-harness\nVersion: 0.1.0\n"
+    )
     if recorded is not None:
         (info / "direct_url.json").write_text(recorded)
-    code = "from harness.toolchain import own_source; print(own_source())"
+    code = "from converge_harness.toolchain import own_source; print(own_source())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     said = subprocess.run(

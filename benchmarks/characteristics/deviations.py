@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge import calibrate
-from harness.judge.compare.curves import pair, relative_difference
-from harness.judge.compare.sketches import gradient_difference, shared_samples
-from harness.model import Calibration, Evidence, Floats
+from converge_harness.judge import calibrate
+from converge_harness.judge.compare.curves import pair, relative_difference
+from converge_harness.judge.compare.sketches import gradient_difference, shared_samples
+from converge_harness.model import Calibration, Evidence, Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from characteristics.rates import Bias, FalseAlarms, Power
-from harness.report.renderers.palette import OKABE_ITO
+from converge_harness.report.renderers.palette import OKABE_ITO
 
 GOAL = 0.01
 _DPI = 110

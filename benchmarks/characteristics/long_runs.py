@@ -8,8 +8,8 @@ import numpy as np
 from scipy import signal
 
 from characteristics.rates import Rate
-from harness.judge.compare.tost import Answer, Equivalence, equivalence
-from harness.model import Floats
+from converge_harness.judge.compare.tost import Answer, Equivalence, equivalence
+from converge_harness.model import Floats
 
 MARGIN = 1e-3
 SPREAD = 3e-4

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from scipy import stats
 
 from characteristics.simulation import LAWS, Law, Simulated, biased, experiments
-from harness.judge import calibrate, judge
-from harness.model import Calibration, Evidence, Judgement, Outcome, Tier
+from converge_harness.judge import calibrate, judge
+from converge_harness.model import Calibration, Evidence, Judgement, Outcome, Tier
 
 TIERS = (Tier.FIRST_STEP, Tier.ENVELOPE, Tier.EQUIVALENCE)
 CHUNK = 25

@@ -17,9 +17,9 @@ import numpy as np
 from scipy import stats
 
 from characteristics.rates import Judged, Rate, judged
-from harness.judge import calibrate
-from harness.judge.compare.curves import pair, signed_difference
-from harness.model import Evidence, Judgement, RepeatKind
+from converge_harness.judge import calibrate
+from converge_harness.judge.compare.curves import pair, signed_difference
+from converge_harness.model import Evidence, Judgement, RepeatKind
 
 REPEATS = 6
 """As many as converge makes by default."""

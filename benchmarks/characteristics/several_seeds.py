@@ -11,9 +11,9 @@ import numpy as np
 from scipy import signal
 
 from characteristics.rates import Rate
-from harness.judge.compare.seeds import Group, OverSeeds, groups_of, over_seeds, trajectory
-from harness.judge.compare.tost import ALPHA, Answer
-from harness.model import Floats
+from converge_harness.judge.compare.seeds import Group, OverSeeds, groups_of, over_seeds, trajectory
+from converge_harness.judge.compare.tost import ALPHA, Answer
+from converge_harness.model import Floats
 
 MARGIN = 5e-3
 SPREAD = 2e-3

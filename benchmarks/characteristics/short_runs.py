@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from characteristics.rates import Rate
 from characteristics.simulation import BF16, FLOAT8, Law, biased, experiments
-from harness.judge import calibrate
-from harness.judge.checks.equivalence import SAME_REGIME, usual
-from harness.judge.compare.curves import pair, second_half, signed_difference
-from harness.judge.compare.limits import MEAN_ALARMS, USUAL
-from harness.judge.compare.tost import equivalence
+from converge_harness.judge import calibrate
+from converge_harness.judge.checks.equivalence import SAME_REGIME, usual
+from converge_harness.judge.compare.curves import pair, second_half, signed_difference
+from converge_harness.judge.compare.limits import MEAN_ALARMS, USUAL
+from converge_harness.judge.compare.tost import equivalence
 
 UNSTABLE = replace(BF16, name="bf16, unstable", growth=1.5, most=2e-3, correlation=0.9)
 """Like tied weights at a learning rate of 4e-3: means of repeats differ by 0.2%."""

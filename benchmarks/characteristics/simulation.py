@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import signal
 
-from harness.model import Column, Evidence, Floats, Precision, TensorRows, TensorSample
+from converge_harness.model import Column, Evidence, Floats, Precision, TensorRows, TensorSample
 
 PARAMETERS = 20
 PROJECTIONS = 64

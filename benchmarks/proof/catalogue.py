@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from harness.errors import ConfigError, Problem, suggest
-from harness.experiment import load_experiment
-from harness.model import Experiment, SetSpec
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Experiment, SetSpec
 from proof.docstrings import Bug, Function, bug_files, functions, read_bug
 
 Target: TypeAlias = tuple[Path, str]

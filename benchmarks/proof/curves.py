@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.model import Evidence
-from harness.readers import read_run
+from converge_harness.model import Evidence
+from converge_harness.readers import read_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Curve:
 def read_curve(folder: Path) -> Curve:
     """The curve of a run folder of converge; empty for a run without a finished step.
 
-    Raises EvidenceError and StoreError as :func:`harness.readers.read_run` does.
+    Raises EvidenceError and StoreError as :func:`converge_harness.readers.read_run` does.
     """
     evidence = read_run(folder)
     return Curve(_logged(evidence, "loss"), _logged(evidence, "grad_norm"))

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from harness.errors import Problem, suggest
-from harness.model import CauseClass
+from converge_harness.errors import Problem, suggest
+from converge_harness.model import CauseClass
 from proof.regimes import Regime
 
 REQUIRED = ("Reference", "Class", "Technique", "First step", "Signature", "Cause")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.report.text import number
+from converge_harness.report.text import number
 from proof.regimes import Regime
 from proof.results import EARLY, Proof, ProvenBug
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.model import CauseClass, Judgement, Outcome, Tier
+from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 from proof.docstrings import Bug
 
 OWN_EVIDENCE = (

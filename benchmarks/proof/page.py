@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from harness.report.renderers.palette import SYMBOLS
-from harness.report.text import ABSENT, number
+from converge_harness.report.renderers.palette import SYMBOLS
+from converge_harness.report.text import ABSENT, number
 from proof.goals import can_show_early, goals, share
 from proof.grading import Answer, Graded
 from proof.results import (

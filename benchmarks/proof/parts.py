@@ -10,10 +10,10 @@ from typing import Any
 import tomli
 import tomli_w
 
-from harness.errors import ConfigError, Problem
-from harness.experiment import load_experiment
-from harness.model import Experiment
-from harness.store import atomic_write
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Experiment
+from converge_harness.store import atomic_write
 from proof.catalogue import Catalogue, Matrix
 from proof.regimes import Regime, home_of, rewritten, why_not
 

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from harness.report.renderers.palette import OKABE_ITO
+from converge_harness.report.renderers.palette import OKABE_ITO
 from proof.results import OURS, ProvenBug, Result, RuleScore
 
 CAUGHT, ALARM = OKABE_ITO[0], OKABE_ITO[1]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
-from harness.model import SetSpec, Technique
-from harness.plan.sizes import DTYPE_KEYS, numerics_of
+from converge_harness.model import SetSpec, Technique
+from converge_harness.plan.sizes import DTYPE_KEYS, numerics_of
 
 _STORED, _COMPUTED = DTYPE_KEYS
 _BFLOAT16 = "bfloat16"

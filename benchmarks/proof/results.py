@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.model import CauseClass, Judgement
+from converge_harness.model import CauseClass, Judgement
 from proof.catalogue import Catalogue
 from proof.curves import Curve, read_curve
 from proof.docstrings import CLASSES

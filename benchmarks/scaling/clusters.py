@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.progress import Display
-from harness.launch import RunOptions
-from harness.launch.events import Event, Overview
-from harness.launch.slurm.commands import Slurm
-from harness.launch.slurm.follow import follow_plan
-from harness.launch.slurm.job_status import Site
-from harness.matrix.load import load_with_cluster, plan_experiment
-from harness.model import Cluster, Plan
-from harness.store import Store
-from harness.trainers import assume_toolchain
+from converge_harness.cli.progress import Display
+from converge_harness.launch import RunOptions
+from converge_harness.launch.events import Event, Overview
+from converge_harness.launch.slurm.commands import Slurm
+from converge_harness.launch.slurm.follow import follow_plan
+from converge_harness.launch.slurm.job_status import Site
+from converge_harness.matrix.load import load_with_cluster, plan_experiment
+from converge_harness.model import Cluster, Plan
+from converge_harness.store import Store
+from converge_harness.trainers import assume_toolchain
 from scaling.experiments import KINDS, ROOT, write_experiment
 
 sys.path.append(str(ROOT / "tests"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from harness.launch.events import Overview
-from harness.model import Cluster
+from converge_harness.launch.events import Overview
+from converge_harness.model import Cluster
 from scaling.clusters import DEVICE, Enough, follow, queue
 from scaling.row import Row
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.matrix.load import load_with_cluster, plan_experiment
-from harness.trainers import assume_toolchain
+from converge_harness.matrix.load import load_with_cluster, plan_experiment
+from converge_harness.trainers import assume_toolchain
 from scaling.experiments import ROOT, write_experiment
 from scaling.row import Row
 
@@ -41,7 +41,7 @@ def _command(file: Path) -> tuple[float, float]:
 
     Raises SystemExit with its output if it did not plan as expected.
     """
-    argv = [sys.executable, "-m", "harness", "plan", str(file), "--json"]
+    argv = [sys.executable, "-m", "converge_harness", "plan", str(file), "--json"]
     began, cpu_began = time.perf_counter(), _of_children()
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     seconds, cpu_s = time.perf_counter() - began, _of_children() - cpu_began

@@ -19,7 +19,7 @@ from documents import IGNORED, Documents, shifted
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from harness.probe import Probe
+from converge_harness.probe import Probe
 
 Batch = dict[str, torch.Tensor]
 

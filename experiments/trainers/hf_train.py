@@ -15,7 +15,7 @@ from accelerate.utils import DistributedType
 from documents import Documents, shifted
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from harness.probe import Probe
+from converge_harness.probe import Probe
 
 Inputs = dict[str, torch.Tensor]
 

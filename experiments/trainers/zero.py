@@ -30,7 +30,7 @@ from torchtitan.models import llama3
 from torchtitan.models.common import compute_ffn_hidden_dim
 from torchtitan.models.common.attention import ScaledDotProductAttention
 
-from harness.probe import Probe, initial_weights
+from converge_harness.probe import Probe, initial_weights
 
 ADAMW = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 MAX_NORM = 0.25

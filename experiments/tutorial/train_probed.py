@@ -10,7 +10,7 @@ import torch.distributed.nn  # DDP would import it later, and its defaults keep 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.probe import Probe
+from converge_harness.probe import Probe
 
 VOCAB, WIDTH, LENGTH = 97, 64, 32
 

@@ -14,12 +14,12 @@
     scheduled.py   what the commands for a scheduler's jobs share
     leaving.py     Ctrl-C while modules are imported
 
-What they do is done in ``harness.matrix``.
+What they do is done in ``converge_harness.matrix``.
 """
 
-from harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.leaving import leaving_when_interrupted
 
 with leaving_when_interrupted():
-    from harness.cli.main import main
+    from converge_harness.cli.main import main
 
 __all__ = ["main"]

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.table import Table
 
-from harness import guide
-from harness.cli.console import make_console, say
-from harness.cli.exit_codes import ExitCode
-from harness.cli.options import names
-from harness.errors import ConfigError, Problem
-from harness.guide.cover import Pair, ProposedJob
-from harness.guide.factor import ordered
-from harness.matrix.recommend import (
+from converge_harness import guide
+from converge_harness.cli.console import make_console, say
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.options import names
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.guide.cover import Pair, ProposedJob
+from converge_harness.guide.factor import ordered
+from converge_harness.matrix.recommend import (
     TITAN_03,
     Proposal,
     propose_for_experiment,
     propose_for_techniques,
 )
-from harness.model import SetSpec, Setting
+from converge_harness.model import SetSpec, Setting
 
 
 def cover(arguments: argparse.Namespace) -> ExitCode:

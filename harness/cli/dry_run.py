@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.cli.console import error_console, make_console, say
-from harness.cli.exit_codes import ExitCode
-from harness.cli.options import plan_of
-from harness.errors import ConfigError
-from harness.launch.dry_run import BUILT_AS_ANOTHER, Answer, parts_of
-from harness.matrix.dry_run import DryRun, Row, dry_run, gpu_hours
-from harness.model import Plan, Role
+from converge_harness.cli.console import error_console, make_console, say
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.options import plan_of
+from converge_harness.errors import ConfigError
+from converge_harness.launch.dry_run import BUILT_AS_ANOTHER, Answer, parts_of
+from converge_harness.matrix.dry_run import DryRun, Row, dry_run, gpu_hours
+from converge_harness.model import Plan, Role
 
 _UNITS = {2**20: "MiB", 2**30: "GiB"}
 _MEMORY = ("parameters", "gradients", "optimizer_states", "activations")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 
-from harness.model import Judgement, Verdict
+from converge_harness.model import Judgement, Verdict
 
 EXIT_CODES = """\
 exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was

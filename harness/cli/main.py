@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.parser import build_parser, command
-from harness.errors import ConfigError, ConvergeError, Interrupted
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.parser import build_parser, command
+from converge_harness.errors import ConfigError, ConvergeError, Interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code (:class:`~harness.cli.exit_codes.ExitCode`)."""
+    """Run one command; return the exit code (:class:`~cli.exit_codes.ExitCode`)."""
     try:
         return _run(argv)
     except KeyboardInterrupt:  # before the command began, or once more while it ended
@@ -31,7 +31,7 @@ def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
     # Here, and not above: `converge --help` ends in the line before, and should not pay for rich.
     with leaving_when_interrupted():
-        from harness.cli.console import error_console
+        from converge_harness.cli.console import error_console
     errors = error_console()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

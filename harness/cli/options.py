@@ -9,14 +9,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.leaving import leaving_when_interrupted
-from harness.errors import suggest
-from harness.model import Experiment, Launcher, Plan
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.errors import suggest
+from converge_harness.model import Experiment, Launcher, Plan
 
 if TYPE_CHECKING:
-    from harness.history import History
-    from harness.matrix.load import Finder
-    from harness.store import Store
+    from converge_harness.history import History
+    from converge_harness.matrix.load import Finder
+    from converge_harness.store import Store
 
 ONLY_SETS = """\
 only these test sets (and the controls they need); the name of a space_time set, or the start of its
@@ -179,9 +179,9 @@ def plan_of(
     Raises ConfigError with everything that is wrong with it.
     """
     with leaving_when_interrupted():
-        from harness.matrix.load import load_plan
-        from harness.surroundings import gpu_models
-        from harness.trainers import find_toolchain
+        from converge_harness.matrix.load import load_plan
+        from converge_harness.surroundings import gpu_models
+        from converge_harness.trainers import find_toolchain
 
     return load_plan(
         arguments.experiment,
@@ -197,14 +197,14 @@ def plan_of(
 
 def store_of(arguments: argparse.Namespace) -> Store:
     """The store that ``--store``, the environment or the default names."""
-    from harness.store import Store, default_root
+    from converge_harness.store import Store, default_root
 
     return Store(arguments.store or default_root(os.environ))
 
 
 def history_of(arguments: argparse.Namespace) -> History:
     """The history that ``--history``, the environment or the store names."""
-    from harness.history import History
+    from converge_harness.history import History
 
     named = arguments.history or os.environ.get(HISTORY_VARIABLE)
     return History(Path(named) if named else store_of(arguments).root / HISTORY_FILE)
@@ -215,7 +215,7 @@ def report_folder(arguments: argparse.Namespace, experiment: Experiment) -> Path
 
     A part never takes the place of the whole.
     """
-    from harness.store import folder_name
+    from converge_harness.store import folder_name
 
     if arguments.out is not None:
         return Path(arguments.out)

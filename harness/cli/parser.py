@@ -6,8 +6,8 @@ import argparse
 import importlib
 from typing import Protocol, cast
 
-from harness import __version__
-from harness.cli.exit_codes import EXIT_CODES, ExitCode
+from converge_harness import __version__
+from converge_harness.cli.exit_codes import EXIT_CODES, ExitCode
 
 DESCRIPTION = """\
 Does the model still learn the same thing? converge runs an experiment matrix (one control set,
@@ -40,7 +40,7 @@ class CommandModule(Protocol):
 
 def command(name: str) -> CommandModule:
     """The command of that name."""
-    return cast("CommandModule", importlib.import_module(f"harness.cli.commands.{name}"))
+    return cast("CommandModule", importlib.import_module(f"converge_harness.cli.commands.{name}"))
 
 
 def build_parser() -> argparse.ArgumentParser:

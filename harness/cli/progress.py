@@ -19,7 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from harness.launch.events import (
+from converge_harness.launch.events import (
     Ended,
     Event,
     GoingOn,
@@ -34,10 +34,10 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
-from harness.launch.slurm.batch_script import JOB_SCRIPT
-from harness.matrix.run import Ran, run_jobs
-from harness.model import Job, Plan, RunRecord, RunStatus
-from harness.store import Store
+from converge_harness.launch.slurm.batch_script import JOB_SCRIPT
+from converge_harness.matrix.run import Ran, run_jobs
+from converge_harness.model import Job, Plan, RunRecord, RunStatus
+from converge_harness.store import Store
 
 STYLES = {RunStatus.FINISHED: "green", RunStatus.SKIPPED: "yellow"}
 

@@ -9,7 +9,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from harness.cli.options import (
+from converge_harness.cli.options import (
     ONLY_SETS,
     add_calibration,
     add_cluster,
@@ -17,11 +17,11 @@ from harness.cli.options import (
     names,
     plan_of,
 )
-from harness.errors import ConfigError, Problem
-from harness.model import Launcher
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import Launcher
 
 if TYPE_CHECKING:
-    from harness.model import Plan
+    from converge_harness.model import Plan
 
 EXAMPLES = """\
 examples:

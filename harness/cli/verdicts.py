@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.cli.console import WIDE, say
-from harness.errors import HistoryError, StoreError
-from harness.history import History
-from harness.matrix.conclude import remember
-from harness.model import Judgement, Plan, RunRecord, Verdict
-from harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
-from harness.report.check_subjects import subjects
-from harness.report.renderers.markdown import SUMMARY_BYTES
+from converge_harness.cli.console import WIDE, say
+from converge_harness.errors import HistoryError, StoreError
+from converge_harness.history import History
+from converge_harness.matrix.conclude import remember
+from converge_harness.model import Judgement, Plan, RunRecord, Verdict
+from converge_harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
+from converge_harness.report.check_subjects import subjects
+from converge_harness.report.renderers.markdown import SUMMARY_BYTES
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub Actions shows as Markdown on the page of a job."""

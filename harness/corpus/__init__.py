@@ -4,6 +4,6 @@
 project's language, ``folder`` the tokenizer and the files that training reads.
 """
 
-from harness.corpus.folder import PreparedData, digest, prepare
+from converge_harness.corpus.folder import PreparedData, digest, prepare
 
 __all__ = ["PreparedData", "digest", "prepare"]

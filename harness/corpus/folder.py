@@ -29,10 +29,10 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from harness.corpus.grammar import language
-from harness.corpus.language import Language
-from harness.errors import ConfigError, Problem, StoreError
-from harness.model import SyntheticData
+from converge_harness.corpus.grammar import language
+from converge_harness.corpus.language import Language
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.model import SyntheticData
 
 GENERATOR = 1
 """Version of everything that determines a corpus' bytes; a test pins these."""

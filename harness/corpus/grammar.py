@@ -11,7 +11,7 @@ from __future__ import annotations
 from decimal import Decimal
 from random import Random
 
-from harness.corpus.language import Arc, Category, Distribution, Language, log_normal, zipf
+from converge_harness.corpus.language import Arc, Category, Distribution, Language, log_normal, zipf
 
 TOPICS = 8
 TOPIC_BOOST = 10

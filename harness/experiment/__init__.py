@@ -68,6 +68,6 @@ Places in messages are dotted keys with indices from 0, and the set's name if it
 ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``.
 """
 
-from harness.experiment.load import load_experiment
+from converge_harness.experiment.load import load_experiment
 
 __all__ = ["load_experiment"]

@@ -46,9 +46,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from harness.errors import ConfigError, Problem
-from harness.model import Cluster
-from harness.toml import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import Cluster
+from converge_harness.toml import (
     Name,
     SchemaVersion,
     Table,
@@ -137,7 +137,7 @@ Word = Annotated[
 
 
 class ClusterTable(Table):
-    """``[cluster]``. None: not given; ``harness.model.Cluster`` explains the keys."""
+    """``[cluster]``. None: not written; see ``model.Cluster`` for what the keys mean."""
 
     ranks_per_node: Count | None = None
     partition: Word | None = None

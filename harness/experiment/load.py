@@ -11,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from harness.errors import ConfigError, Problem, suggest
-from harness.experiment import matrix, space_time
-from harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
-from harness.experiment.sets import SetBuilder
-from harness.experiment.tables import (
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.experiment import matrix, space_time
+from converge_harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
+from converge_harness.experiment.sets import SetBuilder
+from converge_harness.experiment.tables import (
     LARGEST_SEED,
     AnchorTable,
     ControlTable,
@@ -26,7 +26,7 @@ from harness.experiment.tables import (
     TestTable,
     read_test,
 )
-from harness.model import (
+from converge_harness.model import (
     FEWEST_DRAWN,
     GOLDENS,
     Across,
@@ -36,9 +36,9 @@ from harness.model import (
     Repeat,
     SetSpec,
 )
-from harness.model.plan import other_seed_name
-from harness.toml import Table, Where, expanded, find, find_file, read_toml, validate
-from harness.trainers import read_trainer
+from converge_harness.model.plan import other_seed_name
+from converge_harness.toml import Table, Where, expanded, find, find_file, read_toml, validate
+from converge_harness.trainers import read_trainer
 
 GENERATED = re.compile(r"seed(\.\d+)?")
 """Names that a plan gives to seed-checkpoint jobs."""
@@ -70,8 +70,8 @@ def load_experiment(
         the launcher needs one.
 
     Raises:
-        ConfigError: all problems of the file. Rules that need batch sizes and toolchains (those of
-        the converging guide) are checked by ``harness.plan.make_plan``.
+        ConfigError: with every problem of the file. Rules that need batch sizes and toolchains
+            (those of the converging guide) are checked by ``converge_harness.plan.make_plan``.
     """
     data = read_toml(path)
     problems: list[Problem] = []
@@ -375,7 +375,7 @@ def _seed_problems(data: Mapping[str, Any], where: Where, builder: SetBuilder) -
 def _repeats_of(top: FileTable, builder: SetBuilder) -> tuple[Repeat, ...]:
     """The file's repeats, else those defaults that its trainer can make.
 
-    The plan then leaves out what the loader cannot do (``harness.plan``).
+    They leave out by themselves what a loader cannot do (``converge_harness.plan``).
     """
     if "repeats" in top.model_fields_set:
         return tuple(top.repeats)

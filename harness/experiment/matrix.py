@@ -30,8 +30,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from harness.errors import Problem
-from harness.experiment.tables import (
+from converge_harness.errors import Problem
+from converge_harness.experiment.tables import (
     AskWord,
     Degree,
     FixedTable,
@@ -41,8 +41,8 @@ from harness.experiment.tables import (
     Techniques,
     TestTable,
 )
-from harness.model import Ask
-from harness.toml import Name, Table, flatten, validate
+from converge_harness.model import Ask
+from converge_harness.toml import Name, Table, flatten, validate
 
 MAX_SETS = 1000
 """More sets than this are a mistake, not an experiment."""

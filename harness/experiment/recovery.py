@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from harness.errors import Problem
-from harness.experiment.tables import FaultSetTable, FaultTable
-from harness.model import Fault, FaultKind, Recovery, RestartOwner, SetSpec, Torn
-from harness.toml import Where
+from converge_harness.errors import Problem
+from converge_harness.experiment.tables import FaultSetTable, FaultTable
+from converge_harness.model import Fault, FaultKind, Recovery, RestartOwner, SetSpec, Torn
+from converge_harness.toml import Where
 
 OF_A_RANK = frozenset(
     {

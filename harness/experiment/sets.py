@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, Problem
-from harness.experiment.cluster import PlacedCluster
-from harness.experiment.recovery import recovery_of
-from harness.experiment.space_time import hold_global_batch
-from harness.experiment.tables import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.experiment.cluster import PlacedCluster
+from converge_harness.experiment.recovery import recovery_of
+from converge_harness.experiment.space_time import hold_global_batch
+from converge_harness.experiment.tables import (
     ElasticTable,
     FaultSetTable,
     GeneratedTable,
@@ -19,7 +19,7 @@ from harness.experiment.tables import (
     SetTable,
     TestTable,
 )
-from harness.model import (
+from converge_harness.model import (
     LOCAL_BATCH,
     Ask,
     Kind,
@@ -32,8 +32,14 @@ from harness.model import (
     Technique,
     TrainConfig,
 )
-from harness.toml import Where, find_file, flatten, show
-from harness.trainers import InlineTable, Trainer, TrainerOfFile, TrainerTable, trainer_of_kind
+from converge_harness.toml import Where, find_file, flatten, show
+from converge_harness.trainers import (
+    InlineTable,
+    Trainer,
+    TrainerOfFile,
+    TrainerTable,
+    trainer_of_kind,
+)
 
 INLINE = "[trainer.config]"
 """Name of a train config inside the experiment file, in messages."""

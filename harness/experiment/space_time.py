@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.errors import Problem
-from harness.experiment.tables import FixedTable, GeneratedTable, SpaceTimeTable
-from harness.model import (
+from converge_harness.errors import Problem
+from converge_harness.experiment.tables import FixedTable, GeneratedTable, SpaceTimeTable
+from converge_harness.model import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     RESHARD,
@@ -25,7 +25,7 @@ from harness.model import (
     SetSpec,
     Setting,
 )
-from harness.toml import flatten, validate
+from converge_harness.toml import flatten, validate
 
 GROUPS = 2
 """Replicas of the sharded model in the HSDP set."""

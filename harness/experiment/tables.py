@@ -49,8 +49,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from harness.errors import Problem
-from harness.model import (
+from converge_harness.errors import Problem
+from converge_harness.model import (
     CADENCE_OFF,
     DEFAULT_REPEATS,
     FROZEN_STEPS,
@@ -68,7 +68,7 @@ from harness.model import (
     Technique,
     Torn,
 )
-from harness.toml import (
+from converge_harness.toml import (
     FilePath,
     Name,
     SchemaVersion,

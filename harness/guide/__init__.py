@@ -7,12 +7,12 @@ from ``harness/plan/rules`` and from the trainer's list of its release's limitat
 source.
 """
 
-from harness.guide.base import Base, control_of, nominal_base, sized_base
-from harness.guide.cover import Cover, cover_pairs
-from harness.guide.experiment_file import write_experiment, write_tests
-from harness.guide.factor import Factor, factors_of, parse_factors
-from harness.guide.fit import completed
-from harness.guide.recommend import Recommended, proposed, recommend, with_own_names
+from converge_harness.guide.base import Base, control_of, nominal_base, sized_base
+from converge_harness.guide.cover import Cover, cover_pairs
+from converge_harness.guide.experiment_file import write_experiment, write_tests
+from converge_harness.guide.factor import Factor, factors_of, parse_factors
+from converge_harness.guide.fit import completed
+from converge_harness.guide.recommend import Recommended, proposed, recommend, with_own_names
 
 __all__ = [
     "Base",

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, Problem
-from harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, Factor, ordered
-from harness.model import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, Factor, ordered
+from converge_harness.model import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     Experiment,
@@ -25,9 +25,9 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
-from harness.plan.rules import RULES, PlannedJob
-from harness.plan.sizes import precision_of
-from harness.trainers import features_of
+from converge_harness.plan.rules import RULES, PlannedJob
+from converge_harness.plan.sizes import precision_of
+from converge_harness.trainers import features_of
 
 MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 CUDA_GRAPHS = "training.disable_cuda_graphs"
@@ -245,7 +245,8 @@ def _data_degrees(factor: Factor | None, dp: int) -> dict[str, int]:
         return {"dp_shard": dp}
     if factor.variant == DDP:
         return {"dp_replicate": dp}
-    # At least one shard: ``harness.guide.fit`` reports a degree that does not divide dp.
+    # At least one shard: that a degree does not divide dp is said by
+    # ``converge_harness.guide.fit``.
     return {"dp_replicate": factor.degree, "dp_shard": max(1, dp // factor.degree)}
 
 

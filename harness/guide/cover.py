@@ -1,9 +1,8 @@
 """The fewest jobs in which every pair of techniques meets: a covering array with constraints.
 
-By the guide a combination of higher dimension covers its subsets, so a job tests every pair of its
-techniques. All combinations that can be one job are enumerated (``harness.guide.fit``); among the
-largest of them, the fewest that contain every pair are found as a set cover, by integer
-programming.
+The guide lets a combination of higher dimension stand for its subsets, so a job tests every pair of
+what it holds. Which combinations can be one job is enumerated (``converge_harness.guide.fit``), and
+the fewest of the largest that hold every pair are found as a set cover, by integer programming.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from harness.errors import ConfigError, Problem
-from harness.guide.base import Base
-from harness.guide.factor import Factor, ordered
-from harness.guide.fit import Combination, feasible, why_apart
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.guide.base import Base
+from converge_harness.guide.factor import Factor, ordered
+from converge_harness.guide.fit import Combination, feasible, why_apart
 
 TIME_LIMIT_S = 60.0
 """Time limit of the search for the fewest jobs. A real experiment takes milliseconds."""

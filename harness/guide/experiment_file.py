@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from harness.guide.base import CUDA_GRAPHS, Base, config_setting
-from harness.guide.factor import Factor
-from harness.guide.recommend import KEPT, Recommended
-from harness.model import Setting
-from harness.plan.rules import RULES
-from harness.trainers import features_of, trainer_of
+from converge_harness.guide.base import CUDA_GRAPHS, Base, config_setting
+from converge_harness.guide.factor import Factor
+from converge_harness.guide.recommend import KEPT, Recommended
+from converge_harness.model import Setting
+from converge_harness.plan.rules import RULES
+from converge_harness.trainers import features_of, trainer_of
 
 WIDTH = 100
 FEW_REPEATS = ("rerun", "ulp", "ulp.2")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.errors import ConfigError, Problem, suggest
-from harness.model import Kind, SetSpec, Technique
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.model import Kind, SetSpec, Technique
 
 AXES = ("tp", "cp", "pp", "ep")
 """Parallelisms that multiply the ranks of data parallelism, or reuse them (``ep``)."""

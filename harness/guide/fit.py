@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 
-from harness.errors import ConfigError, Problem
-from harness.guide.base import Base
-from harness.guide.factor import DDP, HSDP, SLOTS, Factor
-from harness.model import Technique
-from harness.plan.rules import RULES
-from harness.trainers import trainer_of
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.guide.base import Base
+from converge_harness.guide.factor import DDP, HSDP, SLOTS, Factor
+from converge_harness.model import Technique
+from converge_harness.plan.rules import RULES
+from converge_harness.trainers import trainer_of
 
 NEEDS = "technique-needs"
 """The rule on what a technique needs."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.errors import ConfigError, Problem
-from harness.guide.base import MICROBATCH, Base, config_setting
-from harness.guide.cover import cover_pairs
-from harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Factor, ordered
-from harness.guide.fit import Combination, breaches, completed, why_apart, with_needs
-from harness.model import LOCAL_BATCH, SetSpec, Technique
-from harness.plan.describe import serves
-from harness.plan.rules import count_microbatches, pipeline_stages
-from harness.plan.sizes import precision_of
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.guide.base import MICROBATCH, Base, config_setting
+from converge_harness.guide.cover import cover_pairs
+from converge_harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Factor, ordered
+from converge_harness.guide.fit import Combination, breaches, completed, standing, why_apart
+from converge_harness.model import LOCAL_BATCH, SetSpec, Technique
+from converge_harness.plan.describe import serves
+from converge_harness.plan.rules import count_microbatches, pipeline_stages
+from converge_harness.plan.sizes import precision_of
 
 COARSE = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.BF16)
 """Techniques that change the arithmetic, and so the precision of a run."""

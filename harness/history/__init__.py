@@ -1,7 +1,7 @@
 """Results over nights: every finished matrix goes into one SQLite file, and trends come out."""
 
-from harness.history.database import History
-from harness.history.query import (
+from converge_harness.history.database import History
+from converge_harness.history.query import (
     Changed,
     Entry,
     Filter,
@@ -10,7 +10,7 @@ from harness.history.query import (
     SetNight,
     changed_between,
 )
-from harness.history.record import Measurement, Night, Result, night_of
+from converge_harness.history.record import Measurement, Night, Result, night_of
 
 __all__ = [
     "Changed",

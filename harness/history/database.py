@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import psutil
 
-from harness.errors import HistoryError
-from harness.history.query import Entry, Filter, NightMark, Series, SetNight, stamp
-from harness.history.record import Measurement, Night, Result
-from harness.model import CauseClass, Judgement, Outcome, Tier
+from converge_harness.errors import HistoryError
+from converge_harness.history.query import Entry, Filter, NightMark, Series, SetNight, stamp
+from converge_harness.history.record import Measurement, Night, Result
+from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 
 _ALL = -1
 """LIMIT -1 means no limit in SQLite."""

@@ -9,10 +9,10 @@ from itertools import groupby
 
 import numpy as np
 
-from harness.history.database import History
-from harness.history.query import SetNight
-from harness.history.trend import StepChange, Trend, trends
-from harness.model import Judgement
+from converge_harness.history.database import History
+from converge_harness.history.query import SetNight
+from converge_harness.history.trend import StepChange, Trend, trends
+from converge_harness.model import Judgement
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ import jinja2
 import numpy as np
 import numpy.typing as npt
 
-from harness import __version__
-from harness.history.overview import Move, SetHistory
-from harness.history.query import Changed
-from harness.history.trend import DEFINITION, FEWEST, StepChange, Trend
-from harness.model import Judgement, Outcome
-from harness.report.renderers.assets import packed_plotly, resource, source
-from harness.report.renderers.palette import SYMBOLS
-from harness.report.sanitize import plain
-from harness.report.text import ABSENT, anchors, count, number
+from converge_harness import __version__
+from converge_harness.history.overview import Move, SetHistory
+from converge_harness.history.query import Changed
+from converge_harness.history.trend import DEFINITION, FEWEST, StepChange, Trend
+from converge_harness.model import Judgement, Outcome
+from converge_harness.report.renderers.assets import packed_plotly, resource, source
+from converge_harness.report.renderers.palette import SYMBOLS
+from converge_harness.report.sanitize import plain
+from converge_harness.report.text import ABSENT, anchors, count, number
 
-PACKAGE = "harness.history"
+PACKAGE = "converge_harness.history"
 STRIP = 40
 """Number of newest nights whose verdicts the table shows."""
 _COMMIT = 10

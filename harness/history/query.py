@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.model import CauseClass, Judgement, Outcome, Tier
+from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 
 Numbers = npt.NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class SetNight:
     verdict: Judgement
     circumstances: Mapping[str, str]
     definition: str
-    """See :class:`harness.history.Result`."""
+    """See :class:`converge_harness.history.Result`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from harness.model import (
+from converge_harness.model import (
     CauseClass,
     Check,
     Job,
@@ -21,7 +21,7 @@ from harness.model import (
     Tier,
     Verdict,
 )
-from harness.run_folder.documents import spell_not_finite
+from converge_harness.run_folder.documents import spell_not_finite
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.ndimage import median_filter
 from scipy.stats import norm
 
-from harness.history.query import Changed, Numbers, Series, SetNight, changed_between
+from converge_harness.history.query import Changed, Numbers, Series, SetNight, changed_between
 
 DEVIATION = "relative"
 """Unit of the checks with a trend: relative differences. Seconds and counts have no trend."""

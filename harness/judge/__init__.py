@@ -14,29 +14,29 @@
 Other packages import from here alone, but for benchmarks of a part.
 """
 
-from harness.judge.calibration import calibrate
-from harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
-from harness.judge.checks.envelope import STEP_ORIGIN
-from harness.judge.checks.precision import MEASURED_FROM
-from harness.judge.checks.selection import CHECKS, SEED_CHECKS
-from harness.judge.compare.curves import (
+from converge_harness.judge.calibration import calibrate
+from converge_harness.judge.changes import ChangeKind, RunChange, SignalChange, classify
+from converge_harness.judge.checks.envelope import STEP_ORIGIN
+from converge_harness.judge.checks.precision import MEASURED_FROM
+from converge_harness.judge.checks.selection import CHECKS, SEED_CHECKS
+from converge_harness.judge.compare.curves import (
     CurveDifference,
     SignalSeries,
     curve_difference,
     series,
     whole_series,
 )
-from harness.judge.compare.envelopes import Envelope, LearntLimit
-from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.compare.precision_errors import PrecisionRuns
-from harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
-from harness.judge.comparison import RunComparison, compare_runs
-from harness.judge.degrees import parallelism_of
-from harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
-from harness.judge.rcp import Submission, judge_submission
-from harness.judge.resume.faults import pass_of, steps_after
-from harness.judge.resume.passes import never_interrupted, tokens_off
-from harness.judge.verdict import JudgedPair, judge
+from converge_harness.judge.compare.envelopes import Envelope, LearntLimit
+from converge_harness.judge.compare.floors import JUDGED_SIGNALS
+from converge_harness.judge.compare.precision_errors import PrecisionRuns
+from converge_harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
+from converge_harness.judge.comparison import RunComparison, compare_runs
+from converge_harness.judge.degrees import parallelism_of
+from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
+from converge_harness.judge.rcp import Submission, judge_submission
+from converge_harness.judge.resume.faults import pass_of, steps_after
+from converge_harness.judge.resume.passes import never_interrupted, tokens_off
+from converge_harness.judge.verdict import JudgedPair, judge
 
 __all__ = [
     "BEFORE_CLIPPING",

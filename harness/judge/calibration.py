@@ -21,16 +21,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.checks.comparability import probed_alike, same_lr, same_tokens
-from harness.judge.checks.first_step import (
+from converge_harness.judge.checks.comparability import probed_alike, same_lr, same_tokens
+from converge_harness.judge.checks.first_step import (
     gradients_present,
     reported_grad_norm_is_recomputed,
     reported_loss_is_recomputed,
 )
-from harness.judge.checks.integrity import same_parameters
-from harness.judge.checks.question import Question
-from harness.judge.checks.resume import badly_requeued
-from harness.judge.compare.curves import (
+from converge_harness.judge.checks.integrity import same_parameters
+from converge_harness.judge.checks.question import Question
+from converge_harness.judge.checks.resume import badly_requeued
+from converge_harness.judge.compare.curves import (
     common_steps,
     difference_beyond_print,
     pair,
@@ -38,7 +38,7 @@ from harness.judge.compare.curves import (
     second_half,
     signed_difference,
 )
-from harness.judge.compare.floors import (
+from converge_harness.judge.compare.floors import (
     FIRST_STEPS,
     FLOORS,
     JUDGED_SIGNALS,
@@ -50,17 +50,17 @@ from harness.judge.compare.floors import (
     TENSOR_ROUNDING,
     storage,
 )
-from harness.judge.compare.sketches import (
+from converge_harness.judge.compare.sketches import (
     gradient_difference,
     shared_samples,
     update,
     update_difference,
 )
-from harness.judge.compare.tensors import lost_in_storing
-from harness.judge.compare.tost import end_level
-from harness.judge.comparison import compare_runs
-from harness.judge.in_force import unlike_a_repeat
-from harness.judge.soundness import (
+from converge_harness.judge.compare.tensors import lost_in_storing
+from converge_harness.judge.compare.tost import end_level
+from converge_harness.judge.comparison import compare_runs
+from converge_harness.judge.in_force import unlike_a_repeat
+from converge_harness.judge.soundness import (
     disordered,
     missing_values,
     non_finite,
@@ -72,7 +72,7 @@ from harness.judge.soundness import (
     unfinished,
     unsampled,
 )
-from harness.model import (
+from converge_harness.model import (
     Calibration,
     Evidence,
     Floats,

@@ -12,12 +12,12 @@ from enum import StrEnum
 
 import numpy as np
 
-from harness.judge.calibration import growth_law
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.compare.sketches import shared_samples
-from harness.judge.verdict import judge
-from harness.model import Calibration, Evidence, Judgement, SetSpec
+from converge_harness.judge.calibration import growth_law
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.floors import JUDGED_SIGNALS
+from converge_harness.judge.compare.sketches import shared_samples
+from converge_harness.judge.verdict import judge
+from converge_harness.model import Calibration, Evidence, Judgement, SetSpec
 
 _EXACT = (*JUDGED_SIGNALS, "lr", "tokens")
 

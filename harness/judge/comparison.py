@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.judge.compare.curves import CurveDifference, curve_difference, has, whole_series
-from harness.judge.compare.envelopes import (
+from converge_harness.judge.compare.curves import (
+    CurveDifference,
+    curve_difference,
+    has,
+    whole_series,
+)
+from converge_harness.judge.compare.envelopes import (
     Envelope,
     LearntLimit,
     compare,
@@ -14,14 +19,14 @@ from harness.judge.compare.envelopes import (
     furthest_learnt,
     limits,
 )
-from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.compare.limits import applicable
-from harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
-from harness.judge.compare.sketches import Renamed, align
-from harness.judge.compare.tensors import Comparisons, compare_tensors
-from harness.judge.programs import is_curve
-from harness.judge.soundness import disordered
-from harness.model import Calibration, Evidence, Floats, SeedRuns, SetSpec
+from converge_harness.judge.compare.floors import JUDGED_SIGNALS
+from converge_harness.judge.compare.limits import applicable
+from converge_harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
+from converge_harness.judge.compare.sketches import Renamed, align
+from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
+from converge_harness.judge.programs import is_curve
+from converge_harness.judge.soundness import disordered
+from converge_harness.model import Calibration, Evidence, Floats, SeedRuns, SetSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from harness.model import LOCAL_BATCH, Evidence, Flags, Integers, Parallelism, Pass, SetSpec
+from converge_harness.model import (
+    LOCAL_BATCH,
+    Evidence,
+    Flags,
+    Integers,
+    Parallelism,
+    Pass,
+    SetSpec,
+)
 
 
 def owner(evidence: Evidence, step: int) -> Pass | None:

@@ -12,9 +12,9 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from harness.judge.degrees import ranks
-from harness.judge.programs import not_as_called
-from harness.model import SetSpec, Technique
+from converge_harness.judge.degrees import ranks
+from converge_harness.judge.programs import not_as_called
+from converge_harness.model import SetSpec, Technique
 
 InForce: TypeAlias = Mapping[str, Any]
 """The content of ``in_force.json`` (docs/architecture.md)."""

@@ -11,10 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from harness.judge.compare.curves import has
-from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.degrees import ranks
-from harness.model import DATA_TYPES, GLOBAL_BATCH, LOCAL_BATCH, Evidence, Precision, SetSpec
+from converge_harness.judge.compare.curves import has
+from converge_harness.judge.compare.floors import JUDGED_SIGNALS
+from converge_harness.judge.degrees import ranks
+from converge_harness.model import (
+    DATA_TYPES,
+    GLOBAL_BATCH,
+    LOCAL_BATCH,
+    Evidence,
+    Precision,
+    SetSpec,
+)
 
 BEFORE_CLIPPING = "before clipping"
 """Where gradients are taken in every run of torchtitan, and best in others."""

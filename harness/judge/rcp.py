@@ -18,7 +18,7 @@ chance, since that would be another training. The rule is that of ``mlperf_loggi
 Stricter than the checker, which counts no runs: fewer than are demanded are INVALID.
 
 Beside it stands our own question, the other way round: that the submission converges *no later*
-than the reference by more than a margin (:func:`harness.judge.compare.seeds.over_seeds`,
+than the reference by more than a margin (:func:`converge_harness.judge.compare.seeds.over_seeds`,
 one-sided).
 """
 
@@ -31,12 +31,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from harness.judge.checks.equivalence import OUTCOMES
-from harness.judge.checks.question import CheckResult, check, invalid, passed, skipped
-from harness.judge.compare.seeds import FEWEST_SEEDS, Group, over_seeds
-from harness.judge.compare.tost import ALPHA, Answer
-from harness.judge.wording import counted
-from harness.model import (
+from converge_harness.judge.checks.equivalence import OUTCOMES
+from converge_harness.judge.checks.question import CheckResult, check, invalid, passed, skipped
+from converge_harness.judge.compare.seeds import FEWEST_SEEDS, Group, over_seeds
+from converge_harness.judge.compare.tost import ALPHA, Answer
+from converge_harness.judge.wording import counted
+from converge_harness.model import (
     Ask,
     CauseClass,
     Check,

@@ -7,16 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from harness.judge.causes import Cause, likely_cause
-from harness.judge.checks import integrity
-from harness.judge.checks.envelope import open_curves, what_settles
-from harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
-from harness.judge.compare.envelopes import REPEATS, curves_alone
-from harness.judge.compare.precision_errors import PrecisionRuns
-from harness.judge.comparison import RunComparison, compare_runs
-from harness.judge.resume.passes import at_resume
-from harness.judge.soundness import non_finite
-from harness.model import (
+from converge_harness.judge.causes import Cause, likely_cause
+from converge_harness.judge.checks import integrity
+from converge_harness.judge.checks.envelope import open_curves, what_settles
+from converge_harness.judge.checks.selection import SEED_CHECKS, Asked, answer, asked
+from converge_harness.judge.compare.envelopes import REPEATS, curves_alone
+from converge_harness.judge.compare.precision_errors import PrecisionRuns
+from converge_harness.judge.comparison import RunComparison, compare_runs
+from converge_harness.judge.resume.passes import at_resume
+from converge_harness.judge.soundness import non_finite
+from converge_harness.model import (
     Ask,
     Calibration,
     CauseClass,
@@ -74,12 +74,12 @@ def judge(
     Returns the verdict, and what was compared for it.
 
     ``calibration`` is what A/A repeats of the control taught
-    (:func:`harness.judge.calibration.calibrate`). ``spec`` and ``control_spec`` say what the runs
-    are meant to be; without them (curves from anywhere) techniques in force are not audited.
-    ``tolerances`` map signals to relative differences that replace the learnt envelope, and
-    ``margin`` is the largest relative difference of the mean loss that is equivalent; by default
-    the spec's. ``own_start`` says that each run was given a seed checkpoint of its own: other
-    initial weights are then no fault of the run, and it is not judged. ``measure`` are the
+    (:func:`converge_harness.judge.calibration.calibrate`). ``spec`` and ``control_spec`` say what
+    the runs are meant to be; without them (curves from anywhere) techniques in force are not
+    audited. ``tolerances`` map signals to relative differences that replace the learnt envelope,
+    and ``margin`` is the largest relative difference of the mean loss that is equivalent; by
+    default the spec's. ``own_start`` says that each run was given a seed checkpoint of its own:
+    other initial weights are then no fault of the run, and it is not judged. ``measure`` are the
     runs by which errors of low precision are judged. ``one_path`` says that test and control were
     read from one file or folder.
 

@@ -17,7 +17,7 @@
     interruption.py     Ctrl-C and signals
 """
 
-from harness.launch.events import (
+from converge_harness.launch.events import (
     Ended,
     Event,
     GoingOn,
@@ -32,8 +32,8 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
-from harness.launch.local.supervisor import finished_runs, run_plan
-from harness.launch.options import RunOptions
+from converge_harness.launch.local.supervisor import finished_runs, run_plan
+from converge_harness.launch.options import RunOptions
 
 __all__ = [
     "Ended",

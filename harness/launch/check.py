@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConfigError, Problem, StoreError, ToolchainError
-from harness.launch import processes
-from harness.launch.interruption import Interruption
-from harness.launch.options import RunOptions
-from harness.launch.private_folder import private_folder
-from harness.launch.warm import WarmServers
-from harness.model import Job, RunRecord, Toolchain
-from harness.store import Store, write_json
-from harness.trainers import Resources, environment, job_payload
-from harness.trainers.failure import log_tail
+from converge_harness.errors import ConfigError, Problem, StoreError, ToolchainError
+from converge_harness.launch import processes
+from converge_harness.launch.interruption import Interruption
+from converge_harness.launch.options import RunOptions
+from converge_harness.launch.private_folder import private_folder
+from converge_harness.launch.warm import WarmServers
+from converge_harness.model import Job, RunRecord, Toolchain
+from converge_harness.store import Store, write_json
+from converge_harness.trainers import Resources, environment, job_payload
+from converge_harness.trainers.failure import log_tail
 
 _TIMEOUT_S = 600.0
 _POLL_S = 0.05

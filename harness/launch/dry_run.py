@@ -18,16 +18,16 @@ from typing import Any
 
 import psutil
 
-from harness.errors import Problem, ToolchainError
-from harness.launch import processes
-from harness.launch.interruption import Interruption
-from harness.launch.options import RunOptions
-from harness.launch.private_folder import private_folder
-from harness.model import Job, Role
-from harness.run_folder.layout import JOB
-from harness.store import write_json
-from harness.trainers import Resources, comes_in_passes, environment, job_payload
-from harness.trainers.failure import log_tail
+from converge_harness.errors import Problem, ToolchainError
+from converge_harness.launch import processes
+from converge_harness.launch.interruption import Interruption
+from converge_harness.launch.options import RunOptions
+from converge_harness.launch.private_folder import private_folder
+from converge_harness.model import Job, Role
+from converge_harness.run_folder.layout import JOB
+from converge_harness.store import write_json
+from converge_harness.trainers import Resources, comes_in_passes, environment, job_payload
+from converge_harness.trainers.failure import log_tail
 
 _NEEDS_BYTES = 3 * 2**30
 """Memory of a process, a generous estimate: 8B parameters in a world of 64 take 0.7 GB."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from harness.model import Job, RunRecord
+from converge_harness.model import Job, RunRecord
 
 
 @dataclass(frozen=True, slots=True)

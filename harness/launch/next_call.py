@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
-from harness.trainers import Call, comes_in_passes
+from converge_harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
+from converge_harness.trainers import Call, comes_in_passes
 
 HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
 """Faults that the ranks cannot cause themselves."""

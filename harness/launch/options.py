@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.model import Job, SyntheticData
-from harness.trainers import RANK_MODULE
+from converge_harness.model import Job, SyntheticData
+from converge_harness.trainers import RANK_MODULE
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from harness.model import Job
-from harness.run_folder.layout import metrics_files
-from harness.run_folder.metrics import StepLine, progress_of
-from harness.run_folder.passes import pass_folders
+from converge_harness.model import Job
+from converge_harness.run_folder.layout import metrics_files
+from converge_harness.run_folder.metrics import StepLine, progress_of
+from converge_harness.run_folder.passes import pass_folders
 
 _END_BYTES = 1 << 18
 """Enough for hundreds of steps, including lines on replicas."""

@@ -1,4 +1,4 @@
-"""Warm start: per toolchain a server (``harness.rank.start.warm``) that forks ranks, imports done.
+"""Warm start: per toolchain a server (``rank.start.warm``) that forks ranks, imports done.
 
 A job uses it through a replacement for the toolchain's ``python``: an executable that runs its
 program as a fork of the server. torchrun starts its ranks with it as well (``PYTHON_EXEC``).
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.launch import processes
-from harness.launch.private_folder import private_folder
-from harness.trainers.failure import log_tail
+from converge_harness.launch import processes
+from converge_harness.launch.private_folder import private_folder
+from converge_harness.trainers.failure import log_tail
 
 STUB = Path(__file__).parent.parent / "rank" / "start" / "stub.py"
-SERVER_MODULE = "harness.rank.start.warm"
+SERVER_MODULE = "converge_harness.rank.start.warm"
 SERVER_GONE = 70
-"""Exit code of a stub whose server is not there (``harness.rank.start.stub``)."""
+"""Exit code of a stub whose server is not there (``converge_harness.rank.start.stub``)."""
 START_TIMEOUT_S = 120.0
 
 
@@ -86,7 +86,7 @@ def start_server(
 ) -> WarmServer:
     """Start a toolchain's server, which imports in the background.
 
-    ``arguments`` are those of ``harness.rank.start.warm`` but for the socket.
+    ``arguments`` are those of ``converge_harness.rank.start.warm`` but for the socket.
     Raises OSError when the toolchain's Python cannot be started.
     """
     with ExitStack() as owned:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import ConfigError, Problem, StoreError
-from harness.judge import ChangeKind, RunChange, classify, judge
-from harness.matrix.calibrate import keep, learn, timestamp
-from harness.matrix.judge import read_evidence
-from harness.model import (
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.judge import ChangeKind, RunChange, classify, judge
+from converge_harness.matrix.calibrate import keep, learn, timestamp
+from converge_harness.matrix.judge import read_evidence
+from converge_harness.model import (
     Blessing,
     Evidence,
     Experiment,
@@ -23,9 +23,9 @@ from harness.model import (
     RunRecord,
     RunStatus,
 )
-from harness.plan import select_controls
-from harness.readers import read_run
-from harness.references import (
+from converge_harness.plan import select_controls
+from converge_harness.readers import read_run
+from converge_harness.references import (
     Change,
     StoredCalibration,
     StoredGolden,
@@ -33,7 +33,7 @@ from harness.references import (
     read_golden,
     write_golden,
 )
-from harness.store import Store
+from converge_harness.store import Store
 
 _USABLE = (Judgement.PASS, Judgement.INCONCLUSIVE)
 """Of a control against itself; a short run cannot be tested for equivalence."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.errors import ConfigError, Problem, StoreError
-from harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
-from harness.plan import identity_facts
-from harness.references import (
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.model import Calibration, Evidence, Job, Plan, Role, Surroundings
+from converge_harness.plan import identity_facts
+from converge_harness.references import (
     StoredCalibration,
     find_calibration,
     read_calibrations,
@@ -19,7 +19,7 @@ from harness.references import (
     what_changed,
     write_calibrations,
 )
-from harness.store import Store
+from converge_harness.store import Store
 
 SHOWN_CHANGES = 6
 
@@ -40,7 +40,7 @@ def learn(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, StoredCali
 
 def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
     """What the repeats of every control teach, by the control's name."""
-    from harness.judge import calibrate  # noqa: PLC0415 - a plan need not pay for scipy
+    from converge_harness.judge import calibrate  # noqa: PLC0415 - a plan need not pay for scipy
 
     return {
         job.name: calibrate(

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from harness.judge import Submission, calibrate, judge, judge_submission
-from harness.matrix.calibrate import timestamp
-from harness.matrix.judge import Judged
-from harness.model import Ask, Calibration, Evidence, SeedRuns, Verdict
-from harness.readers import (
+from converge_harness.judge import Submission, calibrate, judge, judge_submission
+from converge_harness.matrix.calibrate import timestamp
+from converge_harness.matrix.judge import Judged
+from converge_harness.model import Ask, Calibration, Evidence, SeedRuns, Verdict
+from converge_harness.readers import (
     read_convergence,
     read_curves,
     read_reference_points,
     read_spec,
     same_path,
 )
-from harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
-from harness.report import build_view
+from converge_harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
+from converge_harness.report import build_view
 
 
 class Advise(Protocol):
@@ -43,7 +43,7 @@ class Reading:
     """The first step that counts; None: all do."""
 
     def read(self, path: Path) -> Evidence:
-        """A run folder, or a file of curves. Raises as ``harness.readers.read_curves`` does."""
+        """A run folder, or a file of curves. Raises as ``readers.read_curves`` does."""
         return read_curves(path, self.columns, since=self.since)
 
 

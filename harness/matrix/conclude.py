@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import __version__
-from harness.history import History, night_of
-from harness.matrix.calibrate import calibrate_controls, keep, learn, read_judged_by
-from harness.matrix.judge import Judged, judge_matrix, read_evidence, versions_of
-from harness.matrix.run import Ran, gpu_ids
-from harness.matrix.save import SavedMatrix, load_matrix, save_matrix
-from harness.model import Calibration, Evidence, Launcher, Plan, RunRecord, Verdict
-from harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
-from harness.store import Store
-from harness.surroundings import checkout_commit, driver_version
+from converge_harness import __version__
+from converge_harness.history import History, night_of
+from converge_harness.matrix.calibrate import calibrate_controls, keep, learn, read_judged_by
+from converge_harness.matrix.judge import Judged, judge_matrix, read_evidence, versions_of
+from converge_harness.matrix.run import Ran, gpu_ids
+from converge_harness.matrix.save import SavedMatrix, load_matrix, save_matrix
+from converge_harness.model import Calibration, Evidence, Launcher, Plan, RunRecord, Verdict
+from converge_harness.references import CALIBRATION_FILE, StoredCalibration, write_calibrations
+from converge_harness.store import Store
+from converge_harness.surroundings import checkout_commit, driver_version
 
 
 def conclude(

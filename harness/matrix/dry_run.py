@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.errors import ConfigError, Problem
-from harness.launch import RunOptions
-from harness.launch import dry_run as processes
-from harness.launch.dry_run import Answer, problems_of
-from harness.launch.interruption import interruptible
-from harness.model import Job, Plan, Role
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.launch import RunOptions
+from converge_harness.launch import dry_run as processes
+from converge_harness.launch.dry_run import Answer, problems_of
+from converge_harness.launch.interruption import interruptible
+from converge_harness.model import Job, Plan, Role
 
 
 @dataclass(frozen=True, slots=True)

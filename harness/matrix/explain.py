@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.matrix.calibrate import calibrate_controls
-from harness.matrix.judge import Judged, judge_matrix, may_be_rounding, read_evidence, versions_of
-from harness.matrix.load import plan_experiment
-from harness.matrix.run import Ran, gpu_ids
-from harness.model import Judgement, Outcome, Plan, Verdict
-from harness.plan import in_float32, select
+from converge_harness.matrix.calibrate import calibrate_controls
+from converge_harness.matrix.judge import (
+    Judged,
+    judge_matrix,
+    may_be_rounding,
+    read_evidence,
+    versions_of,
+)
+from converge_harness.matrix.load import plan_experiment
+from converge_harness.matrix.run import Ran, gpu_ids
+from converge_harness.model import Judgement, Outcome, Plan, Verdict
+from converge_harness.plan import in_float32, select
 
 _NAMED = 3
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from harness.model import (
+from converge_harness.model import (
     Ask,
     Calibration,
     Evidence,
@@ -27,10 +27,10 @@ from harness.model import (
     SeedRuns,
     Verdict,
 )
-from harness.readers import read_run
+from converge_harness.readers import read_run
 
 if TYPE_CHECKING:
-    from harness.report import ReportView
+    from converge_harness.report import ReportView
 
 MENDED_BY_TRAINING = frozenset(
     {
@@ -93,8 +93,8 @@ def judge_matrix(
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
     # A plan judges and draws nothing, and need not pay for scipy and the plots.
-    from harness.judge import PrecisionRuns, judge  # noqa: PLC0415
-    from harness.report import build_view  # noqa: PLC0415
+    from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415
+    from converge_harness.report import build_view  # noqa: PLC0415
 
     verdicts = []
     comparisons = {}

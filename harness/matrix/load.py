@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from harness import corpus
-from harness.errors import ConfigError, Problem, StoreError
-from harness.experiment import load_experiment
-from harness.model import (
+from converge_harness import corpus
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import (
     GOLDENS,
     Cluster,
     Experiment,
@@ -22,10 +22,16 @@ from harness.model import (
     Toolchain,
     TrainerSpec,
 )
-from harness.plan import identity_facts, judged_by, make_plan, measured_by, select
-from harness.references import StoredGolden, default_folder, misfits, not_there, read_golden
-from harness.surroundings import read_surroundings
-from harness.trainers import find_toolchain
+from converge_harness.plan import identity_facts, judged_by, make_plan, measured_by, select
+from converge_harness.references import (
+    StoredGolden,
+    default_folder,
+    misfits,
+    not_there,
+    read_golden,
+)
+from converge_harness.surroundings import read_surroundings
+from converge_harness.trainers import find_toolchain
 
 SHOWN_MISFITS = 6
 """Differences between a golden and a control that a message names."""

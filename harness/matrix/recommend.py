@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import guide
-from harness.errors import ConfigError, Problem
-from harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
-from harness.matrix.load import load_plan
-from harness.model import DEFAULT_TRAINER, Loader, Role, SetSpec, Setting, Toolchain, TrainConfig
-from harness.trainers import assume_toolchain, trainer_of_kind
+from converge_harness import guide
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import (
+    DEFAULT_TRAINER,
+    Loader,
+    Role,
+    SetSpec,
+    Setting,
+    Toolchain,
+    TrainConfig,
+)
+from converge_harness.trainers import assume_toolchain, trainer_of_kind
 
 TITAN_03, TITAN_02 = "torchtitan-0.3.0", "torchtitan-0.2.2"
 STREAMING = "torchtitan-0.3.0-streaming"

@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from harness import corpus
-from harness.errors import ClusterError
-from harness.launch import RunOptions, run_plan
-from harness.launch.events import Observer, Preparing
-from harness.launch.slurm.commands import Slurm
-from harness.launch.slurm.follow import follow_plan
-from harness.launch.slurm.job_status import Site
-from harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
-from harness.store import Store, read_record
-from harness.surroundings import gpu_models
+from converge_harness import corpus
+from converge_harness.errors import ClusterError
+from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.events import Observer, Preparing
+from converge_harness.launch.slurm.commands import Slurm
+from converge_harness.launch.slurm.follow import follow_plan
+from converge_harness.launch.slurm.job_status import Site
+from converge_harness.model import Job, Launcher, Plan, RunRecord, SyntheticData
+from converge_harness.store import Store, read_record
+from converge_harness.surroundings import gpu_models
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.errors import StoreError
-from harness.matrix.load import Finder, load_plan
-from harness.model import (
+from converge_harness.errors import StoreError
+from converge_harness.matrix.load import Finder, load_plan
+from converge_harness.model import (
     GLOBAL_BATCH,
     Cluster,
     Experiment,
@@ -22,12 +22,12 @@ from harness.model import (
     SetSpec,
     Toolchain,
 )
-from harness.plan import broken_by
-from harness.readers import read_spec
-from harness.references import CALIBRATION_FILE
-from harness.run_folder.layout import RECORD
-from harness.store import read_json, read_record, write_json
-from harness.trainers import assume_toolchain, comes_in_passes
+from converge_harness.plan import broken_by
+from converge_harness.readers import read_spec
+from converge_harness.references import CALIBRATION_FILE
+from converge_harness.run_folder.layout import RECORD
+from converge_harness.store import read_json, read_record, write_json
+from converge_harness.trainers import assume_toolchain, comes_in_passes
 
 FILE = "matrix.json"
 

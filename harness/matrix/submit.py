@@ -6,10 +6,10 @@ import getpass
 import socket
 from collections.abc import Callable, Sequence
 
-from harness.errors import ConfigError, Problem, suggest
-from harness.launch.events import Observer
-from harness.launch.slurm import detached
-from harness.launch.slurm.detached import (
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.launch.events import Observer
+from converge_harness.launch.slurm import detached
+from converge_harness.launch.slurm.detached import (
     BROKEN_OFF,
     NOT_SUBMITTED,
     Cancelled,
@@ -17,17 +17,24 @@ from harness.launch.slurm.detached import (
     StatusRow,
     Submitted,
 )
-from harness.launch.slurm.job_status import JobStatus
-from harness.matrix.run import Ran, golden_record, options_of, prepare, prepare_data, site_of
-from harness.model import Job, Plan, RankError, RunRecord, RunStatus
-from harness.plan import select
-from harness.store import Store
+from converge_harness.launch.slurm.job_status import JobStatus
+from converge_harness.matrix.run import (
+    Ran,
+    golden_record,
+    options_of,
+    prepare,
+    prepare_data,
+    site_of,
+)
+from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from converge_harness.plan import select
+from converge_harness.store import Store
 
 
 def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = False) -> Submitted:
     """Hand every job to the scheduler that has not finished and is not in its queue.
 
-    Raises as ``harness.launch.slurm.detached.submit_plan`` does.
+    Raises as ``converge_harness.launch.slurm.detached.submit_plan`` does.
     """
     data = prepare(plan, store, observer)
     site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer)

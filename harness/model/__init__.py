@@ -10,7 +10,7 @@ names, so that ``converge --help`` need not wait for numpy.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from harness.model.experiment import (
+from converge_harness.model.experiment import (
     CADENCE_OFF,
     DATA_TYPES,
     DEFAULT_REPEATS,
@@ -41,7 +41,7 @@ from harness.model.experiment import (
     Technique,
     TrainConfig,
 )
-from harness.model.kinds import (
+from converge_harness.model.kinds import (
     Fault,
     FaultKind,
     Kind,
@@ -51,17 +51,17 @@ from harness.model.kinds import (
     Segment,
     Torn,
 )
-from harness.model.plan import Job, Plan, Surroundings, Toolchain
-from harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
-from harness.model.runs import RankError, RunRecord, RunStatus
-from harness.model.trainer import (
+from converge_harness.model.plan import Job, Plan, Surroundings, Toolchain
+from converge_harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
+from converge_harness.model.runs import RankError, RunRecord, RunStatus
+from converge_harness.model.trainer import (
     DEFAULT_TRAINER,
     EVERYTHING,
     TORCHTITAN,
     Capabilities,
     TrainerSpec,
 )
-from harness.model.verdict import (
+from converge_harness.model.verdict import (
     CauseClass,
     Check,
     Deviation,
@@ -73,8 +73,8 @@ from harness.model.verdict import (
 )
 
 if TYPE_CHECKING:
-    from harness.model.calibration import Calibration, SignalScale, TensorScale
-    from harness.model.evidence import (
+    from converge_harness.model.calibration import Calibration, SignalScale, TensorScale
+    from converge_harness.model.evidence import (
         BufferRows,
         Column,
         Disagreement,
@@ -177,7 +177,7 @@ __all__ = [
     "Verdict",
 ]
 
-_OF_ARRAYS = ("harness.model.calibration", "harness.model.evidence")
+_OF_ARRAYS = ("converge_harness.model.calibration", "converge_harness.model.evidence")
 
 if not TYPE_CHECKING:  # mypy takes any name to be there where a module has this function
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.model.evidence import Floats, Integers
-from harness.model.experiment import Precision
+from converge_harness.model.evidence import Floats, Integers
+from converge_harness.model.experiment import Precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,9 +9,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from harness.model.experiment import Precision
-from harness.model.kinds import RestartOwner
-from harness.model.runs import RankError, RunStatus
+from converge_harness.model.experiment import Precision
+from converge_harness.model.kinds import RestartOwner
+from converge_harness.model.runs import RankError, RunStatus
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]

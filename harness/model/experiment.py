@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
-from harness.model.kinds import Kind, Parallelism, Recovery, Segment
-from harness.model.trainer import TORCHTITAN, TrainerSpec
+from converge_harness.model.kinds import Kind, Parallelism, Recovery, Segment
+from converge_harness.model.trainer import TORCHTITAN, TrainerSpec
 
 
 class Launcher(StrEnum):
@@ -26,8 +26,9 @@ class Launcher(StrEnum):
 class Cluster:
     """``[cluster]``: what is requested from a scheduler, and what nodes need before ranks start.
 
-    Options of sbatch that are None are not passed. Every text can be used in sbatch and bash
-    unquoted or quoted: ``harness.experiment.cluster`` refuses what they would interpret.
+    Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
+    stands, or quoted: ``converge_harness.experiment.cluster`` refuses what they would read
+    otherwise.
     """
 
     ranks_per_node: int

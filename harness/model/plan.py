@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.model.experiment import (
+from converge_harness.model.experiment import (
     Experiment,
     Precision,
     Repeat,
@@ -15,7 +15,7 @@ from harness.model.experiment import (
     SetSpec,
     SyntheticData,
 )
-from harness.model.kinds import Segment
+from converge_harness.model.kinds import Segment
 
 
 @dataclass(frozen=True, slots=True)

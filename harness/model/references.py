@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.model.experiment import Precision, SetSpec
-from harness.model.plan import Toolchain
+from converge_harness.model.experiment import Precision, SetSpec
+from converge_harness.model.plan import Toolchain
 
 GOLDENS = "baselines"
 """The folder of a project's goldens, each in a folder ``baselines/NAME``."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from harness.model.kinds import Kind
+from converge_harness.model.kinds import Kind
 
 DEFAULT_TRAINER = "torchtitan"
 """Default of ``[trainer] kind``."""
@@ -96,7 +96,7 @@ class TrainerSpec:
     """The trainer of a set."""
 
     kind: str
-    """Its key in the registry of ``harness.trainers``."""
+    """By which ``converge_harness.trainers`` finds it again."""
     can: Capabilities = field(default_factory=Capabilities)
     settings: Any = None
     """The part of ``[trainer]`` that only it understands: a frozen value of its own type."""

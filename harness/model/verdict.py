@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from harness.model.experiment import Ask
+from converge_harness.model.experiment import Ask
 
 
 class Outcome(StrEnum):

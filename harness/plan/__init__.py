@@ -1,12 +1,12 @@
 """``Experiment`` to ``Plan``. Pure: files and hardware come in as values (``Surroundings``)."""
 
-from harness.plan.describe import PlanRow, describe
-from harness.plan.golden import judged_by, measured_by
-from harness.plan.identity import broken_by, identity_facts
-from harness.plan.make import make_plan
-from harness.plan.references import in_float32
-from harness.plan.select import select, select_controls
-from harness.plan.sizes import precision_of
+from converge_harness.plan.describe import PlanRow, describe
+from converge_harness.plan.golden import judged_by, measured_by
+from converge_harness.plan.identity import broken_by, identity_facts
+from converge_harness.plan.make import make_plan
+from converge_harness.plan.references import in_float32
+from converge_harness.plan.select import select, select_controls
+from converge_harness.plan.sizes import precision_of
 
 __all__ = [
     "PlanRow",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.model import (
+from converge_harness.model import (
     GLOBAL_BATCH,
     LOCAL_BATCH,
     Ask,
@@ -19,7 +19,7 @@ from harness.model import (
     SetSpec,
     Technique,
 )
-from harness.trainers import trainer_of
+from converge_harness.trainers import trainer_of
 
 
 @dataclass(frozen=True, slots=True)

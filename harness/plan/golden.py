@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.model import Experiment, Golden, Job, Plan, Precision, Role
-from harness.plan.sizes import precision_of
+from converge_harness.model import Experiment, Golden, Job, Plan, Precision, Role
+from converge_harness.plan.sizes import precision_of
 
 
 def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from harness import DISTRIBUTION
-from harness.model import (
+from converge_harness import DISTRIBUTION
+from converge_harness.model import (
     FaultKind,
     Job,
     Recovery,
@@ -22,7 +22,7 @@ from harness.model import (
     Surroundings,
     Toolchain,
 )
-from harness.trainers import trainer_of
+from converge_harness.trainers import trainer_of
 
 OF_THE_PROGRAM = "its program"
 """In place of a seed checkpoint, if the program makes the initial weights itself."""

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count, takewhile
 
-from harness.errors import ConfigError, Problem
-from harness.model import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import (
     CADENCE_OFF,
     GLOBAL_BATCH,
     POWERS_OF_TWO,
@@ -31,12 +31,17 @@ from harness.model import (
     Surroundings,
     Toolchain,
 )
-from harness.model.plan import other_seed_name
-from harness.plan.identity import OF_THE_PROGRAM, job_identity, model_overrides, seed_identity
-from harness.plan.references import References, references_of
-from harness.plan.rules import PlannedJob, apply_rules
-from harness.plan.sizes import positive, precision_of, size, size_problems
-from harness.trainers import Trainer, trainer_of
+from converge_harness.model.plan import other_seed_name
+from converge_harness.plan.identity import (
+    OF_THE_PROGRAM,
+    job_identity,
+    model_overrides,
+    seed_identity,
+)
+from converge_harness.plan.references import References, references_of
+from converge_harness.plan.rules import PlannedJob, apply_rules
+from converge_harness.plan.sizes import positive, precision_of, size, size_problems
+from converge_harness.trainers import Trainer, trainer_of
 
 SHORT = (Role.REFERENCE, Role.MATCHED)
 """Roles of runs that are derived from other jobs of the plan; rules are not applied to them."""

@@ -15,8 +15,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.model import Ask, Experiment, Precision, Role, SetSpec, Technique
-from harness.plan.sizes import DTYPE_KEYS, FLOAT8_RECIPES, Numerics, numerics_of, precision_of
+from converge_harness.model import Ask, Experiment, Precision, Role, SetSpec, Technique
+from converge_harness.plan.sizes import (
+    DTYPE_KEYS,
+    FLOAT8_RECIPES,
+    Numerics,
+    numerics_of,
+    precision_of,
+)
 
 FLOAT32 = "float32"
 FLOAT32_NUMERICS = Numerics((), FLOAT32, FLOAT32)

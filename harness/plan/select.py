@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from harness.errors import ConfigError, Problem, suggest
-from harness.model import Experiment, Kind
-from harness.plan.references import referenced, references_of
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.model import Experiment, Kind
+from converge_harness.plan.references import referenced, references_of
 
 
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:

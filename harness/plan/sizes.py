@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
-from harness.errors import Problem, suggest
-from harness.model import (
+from converge_harness.errors import Problem, suggest
+from converge_harness.model import (
     DATA_TYPES,
     GLOBAL_BATCH,
     Experiment,

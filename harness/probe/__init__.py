@@ -2,7 +2,7 @@
 
 ::
 
-    from harness.probe import Probe
+    from converge_harness.probe import Probe
 
     probe = Probe.from_env(model, optimizer)          # once the model is wrapped
     probe.batch(inputs, labels)                       # every microbatch
@@ -14,7 +14,7 @@ rank code nor torch is imported for it.
 ::
 
     interface.py     what programs call; imports the rest only where the harness runs the program
-    loop.py          the calls turned into the evidence of ``harness.rank.recorder``
+    loop.py          the calls turned into the evidence of ``converge_harness.rank.recorder``
     starting_weights.py  those of an ulp repeat are moved
     wrapping.py      what the probe needs to know of a wrapped model
     recognising.py   how a model is wrapped: plain, DDP, FSDP 2;
@@ -26,7 +26,7 @@ rank code nor torch is imported for it.
     errors.py        what is said where there is no evidence
 """
 
-from harness.probe.errors import ProbeError
-from harness.probe.interface import Probe, initial_weights
+from converge_harness.probe.errors import ProbeError
+from converge_harness.probe.interface import Probe, initial_weights
 
 __all__ = ["Probe", "ProbeError", "initial_weights"]

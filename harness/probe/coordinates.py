@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from harness.probe.errors import ProbeError
-from harness.rank.recorder import world
+from converge_harness.probe.errors import ProbeError
+from converge_harness.rank.recorder import world
 
 _OTHER = {"tp": "tp", "tensor": "tp", "cp": "cp", "sp": "cp", "context": "cp", "pp": "pp"}
 """Names of mesh dimensions along which ranks share samples, and the degree that each is."""

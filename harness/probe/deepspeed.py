@@ -20,9 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.probe.wrapping import Undo, Wrapped
-from harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
-from harness.rank.recorder.names import canonical
+from converge_harness.probe.wrapping import Undo, Wrapped
+from converge_harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
+from converge_harness.rank.recorder.names import canonical
 
 FRAGMENTED = frozenset({"DeepSpeedZeroOptimizer", "BF16_Optimizer"})
 """Optimizers of stages 1 and 2: a parameter's piece is its ``_hp_mapping``."""

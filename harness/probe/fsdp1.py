@@ -15,9 +15,9 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._flat_param import FlatParameter
 
-from harness.probe.wrapping import Held, Wrapped
-from harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
-from harness.rank.recorder.names import canonical
+from converge_harness.probe.wrapping import Held, Wrapped
+from converge_harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
+from converge_harness.rank.recorder.names import canonical
 
 
 def is_wrapped(model: torch.nn.Module) -> bool:

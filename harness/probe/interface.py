@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from harness.run_folder.layout import JOB_VARIABLE
+from converge_harness.run_folder.layout import JOB_VARIABLE
 
 if TYPE_CHECKING:
     import torch
 
-    from harness.probe.loop import ProbedLoop
+    from converge_harness.probe.loop import ProbedLoop
 
 
 def initial_weights(model: torch.nn.Module) -> None:
@@ -24,7 +24,7 @@ def initial_weights(model: torch.nn.Module) -> None:
     """
     path = os.environ.get(JOB_VARIABLE)
     if path:
-        from harness.probe.starting_weights import move_initial_weights
+        from converge_harness.probe.starting_weights import move_initial_weights
 
         move_initial_weights(model, path)
 
@@ -68,7 +68,7 @@ class Probe:
         path = os.environ.get(JOB_VARIABLE)
         if not path:
             return cls()
-        from harness.probe.loop import ProbedLoop
+        from converge_harness.probe.loop import ProbedLoop
 
         return cls(
             ProbedLoop(path, model, optimizer, hooks=hooks, dp_rank=dp_rank, dp_degree=dp_degree)

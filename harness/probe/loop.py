@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from harness.probe.coordinates import Coordinates, coordinates
-from harness.probe.errors import ProbeError
-from harness.probe.leaving import wait_at_exit
-from harness.probe.recognising import recognised
-from harness.probe.starting_weights import job_of, move_wrapped_weights
-from harness.probe.watches import ClippingWatch, ForwardWatch
-from harness.probe.wrapping import Wrapped
-from harness.rank.recorder import world
-from harness.rank.recorder.cross_entropy import IGNORE_INDEX
-from harness.rank.recorder.names import canonical, names_by_type
-from harness.rank.recorder.placement import local_shard
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.recorder.trainer_view import TrainerView, rate_of
-from harness.run_folder import in_force
+from converge_harness.probe.coordinates import Coordinates, coordinates
+from converge_harness.probe.errors import ProbeError
+from converge_harness.probe.leaving import wait_at_exit
+from converge_harness.probe.recognising import recognised
+from converge_harness.probe.starting_weights import job_of, move_wrapped_weights
+from converge_harness.probe.watches import ClippingWatch, ForwardWatch
+from converge_harness.probe.wrapping import Wrapped
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
+from converge_harness.rank.recorder.names import canonical, names_by_type
+from converge_harness.rank.recorder.placement import local_shard
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
+from converge_harness.run_folder import in_force
 
 BEFORE_CLIPPING = "before clipping"
 AT_THE_STEP = "at the optimizer's step"

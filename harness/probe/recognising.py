@@ -9,11 +9,11 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.probe import fsdp1
-from harness.probe.errors import ProbeError
-from harness.probe.wrapping import Wrapped
-from harness.rank.recorder.grad_norm import trainable
-from harness.rank.recorder.names import canonical
+from converge_harness.probe import fsdp1
+from converge_harness.probe.errors import ProbeError
+from converge_harness.probe.wrapping import Wrapped
+from converge_harness.rank.recorder.grad_norm import trainable
+from converge_harness.rank.recorder.names import canonical
 
 
 def recognised(model: torch.nn.Module, optimizer: Any) -> Wrapped:
@@ -24,7 +24,7 @@ def recognised(model: torch.nn.Module, optimizer: Any) -> Wrapped:
     they do not belong together, or when the model cannot be read.
     """
     if any(base.__name__ == "DeepSpeedEngine" for base in type(model).__mro__):
-        from harness.probe.deepspeed import wrapped_engine
+        from converge_harness.probe.deepspeed import wrapped_engine
 
         wrapped: Wrapped = wrapped_engine(model)
     else:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from harness.probe.errors import ProbeError
-from harness.probe.wrapping import Wrapped
-from harness.rank.repeats import move_by_one_ulp, move_tensors
-from harness.run_folder.job import Job, JobError, read_job
+from converge_harness.probe.errors import ProbeError
+from converge_harness.probe.wrapping import Wrapped
+from converge_harness.rank.repeats import move_by_one_ulp, move_tensors
+from converge_harness.run_folder.job import Job, JobError, read_job
 
 _moved: set[str] = set()
 """Jobs whose initial weights this process has moved before the model was wrapped."""
@@ -57,6 +57,6 @@ def move_wrapped_weights(wrapped: Wrapped, job: Job, path: str) -> None:
         raise ProbeError(
             f"{job.name} starts from weights moved by one unit in the last place, which "
             f"cannot be done to a model wrapped as {wrapped.wrapping}: call "
-            "harness.probe.initial_weights(model) before anything wraps the model"
+            "converge_harness.probe.initial_weights(model) before anything wraps the model"
         )
     move_tensors(wrapped.copies, job.repeat_seed)

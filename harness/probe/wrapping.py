@@ -1,9 +1,9 @@
 """How a model is wrapped, and what of it this rank therefore holds.
 
 The interface that every framework is brought to. A plain model, DDP and FSDP 2 are told here; FSDP
-1 in ``harness.probe.fsdp1``; a DeepSpeed engine in ``harness.probe.deepspeed``, whose one function
-``wrapped_engine(engine) -> Wrapped`` is called when the model is an instance of a class
-``DeepSpeedEngine``.
+1 in ``converge_harness.probe.fsdp1``; a DeepSpeed engine in ``converge_harness.probe.deepspeed``,
+whose one function ``wrapped_engine(engine) -> Wrapped`` is called when the model is an instance of
+a class ``DeepSpeedEngine``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.flat_shard import FlatShard
 
 Held: TypeAlias = "torch.Tensor | FlatShard"
 """A plain tensor (a whole copy), a DTensor, or a run of a whole tensor's entries."""

@@ -1,10 +1,10 @@
 """What runs inside a rank, in a toolchain's Python.
 
-Of the rest of ``harness`` it imports the file contract (``harness.run_folder``) alone.
+Of the rest of ``harness`` it imports the file contract (``converge_harness.run_folder``) alone.
 
 ::
 
-    __main__.py   python -m harness.rank JOB.json
+    __main__.py   python -m converge_harness.rank JOB.json
     start/        how a rank, and what starts it, comes to life: entry, agent, node, warm start
     recorder/     the evidence of every step, whatever trains
     titan/        torchtitan: common/, v0_2/, v0_3/

@@ -1,4 +1,4 @@
-"""``python -m harness.rank JOB.json`` is a rank.
+"""``python -m converge_harness.rank JOB.json`` is a rank.
 
 ``--check JOB.json...`` builds configs only; ``--dry-run JOB.json --rank R`` is rank R of a world
 that is not there.
@@ -12,12 +12,12 @@ import os
 import sys
 from dataclasses import asdict
 
-from harness.rank.start import entry
-from harness.run_folder.job import JobError
+from converge_harness.rank.start import entry
+from converge_harness.run_folder.job import JobError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m harness.rank", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m converge_harness.rank", description=__doc__)
     parser.add_argument("jobs", nargs="+", metavar="JOB.json")
     parser.add_argument("--check", action="store_true", help="build the configs only")
     parser.add_argument(
@@ -39,8 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _dry_run(path: str, rank: int, segment: int | None) -> None:
     """Print what the dry run found as one JSON object, alone on standard output."""
-    from harness.rank.dry_run import run as dry_run
-    from harness.rank.start.parent import die_with_parent
+    from converge_harness.rank.dry_run import run as dry_run
+    from converge_harness.rank.start.parent import die_with_parent
 
     die_with_parent()
     answer = os.dup(1)

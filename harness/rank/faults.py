@@ -30,11 +30,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 
-from harness.rank.titan.common.pipelining import stages
-from harness.run_folder.documents import SCHEMA, write_json
-from harness.run_folder.faults import HELD, over_file, struck_file
-from harness.run_folder.job import Fault, Job
-from harness.run_folder.layout import checkpoint_of
+from converge_harness.rank.titan.common.pipelining import stages
+from converge_harness.run_folder.documents import SCHEMA, write_json
+from converge_harness.run_folder.faults import HELD, over_file, struck_file
+from converge_harness.run_folder.job import Fault, Job
+from converge_harness.run_folder.layout import checkpoint_of
 
 HOLD_SECONDS = 120.0
 """The ranks hold still for the harness no longer than this."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.rank.settings import KeyProblem
+from converge_harness.rank.settings import KeyProblem
 
 
 class InjectError(Exception):

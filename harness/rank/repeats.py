@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Shard
 
-from harness.rank.recorder.bits import mixed
-from harness.rank.recorder.names import canonical
-from harness.rank.recorder.placement import held, local_shard
+from converge_harness.rank.recorder.bits import mixed
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.placement import held, local_shard
 
 _BLOCK_ELEMENTS = 1 << 20
 

@@ -9,11 +9,11 @@
     points.py     what a source says of each signal, every step once
 """
 
-from harness.readers.curves import read_curves, same_path
-from harness.readers.foreign.in_memory import read_table
-from harness.readers.foreign.mllog import read_convergence
-from harness.readers.foreign.rcp_tables import read_reference_points
-from harness.readers.run_folder.run import read_run, read_spec
+from converge_harness.readers.curves import read_curves, same_path
+from converge_harness.readers.foreign.in_memory import read_table
+from converge_harness.readers.foreign.mllog import read_convergence
+from converge_harness.readers.foreign.rcp_tables import read_reference_points
+from converge_harness.readers.run_folder.run import read_run, read_spec
 
 __all__ = [
     "read_convergence",

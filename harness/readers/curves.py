@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from harness.errors import EvidenceError
-from harness.model import Column, Evidence
-from harness.readers.foreign.names import check_columns
-from harness.readers.foreign.registry import file_of_foreign, path_exists, read_foreign
-from harness.readers.run_folder.run import read_run, run_folder_of
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Column, Evidence
+from converge_harness.readers.foreign.names import check_columns
+from converge_harness.readers.foreign.registry import file_of_foreign, path_exists, read_foreign
+from converge_harness.readers.run_folder.run import read_run, run_folder_of
 
 
 def read_curves(

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from harness.errors import EvidenceError
-from harness.model import Column, Integers
-from harness.run_folder.documents import unique_keys
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Column, Integers
+from converge_harness.run_folder.documents import unique_keys
 
 LARGEST_STEP = 2**63 - 1
 """Steps are compared as int64."""

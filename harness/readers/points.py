@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.model import Column, Evidence, Flags, Floats, Integers
+from converge_harness.model import Column, Evidence, Flags, Floats, Integers
 
 MEASURED_ANEW = frozenset({"seconds", "at", "memory_bytes"})
 """What no two runs of a step share: neither a replay nor a conflict."""

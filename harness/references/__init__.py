@@ -7,7 +7,7 @@
                       whether one still matches the control of an experiment
 """
 
-from harness.references.calibrations import (
+from converge_harness.references.calibrations import (
     CALIBRATION_FILE,
     StoredCalibration,
     find_calibration,
@@ -15,7 +15,7 @@ from harness.references.calibrations import (
     what_changed,
     write_calibrations,
 )
-from harness.references.goldens import (
+from converge_harness.references.goldens import (
     GOLDEN_FILE,
     Change,
     Misfits,

@@ -32,9 +32,9 @@ from typing import Any, NoReturn
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.errors import StoreError
-from harness.model import Calibration, Floats, Precision, SignalScale, TensorScale
-from harness.store import read_json, write_json
+from converge_harness.errors import StoreError
+from converge_harness.model import Calibration, Floats, Precision, SignalScale, TensorScale
+from converge_harness.store import read_json, write_json
 
 CALIBRATION_FILE = "calibration.json"
 """In a report folder: the calibrations used for its verdicts."""
@@ -113,7 +113,7 @@ class _File(BaseModel):
 def write_calibrations(path: Path, learnt: Sequence[StoredCalibration]) -> None:
     """Write a calibration file atomically.
 
-    Raises StoreError as ``harness.store.atomic_write`` does.
+    Raises StoreError as ``converge_harness.store.atomic_write`` does.
     """
     write_json(path, {"calibrations": [_entry(each) for each in learnt]})
 

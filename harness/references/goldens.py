@@ -45,11 +45,19 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness import __version__
-from harness.errors import StoreError
-from harness.model import GOLDENS, Across, Blessing, Golden, Precision, RunRecord, Toolchain
-from harness.readers import read_spec
-from harness.references.calibrations import (
+from converge_harness import __version__
+from converge_harness.errors import StoreError
+from converge_harness.model import (
+    GOLDENS,
+    Across,
+    Blessing,
+    Golden,
+    Precision,
+    RunRecord,
+    Toolchain,
+)
+from converge_harness.readers import read_spec
+from converge_harness.references.calibrations import (
     CALIBRATION_FILE,
     StoredCalibration,
     find_calibration,
@@ -57,9 +65,9 @@ from harness.references.calibrations import (
     what_changed,
     write_calibrations,
 )
-from harness.run_folder.documents import spell_not_finite
-from harness.run_folder.layout import FROZEN, IN_FORCE, JOB, METRICS, RECORD, TENSORS
-from harness.store import read_json, write_json
+from converge_harness.run_folder.documents import spell_not_finite
+from converge_harness.run_folder.layout import FROZEN, IN_FORCE, JOB, METRICS, RECORD, TENSORS
+from converge_harness.store import read_json, write_json
 
 GOLDEN_FILE = "baseline.json"
 PREVIOUS = "previous"
@@ -74,7 +82,7 @@ class _Table(BaseModel):
 
 
 class Change(_Table):
-    """How a golden differs from its predecessor (``harness.judge.changes``)."""
+    """How a golden differs from the one before it (``converge_harness.judge.changes``)."""
 
     kind: str
     sentence: str
@@ -401,7 +409,7 @@ class Misfits(NamedTuple):
 def misfits(
     then: Mapping[str, Any], now: Mapping[str, Any], across: tuple[Across, ...] = ()
 ) -> Misfits:
-    """Compare the facts of a golden with those of a control (``harness.plan.identity_facts``)."""
+    """Compare the facts of a golden with those of a control (``plan.identity_facts``)."""
     found = list(_differences(_meaning(then), _meaning(now)))
     refused = [each for each in found if each.kind is None or each.kind not in across]
     kinds = [each.kind for each in refused]

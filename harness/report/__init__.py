@@ -10,11 +10,11 @@
     templates/ vendor/  the page's template, styles and scripts
 """
 
-from harness.report.renderers.files import write_reports
-from harness.report.renderers.markdown import to_summary
-from harness.report.renderers.verdict_table import HEADER, Row, header, rows
-from harness.report.view.build import build_view
-from harness.report.view.report_view import ReportView
+from converge_harness.report.renderers.files import write_reports
+from converge_harness.report.renderers.markdown import to_summary
+from converge_harness.report.renderers.verdict_table import HEADER, Row, header, rows
+from converge_harness.report.view.build import build_view
+from converge_harness.report.view.report_view import ReportView
 
 __all__ = [
     "HEADER",

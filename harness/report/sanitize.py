@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from harness.model import Check, Deviation, Limit, RankError, Verdict
+from converge_harness.model import Check, Deviation, Limit, RankError, Verdict
 
 
 def plain(text: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.run_folder.documents import SCHEMA, write_bytes
+from converge_harness.run_folder.documents import SCHEMA, write_bytes
 
 PROJECTIONS = 64
 """Of every sketch."""

@@ -11,8 +11,8 @@ import json
 import re
 from pathlib import Path
 
-from harness.run_folder.documents import SCHEMA, SchemaError, upgraded, write_json
-from harness.run_folder.layout import (
+from converge_harness.run_folder.documents import SCHEMA, SchemaError, upgraded, write_json
+from converge_harness.run_folder.layout import (
     CHECKPOINTS,
     SAVED,
     STATE,
@@ -20,7 +20,7 @@ from harness.run_folder.layout import (
     arrays_name,
     manifest_name,
 )
-from harness.run_folder.passes import pass_folders
+from converge_harness.run_folder.passes import pass_folders
 
 _STEP = re.compile(r"step-(\d+)")
 _METADATA = ".metadata"

@@ -99,7 +99,8 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a whole file atomically, from a rank; on disk for sure.
 
-    The harness, which explains to a person what a disk refuses, writes by ``harness.store``.
+    The harness, which explains to a person what a disk refuses, writes by
+    ``converge_harness.store``.
     """
     write_bytes(path, (to_json(values, indent=1) + "\n").encode())
 

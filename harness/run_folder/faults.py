@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from harness.run_folder.layout import FAULTS
-from harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
+from converge_harness.run_folder.layout import FAULTS
+from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 
 HELD = ("preempt", "agent_loss", "join")
 """Faults that the harness makes."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.run_folder.documents import SCHEMA, write_json
-from harness.run_folder.layout import IN_FORCE
-from harness.run_folder.shapes import (
+from converge_harness.run_folder.documents import SCHEMA, write_json
+from converge_harness.run_folder.layout import IN_FORCE
+from converge_harness.run_folder.shapes import (
     COUNT,
     COUNTS,
     COUNTS_SEEN,

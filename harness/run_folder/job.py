@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from harness.run_folder.documents import SCHEMA, SchemaError, upgraded
-from harness.run_folder.layout import JOB
-from harness.run_folder.shapes import (
+from converge_harness.run_folder.documents import SCHEMA, SchemaError, upgraded
+from converge_harness.run_folder.layout import JOB
+from converge_harness.run_folder.shapes import (
     COUNT,
     COUNTS,
     FLAG,
@@ -193,7 +193,7 @@ class JobError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """Parallelism degrees, as in ``harness.model.Parallelism`` (which ranks cannot import)."""
+    """Parallelism degrees, as in ``model.Parallelism`` (which ranks cannot import)."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -213,7 +213,7 @@ class BaseConfig:
     model: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     loader: str = "converge"
-    """What reads the corpus, as in ``harness.model.Loader``: ``converge``, ``torchtitan`` (its
+    """What reads the corpus, as in ``model.Loader``: ``converge``, ``torchtitan`` (its
     stock text loader) or ``streaming`` (MosaicML Streaming)."""
 
 
@@ -230,7 +230,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One entry of the script of faults, as in ``harness.model.Fault``."""
+    """One entry of the script of faults, as in ``converge_harness.model.Fault``."""
 
     kind: str
     step: int

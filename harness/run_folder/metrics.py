@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from harness.run_folder.documents import SCHEMA, number, to_json
-from harness.run_folder.layout import FROZEN, IN_FORCE, METRICS_FILES, TENSORS, metrics_files
+from converge_harness.run_folder.documents import SCHEMA, number, to_json
+from converge_harness.run_folder.layout import (
+    FROZEN,
+    IN_FORCE,
+    METRICS_FILES,
+    TENSORS,
+    metrics_files,
+)
 
 HEADER = "header"
 STEP = "step"

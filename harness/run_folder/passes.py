@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.run_folder.layout import METRICS_FILES, PASSES
-from harness.run_folder.metrics import SupersededError, step_reached
+from converge_harness.run_folder.layout import METRICS_FILES, PASSES
+from converge_harness.run_folder.metrics import SupersededError, step_reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """``record.json`` and ``submission.json``: what the harness keeps of a run beside its evidence.
 
-Ranks neither write nor read them. ``harness.store`` writes the record, ``harness.launch`` the
-submission.
+Ranks neither write nor read them. ``converge_harness.store`` writes the record,
+``converge_harness.launch`` the submission.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     command/         any program, called by an argv template
 """
 
-from harness.trainers.base import (
+from converge_harness.trainers.base import (
     RANK_MODULE,
     Curve,
     Features,
@@ -22,7 +22,7 @@ from harness.trainers.base import (
     Trainer,
     Untold,
 )
-from harness.trainers.calls import (
+from converge_harness.trainers.calls import (
     Call,
     Rendezvous,
     comes_in_passes,
@@ -30,8 +30,8 @@ from harness.trainers.calls import (
     most_nodes,
     part_of,
 )
-from harness.trainers.environment import Resources
-from harness.trainers.jobs import (
+from converge_harness.trainers.environment import Resources
+from converge_harness.trainers.jobs import (
     agent_argv,
     argv,
     assume_toolchain,
@@ -46,7 +46,7 @@ from harness.trainers.jobs import (
     printable_command,
     work_folder,
 )
-from harness.trainers.registry import (
+from converge_harness.trainers.registry import (
     kinds,
     read_trainer,
     register,
@@ -54,7 +54,7 @@ from harness.trainers.registry import (
     trainer_of_document,
     trainer_of_kind,
 )
-from harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
+from converge_harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
 
 __all__ = [
     "RANK_MODULE",

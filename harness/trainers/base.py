@@ -1,7 +1,7 @@
 """The interface of a trainer, with defaults for most methods.
 
-A trainer is a package that registers a ``Trainer`` (``harness.trainers.registry``). No other code
-asks which trainer a set has: all that can differ is a capability (``harness.model.Capabilities``),
+A trainer is a package that registers a ``Trainer`` (``converge_harness.trainers.registry``). Nobody
+asks which one a set has: what can differ is a capability (``converge_harness.model.Capabilities``),
 a method here, or a feature of a release.
 """
 
@@ -16,8 +16,8 @@ from pathlib import Path
 from signal import SIGABRT, Signals
 from typing import Any, ClassVar, NamedTuple
 
-from harness.errors import ConfigError, Problem
-from harness.model import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import (
     GLOBAL_BATCH,
     Fault,
     Job,
@@ -33,19 +33,19 @@ from harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from harness.run_folder.checkpoints import has_metadata
-from harness.run_folder.job import JobDocument
-from harness.run_folder.layout import metrics_files, seed_checkpoint_of
-from harness.run_folder.passes import last_step
-from harness.toml import Where, find_file, read_toml
-from harness.toolchain import assume_environment, find_environment
-from harness.trainers.calls import Call, Rendezvous, comes_in_passes
-from harness.trainers.environment import Resources
-from harness.trainers.failure import AGENT_LOG, launcher_tail
-from harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
+from converge_harness.run_folder.checkpoints import has_metadata
+from converge_harness.run_folder.job import JobDocument
+from converge_harness.run_folder.layout import metrics_files, seed_checkpoint_of
+from converge_harness.run_folder.passes import last_step
+from converge_harness.toml import Where, find_file, read_toml
+from converge_harness.toolchain import assume_environment, find_environment
+from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes
+from converge_harness.trainers.environment import Resources
+from converge_harness.trainers.failure import AGENT_LOG, launcher_tail
+from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
-RANK_MODULE = "harness.rank"
-"""The module that torchrun starts in every rank of our own rank code."""
+RANK_MODULE = "converge_harness.rank"
+"""What torchrun starts as every rank of ours."""
 
 
 class Source(NamedTuple):
@@ -122,9 +122,8 @@ class Trainer(ABC):
     kind: ClassVar[str]
     """``[trainer] kind``."""
     own_rank_code: ClassVar[bool] = False
-    """Whether its ranks run ``harness.rank``. Such ranks end with converge, and print their stacks
-    on SIGUSR1; unreadable evidence of theirs is a bug of converge, not of a user's program.
-    """
+    """Its ranks are ``rank``: they end with the harness, and print their stacks for
+    SIGUSR1; what of their evidence cannot be read is our mistake, and no program's."""
     stack_signal: ClassVar[Signals] = SIGABRT
     """Signal that makes a hanging rank print its stack."""
 
@@ -304,7 +303,7 @@ class Trainer(ABC):
     def node_arguments(
         self, job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str
     ) -> tuple[str, ...]:
-        """Arguments of ``harness.rank.start.node`` on one node of a scheduler's job.
+        """Arguments of ``converge_harness.rank.start.node`` on one node of a scheduler's job.
 
         Raises ValueError for a trainer that cannot run under a scheduler.
         """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.model import Job, RestartOwner, Role
+from converge_harness.model import Job, RestartOwner, Role
 
 _LAST_CALL_S = 5
 """Agents wait so long for further nodes once there are enough. Those that start together come
-together (``harness.rank.start.agent``), so only a survivor of a loss waits in vain."""
+together (``converge_harness.rank.start.agent``), so only a survivor of a loss waits in vain."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
 """A node without a keep-alive for the product of both counts as lost."""
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.model import Job
-from harness.run_folder.layout import COMPILED
-from harness.trainers.calls import comes_in_passes
+from converge_harness.model import Job
+from converge_harness.run_folder.layout import COMPILED
+from converge_harness.trainers.calls import comes_in_passes
 
 _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"

@@ -10,10 +10,10 @@ from pathlib import Path
 from signal import SIGTERM, Signals
 from typing import Any
 
-from harness.model import RankError
+from converge_harness.model import RankError
 
 FAILURES_FILE = "failures.json"
-"""Left by ``harness.rank.start.agent``: how each rank ended."""
+"""Left by ``converge_harness.rank.start.agent``: how each rank ended."""
 AGENT_LOG = "torchrun.log"
 """Standard output and error of torchrun's agent."""
 PROGRAM_LOG = "program.log"

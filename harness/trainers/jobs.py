@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.model import TORCHTITAN, Job, Toolchain, TrainerSpec
-from harness.trainers.base import RANK_MODULE, Features, Start
-from harness.trainers.calls import Call, Rendezvous
-from harness.trainers.environment import Resources, pinned_environment
-from harness.trainers.registry import trainer_of, trainer_of_kind
+from converge_harness.model import TORCHTITAN, Job, Toolchain, TrainerSpec
+from converge_harness.trainers.base import RANK_MODULE, Features, Start
+from converge_harness.trainers.calls import Call, Rendezvous
+from converge_harness.trainers.environment import Resources, pinned_environment
+from converge_harness.trainers.registry import trainer_of, trainer_of_kind
 
 
 def job_payload(
@@ -69,7 +69,7 @@ def agent_argv(
 def node_arguments(
     job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
 ) -> tuple[str, ...]:
-    """Arguments of ``harness.rank.start.node`` on one node of a scheduler's job."""
+    """Arguments of ``converge_harness.rank.start.node`` on one node of a scheduler's job."""
     return trainer_of(job.spec).node_arguments(job, folder, call, meeting, rank_module)
 
 

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
-from harness.errors import Problem
-from harness.model import DEFAULT_TRAINER, SetSpec
-from harness.toml import Table, Where, validate
-from harness.trainers.base import Trainer
-from harness.trainers.table import TrainerTable
+from converge_harness.errors import Problem
+from converge_harness.model import DEFAULT_TRAINER, SetSpec
+from converge_harness.toml import Table, Where, validate
+from converge_harness.trainers.base import Trainer
+from converge_harness.trainers.table import TrainerTable
 
 _MODULES = {
-    "torchtitan": "harness.trainers.torchtitan",
-    "command": "harness.trainers.command",
+    "torchtitan": "converge_harness.trainers.torchtitan",
+    "command": "converge_harness.trainers.command",
 }
 """By kind, the module with its ``TRAINER``."""
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from harness.errors import ConfigError, Problem
-from harness.model import DEFAULT_TRAINER, SyntheticData, TrainConfig, TrainerSpec
-from harness.toml import FilePath, Seconds, Table, ToolchainName, validate
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import DEFAULT_TRAINER, SyntheticData, TrainConfig, TrainerSpec
+from converge_harness.toml import FilePath, Seconds, Table, ToolchainName, validate
 
 
 class TrainerTable(Table):

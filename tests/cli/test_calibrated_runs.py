@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 ROOT = Path(__file__).parents[2]
 TOOLCHAINS = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"))
@@ -48,7 +48,7 @@ def verdicts(folder: Path) -> dict[str, str]:
 
 def test_a_wrong_control_passes_its_tests_and_fails_its_anchor(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(TOOLCHAINS))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("CONVERGE_STORE", str(tmp_path / "store"))
     experiment, learnt, out = (tmp_path / name for name in ("e.toml", "c.json", "out"))
     experiment.write_text(EXPERIMENT)

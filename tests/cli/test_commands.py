@@ -5,8 +5,8 @@ import pkgutil
 
 import pytest
 
-from harness.cli import commands
-from harness.cli.parser import COMMANDS, command
+from converge_harness.cli import commands
+from converge_harness.cli.parser import COMMANDS, command
 
 
 def test_every_module_of_a_command_is_named_once():

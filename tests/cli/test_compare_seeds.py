@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 STEPS = 120
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 LENGTHS = (1000, 1010, 1020, 990, 1000, 1030, 980, 1000)
 

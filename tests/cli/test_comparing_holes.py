@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 EVERY = range(1, 61)
 

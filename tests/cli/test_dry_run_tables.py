@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import dry_run as told
-from harness.cli import main
-from harness.launch.dry_run import Answer, parts_of, problems_of
-from harness.matrix.dry_run import DryRun, gpu_hours
-from harness.matrix.load import load_plan
-from harness.model import Role
-from harness.trainers import assume_toolchain
+from converge_harness.cli import dry_run as told
+from converge_harness.cli import main
+from converge_harness.launch.dry_run import Answer, parts_of, problems_of
+from converge_harness.matrix.dry_run import DryRun, gpu_hours
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import Role
+from converge_harness.trainers import assume_toolchain
 
 LLAMA = Path(__file__).parents[2] / "experiments" / "llama3_8b.toml"
 

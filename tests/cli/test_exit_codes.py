@@ -1,7 +1,7 @@
 import pytest
 
-from harness.cli.exit_codes import ExitCode, exit_code
-from harness.model import Judgement, Verdict
+from converge_harness.cli.exit_codes import ExitCode, exit_code
+from converge_harness.model import Judgement, Verdict
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,19 @@ def matrix(tmp_path):
 
 def converge(folder, store):
     return subprocess.run(
-        [sys.executable, "-m", "harness", "run", "e.toml", "--store", store, "--out", "report"],
+        [
+            sys.executable,
+            "-m",
+            "converge_harness",
+            "run",
+            "e.toml",
+            "--store",
+            store,
+            "--out",
+            "report",
+        ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
         check=False,

@@ -8,7 +8,7 @@ import pytest
 PROGRAM = """
 import contextlib, io, sys
 before = set(sys.modules)
-from harness.cli import main
+from converge_harness.cli import main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main(sys.argv[1:])
 print(*sorted(set(sys.modules) - before))
@@ -27,7 +27,7 @@ def imported_by(*arguments):
 )
 def test_help_needs_the_standard_library_and_the_options_only(arguments):
     names = imported_by(*arguments)
-    ours = {name.split(".")[1] for name in names if name.startswith("harness.")}
+    ours = {name.split(".")[1] for name in names if name.startswith("converge_harness.")}
     assert ours <= {"cli", "errors", "model"}
-    others = {name.partition(".")[0] for name in names} - {"harness"}
+    others = {name.partition(".")[0] for name in names} - {"converge_harness"}
     assert others - sys.stdlib_module_names == set()

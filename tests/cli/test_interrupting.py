@@ -24,16 +24,16 @@ sys.meta_path.insert(0, Interrupting())
 
 
 @pytest.mark.parametrize(
-    "module", ["threading", "argparse", "rich.console", "harness.cli.parser", "pydantic"]
+    "module", ["threading", "argparse", "rich.console", "converge_harness.cli.parser", "pydantic"]
 )
 def test_an_interruption_while_modules_are_imported(module, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
     found = subprocess.run(
-        [sys.executable, "-m", "harness", "plan", "experiments/smoke.toml"],
+        [sys.executable, "-m", "converge_harness", "plan", "experiments/smoke.toml"],
         cwd=ROOT,
         env={
             **os.environ,
-            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
+            "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}",
             "INTERRUPT_AT": module,
         },
         capture_output=True,

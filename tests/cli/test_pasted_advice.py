@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 STEPS = range(1, 61)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 TRAIN_CONFIG = """
 [training]

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 TRAIN_CONFIG = """
 [training]

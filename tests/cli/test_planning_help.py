@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 ROOT = Path(__file__).parents[2]
 DEBUG = str(ROOT / "train_configs" / "llama3_debug.toml")
@@ -85,7 +85,7 @@ def test_a_name_is_written_so_that_it_is_read_again(capsys, name):
     assert main(["init", *GUIDE, *BIG, "--name", name, "--out", "x.toml"]) == 0
     capsys.readouterr()
     assert main(["plan", "x.toml", "--json"]) == 0
-    from harness.experiment import load_experiment
+    from converge_harness.experiment import load_experiment
 
     assert load_experiment(Path("x.toml")).name == name
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli.progress import Display, left
-from harness.launch import (
+from converge_harness.cli.progress import Display, left
+from converge_harness.launch import (
     Ended,
     GoingOn,
     Notice,
@@ -20,7 +20,7 @@ from harness.launch import (
     Started,
     Step,
 )
-from harness.model import (
+from converge_harness.model import (
     Job,
     Parallelism,
     Precision,

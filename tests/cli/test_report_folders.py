@@ -51,9 +51,9 @@ def run(tmp_path):
         sets = "".join(TEST.format(each) for each in ("two", "three"))
         (tmp_path / "e.toml").write_text(MATRIX.replace("NAME", name) + sets)
         ended = subprocess.run(
-            [sys.executable, "-m", "harness", "run", "e.toml", *options],
+            [sys.executable, "-m", "converge_harness", "run", "e.toml", *options],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
             capture_output=True,
             text=True,
             check=False,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from harness.cli import main
+from converge_harness.cli import main
 
 PROGRAM = """
 import random, sys

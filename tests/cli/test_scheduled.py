@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from light_toolchain import light_environment
 
-from harness.cli import main
+from converge_harness.cli import main
 
 pytestmark = pytest.mark.timeout(300)
 TRAIN_CONFIG = """

@@ -3,11 +3,11 @@
 import pytest
 from rich.console import Console
 
-from harness.cli.verdicts import show_verdicts
-from harness.errors import StoreError
-from harness.model import Judgement, Verdict
-from harness.report import build_view
-from harness.report.renderers.markdown import SUMMARY_BYTES
+from converge_harness.cli.verdicts import show_verdicts
+from converge_harness.errors import StoreError
+from converge_harness.model import Judgement, Verdict
+from converge_harness.report import build_view
+from converge_harness.report.renderers.markdown import SUMMARY_BYTES
 
 VIEW = build_view(title="smoke", verdicts=[Verdict("ddp2", "fsdp2", Judgement.PASS)])
 

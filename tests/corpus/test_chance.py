@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from harness.corpus.language import TOTAL, Distribution, log_normal, zipf
+from converge_harness.corpus.language import TOTAL, Distribution, log_normal, zipf
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 1, 1], [7, 3], [10**15, 1, 1], zipf(500)])

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from harness.corpus import digest, prepare
-from harness.corpus import folder as preparation
-from harness.corpus.grammar import language
-from harness.errors import ConfigError, StoreError
-from harness.model import SyntheticData
+from converge_harness.corpus import digest, prepare
+from converge_harness.corpus import folder as preparation
+from converge_harness.corpus.grammar import language
+from converge_harness.errors import ConfigError, StoreError
+from converge_harness.model import SyntheticData
 
 DEFAULT = SyntheticData()
 SMALL = SyntheticData(seed=5, vocab_size=256, tokens=20_000)
@@ -109,7 +109,7 @@ def test_every_value_changes_the_digest(change):
 
 def test_the_generators_version_changes_the_digest(monkeypatch):
     before = digest(DEFAULT)
-    monkeypatch.setattr("harness.corpus.folder.GENERATOR", 99)
+    monkeypatch.setattr("converge_harness.corpus.folder.GENERATOR", 99)
     assert digest(DEFAULT) != before
 
 
@@ -211,7 +211,7 @@ def test_other_vocabularies(vocab_size, tmp_path):
 
 def test_a_corpus_is_made_once(tmp_path, monkeypatch):
     first = prepare(SMALL, tmp_path)
-    monkeypatch.setattr("harness.corpus.folder._write", None)
+    monkeypatch.setattr("converge_harness.corpus.folder._write", None)
     assert prepare(SMALL, tmp_path) == first
     # Measured: 0.2 ms. The best of many, because a loaded machine may stop any one of them.
     assert min(timeit.repeat(lambda: prepare(SMALL, tmp_path), number=1, repeat=20)) < 0.005
@@ -249,10 +249,10 @@ def test_the_loser_of_a_race_takes_the_winners_folder(tmp_path, monkeypatch):
 
     def overtaken(data, folder):
         write(data, folder)
-        monkeypatch.setattr("harness.corpus.folder._write", write)
+        monkeypatch.setattr("converge_harness.corpus.folder._write", write)
         prepare(data, tmp_path)
 
-    monkeypatch.setattr("harness.corpus.folder._write", overtaken)
+    monkeypatch.setattr("converge_harness.corpus.folder._write", overtaken)
     prepared = prepare(SMALL, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [prepared.digest]
 
@@ -262,7 +262,7 @@ def test_a_failed_attempt_leaves_nothing(tmp_path, monkeypatch):
         (folder / "tokens.npy").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("harness.corpus.folder._write", full_disk)
+    monkeypatch.setattr("converge_harness.corpus.folder._write", full_disk)
     with pytest.raises(StoreError, match="No space left"):
         prepare(SMALL, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -306,7 +306,7 @@ def test_values_that_make_no_corpus_are_refused(change, message, tmp_path):
 
 
 def test_a_vocabulary_without_enough_pieces_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("harness.corpus.folder.TRAINING_CHARACTERS", 1)
+    monkeypatch.setattr("converge_harness.corpus.folder.TRAINING_CHARACTERS", 1)
     with pytest.raises(ConfigError, match="more than the language has pieces for"):
         prepare(replace(SMALL, vocab_size=4096), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,15 @@ from random import Random
 
 import pytest
 
-from harness.corpus.grammar import language
-from harness.corpus.language import Arc, Category, Distribution, Language, log_sum_exp, render
+from converge_harness.corpus.grammar import language
+from converge_harness.corpus.language import (
+    Arc,
+    Category,
+    Distribution,
+    Language,
+    log_sum_exp,
+    render,
+)
 
 
 def category(*words, weights=None, by_topic=None):

@@ -37,7 +37,7 @@ def run_some(folder: Path, name: str, *only: str) -> dict[str, dict]:
     out = folder / name
     where = ("--store", str(folder / "store"), "--out", str(out))
     result = subprocess.run(
-        [sys.executable, "-m", "harness", "run", str(experiment), *where, "--only", *only],
+        [sys.executable, "-m", "converge_harness", "run", str(experiment), *where, "--only", *only],
         cwd=ROOT,
         env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
         capture_output=True,

@@ -24,7 +24,7 @@ class Matrix(NamedTuple):
             "calibrate": (str(self.experiment), "--store", str(self.store)),
         }.get(command, ())
         return subprocess.run(
-            [sys.executable, "-m", "harness", command, *where, *more],
+            [sys.executable, "-m", "converge_harness", command, *where, *more],
             cwd=ROOT,
             env={
                 **os.environ,

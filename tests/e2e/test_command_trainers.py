@@ -142,7 +142,14 @@ def sets(wrong: dict[str, object], more: str) -> str:
 
 def converge(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "harness", *map(str, words), "--store", str(folder / "store")],
+        [
+            sys.executable,
+            "-m",
+            "converge_harness",
+            *map(str, words),
+            "--store",
+            str(folder / "store"),
+        ],
         cwd=ROOT,
         env={
             **os.environ,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
 
-from harness.references import read_golden
+from converge_harness.references import read_golden
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ waive = ["control-is-1d-fsdp"]
 
 def converge(*words: object, store: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "harness", *map(str, words), "--store", str(store)],
+        [sys.executable, "-m", "converge_harness", *map(str, words), "--store", str(store)],
         cwd=ROOT,
         env={**os.environ, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
         capture_output=True,

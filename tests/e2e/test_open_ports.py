@@ -42,9 +42,9 @@ def test_every_port_of_a_real_matrix_is_on_loopback(tmp_path):
     (tmp_path / "train_configs").symlink_to(ROOT / "train_configs")
     (tmp_path / "listening.toml").write_text(MATRIX)
     harness = subprocess.Popen(
-        [sys.executable, "-m", "harness", "run", "listening.toml"],
+        [sys.executable, "-m", "converge_harness", "run", "listening.toml"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -80,7 +80,7 @@ def requeued(tmp_path_factory, slurm):
     matrix = Matrix(folder / "matrix.toml", folder / "store", folder / "report")
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "harness", "run", str(matrix.experiment)),
+            *(sys.executable, "-m", "converge_harness", "run", str(matrix.experiment)),
             *("--store", str(matrix.store), "--out", str(matrix.out)),
         ],
         cwd=ROOT,

@@ -80,7 +80,7 @@ class Site(NamedTuple):
         out = ("--out", str(self.out)) if command in ("run", "collect") else ()
         where = (str(self.experiment), "--store", str(self.store), *out)
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", command, *where, *more],
+            [sys.executable, "-m", "converge_harness", command, *where, *more],
             cwd=ROOT,
             env={
                 **self.cluster.environment,

@@ -34,7 +34,7 @@ def test_the_page_shows_all_that_the_probed_script_has_more():
     ]
     added = [line[1:].strip() for line in changes if line[1:].strip()]
     assert all(line.startswith("+") for line in changes)
-    assert added[0] == "from harness.probe import Probe"
+    assert added[0] == "from converge_harness.probe import Probe"
     calls = added[1:]
     assert len(calls) == 3
     assert all(call in PAGE for call in calls)

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
 
 TRAIN_CONFIG = """
 [training]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.model import Cluster, Launcher, Recovery, RestartOwner
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Cluster, Launcher, Recovery, RestartOwner
 
 HEAD = """
 schema = 1

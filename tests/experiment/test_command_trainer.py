@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.experiment.tables import repeat_of
-from harness.model import Launcher, SyntheticData
-from harness.trainers.command.settings import PLACEHOLDERS, RankLauncher
-from harness.trainers.registry import keys_of
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.experiment.tables import repeat_of
+from converge_harness.model import Launcher, SyntheticData
+from converge_harness.trainers.command.settings import PLACEHOLDERS, RankLauncher
+from converge_harness.trainers.registry import keys_of
 
 PROBED_REPEATS = tuple(map(repeat_of, ("rerun", "ulp", "ulp.2", "ulp.3")))
 """Nobody but the program deals out its samples."""

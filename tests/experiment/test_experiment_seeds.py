@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.model import Ask
+from converge_harness.errors import ConfigError
+from converge_harness.model import Ask
 
 TOP = """
 schema = 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.model import (
+from converge_harness.model import (
     Fault,
     FaultKind,
     Kind,

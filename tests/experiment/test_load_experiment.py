@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.model import (
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import (
     CADENCE_OFF,
     DEFAULT_REPEATS,
     POWERS_OF_TWO,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.model import Parallelism
+from converge_harness.model import Parallelism
 
 HEAD = """
 schema = 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.surroundings import read_surroundings
+from converge_harness.surroundings import read_surroundings
 
 TEXT = """
 schema = 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.trainers.command.settings import fill, placeholders
+from converge_harness.trainers.command.settings import fill, placeholders
 
 NAMES = st.text(st.characters(exclude_characters="{}"), min_size=1, max_size=8)
 LITERALS = st.text(max_size=8)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.model import SyntheticData
-from harness.trainers import trainer_of_kind
+from converge_harness.errors import ConfigError
+from converge_harness.model import SyntheticData
+from converge_harness.trainers import trainer_of_kind
 
 load_train_config = trainer_of_kind("torchtitan").load_train_config
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from stored_samples import NAMES, copied
 
-from harness.cli import main
-from harness.cli.exit_codes import ExitCode
-from harness.export import ExportedRun, Points, write_tensorboard
-from harness.model import Role
-from harness.readers import read_curves, read_run
+from converge_harness.cli import main
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.export import ExportedRun, Points, write_tensorboard
+from converge_harness.model import Role
+from converge_harness.readers import read_curves, read_run
 
 RUNS = ["ddp2", "doubled", "dp_2_1", "fsdp2", "fsdp2.rerun", "fsdp2.ulp"]
 """Of the sample; the crashed set left no step."""
@@ -35,7 +35,7 @@ def program(*arguments, home):
     environment = {name: value for name, value in os.environ.items() if "WANDB" not in name}
     quiet = {"HOME": str(home), "WANDB_ERROR_REPORTING": "false", "NETRC": str(home / "netrc")}
     return subprocess.run(
-        [sys.executable, "-m", "harness", "export", *map(str, arguments)],
+        [sys.executable, "-m", "converge_harness", "export", *map(str, arguments)],
         env={**environment, **quiet},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -2,7 +2,7 @@
 
 Programs of the matrix start programs themselves and know nothing of the harness, so whatever of
 them is left is an orphan. Most harnesses are forks of the process of the cases, which saves a
-second of imports; one in ten is ``python -m harness`` from its first instruction on.
+second of imports; one in ten is ``python -m converge_harness`` from its first instruction on.
 
 The properties:
 
@@ -39,8 +39,8 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 def prepare(folder):
     """How long an undisturbed run takes, as a fork and as a process of its own."""
-    import harness.cli.progress
-    import harness.cli.verdicts  # noqa: F401 - imported once, for all forks
+    import converge_harness.cli.progress
+    import converge_harness.cli.verdicts  # noqa: F401 - imported once, for all forks
 
     times = {}
     for forked in (True, False):
@@ -100,14 +100,19 @@ class _Harness:
         self._place = place
         (place / "tmp").mkdir(exist_ok=True)
         self._words = (place / "stdout", place / "stderr")
-        values = {**os.environ, MARK: mark, "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(ROOT)}
+        values = {
+            **os.environ,
+            MARK: mark,
+            "TMPDIR": str(place / "tmp"),
+            "PYTHONPATH": str(ROOT / "src"),
+        }
         if forked:
             self._pid = os.fork()
             if not self._pid:
                 self._be(values)
             return
         with self._words[0].open("wb") as out, self._words[1].open("wb") as err:
-            command = [sys.executable, "-m", "harness", *RUN]
+            command = [sys.executable, "-m", "converge_harness", *RUN]
             streams = {"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL}
             # A shell's background job ignores SIGINT, and so would what it starts.
             self._process = subprocess.Popen(
@@ -132,7 +137,7 @@ class _Harness:
             os.environ.clear()
             os.environ.update(values)
             tempfile.tempdir = None
-            from harness.cli import main
+            from converge_harness.cli import main
 
             no_pictures_nor_page()
             code = int(main(list(RUN)))

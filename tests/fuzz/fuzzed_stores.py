@@ -35,8 +35,8 @@ from fuzzing import working_in as within
 from stored_samples import copied
 from tiny_matrix import RUN, VERDICTS, verdicts, write_matrix
 
-from harness.cli import main
-from harness.seal import evidence_of
+from converge_harness.cli import main
+from converge_harness.seal import evidence_of
 
 TRIES = 8
 NO_EVIDENCE = ("record.json", "program.log")

@@ -25,7 +25,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.cli import main
+from converge_harness.cli import main
 
 ROOT = Path(__file__).parents[2]
 CPU_S = 20.0
@@ -157,7 +157,7 @@ def environment(**values):
 @contextlib.contextmanager
 def only_json(*, unless=False):
     """Leave pictures and pages out of the reports: most of the time, and they decide nothing."""
-    import harness.report.renderers.files as module
+    import converge_harness.report.renderers.files as module
 
     kept = module.draw, module.to_html
     if not unless:
@@ -170,7 +170,7 @@ def only_json(*, unless=False):
 
 def no_pictures_nor_page():
     """The same for good, as for a process that only judges."""
-    import harness.report.renderers.files as module
+    import converge_harness.report.renderers.files as module
 
     module.draw = lambda _view: {}
     module.to_html = lambda _view: ""

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from harness.experiment import load_experiment
-from harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
-from harness.guide import parse_factors, recommend, sized_base, write_experiment
-from harness.model import Surroundings, SyntheticData, Toolchain
-from harness.plan import make_plan
-from harness.trainers import trainer_of_kind
+from converge_harness.experiment import load_experiment
+from converge_harness.experiment.tables import CP_ROTATIONS, PIPELINE_SCHEDULES
+from converge_harness.guide import parse_factors, recommend, sized_base, write_experiment
+from converge_harness.model import Surroundings, SyntheticData, Toolchain
+from converge_harness.plan import make_plan
+from converge_harness.trainers import trainer_of_kind
 
 load_train_config = trainer_of_kind("torchtitan").load_train_config
 

@@ -19,8 +19,8 @@ from guide_bases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import ConfigError
-from harness.guide import (
+from converge_harness.errors import ConfigError
+from converge_harness.guide import (
     completed,
     control_of,
     cover_pairs,
@@ -31,9 +31,9 @@ from harness.guide import (
     with_own_names,
     write_experiment,
 )
-from harness.guide.fit import breaches
-from harness.guide.recommend import recommend
-from harness.model import Role
+from converge_harness.guide.fit import breaches
+from converge_harness.guide.recommend import recommend
+from converge_harness.model import Role
 
 
 def cover(words, gpus=None, *, dp=2, toolchain=TITAN_03):

@@ -8,10 +8,10 @@ from guide_bases import EXPERTS_02, EXPERTS_03, LLAMA_02, LLAMA_03, VARIANTS, pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.errors import ConfigError
-from harness.guide import parse_factors
-from harness.model import Parallelism, Role, Technique
-from harness.plan import describe
+from converge_harness.errors import ConfigError
+from converge_harness.guide import parse_factors
+from converge_harness.model import Parallelism, Role, Technique
+from converge_harness.plan import describe
 
 
 def sets_of(folder, techniques, **options):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from history_samples import deviation, night, result
 
-from harness.history import History
+from converge_harness.history import History
 
 SETS, CHECKS = 10, 40
 

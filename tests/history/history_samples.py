@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
-from harness.history import Measurement, Night, Result
-from harness.model import CauseClass, Judgement, Outcome, Tier
+from converge_harness.history import Measurement, Night, Result
+from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 
 START = datetime(2026, 3, 1, 3, 0, tzinfo=UTC)
 VERSIONS = {"torch": "2.12.0", "torchtitan": "0.3.0", "commit": "a" * 40, "driver": "570.1"}

@@ -15,10 +15,10 @@ from appending import CHECKS, SETS
 from history_samples import START, VERSIONS, deviation, night, other_experiment, result
 from small_disks import small_disk_at
 
-from harness.errors import HistoryError
-from harness.history import Filter, History
-from harness.history.database import MIGRATIONS, Mount, journal_mode, migrate
-from harness.model import Judgement
+from converge_harness.errors import HistoryError
+from converge_harness.history import Filter, History
+from converge_harness.history.database import MIGRATIONS, Mount, journal_mode, migrate
+from converge_harness.model import Judgement
 
 HERE = Path(__file__).parent
 FAIL = Judgement.FAIL

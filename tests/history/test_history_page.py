@@ -9,11 +9,11 @@ from axe_playwright_python.sync_playwright import Axe
 from history_samples import deviation, night, nights_with_a_step, result
 from playwright.sync_api import sync_playwright
 
-from harness.history import Changed, History
-from harness.history.overview import overview
-from harness.history.page import changes_text, headline, to_page
-from harness.history.trend import DEFINITION
-from harness.model import Judgement
+from converge_harness.history import Changed, History
+from converge_harness.history.overview import overview
+from converge_harness.history.page import headline, to_page, told
+from converge_harness.history.trend import DEFINITION
+from converge_harness.model import Judgement
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 GENERATED = datetime(2026, 4, 1, tzinfo=UTC)

@@ -10,10 +10,10 @@ import pytest
 from history_samples import START, VERSIONS, deviation, night, nights_with_a_step, result
 from rich.console import Console
 
-from harness.cli.main import main
-from harness.cli.verdicts import add_night
-from harness.history import Filter, History, night_of
-from harness.model import (
+from converge_harness.cli.main import main
+from converge_harness.cli.verdicts import add_night
+from converge_harness.history import Filter, History, night_of
+from converge_harness.model import (
     CauseClass,
     Check,
     Experiment,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.history.trend import FEWEST, find_steps
+from converge_harness.history.trend import FEWEST, find_steps
 
 NOISE = {
     "normal": lambda chance, count: chance.standard_normal(count),

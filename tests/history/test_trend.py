@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from history_samples import LIMIT, deviation, night, nights_with_a_step, result
 
-from harness.history import Changed, History
-from harness.history.trend import DEFINITION, decades, trends
-from harness.model import Judgement
+from converge_harness.history import Changed, History
+from converge_harness.history.trend import DEFINITION, decades, trends
+from converge_harness.model import Judgement
 
 
 def trends_of(path, nights):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from judge_examples import FSDP2, SAMPLE_STEPS, in_force, judge, rows, run, with_signals
 
-from harness.model import Evidence, Judgement, Parallelism, TensorSample, Verdict
+from converge_harness.model import Evidence, Judgement, Parallelism, TensorSample, Verdict
 
 LAYERS = 4
 BLOCK = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import judge as judge_pair
-from harness.model import (
+from converge_harness.judge import judge as judge_pair
+from converge_harness.model import (
     BufferRows,
     Evidence,
     Parallelism,

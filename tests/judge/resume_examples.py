@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from judge_examples import FSDP2, PARAMETERS, STEPS, in_force, rows, run, spec, tensor
 
-from harness.model import (
+from converge_harness.model import (
     Column,
     Evidence,
     Fault,

@@ -8,18 +8,18 @@ import pytest
 from judge_examples import SAMPLE_STEPS, SAMPLES, STEPS, in_force, run, samples, with_signals
 from scipy import stats
 
-from harness.judge import calibrate
-from harness.judge.calibration import _spread, _typical
-from harness.judge.compare.envelopes import compare
-from harness.judge.compare.limits import (
+from converge_harness.judge import calibrate
+from converge_harness.judge.calibration import _spread, _typical
+from converge_harness.judge.compare.envelopes import compare
+from converge_harness.judge.compare.limits import (
     IMPLEMENTATION_FACTOR,
     applicable,
     multiples,
     shares,
     tensor_multiple,
 )
-from harness.model import Precision
-from harness.readers.run_folder.run import _unread as unread
+from converge_harness.model import Precision
+from converge_harness.readers.run_folder.run import _unread as unread
 
 CONTROL = run()
 

@@ -18,8 +18,8 @@ from judge_examples import (
     with_signals,
 )
 
-from harness.judge import calibrate
-from harness.model import CauseClass, Judgement, Parallelism, Precision, Technique
+from converge_harness.judge import calibrate
+from converge_harness.model import CauseClass, Judgement, Parallelism, Precision, Technique
 
 CONTROL = run()
 SPEC = spec()

@@ -15,7 +15,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import BufferRows, CauseClass, Precision
+from converge_harness.model import BufferRows, CauseClass, Precision
 
 BIASES = ("layers.0.moe.expert_bias_E", "layers.1.moe.expert_bias_E")
 

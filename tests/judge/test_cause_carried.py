@@ -19,7 +19,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import CauseClass
+from converge_harness.model import CauseClass
 
 ONE, TWO = "layers.1.feed_forward.w2.weight", "layers.2.attention.wq.weight"
 TAUGHT = 1e-7

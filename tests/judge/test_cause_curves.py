@@ -17,8 +17,8 @@ from cause_examples import (
 )
 from judge_examples import LOSSES, STEPS, foreign, judge, run, with_signals
 
-from harness.judge import calibrate
-from harness.model import CauseClass, Judgement, Precision
+from converge_harness.judge import calibrate
+from converge_harness.model import CauseClass, Judgement, Precision
 
 ALL = (*BOTH_LOSSES, *BOTH_NORMS)
 

@@ -17,8 +17,8 @@ from cause_examples import (
 )
 from judge_examples import LOSSES, foreign, in_force, judge
 
-from harness.judge.causes.location import branch_of
-from harness.model import CauseClass, Parallelism, Precision
+from converge_harness.judge.causes.location import branch_of
+from converge_harness.model import CauseClass, Parallelism, Precision
 
 PP2 = Parallelism(dp_shard=2, pp=2)
 

@@ -19,9 +19,9 @@ from cause_examples import (
 )
 from judge_examples import judge
 
-from harness.judge.causes.gradient_patterns import sort
-from harness.judge.compare.tensors import TensorDifferences
-from harness.model import CauseClass, Judgement, Parallelism, Precision
+from converge_harness.judge.causes.gradient_patterns import sort
+from converge_harness.judge.compare.tensors import TensorDifferences
+from converge_harness.model import CauseClass, Judgement, Parallelism, Precision
 
 PP2, TP2 = Parallelism(dp_shard=2, pp=2), Parallelism(dp_shard=2, tp=2)
 FOUR_D = Parallelism(dp_shard=2, tp=2, cp=2, pp=2)

@@ -18,7 +18,7 @@ from cause_examples import (
 )
 from judge_examples import LOSSES, NORMS, TOKENS, in_force
 
-from harness.model import CauseClass, Parallelism, Precision
+from converge_harness.model import CauseClass, Parallelism, Precision
 
 
 def smoothed(values):

@@ -15,7 +15,7 @@ from cause_examples import (
 )
 from judge_examples import judge
 
-from harness.model import CauseClass, Judgement, Parallelism, Precision
+from converge_harness.model import CauseClass, Judgement, Parallelism, Precision
 
 
 def everywhere(_name):

@@ -16,7 +16,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import CauseClass, Judgement, PostStepState, Precision
+from converge_harness.model import CauseClass, Judgement, PostStepState, Precision
 
 MAX_NORM = 1.0
 NAMES = CONTROL.samples[0].names

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge.causes import ORDERED, SIGNATURES
-from harness.judge.causes.signature import (
+from converge_harness.judge.causes import ORDERED, SIGNATURES
+from converge_harness.judge.causes.signature import (
     Basis,
     ComparisonKind,
     Signature,

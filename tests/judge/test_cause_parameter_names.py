@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_examples import judge, run, with_signals
 
-from harness.judge.causes.parameter_names import ParameterRole, describe, role_of, spans
-from harness.model import CauseClass, Disagreement, Judgement, Parallelism, ReplicaSample
+from converge_harness.judge.causes.parameter_names import ParameterRole, describe, role_of, spans
+from converge_harness.model import CauseClass, Disagreement, Judgement, Parallelism, ReplicaSample
 
 UNHURRIED = settings(deadline=None, max_examples=25)
 NAMES = list(MODEL)

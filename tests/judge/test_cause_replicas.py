@@ -13,7 +13,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import CauseClass, Disagreement, Parallelism, ReplicaSample
+from converge_harness.model import CauseClass, Disagreement, Parallelism, ReplicaSample
 
 TP2 = Parallelism(dp_shard=2, tp=2)
 NORMS = [f"layers.{layer}.attention_norm.weight" for layer in range(4)]

@@ -18,7 +18,7 @@ from cause_examples import (
     verdict_of,
 )
 
-from harness.model import CauseClass, Parallelism
+from converge_harness.model import CauseClass, Parallelism
 
 
 def has(*parts):

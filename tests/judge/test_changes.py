@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from judge_examples import run, samples, with_signals
 
-from harness.judge import ChangeKind, calibrate, classify
+from converge_harness.judge import ChangeKind, calibrate, classify
 
 GOLDEN = run()
 REPEATS = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from judge_examples import STEPS, run, spec, with_signals
 
-from harness.judge import JUDGED_SIGNALS, calibrate, compare_runs
-from harness.judge import judge as judge_pair
+from converge_harness.judge import JUDGED_SIGNALS, calibrate, compare_runs
+from converge_harness.judge import judge as judge_pair
 
 CONTROL = run()
 

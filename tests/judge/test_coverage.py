@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from judge_examples import judge
 
-from harness.model import Evidence, Judgement, Outcome
+from converge_harness.model import Evidence, Judgement, Outcome
 
 
 def curve(steps):

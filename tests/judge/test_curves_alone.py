@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from judge_examples import judge
 
-from harness.judge import calibrate
-from harness.model import CauseClass, Evidence, Judgement
+from converge_harness.judge import calibrate
+from converge_harness.model import CauseClass, Evidence, Judgement
 
 STEPS = 100
 AT = np.arange(1, STEPS + 1)

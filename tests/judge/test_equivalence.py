@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from harness.judge.calibration import calibrate
-from harness.judge.checks.equivalence import loss_equivalent
-from harness.judge.compare.tost import FEWEST, Answer, equivalence
-from harness.judge.comparison import RunComparison
-from harness.model import Evidence, Outcome, Precision, Tier
+from converge_harness.judge.calibration import calibrate
+from converge_harness.judge.checks.equivalence import loss_equivalent
+from converge_harness.judge.compare.tost import FEWEST, Answer, equivalence
+from converge_harness.judge.comparison import RunComparison
+from converge_harness.model import Evidence, Outcome, Precision, Tier
 
 MARGIN = 1e-3
 STEPS = 100

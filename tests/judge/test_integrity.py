@@ -18,8 +18,8 @@ from judge_examples import (
     without_first_step,
 )
 
-from harness.judge import calibrate
-from harness.model import (
+from converge_harness.judge import calibrate
+from converge_harness.model import (
     Judgement,
     Outcome,
     Parallelism,

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from judge_examples import LOSSES, NORMS, STEPS, foreign, judge, run, spec, with_signals
 
-from harness.judge import calibrate, compare_runs
-from harness.judge.compare.curves import relative_difference
-from harness.judge.compare.envelopes import compare
-from harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS, coarser
-from harness.judge.compare.reported import agreement
-from harness.model import Judgement, Outcome, Precision
+from converge_harness.judge import calibrate, compare_runs
+from converge_harness.judge.compare.curves import relative_difference
+from converge_harness.judge.compare.envelopes import compare
+from converge_harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS, coarser
+from converge_harness.judge.compare.reported import agreement
+from converge_harness.model import Judgement, Outcome, Precision
 
 CONTROL = run()
 SPEC = spec()

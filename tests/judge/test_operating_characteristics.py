@@ -21,8 +21,8 @@ from characteristics.real_runs import real_runs  # noqa: E402
 from characteristics.tables import several_seeds_table, short_run_table  # noqa: E402
 from operating_characteristics import with_table  # noqa: E402
 
-from harness.judge import calibrate  # noqa: E402
-from harness.model import Judgement, Tier  # noqa: E402
+from converge_harness.judge import calibrate  # noqa: E402
+from converge_harness.model import Judgement, Tier  # noqa: E402
 
 LAWS = pytest.mark.parametrize("law", simulation.LAWS, ids=lambda law: law.name)
 GROSS = 0.1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from judge_examples import judge, run, samples, spec
 
-from harness.model import Judgement, Outcome, TensorRows
+from converge_harness.model import Judgement, Outcome, TensorRows
 
 OTHER_WEIGHTS = run(samples=samples(initial=lambda name, x: x + 1))
 OLD = spec()

@@ -8,8 +8,15 @@ from cause_examples import CONTROL, broken, changed, scaled, turned, verdict_of
 from judge_examples import in_force, judge
 from test_cause_optimizer import MAX_NORM, NAMES, REFERENCE, kept
 
-from harness.judge.compare.post_step_state import unchanging
-from harness.model import BufferRows, CauseClass, Judgement, Outcome, Parallelism, Precision
+from converge_harness.judge.compare.post_step_state import unchanging
+from converge_harness.model import (
+    BufferRows,
+    CauseClass,
+    Judgement,
+    Outcome,
+    Parallelism,
+    Precision,
+)
 
 PP2 = Parallelism(dp_shard=2, pp=2)
 LAST_STAGE = ("layers.2.", "layers.3.", "norm.", "output.")

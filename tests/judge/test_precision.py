@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from judge_examples import STEPS, judge, run, spec
 
-from harness.judge import PrecisionRuns
-from harness.judge.compare.precision_errors import measure_errors
-from harness.model import (
+from converge_harness.judge import PrecisionRuns
+from converge_harness.judge.compare.precision_errors import measure_errors
+from converge_harness.model import (
     CauseClass,
     Evidence,
     FrozenSamples,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from judge_examples import LOSSES, SAMPLE_STEPS, judge, run, samples, truncated, with_signals
 
-from harness.model import (
+from converge_harness.model import (
     CauseClass,
     Evidence,
     Judgement,
@@ -15,8 +15,8 @@ from harness.model import (
     SetSpec,
     TrainConfig,
 )
-from harness.trainers.command import trained_by
-from harness.trainers.command.settings import Command
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command
 
 DDP2 = Parallelism(dp_replicate=2)
 SIZES = {"local_batch_size": 4, "global_batch_size": -1, "seq_len": 256}

@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from judge_examples import STEPS, foreign, judge, run, spec, truncated, with_signals
 
-from harness.judge import CHECKS, calibrate
-from harness.judge.checks.question import check
-from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.model import Judgement, Outcome, Parallelism, Tier
+from converge_harness.judge import CHECKS, calibrate
+from converge_harness.judge.checks.question import check
+from converge_harness.judge.compare.floors import JUDGED_SIGNALS
+from converge_harness.model import Judgement, Outcome, Parallelism, Tier
 
 CONTROL = run()
 SPEC = spec()

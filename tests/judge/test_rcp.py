@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.judge import Submission, judge_submission
-from harness.model import Convergence, Judgement, Outcome, ReferencePoint
+from converge_harness.judge import Submission, judge_submission
+from converge_harness.model import Convergence, Judgement, Outcome, ReferencePoint
 
 LENGTHS = {
     8: (1100, 1110, 1120, 1090, 1100, 1105, 1095, 1100),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from judge_examples import judge, run, samples, spec, with_signals
 
-from harness.judge import calibrate
-from harness.judge import calibration as vetting
-from harness.judge.calibration import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
-from harness.model import Judgement
+from converge_harness.judge import calibrate
+from converge_harness.judge import calibration as vetting
+from converge_harness.judge.calibration import SIGNAL_OUTLIER, TENSOR_OUTLIER, tensor_differences
+from converge_harness.model import Judgement
 
 CONTROL = run()
 SPEC = spec()

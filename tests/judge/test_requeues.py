@@ -17,8 +17,8 @@ from resume_examples import (
     with_signal,
 )
 
-from harness.judge import calibrate
-from harness.model import (
+from converge_harness.judge import calibrate
+from converge_harness.model import (
     CauseClass,
     Evidence,
     Judgement,

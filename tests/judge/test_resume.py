@@ -28,7 +28,7 @@ from resume_examples import (
     with_signal,
 )
 
-from harness.model import (
+from converge_harness.model import (
     CauseClass,
     Evidence,
     Fault,
@@ -46,7 +46,7 @@ from harness.model import (
     SyntheticData,
     Tier,
 )
-from harness.report.view.tolerances import notes
+from converge_harness.report.view.tolerances import notes
 
 CONTROL = run("control")
 NEW_DATA = tuple(f"{step:016x}" for step in range(900, 900 + STEPS))

@@ -6,8 +6,8 @@ import pytest
 from cause_examples import CONTROL, broken, turned
 from judge_examples import judge
 
-from harness.judge.compare.limits import routed
-from harness.model import Judgement
+from converge_harness.judge.compare.limits import routed
+from converge_harness.model import Judgement
 
 
 def renamed(run, old, new):

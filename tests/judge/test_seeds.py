@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from judge_examples import judge
 from scipy import stats
 
-from harness.judge.compare.seeds import (
+from converge_harness.judge.compare.seeds import (
     BLOCKS,
     Group,
     blocks,
@@ -20,8 +20,8 @@ from harness.judge.compare.seeds import (
     trajectory,
     welch,
 )
-from harness.judge.compare.tost import Answer, equivalence
-from harness.model import Ask, Column, Evidence, Judgement, Outcome, RunStatus, SeedRuns
+from converge_harness.judge.compare.tost import Answer, equivalence
+from converge_harness.model import Ask, Column, Evidence, Judgement, Outcome, RunStatus, SeedRuns
 
 STEPS = 200
 AT = np.arange(1, STEPS + 1)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 from judge_examples import SAMPLE_STEPS, judge, left_after, run, spec
 
-from harness.judge.calibration import flaw_of, tensor_differences
-from harness.judge.compare.floors import SPACING, SPACING_FLOAT32, spacing, storage
-from harness.model import Judgement, Precision, TensorRows, TensorSample
+from converge_harness.judge.calibration import flaw_of, tensor_differences
+from converge_harness.judge.compare.floors import SPACING, SPACING_FLOAT32, spacing, storage
+from converge_harness.model import Judgement, Precision, TensorRows, TensorSample
 
 MATRIX, NORM, EMBEDDING = "layers.0.up.weight", "norm.weight", "tok_embeddings.weight"
 SIZES = {MATRIX: 16384, NORM: 256, EMBEDDING: 4096}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_examples import PARAMETERS, REPLICAS, SAMPLES, judge, run, samples, sketch, spec
 
-from harness.judge import calibrate
-from harness.judge.compare.sketches import fit, gradient_difference, shared_samples
-from harness.model import (
+from converge_harness.judge import calibrate
+from converge_harness.judge.compare.sketches import fit, gradient_difference, shared_samples
+from converge_harness.model import (
     Disagreement,
     Judgement,
     Outcome,

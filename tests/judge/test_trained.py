@@ -3,7 +3,7 @@
 import pytest
 from judge_examples import LOSSES, NORMS, STEPS, foreign, judge, run, spec, with_signals
 
-from harness.model import Judgement, Outcome
+from converge_harness.model import Judgement, Outcome
 
 RATE = (1e-3,) * STEPS
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from judge_examples import PARAMETERS, judge, run, samples, spec
 
-from harness.judge import calibrate
-from harness.model import Outcome, Precision
+from converge_harness.judge import calibrate
+from converge_harness.model import Outcome, Precision
 
 WQ, *_ = PARAMETERS
 FIRST, LATER = "updates-first-steps", "updates-envelope"

@@ -8,10 +8,10 @@ import pytest
 from launch_jobs import ROOT, TOOLCHAIN, tiny_job
 from small_disks import small_disk_at
 
-from harness.errors import ToolchainError
-from harness.launch import RunOptions
-from harness.store import Store
-from harness.trainers import find_toolchain
+from converge_harness.errors import ToolchainError
+from converge_harness.launch import RunOptions
+from converge_harness.store import Store
+from converge_harness.trainers import find_toolchain
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def toolchain():
 @pytest.fixture
 def tiny(toolchain, monkeypatch):
     """Makes tiny jobs that really run."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{Path(__file__).parent}")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{Path(__file__).parent}")
 
     def make(name, **values):
         return replace(tiny_job(name, **values), toolchain=toolchain)

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from harness.model import (
+from converge_harness.model import (
     Experiment,
     Job,
     Parallelism,

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 NAMED = """
 import inspect
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from harness.rank import agent
+from converge_harness.rank import agent
 
 class Handler:
     def _record(self):
@@ -43,7 +43,7 @@ dist.all_reduce(sum_of_ones)
 if rank == 1 and not again:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.all_reduce(sum_of_ones)
-# Else gloo's threads may abort an interpreter that ends (harness.probe.leaving).
+# Else gloo's threads may abort an interpreter that ends (converge_harness.probe.leaving).
 dist.destroy_process_group()
 """
 
@@ -51,7 +51,7 @@ dist.destroy_process_group()
 def test_agents_that_start_together_wait_for_each_other(toolchain, tmp_path):
     own, other = tmp_path / "own", tmp_path / "other"
     agent = subprocess.Popen(
-        [toolchain.python, "-m", "harness.rank.start.agent", "--help"],
+        [toolchain.python, "-m", "converge_harness.rank.start.agent", "--help"],
         env={**os.environ, "CONVERGE_TOGETHER": json.dumps([str(own), str(other)])},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -81,12 +81,12 @@ def test_ranks_that_are_started_again_find_each_other_whoever_comes_first(
     (tmp_path / "program.py").write_text(STARTED_AGAIN)
     agent = subprocess.run(
         [
-            *(toolchain.python, "-m", "harness.rank.start.agent", "--nproc-per-node=2"),
+            *(toolchain.python, "-m", "converge_harness.rank.start.agent", "--nproc-per-node=2"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={tmp_path}/rendezvous"),
             *("--rdzv-conf=store_type=file", "--local-addr=127.0.0.1", "--max-restarts=1"),
             *("program.py", str(late)),
         ],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": "lo"},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -12,9 +12,9 @@ import psutil
 import pytest
 from launch_jobs import ROOT, plan_of, tiny_job
 
-from harness import launch
-from harness.launch import RunOptions, run_plan
-from harness.model import (
+from converge_harness import launch
+from converge_harness.launch import RunOptions, run_plan
+from converge_harness.model import (
     Fault,
     FaultKind,
     Parallelism,
@@ -25,7 +25,7 @@ from harness.model import (
     Segment,
     Torn,
 )
-from harness.store import Store
+from converge_harness.store import Store
 
 pytestmark = pytest.mark.timeout(300)
 TORCHRUN = RestartOwner.TORCHRUN
@@ -141,7 +141,7 @@ def run(jobs, toolchain, folder, *, warm):
 @pytest.fixture(scope="module")
 def ran(toolchain, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{Path(__file__).parent}")
+        patch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{Path(__file__).parent}")
         folder = tmp_path_factory.mktemp("passes")
         cold = run(COLD, toolchain, folder / "cold", warm=False)
         return cold | run(WARM, toolchain, folder / "warm", warm=True)

@@ -12,12 +12,12 @@ import psutil
 import pytest
 from launch_jobs import plan_of, tiny_job
 
-from harness.launch import run_plan
-from harness.launch.local.agents import PROCESS_GUARD
-from harness.model import Parallelism, RunStatus, Toolchain
-from harness.trainers.command import trained_by
-from harness.trainers.command.failure import program_error
-from harness.trainers.command.settings import Command, RankLauncher
+from converge_harness.launch import run_plan
+from converge_harness.launch.local.agents import PROCESS_GUARD
+from converge_harness.model import Parallelism, RunStatus, Toolchain
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.failure import program_error
+from converge_harness.trainers.command.settings import Command, RankLauncher
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent

@@ -9,8 +9,8 @@ import pytest
 from harness_processes import harness_processes, read_until
 from launch_jobs import plan_of
 
-from harness.launch import run_plan
-from harness.model import RunStatus
+from converge_harness.launch import run_plan
+from converge_harness.model import RunStatus
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent

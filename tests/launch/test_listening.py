@@ -12,12 +12,12 @@ from launch_jobs import ROOT, plan_of
 from listening import sampling
 from test_command_jobs import command_job
 
-from harness.launch import run_plan
-from harness.model import Recovery, RunStatus
-from harness.trainers import Rendezvous
-from harness.trainers.command import trained_by
-from harness.trainers.command.argv import command_of
-from harness.trainers.command.settings import RankLauncher
+from converge_harness.launch import run_plan
+from converge_harness.model import Recovery, RunStatus
+from converge_harness.trainers import Rendezvous
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.argv import command_of
+from converge_harness.trainers.command.settings import RankLauncher
 
 
 def run(plan, store, options):
@@ -106,7 +106,7 @@ def test_the_agent_of_a_cluster_job_of_one_node_is_as_private(toolchain, tmp_pat
             *(
                 toolchain.python,
                 "-m",
-                "harness.rank.start.node",
+                "converge_harness.rank.start.node",
                 "--logs",
                 "logs",
                 "--call",
@@ -116,7 +116,7 @@ def test_the_agent_of_a_cluster_job_of_one_node_is_as_private(toolchain, tmp_pat
             *(*arguments, "--nproc-per-node=1", "--redirects=3", "program.py"),
         ],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(tmp_path)},
     )
     with sampling(psutil.Process(node.pid)) as sampled:
         modes = set()

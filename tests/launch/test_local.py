@@ -11,11 +11,11 @@ import psutil
 import pytest
 from launch_jobs import plan_of
 
-from harness import launch
-from harness.errors import ConfigError, StoreError, ToolchainError
-from harness.launch import RunOptions, run_plan
-from harness.launch.private_folder import LOCK
-from harness.model import Role, RunStatus
+from converge_harness import launch
+from converge_harness.errors import ConfigError, StoreError, ToolchainError
+from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.private_folder import LOCK
+from converge_harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -283,7 +283,7 @@ def test_full_disk_is_an_error_that_keeps_finished_runs(tiny, tmp_path, cold, sm
 
 
 def launch_store(root):
-    from harness.store import Store
+    from converge_harness.store import Store
 
     return Store(root / "store")
 

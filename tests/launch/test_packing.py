@@ -3,9 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch_jobs import tiny_job
 
-from harness.launch.local.supervisor import Slots, cpu_slots, launch_order
-from harness.launch.progress import Pace, matrix_eta_s, remaining_s
-from harness.model import Role, Technique
+from converge_harness.launch.local.supervisor import Slots, cpu_slots, launch_order
+from converge_harness.launch.progress import Pace, matrix_eta_s, remaining_s
+from converge_harness.model import Role, Technique
 
 
 def test_slots_are_taken_and_given_back():

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch.private_folder import LOCK, private_folder, remove_left_behind
+from converge_harness.launch.private_folder import LOCK, private_folder, remove_left_behind
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
 import sys, time
-from harness.launch.private_folder import private_folder
+from converge_harness.launch.private_folder import private_folder
 
 with private_folder() as folder:
     (folder / "socket").touch()
@@ -35,7 +35,7 @@ def holder(temporary):
     """A process with a private folder, and the folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLDER],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SIGNALLED_AT_ONCE = """
 import os, signal, subprocess, sys
-from harness.launch import process_guard
+from converge_harness.launch import process_guard
 
 start = subprocess.Popen
 
@@ -33,7 +33,7 @@ sys.exit(process_guard.main([sys.executable, "-c", "import time; time.sleep(60)"
 @pytest.mark.parametrize("orphaned", [False, True])
 def test_a_signal_before_the_program_is_known_ends_it_too(orphaned):
     mark = f"tied-{os.getpid()}-{orphaned}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TIED_TEST": mark}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TIED_TEST": mark}
     environment.pop("CONVERGE_PARENT", None)
     begun = time.monotonic()
     done = subprocess.run(

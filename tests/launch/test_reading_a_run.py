@@ -1,9 +1,9 @@
 import json
 import os
 
-from harness.launch.progress import MetricsTail
-from harness.model import RankError
-from harness.trainers.failure import is_infrastructure_fault, log_tail, rank_error
+from converge_harness.launch.progress import MetricsTail
+from converge_harness.model import RankError
+from converge_harness.trainers.failure import is_infrastructure_fault, log_tail, rank_error
 
 
 def tail_in(folder):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from launch_jobs import ROOT
 
-from harness.launch import RunOptions, run_plan
-from harness.matrix.load import load_plan
-from harness.matrix.run import prepare_data
-from harness.model import RunStatus
-from harness.store import Store
+from converge_harness.launch import RunOptions, run_plan
+from converge_harness.matrix.load import load_plan
+from converge_harness.matrix.run import prepare_data
+from converge_harness.model import RunStatus
+from converge_harness.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,7 +59,7 @@ def tensors_of(record):
 
 
 def test_warm_and_cold_runs_agree_bit_for_bit(toolchain, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("CONVERGE_TOOLCHAINS", str(toolchain.python.parents[2]))
     file = tmp_path / "warm.toml"
     file.write_text(EXPERIMENT)

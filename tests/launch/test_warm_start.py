@@ -15,12 +15,12 @@ import psutil
 import pytest
 from launch_jobs import plan_of
 
-from harness import launch
-from harness.launch import RunOptions, run_plan
-from harness.launch.warm import STUB, ServerState, start_server
-from harness.model import RunStatus
-from harness.rank.start.stub import EXIT_CODE, LENGTH
-from harness.trainers import Resources, environment
+from converge_harness import launch
+from converge_harness.launch import RunOptions, run_plan
+from converge_harness.launch.warm import STUB, ServerState, start_server
+from converge_harness.model import RunStatus
+from converge_harness.rank.start.stub import EXIT_CODE, LENGTH
+from converge_harness.trainers import Resources, environment
 
 pytestmark = pytest.mark.timeout(300)
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 @contextmanager
 def server_of(toolchain, *arguments):
     """A server that imports next to nothing, ready or failed."""
-    paths = f"{HERE.parents[1]}{os.pathsep}{HERE}"
+    paths = f"{HERE.parents[1] / 'src'}{os.pathsep}{HERE}"
     wanted = environment({**os.environ, "PYTHONPATH": paths}, Resources())
     made = start_server(toolchain.python, arguments, wanted, module="tiny_server")
     try:
@@ -186,7 +186,7 @@ def test_server_that_dies_costs_one_try(tiny, store):
         events.append(event)
         if isinstance(event, launch.Started) and event.attempt == 1:
             for process in psutil.Process().children():
-                if "harness.rank.start.warm" in process.cmdline():
+                if "converge_harness.rank.start.warm" in process.cmdline():
                     process.kill()
 
     (record,) = run_plan(plan_of(job), store, options, tell)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from launch_jobs import TOOLCHAIN, plan_of, tiny_job
 
-from harness.errors import Interrupted
-from harness.launch import RunOptions, run_plan
-from harness.model import Recovery, Toolchain
-from harness.store import Store
+from converge_harness.errors import Interrupted
+from converge_harness.launch import RunOptions, run_plan
+from converge_harness.model import Recovery, Toolchain
+from converge_harness.store import Store
 
 
 def main(store, python, start, *described):

@@ -1,5 +1,5 @@
 """A rank of a run in several passes that trains nothing: one all-reduce a step, checkpoints, and
-faults that strike once, as ``harness.rank`` makes them.
+faults that strike once, as ``converge_harness.rank`` makes them.
 
 ``tiny.mode`` and ``tiny.at`` of its job's overrides make it go wrong in every pass.
 """
@@ -142,8 +142,8 @@ class Tiny:
 
 
 def run(path, segment):
-    from harness.rank.start.loopback import listen_on_loopback
-    from harness.rank.start.parent import die_with_parent
+    from converge_harness.rank.start.loopback import listen_on_loopback
+    from converge_harness.rank.start.parent import die_with_parent
 
     die_with_parent()
     listen_on_loopback()

@@ -43,8 +43,8 @@ def go_wrong(mode):
 
 
 def run(path):
-    from harness.rank.recorder.imported import leave_imported
-    from harness.rank.start.parent import die_with_parent
+    from converge_harness.rank.recorder.imported import leave_imported
+    from converge_harness.rank.start.parent import die_with_parent
 
     die_with_parent()
     faulthandler.register(signal.SIGUSR1)

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from harness.rank.start import warm
+from converge_harness.rank.start import warm
 
 
 def preload():

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.cli.commands.run import _explain
-from harness.matrix.explain import explanation
-from harness.matrix.judge import may_be_rounding
-from harness.matrix.load import load_plan
-from harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
-from harness.store import Store
-from harness.trainers import assume_toolchain
+from converge_harness.cli.commands.run import _explain
+from converge_harness.matrix.explain import explanation
+from converge_harness.matrix.judge import may_be_rounding
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import Check, Deviation, Judgement, Outcome, Tier, Verdict
+from converge_harness.store import Store
+from converge_harness.trainers import assume_toolchain
 
 
 def check(name, outcome, onset=None, tensors=()):

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.matrix.judge import next_command
-from harness.matrix.load import load_plan
-from harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
-from harness.trainers import assume_toolchain
+from converge_harness.matrix.judge import next_command
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import Ask, Check, Judgement, Launcher, Outcome, Tier, Verdict
+from converge_harness.trainers import assume_toolchain
 
 SMOKE = Path(__file__).parents[2] / "experiments" / "smoke.toml"
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from harness.errors import StoreError
-from harness.matrix.load import load_plan
-from harness.matrix.save import SavedMatrix, load_matrix, save_matrix
-from harness.model import Job, Role, RunRecord, RunStatus
-from harness.store import write_json
-from harness.trainers import assume_toolchain, job_payload
+from converge_harness.errors import StoreError
+from converge_harness.matrix.load import load_plan
+from converge_harness.matrix.save import SavedMatrix, load_matrix, save_matrix
+from converge_harness.model import Job, Role, RunRecord, RunStatus
+from converge_harness.store import write_json
+from converge_harness.trainers import assume_toolchain, job_payload
 
 TRAIN_CONFIG = """
 [training]

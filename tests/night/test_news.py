@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from harness.cli import main
-from harness.cli.exit_codes import ExitCode
-from harness.history import Entry, Filter, History, Night, Result
-from harness.model import CauseClass, Judgement
-from harness.night import body, night
+from converge_harness.cli import main
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.history import Entry, Filter, History, Night, Result
+from converge_harness.model import CauseClass, Judgement
+from converge_harness.night import body, night
 
 START = datetime(2026, 11, 1, 3, tzinfo=UTC)
 WORDS = {

@@ -5,22 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.model import Launcher, Plan, Surroundings, SyntheticData, Toolchain
-from harness.plan import make_plan
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Launcher, Plan, Surroundings, SyntheticData, Toolchain
+from converge_harness.plan import make_plan
 
 TITAN_03 = Toolchain(
     name="torchtitan-0.3.0",
     python=Path("/toolchain/bin/python"),
     dialect="titan_0_3",
-    versions={"torch": "2.13.0", "torchtitan": "0.3.0", "converge": "0.1.0"},
+    versions={"torch": "2.13.0", "torchtitan": "0.3.0", "converge-harness": "0.1.0"},
 )
 TITAN_02 = replace(
     TITAN_03,
     name="torchtitan-0.2.2",
     dialect="titan_0_2",
-    versions={"torch": "2.13.0", "torchtitan": "0.2.2", "converge": "0.1.0"},
+    versions={"torch": "2.13.0", "torchtitan": "0.2.2", "converge-harness": "0.1.0"},
 )
 SURROUNDINGS = Surroundings(
     hardware="cpu-x86_64 Test",

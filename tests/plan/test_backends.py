@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from plan_examples import TITAN_02, TITAN_03
 
-from harness.model import Role
-from harness.plan.make import default_backend
-from harness.trainers import trainer_of_kind
+from converge_harness.model import Role
+from converge_harness.plan.make import default_backend
+from converge_harness.trainers import trainer_of_kind
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
 

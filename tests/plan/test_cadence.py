@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.model import CADENCE_OFF, POWERS_OF_TWO
-from harness.plan.make import sample_steps
+from converge_harness.model import CADENCE_OFF, POWERS_OF_TWO
+from converge_harness.plan.make import sample_steps
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.model import Role
-from harness.plan import describe
+from converge_harness.model import Role
+from converge_harness.plan import describe
 
 
 @pytest.mark.parametrize(

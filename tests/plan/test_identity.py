@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_examples import SURROUNDINGS, TITAN_02, TITAN_03
 
-from harness.errors import ConfigError
-from harness.model import (
+from converge_harness.errors import ConfigError
+from converge_harness.model import (
     Experiment,
     Fault,
     FaultKind,
@@ -27,8 +27,8 @@ from harness.model import (
     Technique,
     TrainConfig,
 )
-from harness.plan import identity_facts, make_plan
-from harness.plan.identity import job_identity, seed_identity
+from converge_harness.plan import identity_facts, make_plan
+from converge_harness.plan.identity import job_identity, seed_identity
 
 CONFIG = TrainConfig(
     path="base.toml",
@@ -167,7 +167,9 @@ def test_where_an_injected_file_lies_is_no_matter():
 
 
 def test_the_harness_version_is_no_matter():
-    newer = replace(TITAN_03, versions={**TITAN_03.versions, "converge": "9.9"}, name="mine")
+    newer = replace(
+        TITAN_03, versions={**TITAN_03.versions, "converge-harness": "9.9"}, name="mine"
+    )
     assert identity(toolchain=newer) == identity()
 
 

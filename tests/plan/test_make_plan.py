@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from plan_examples import CONTROL, HEAD
 
-from harness.model import Precision, Repeat, RepeatKind, Role
+from converge_harness.model import Precision, Repeat, RepeatKind, Role
 
 TWO_CONTROLS = """
 [[test]]

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from plan_examples import SURROUNDINGS, Planner
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.model import Precision, Role, Toolchain
-from harness.plan import describe, make_plan
-from harness.trainers.command import trained_by
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Precision, Role, Toolchain
+from converge_harness.plan import describe, make_plan
+from converge_harness.trainers.command import trained_by
 
 MINE = Toolchain("mine", Path("/mine/bin/python"), "command", {"torch": "2.13.0"})
 TOP = "schema = 1\n"

@@ -4,10 +4,10 @@ from dataclasses import asdict
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.model import Parallelism, Role
-from harness.plan import describe, select
-from harness.plan.rules.rule import phases
+from converge_harness.errors import ConfigError
+from converge_harness.model import Parallelism, Role
+from converge_harness.plan import describe, select
+from converge_harness.plan.rules.rule import phases
 
 STOCK = 'loader = "torchtitan"\n'
 ELASTIC = """kind = "elastic"

@@ -3,9 +3,9 @@
 import pytest
 from plan_examples import CONTROL, HEAD, SURROUNDINGS
 
-from harness.errors import ConfigError
-from harness.model import FROZEN_STEPS, Precision, Role
-from harness.plan import in_float32, make_plan, precision_of, select, select_controls
+from converge_harness.errors import ConfigError
+from converge_harness.model import FROZEN_STEPS, Precision, Role
+from converge_harness.plan import in_float32, make_plan, precision_of, select, select_controls
 
 MIXED = 'set = { "training.mixed_precision_param" = "bfloat16" }'
 MIXED_CONTROL = f"[control]\nparallelism = {{ dp_shard = 2 }}\n{MIXED}\n"

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from plan_examples import CLUSTER, CONTROL, HEAD, SURROUNDINGS
 
-from harness.errors import ConfigError
-from harness.model import Launcher
-from harness.plan.rules import RULES
+from converge_harness.errors import ConfigError
+from converge_harness.model import Launcher
+from converge_harness.plan.rules import RULES
 
 FSDP_2 = "parallelism = { dp_shard = 2 }"
 PP_2 = "parallelism = { dp_shard = 2, pp = 2 }\n"

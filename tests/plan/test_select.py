@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.errors import ConfigError
-from harness.plan import select, select_controls
+from converge_harness.errors import ConfigError
+from converge_harness.plan import select, select_controls
 
 SETS = """
 [[test]]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from proof.catalogue import read_catalogue
 
-from harness.errors import ConfigError
-from harness.model import CauseClass
+from converge_harness.errors import ConfigError
+from converge_harness.model import CauseClass
 
 ROOT = Path(__file__).parents[2]
 BUGS = '''\

@@ -8,9 +8,9 @@ import pytest
 from proof.docstrings import Bug
 from proof.grading import Graded, read_answer
 
-from harness.judge.checks.precision import frozen_loss, gradient_errors, gradient_scale
-from harness.judge.compare.precision_errors import Errors, PrecisionRuns
-from harness.model import CauseClass, Judgement, Tier
+from converge_harness.judge.checks.precision import frozen_loss, gradient_errors, gradient_scale
+from converge_harness.judge.compare.precision_errors import Errors, PrecisionRuns
+from converge_harness.model import CauseClass, Judgement, Tier
 
 BUG = Bug(
     id="doubled",

@@ -9,10 +9,10 @@ from proof.catalogue import read_catalogue
 from proof.parts import SEEDS, Extent, folder_of, part_of
 from proof.regimes import Regime, home_of, regime_of
 
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.model import DEFAULT_REPEATS, Precision, Repeat, RepeatKind
-from harness.plan.sizes import precision_of
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import DEFAULT_REPEATS, Precision, Repeat, RepeatKind
+from converge_harness.plan.sizes import precision_of
 
 ROOT = Path(__file__).parents[2]
 BUGS = '''\

@@ -18,11 +18,11 @@ from proof.picture import draw
 from proof.regimes import Regime
 from proof.results import Proof, Result, collect
 
-from harness.judge import calibrate, judge
-from harness.model import CauseClass
-from harness.readers import read_run
-from harness.report import build_view
-from harness.report.renderers.json_document import to_json
+from converge_harness.judge import calibrate, judge
+from converge_harness.model import CauseClass
+from converge_harness.readers import read_run
+from converge_harness.report import build_view
+from converge_harness.report.renderers.json_document import to_json
 
 STEPS = 16
 BUG = Bug(

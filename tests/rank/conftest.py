@@ -1,5 +1,5 @@
 """What holds for all tests of rank code."""
 
-from harness.rank.titan.common.cpu import stay_forkable
+from converge_harness.rank.titan.common.cpu import stay_forkable
 
 stay_forkable()  # before a test computes on fake tensors, of which others then fork ranks

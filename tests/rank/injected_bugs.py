@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from harness.rank.faults import die_before_metadata
+from converge_harness.rank.faults import die_before_metadata
 
 
 def _before_clipping(change):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from harness.rank.dry_run.run import local_bytes
+from converge_harness.rank.dry_run.run import local_bytes
 
 
 def measure(trainer):

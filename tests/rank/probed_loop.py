@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.probe import Probe, initial_weights
+from converge_harness.probe import Probe, initial_weights
 
 STEPS = 3
 SAMPLES = 8
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 def fsdp1(model, *, use_orig_params, **more):
     # Torch's own answer: another test may have prepared this process for torchtitan, which takes a
-    # number for it (harness.rank.titan.common.cpu), and FSDP 1 takes a number for a GPU.
+    # number for it (converge_harness.rank.titan.common.cpu), and FSDP 1 takes a number for a GPU.
     with mock.patch.object(torch.cpu, "current_device", return_value="cpu"):
         return FullyShardedDataParallel(
             model,

@@ -39,7 +39,7 @@ class Orders:
 
 
 def _read(settings, local_batch_size, steps, state, result):
-    from harness.rank.titan.v0_3.streaming_data import StreamingLoader
+    from converge_harness.rank.titan.v0_3.streaming_data import StreamingLoader
 
     degree = dist.get_world_size()
     loader = StreamingLoader(

@@ -10,9 +10,9 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
-from harness.rank.recorder.grad_norm import assign_shards
-from harness.rank.recorder.post_step_state import PostStepSamples
-from harness.rank.recorder.rows import assign_rows
+from converge_harness.rank.recorder.grad_norm import assign_shards
+from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.rows import assign_rows
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torchao.float8.float8_linear import LinearMMConfig
 from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
 
-from harness.rank.recorder import bits
-from harness.rank.recorder.bits import bit_digests
+from converge_harness.rank.recorder import bits
+from converge_harness.rank.recorder.bits import bit_digests
 
 DTYPES = (
     torch.float32,

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from harness.rank.recorder.buffers import BufferSamples
-from harness.rank.recorder.sketch import Sketcher
+from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.sketch import Sketcher
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ from types import ModuleType
 
 import torch
 
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.titan.common.clipping import watch_clipping
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.titan.common.clipping import watch_clipping
 
 
 class Seen:

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torchtitan")
 
-from harness.corpus import prepare
-from harness.model import SyntheticData
+from converge_harness.corpus import prepare
+from converge_harness.model import SyntheticData
 
 
 @pytest.fixture(scope="module")

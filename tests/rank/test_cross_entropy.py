@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
-from harness.rank.recorder import cross_entropy
-from harness.rank.recorder.cross_entropy import CrossEntropySum
+from converge_harness.rank.recorder import cross_entropy
+from converge_harness.rank.recorder.cross_entropy import CrossEntropySum
 
 VOCABULARY = 37
 NEAR = 1e-9

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.recorder.digest import BatchDigest, combine
+from converge_harness.rank.recorder.digest import BatchDigest, combine
 
 samples = st.lists(st.lists(st.integers(0, 99), min_size=4, max_size=4), min_size=1, max_size=8)
 

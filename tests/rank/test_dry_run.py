@@ -19,7 +19,15 @@ def dry_run(folder, rank=0, **changes):
     """What the rank side prints, from a process of its own as it always is."""
     path = jobs.write_job(folder, **changes)
     done = subprocess.run(
-        [sys.executable, "-m", "harness.rank", "--dry-run", str(path), "--rank", str(rank)],
+        [
+            sys.executable,
+            "-m",
+            "converge_harness.rank",
+            "--dry-run",
+            str(path),
+            "--rank",
+            str(rank),
+        ],
         cwd=jobs.ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         capture_output=True,

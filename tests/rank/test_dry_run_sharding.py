@@ -10,8 +10,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor  # noqa: E402
 
-from harness.rank.dry_run.sharding import sharding_problems  # noqa: E402
-from harness.run_folder.job import Degrees  # noqa: E402
+from converge_harness.rank.dry_run.sharding import sharding_problems  # noqa: E402
+from converge_harness.run_folder.job import Degrees  # noqa: E402
 
 
 @pytest.fixture(scope="module")

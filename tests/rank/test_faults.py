@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 import tiny_trainer as tiny
 
-from harness.rank import faults
-from harness.run_folder.job import Fault
+from converge_harness.rank import faults
+from converge_harness.run_folder.job import Fault
 
 KILLED = -signal.SIGKILL
 

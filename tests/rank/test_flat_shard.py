@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from harness.rank.recorder.flat_shard import FlatShard, FlatShardError
-from harness.rank.recorder.placement import HeldRun, held
-from harness.rank.recorder.sketch import WIDTH, Sketcher, hashed_parts
+from converge_harness.rank.recorder.flat_shard import FlatShard, FlatShardError
+from converge_harness.rank.recorder.placement import HeldRun, held
+from converge_harness.rank.recorder.sketch import WIDTH, Sketcher, hashed_parts
 
 CPU = torch.device("cpu")
 SHAPES = ((), (7,), (1, 5), (5, 1), (3, 4), (2, 3, 2), (4, 1, 3))

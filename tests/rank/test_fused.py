@@ -9,12 +9,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from harness.rank.recorder.buffers import BufferSamples
-from harness.rank.recorder.grad_norm import assign_shards, trainable
-from harness.rank.recorder.placement import Held
-from harness.rank.recorder.post_step_state import PostStepSamples
-from harness.rank.recorder.rows import Fused, assign_rows, matrices
-from harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
+from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
+from converge_harness.rank.recorder.placement import Held
+from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.rows import Fused, assign_rows, matrices
+from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
 
 CPU = torch.device("cpu")
 HEAD, KV_HEADS, DIM = 2, 4, 5

@@ -9,8 +9,8 @@ from gloo_ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from harness.rank.recorder.cross_entropy import local_part
-from harness.rank.recorder.grad_norm import assign_shards, global_norm, shard_key
+from converge_harness.rank.recorder.cross_entropy import local_part
+from converge_harness.rank.recorder.grad_norm import assign_shards, global_norm, shard_key
 
 PLACEMENTS = {
     "fsdp": ((4,), ("fsdp",), (Shard(0),)),

@@ -2,7 +2,7 @@
 
 import torch
 
-from harness.rank.recorder.bits import mixed
+from converge_harness.rank.recorder.bits import mixed
 
 
 def test_published_outputs():

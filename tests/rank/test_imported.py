@@ -16,7 +16,7 @@ PROGRAM = """
 import json, sys
 import numpy, mine, package.part, zipped
 from pathlib import Path
-from harness.rank.recorder.imported import leave_imported
+from converge_harness.rank.recorder.imported import leave_imported
 leave_imported(Path(sys.argv[1]), 3)
 """
 
@@ -35,7 +35,7 @@ def test_modules_from_elsewhere_are_digested_and_those_of_the_toolchain_are_not(
     archive = tmp_path / "archive.zip"
     with zipfile.ZipFile(archive, "w") as stream:
         stream.writestr("zipped.py", "")
-    path = os.pathsep.join(map(str, (elsewhere, generated, archive, ROOT)))
+    path = os.pathsep.join(map(str, (elsewhere, generated, archive, ROOT / "src")))
     subprocess.run(
         [sys.executable, str(program), str(run_folder)],
         check=True,
@@ -56,9 +56,8 @@ def left_by(python: Path | str, program: str, folder: Path, path: str) -> dict[s
     """What a rank of a Python leaves that runs a program, which leaves ``folder``'s evidence."""
     folder.mkdir()
     script = folder.with_suffix(".py")
-    leaving = (
-        "\nfrom harness.rank.recorder.imported import leave_imported\nleave_imported(folder, 0)\n"
-    )
+    imports = "from converge_harness.rank.recorder.imported import leave_imported"
+    leaving = f"\n{imports}\nleave_imported(folder, 0)\n"
     begin = "import sys\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
     script.write_text(begin + program + leaving)
     environment = {**os.environ, "PYTHONPATH": path}
@@ -73,7 +72,7 @@ def test_a_module_that_was_written_while_the_rank_ran_has_no_digest(tmp_path):
     other = tmp_path / "other.py"
     other.write_text("x = 2\n")
     os.utime(other, (0, 0))
-    path = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    path = os.pathsep.join(map(str, (tmp_path, ROOT / "src")))
     unchanged = left_by(sys.executable, "import mine, moved", tmp_path / "run", path)
     assert unchanged[str(module)] is not None
     assert unchanged[str(moved)] is not None
@@ -112,7 +111,7 @@ def test_packages_are_known_by_their_versions_but_for_local_ones(tmp_path):
     (packages / "copied.py").write_text("x = 1\n")
     (elsewhere / "foreign.py").write_text("x = 1\n")
     numpy_folder = Path(np.__file__).parents[1]
-    path = os.pathsep.join(map(str, (ROOT, elsewhere, numpy_folder)))
+    path = os.pathsep.join(map(str, (ROOT / "src", elsewhere, numpy_folder)))
     imports = f"import {', '.join(origins)}, copied, foreign"
     found = left_by(tmp_path / "env" / "bin" / "python", imports, tmp_path / "run", path)
     of_test = {name for name in found if not Path(name).is_relative_to(numpy_folder)}

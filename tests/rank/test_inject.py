@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.rank.inject import InjectError, call_injected, inject_problems
+from converge_harness.rank.inject import InjectError, call_injected, inject_problems
 
 SOURCE = """
 import math as numbers

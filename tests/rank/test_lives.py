@@ -3,7 +3,7 @@
 import pytest
 from gloo_ranks import run_on_ranks
 
-from harness.rank.recorder.step_recorder import begin_pass
+from converge_harness.rank.recorder.step_recorder import begin_pass
 
 
 @pytest.mark.parametrize("requeued", [True, False])

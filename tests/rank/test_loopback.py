@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.start import loopback
+from converge_harness.rank.start import loopback
 
 PROGRAM = """
 import os, sys
 import torch.distributed as dist
-from harness.rank.start.loopback import listen_on_loopback
+from converge_harness.rank.start.loopback import listen_on_loopback
 
 def listening():
     own = {os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")}
@@ -61,7 +61,9 @@ def test_a_rank_that_makes_the_store_listens_on_loopback(host):
 
 @pytest.mark.parametrize("own", ["print('own')", "raise ValueError('own')", None])
 def test_every_python_of_a_program_keeps_to_loopback_and_its_own_sitecustomize(tmp_path, own):
-    program = PROGRAM.replace("from harness.rank.start.loopback import listen_on_loopback", "")
+    program = PROGRAM.replace(
+        "from converge_harness.rank.start.loopback import listen_on_loopback", ""
+    )
     early = f"import sys\nassert 'torch' not in sys.modules\n{program}"
     ours = Path(loopback.__file__).parent / "on_loopback"
     if own is not None:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from harness.rank.recorder.placement import PlacementError, held, local_shard
+from converge_harness.rank.recorder.placement import PlacementError, held, local_shard
 
 
 def indices(tensor, block=5):

@@ -15,7 +15,7 @@ if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("needs toolchain deepspeed-0.19.8", allow_module_level=True)
 import deepspeed
 
-from harness.probe.deepspeed import wrapped_engine
+from converge_harness.probe.deepspeed import wrapped_engine
 
 # The parents of forked ranks count what those leave to the resource tracker.
 pytestmark = pytest.mark.filterwarnings("ignore")

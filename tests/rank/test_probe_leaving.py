@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from harness.probe import leaving
+from converge_harness.probe import leaving
 
 pytestmark = pytest.mark.skipif(not leaving._TASKS.is_dir(), reason="there is no /proc")
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import ShardingStrategy, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from harness.probe import Probe, ProbeError
+from converge_harness.probe import Probe, ProbeError
 
 WRAPPED = [name for name in WRAP if name != "plain"]
 NAMES = {"ddp": "DDP", "fsdp1_orig": "FSDP1", "fsdp1_flat": "FSDP1", "fsdp2": "FSDP2"}

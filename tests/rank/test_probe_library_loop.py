@@ -12,8 +12,8 @@ from probed_loop import STEPS, Model, lines_of, microbatches, sample_of, train, 
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
-from harness.probe import Probe, ProbeError, initial_weights
-from harness.rank.recorder.digest import BatchDigest
+from converge_harness.probe import Probe, ProbeError, initial_weights
+from converge_harness.rank.recorder.digest import BatchDigest
 
 TOKENS = torch.arange(10).view(2, 5) % 13
 
@@ -65,12 +65,13 @@ class Loop:
 
 OFF = """
 import sys
-from harness.probe import Probe, initial_weights
+from converge_harness.probe import Probe, initial_weights
 assert initial_weights(None) is None
 probe = Probe.from_env(None, None)
 probe.batch(1, 2); probe.logits(1, 2); probe.gradients(); probe.step(loss=1); probe.close()
 assert not probe.is_on
-imported = [name for name in sys.modules if name.startswith(("harness.rank", "torch", "numpy"))]
+unwanted = ("converge_harness.rank", "torch", "numpy")
+imported = [name for name in sys.modules if name.startswith(unwanted)]
 assert not imported, imported
 """
 
@@ -356,6 +357,7 @@ def test_weights_without_values_cannot_be_moved(job):
 
 
 def test_no_module_of_the_probe_hides_a_function_of_the_package():
-    code = "import harness.probe, harness.probe.loop; harness.probe.initial_weights(None)"
+    code = "from converge_harness import probe\nimport converge_harness.probe.loop\n"
+    code += "probe.initial_weights(None)"
     bare = {name: value for name, value in os.environ.items() if name != "CONVERGE_JOB"}
     subprocess.run([sys.executable, "-c", code], env=bare, check=True)

@@ -7,8 +7,8 @@ from gloo_ranks import run_on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from harness.rank.recorder.replicas import KINDS, ReplicaCheck
-from harness.rank.recorder.trainer_view import TrainerView
+from converge_harness.rank.recorder.replicas import KINDS, ReplicaCheck
+from converge_harness.rank.recorder.trainer_view import TrainerView
 
 
 class Layer(torch.nn.Module):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 
-from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed, fully_sharded, numbered
 
-from harness.rank.recorder.grad_norm import assign_shards, trainable
-from harness.rank.recorder.placement import held, local_shard
-from harness.rank.recorder.sketch import (
+from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
+from converge_harness.rank.recorder.placement import held, local_shard
+from converge_harness.rank.recorder.sketch import (
     NOT_ZERO,
     SQUARES,
     SUMS,

@@ -8,13 +8,13 @@ from gloo_ranks import run_on_ranks
 from placements import DISTRIBUTED, SHAPES, distributed
 from torch import nn
 
-from harness.rank.recorder.buffers import BufferSamples
-from harness.rank.recorder.checkpoint_state import Counters, StateSamples
-from harness.rank.recorder.grad_norm import assign_shards
-from harness.rank.recorder.post_step_state import PostStepSamples
-from harness.rank.recorder.rows import assign_rows
-from harness.rank.recorder.tensor_samples import TensorSamples
-from harness.run_folder.layout import SAVED
+from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.checkpoint_state import Counters, StateSamples
+from converge_harness.rank.recorder.grad_norm import assign_shards
+from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.rows import assign_rows
+from converge_harness.rank.recorder.tensor_samples import TensorSamples
+from converge_harness.run_folder.layout import SAVED
 
 CPU = torch.device("cpu")
 COUNTERS = Counters(lr=1e-3, trainer_step=3, tokens_seen=2**40, samples_consumed=-1)

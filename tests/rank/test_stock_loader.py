@@ -44,7 +44,7 @@ def test_the_stock_loader_repeats_itself_but_not_at_another_degree(runs):
 
 
 def test_a_loader_that_the_dialect_lacks_is_a_problem_of_its_key(jobs, tmp_path):
-    from harness.rank.start import entry
+    from converge_harness.rank.start import entry
 
     jobs.preload()
     (problem,) = entry.check(str(jobs.write_job(tmp_path, loader="webdataset")))
@@ -53,7 +53,7 @@ def test_a_loader_that_the_dialect_lacks_is_a_problem_of_its_key(jobs, tmp_path)
 
 
 def test_only_our_own_loader_can_permute(jobs, tmp_path):
-    from harness.rank.start import entry
+    from converge_harness.rank.start import entry
 
     jobs.preload()
     path = jobs.write_job(tmp_path, data=tmp_path, loader="torchtitan", repeat="permute")

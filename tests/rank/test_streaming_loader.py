@@ -9,8 +9,8 @@ import pytest
 import titan_0_3_jobs as jobs
 from streaming_orders import Orders
 
-from harness.corpus import prepare
-from harness.model import SyntheticData
+from converge_harness.corpus import prepare
+from converge_harness.model import SyntheticData
 
 jobs.require_titan_0_3()
 if importlib.util.find_spec("streaming") is None:
@@ -41,7 +41,7 @@ def test_a_resume_in_mid_epoch_keeps_every_shuffle_on_any_degree(orders, algorit
 
 def test_samples_are_those_of_our_own_loader(orders):
     """Unshuffled, the dataset is the corpus cut as ours is."""
-    from harness.rank.titan.common.data_order import open_corpus
+    from converge_harness.rank.titan.common.data_order import open_corpus
 
     corpus = open_corpus(orders.data)
     (first,), _ = orders.steps(1, 1, shuffle=False, num_canonical_nodes=1)

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
-from harness.rank.recorder.buffers import BufferSamples
-from harness.rank.recorder.grad_norm import assign_shards, trainable
-from harness.rank.recorder.post_step_state import PostStepSamples
-from harness.rank.recorder.rows import assign_rows
-from harness.rank.recorder.tensor_samples import TensorSamples
+from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.grad_norm import assign_shards, trainable
+from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.rows import assign_rows
+from converge_harness.rank.recorder.tensor_samples import TensorSamples
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ jobs.require_titan_0_2()
 @pytest.fixture(scope="module")
 def build():
     jobs.preload()
-    from harness.rank.titan.v0_2.config import build
+    from converge_harness.rank.titan.v0_2.config import build
 
     return build
 
@@ -139,7 +139,7 @@ def test_a_shape_that_the_model_has_no_field_for_is_a_problem(build, tmp_path):
 
 def test_names_of_fixes_are_known_without_torch():
     program = (
-        "import sys; from harness.rank.titan.v0_2.fixes import FIXES; "
+        "import sys; from converge_harness.rank.titan.v0_2.fixes import FIXES; "
         "assert 'torch' not in sys.modules; print(*sorted(FIXES))"
     )
     done = subprocess.run(

@@ -21,7 +21,7 @@ def scaled_matmul_and_scatter():
     import torch
     import torch.distributed as dist
 
-    from harness.rank.titan.v0_2 import async_tp
+    from converge_harness.rank.titan.v0_2 import async_tp
 
     async_tp.run_fused_operators_on_gloo()
     batch, sequence, inner, outer = 2, 32, 32, 48
@@ -57,7 +57,7 @@ def fused_operators_without_float8():
     import torch
     import torch.distributed as dist
 
-    from harness.rank.titan.v0_2 import async_tp
+    from converge_harness.rank.titan.v0_2 import async_tp
 
     async_tp.run_fused_operators_on_gloo()
     rank = dist.get_rank()
@@ -87,7 +87,7 @@ def float8_all_gather():
     import torch.distributed as dist
     import torch.distributed._functional_collectives as funcol
 
-    from harness.rank.titan.v0_2 import float8
+    from converge_harness.rank.titan.v0_2 import float8
 
     shard = torch.full((2, 4), dist.get_rank() + 1.0).to(torch.float8_e4m3fn)
 
@@ -116,8 +116,8 @@ def ring_attention():
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.nn.functional import scaled_dot_product_attention
 
-    from harness.rank.titan.common import counters as rotations
-    from harness.rank.titan.v0_2 import ring_attention as shim
+    from converge_harness.rank.titan.common import counters as rotations
+    from converge_harness.rank.titan.v0_2 import ring_attention as shim
 
     shim.register_cpu_kernel()
     shim.ring._enable_context_parallel_dispatcher()
@@ -153,7 +153,7 @@ def gradient_of_input_in_flight():
     import torch.distributed as dist
     import torch.distributed._functional_collectives as funcol
 
-    from harness.rank.titan.v0_2 import fixes
+    from converge_harness.rank.titan.v0_2 import fixes
 
     class GatherAsDTensorDoes(torch.autograd.Function):
         @staticmethod
@@ -187,7 +187,7 @@ def test_a_compiled_block_hands_back_the_gradient_only_with_its_fix():
 
 
 def test_only_a_fix_that_was_called_for_and_not_made_is_left_out():
-    from harness.rank.titan.v0_2.shim import Repairs
+    from converge_harness.rank.titan.v0_2.shim import Repairs
 
     made = []
     repairs = Repairs(["act-grad", "cp-rotation"])
@@ -205,7 +205,7 @@ def gather_keys_and_values():
     import torch.distributed as dist
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
 
-    from harness.rank.titan.common.counters import RotationCount
+    from converge_harness.rank.titan.common.counters import RotationCount
 
     count = RotationCount("cpu")
     mine = torch.full((1, 2, 1, 4), float(dist.get_rank()))

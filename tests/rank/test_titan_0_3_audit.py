@@ -11,7 +11,7 @@ jobs.require_titan_0_3()
 @pytest.fixture
 def backends():
     jobs.preload()
-    from harness.rank.titan.v0_3.audit import _backends
+    from converge_harness.rank.titan.v0_3.audit import _backends
 
     return _backends
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import titan_0_3_jobs as jobs
 
-from harness.rank import __main__ as command
-from harness.rank.settings import SettingError
-from harness.rank.start import entry
+from converge_harness.rank import __main__ as command
+from converge_harness.rank.settings import SettingError
+from converge_harness.rank.start import entry
 
 jobs.require_titan_0_3()
 
@@ -22,7 +22,7 @@ def _preloaded():
 
 @pytest.fixture
 def build(tmp_path):
-    from harness.rank.titan.v0_3.config import build_config
+    from converge_harness.rank.titan.v0_3.config import build_config
 
     return lambda **changes: build_config(jobs.job(tmp_path / "run", **changes))
 

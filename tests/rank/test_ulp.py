@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from harness.rank.repeats import direction, move_by_one_ulp
+from converge_harness.rank.repeats import direction, move_by_one_ulp
 
 SHAPE = (7, 5, 2)
 

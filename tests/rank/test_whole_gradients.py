@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from harness.rank.recorder.grad_norm import assign_shards, global_norm, whole_gradients
+from converge_harness.rank.recorder.grad_norm import assign_shards, global_norm, whole_gradients
 
 
 def partial_sums():

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from harness.rank.faults import install_faults
+from converge_harness.rank.faults import install_faults
 
 STEPS = 5
 EVERY = 2

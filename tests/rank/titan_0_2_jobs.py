@@ -11,9 +11,9 @@ import pytest
 from run_folders import RunFolders, Start
 from warm_ranks import lasting_folder, torchrun
 
-from harness.corpus import prepare
-from harness.model import SyntheticData
-from harness.run_folder.job import read_job
+from converge_harness.corpus import prepare
+from converge_harness.model import SyntheticData
+from converge_harness.run_folder.job import read_job
 
 ROOT = Path(__file__).parents[2]
 TRAIN_CONFIG = ROOT / "train_configs" / "llama3_debug_titan02.toml"
@@ -32,7 +32,7 @@ def require_titan_0_2():
 
 def preload():
     """Import the dialect; what third parties warn of while they are imported is theirs."""
-    from harness.rank.start import entry
+    from converge_harness.rank.start import entry
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 STUB = Path(__file__).parents[2] / "harness" / "rank" / "start" / "stub.py"
-AGENT = "harness.rank.start.agent"
+AGENT = "converge_harness.rank.start.agent"
 """torchrun's agent in a form that a fork can run; its arguments are torchrun's."""
 TIMEOUT_S = 300
 
@@ -37,7 +37,7 @@ def warm_python(dialect):
     arguments = ("--dialect", dialect, "--device", "cpu", "--socket", str(address))
     with log.open("wb") as stream:
         server = subprocess.Popen(
-            [sys.executable, "-m", "harness.rank.start.warm", *arguments],
+            [sys.executable, "-m", "converge_harness.rank.start.warm", *arguments],
             env={**os.environ, "OMP_NUM_THREADS": "1", "CONVERGE_PARENT": str(os.getpid())},
             stdout=stream,
             stderr=stream,
@@ -57,7 +57,7 @@ def warm_python(dialect):
 
 
 def torchrun(dialect, ranks, arguments, *, folder, max_restarts=0):
-    """Run ``python -m harness.rank ARGUMENTS`` on some ranks; returns the finished process."""
+    """Run ``python -m converge_harness.rank ARGUMENTS``; returns the finished process."""
     python = warm_python(dialect)
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -72,7 +72,7 @@ def torchrun(dialect, ranks, arguments, *, folder, max_restarts=0):
             *(python, "-m", AGENT, "--nproc-per-node", str(ranks)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
             *("--local-addr", "127.0.0.1", "--max-restarts", str(max_restarts)),
-            *("-m", "harness.rank", *map(str, arguments)),
+            *("-m", "converge_harness.rank", *map(str, arguments)),
         ],
         cwd=folder,
         env={**os.environ, **environment},

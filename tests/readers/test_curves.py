@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from reader_files import file
 
-from harness.errors import EvidenceError
-from harness.readers import read_curves
-from harness.readers.foreign import registry
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.rows import Rows
-from harness.readers.lines import line_of, read_text
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_curves
+from converge_harness.readers.foreign import registry
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.lines import line_of, read_text
 
 PREFIX = "[titan] 2026-11-01 10:00:00,000 - root - INFO - "
 CONSOLE = (

@@ -6,8 +6,8 @@ import math
 import pytest
 from reader_files import file
 
-from harness.errors import EvidenceError
-from harness.readers import read_curves
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_curves
 
 # ------------------------------------------------------------- trainer_state.json
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from harness.errors import EvidenceError, StoreError
-from harness.readers.run_folder.arrays import read_frozen
-from harness.run_folder.layout import FROZEN
+from converge_harness.errors import EvidenceError, StoreError
+from converge_harness.readers.run_folder.arrays import read_frozen
+from converge_harness.run_folder.layout import FROZEN
 
 NAMES = ["layers.0.attention.wq.weight", "norm.weight"]
 

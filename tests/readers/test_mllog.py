@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from harness.errors import EvidenceError
-from harness.readers import read_curves
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_curves
 
 
 def line(key, value=None, **metadata):

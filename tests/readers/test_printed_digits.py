@@ -6,10 +6,10 @@ import math
 import pytest
 from reader_files import file
 
-from harness.judge import judge
-from harness.model import Judgement
-from harness.readers import read_curves
-from harness.readers.foreign import csv_table
+from converge_harness.judge import judge
+from converge_harness.model import Judgement
+from converge_harness.readers import read_curves
+from converge_harness.readers.foreign import csv_table
 
 STEPS = range(1, 101)
 LOSSES = {step: 2.0 + 5.0 * math.exp(-step / 10) + 1e-3 * math.sin(step) for step in STEPS}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from reader_files import file
 
-from harness.model import Precision, RunStatus
-from harness.readers import read_run, read_spec
-from harness.trainers.command.settings import RankLauncher
+from converge_harness.model import Precision, RunStatus
+from converge_harness.readers import read_run, read_spec
+from converge_harness.trainers.command.settings import RankLauncher
 
 CURVE = "iteration,train/loss\n1,4.0\n2,2.0\n3,1.0\n"
 COLUMNS = {"step": "iteration", "loss": "train/loss"}

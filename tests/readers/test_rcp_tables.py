@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from harness.errors import EvidenceError
-from harness.readers import read_convergence, read_reference_points
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_convergence, read_reference_points
 
 
 def point(size, lengths=(5, 6, 7), key="Epochs to converge", benchmark="llama31_8b"):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pass_files import JOB, STEPS, step, write_job, write_pass, write_state
 from reader_files import file
 
-from harness.errors import EvidenceError
-from harness.model import (
+from converge_harness.errors import EvidenceError
+from converge_harness.model import (
     Fault,
     FaultKind,
     Kind,
@@ -20,11 +20,11 @@ from harness.model import (
     RestartOwner,
     Struck,
 )
-from harness.readers import read_curves, read_run, read_spec
-from harness.readers.points import settle
-from harness.readers.run_folder.arrays import read_state
-from harness.readers.run_folder.metrics import Metrics
-from harness.readers.run_folder.passes import PassEvidence, merge
+from converge_harness.readers import read_curves, read_run, read_spec
+from converge_harness.readers.points import settle
+from converge_harness.readers.run_folder.arrays import read_state
+from converge_harness.readers.run_folder.metrics import Metrics
+from converge_harness.readers.run_folder.passes import PassEvidence, merge
 
 
 @pytest.fixture

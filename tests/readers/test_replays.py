@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reader_files import file
 
-from harness.model import Column
-from harness.readers import read_curves
-from harness.readers.points import Points, settle
+from converge_harness.model import Column
+from converge_harness.readers import read_curves
+from converge_harness.readers.points import Points, settle
 
 
 def rows(*pairs, **more):

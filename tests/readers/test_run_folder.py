@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import EvidenceError, StoreError
-from harness.judge import judge
-from harness.model import (
+from converge_harness.errors import EvidenceError, StoreError
+from converge_harness.judge import judge
+from converge_harness.model import (
     Disagreement,
     Judgement,
     Parallelism,
@@ -17,7 +17,7 @@ from harness.model import (
     RunStatus,
     Technique,
 )
-from harness.readers import read_curves, read_run, read_spec
+from converge_harness.readers import read_curves, read_run, read_spec
 
 JOB = {
     "schema": 1,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from reader_files import file
 
-from harness.errors import EvidenceError
-from harness.readers import read_curves, read_spec
-from harness.readers.foreign import csv_table
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_curves, read_spec
+from converge_harness.readers.foreign import csv_table
 
 # -------------------------------------------------------------------- JSONL
 

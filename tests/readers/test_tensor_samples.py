@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from reader_files import file
 
-from harness.errors import EvidenceError, StoreError
-from harness.readers import read_run
-from harness.readers.run_folder.arrays import read_sample
+from converge_harness.errors import EvidenceError, StoreError
+from converge_harness.readers import read_run
+from converge_harness.readers.run_folder.arrays import read_sample
 
 NAMES = ["layers.0.attention.wq.weight", "layers.0.attention_norm.weight", "output.weight"]
 SIZES = [4096, 64, 8192]

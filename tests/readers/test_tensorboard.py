@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from reader_files import file
 
-from harness.errors import EvidenceError
-from harness.readers import read_curves
-from harness.readers.foreign import tensorboard
-from harness.readers.foreign.crc32c import masked_crc32c
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_curves
+from converge_harness.readers.foreign import tensorboard
+from converge_harness.readers.foreign.crc32c import masked_crc32c
 
 pytest.importorskip("tensorboard")
 

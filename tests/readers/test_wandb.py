@@ -11,9 +11,9 @@ import zlib
 import pytest
 from reader_files import file
 
-from harness.errors import EvidenceError
-from harness.readers import read_curves
-from harness.readers.foreign.wandb import BLOCK, HEADER, MAGIC, records
+from converge_harness.errors import EvidenceError
+from converge_harness.readers import read_curves
+from converge_harness.readers.foreign.wandb import BLOCK, HEADER, MAGIC, records
 
 pytest.importorskip("wandb")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.matrix.load import load_plan
-from harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
-from harness.plan import identity_facts
-from harness.references import Change, StoredCalibration, write_golden
-from harness.store import write_json
-from harness.trainers import assume_toolchain, job_payload
+from converge_harness.matrix.load import load_plan
+from converge_harness.model import Blessing, Calibration, Job, Role, RunRecord, RunStatus
+from converge_harness.plan import identity_facts
+from converge_harness.references import Change, StoredCalibration, write_golden
+from converge_harness.store import write_json
+from converge_harness.trainers import assume_toolchain, job_payload
 
 TRAIN_CONFIG = """
 [training]

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.errors import StoreError
-from harness.model import Calibration, Precision, SignalScale, TensorScale
-from harness.references import (
+from converge_harness.errors import StoreError
+from converge_harness.model import Calibration, Precision, SignalScale, TensorScale
+from converge_harness.references import (
     StoredCalibration,
     find_calibration,
     read_calibrations,
     what_changed,
     write_calibrations,
 )
-from harness.store import Store
+from converge_harness.store import Store
 
 FACTS = {"versions": {"torch": "2.13.0"}, "hardware": "cpu A", "sample_steps": [0, 1]}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from golden_samples import ROUNDING, bless, control_of, experiment
 
-from harness.errors import StoreError
-from harness.readers import read_spec
-from harness.references import default_folder, find_goldens, read_golden
+from converge_harness.errors import StoreError
+from converge_harness.readers import read_spec
+from converge_harness.references import default_folder, find_goldens, read_golden
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 import pytest
 from golden_samples import EXPERIMENT, ROUNDING, TRAIN_CONFIG, bless, experiment, plan_of
 
-from harness.errors import ConfigError
-from harness.matrix.calibrate import golden_learnt, read_given
-from harness.matrix.run import golden_record
-from harness.matrix.save import SavedMatrix, load_matrix, save_matrix
-from harness.model import Across, Role
-from harness.references import misfits, read_golden
-from harness.store import read_record, write_json
+from converge_harness.errors import ConfigError
+from converge_harness.matrix.calibrate import golden_learnt, read_given
+from converge_harness.matrix.run import golden_record
+from converge_harness.matrix.save import SavedMatrix, load_matrix, save_matrix
+from converge_harness.model import Across, Role
+from converge_harness.references import misfits, read_golden
+from converge_harness.store import read_record, write_json
 
 BY_GOLDEN = EXPERIMENT.replace("schema = 1", 'schema = 1\nbaseline = "g"')
 

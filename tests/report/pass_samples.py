@@ -19,8 +19,8 @@ from report_samples import (
     spec,
 )
 
-from harness.judge import calibrate
-from harness.model import (
+from converge_harness.judge import calibrate
+from converge_harness.model import (
     CauseClass,
     Check,
     Column,
@@ -45,7 +45,7 @@ from harness.model import (
     Torn,
     Verdict,
 )
-from harness.report.view.report_view import ReportView
+from converge_harness.report.view.report_view import ReportView
 
 STEPS = 20
 STARTED = 1_790_000_000.0

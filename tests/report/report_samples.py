@@ -10,13 +10,13 @@ from typing import Any
 
 from tensor_samples import NAMES, replicas, tensor_samples
 
-from harness.judge import calibrate, compare_runs
-from harness.judge.checks.tensors import (
+from converge_harness.judge import calibrate, compare_runs
+from converge_harness.judge.checks.tensors import (
     gradients_first_steps,
     replicas_agree,
     updates_first_steps,
 )
-from harness.model import (
+from converge_harness.model import (
     Calibration,
     CauseClass,
     Check,
@@ -44,8 +44,8 @@ from harness.model import (
     TrainConfig,
     Verdict,
 )
-from harness.report import build_view as build_view_of
-from harness.report.view.report_view import ReportView
+from converge_harness.report import build_view as build_view_of
+from converge_harness.report.view.report_view import ReportView
 
 FLOOR = 3.71
 TOOLCHAIN = Toolchain(
@@ -450,7 +450,7 @@ def record(one: Job, wall_s: float, **more) -> RunRecord:
         "--max-restarts",
         "0",
         "-m",
-        "harness.rank",
+        "converge_harness.rank",
         f"runs/{one.name}/job.json",
     )
     return RunRecord(
@@ -532,7 +532,7 @@ def sample_view(
             ("accumulation: rule 'same token budget' is waived",),
         ),
         records=records,
-        versions={"converge": "0.1.0", **TOOLCHAIN.versions},
+        versions={"converge-harness": "0.1.0", **TOOLCHAIN.versions},
         calibrations={"fsdp2": learnt},
         limited=True,
         entropy_floor=FLOOR,

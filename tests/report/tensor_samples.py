@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from harness.model import Disagreement, ReplicaSample, TensorRows, TensorSample
+from converge_harness.model import Disagreement, ReplicaSample, TensorRows, TensorSample
 
 NAMES = tuple(
     sorted(

@@ -12,7 +12,7 @@ from pass_samples import resumed_view
 from playwright.sync_api import expect, sync_playwright
 from report_samples import foreign_view, hostile_view, sample_view
 
-from harness.report import write_reports
+from converge_harness.report import write_reports
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(

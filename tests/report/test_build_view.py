@@ -21,8 +21,8 @@ from report_samples import (
 )
 from tensor_samples import NAMES, tensor_samples
 
-from harness.judge import calibrate
-from harness.model import (
+from converge_harness.judge import calibrate
+from converge_harness.model import (
     Calibration,
     Check,
     Evidence,
@@ -37,14 +37,14 @@ from harness.model import (
     Tier,
     Verdict,
 )
-from harness.report import rows
-from harness.report.renderers.html_page import to_html
-from harness.report.renderers.json_document import document
-from harness.report.renderers.markdown import escape, to_markdown
-from harness.report.sanitize import from_here
-from harness.report.text import ABSENT
-from harness.report.view.in_force import named_and_in_force, techniques_of
-from harness.report.view.report_view import SIGNAL_TITLES, Named, ReportView
+from converge_harness.report import rows
+from converge_harness.report.renderers.html_page import to_html
+from converge_harness.report.renderers.json_document import document
+from converge_harness.report.renderers.markdown import escape, to_markdown
+from converge_harness.report.sanitize import from_here
+from converge_harness.report.text import ABSENT
+from converge_harness.report.view.in_force import named_and_in_force, techniques_of
+from converge_harness.report.view.report_view import SIGNAL_TITLES, Named, ReportView
 
 
 def test_what_needs_a_person_comes_first():

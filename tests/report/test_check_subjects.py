@@ -1,8 +1,8 @@
 """What nothing was known of is said by subject, and no check is left out."""
 
-from harness.judge import CHECKS
-from harness.model import Tier
-from harness.report.check_subjects import subjects
+from converge_harness.judge import CHECKS
+from converge_harness.model import Tier
+from converge_harness.report.check_subjects import subjects
 
 
 def test_every_check_that_may_be_skipped_has_a_subject():

@@ -8,30 +8,36 @@ import pytest
 from report_samples import CONFIG, TOOLCHAIN, evidence, in_force, job, spec
 from tensor_samples import tensor_samples
 
-import harness.judge
-import harness.report
-from harness.judge import calibrate, comparison, judge
-from harness.model import Experiment, Parallelism, Plan, Role, SetSpec
-from harness.report import build_view
-from harness.report.renderers.html_page import to_html
-from harness.report.renderers.json_document import document
+import converge_harness.judge
+import converge_harness.report
+from converge_harness.judge import calibrate, comparison, judge
+from converge_harness.model import Experiment, Parallelism, Plan, Role, SetSpec
+from converge_harness.report import build_view
+from converge_harness.report.renderers.html_page import to_html
+from converge_harness.report.renderers.json_document import document
 
-SOURCES = sorted(Path(harness.report.__file__).parent.rglob("*.py"))
+SOURCES = sorted(Path(converge_harness.report.__file__).parent.rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_a_report_imports_what_judging_makes_public_and_nothing_else(path):
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness.judge"):
-            assert node.module == "harness.judge"
-            assert {alias.name for alias in node.names} <= set(harness.judge.__all__)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            "converge_harness.judge"
+        ):
+            assert node.module == "converge_harness.judge"
+            assert {alias.name for alias in node.names} <= set(converge_harness.judge.__all__)
         if isinstance(node, ast.Import):
-            assert not [each for each in node.names if each.name.startswith("harness.judge")]
+            assert not [
+                each for each in node.names if each.name.startswith("converge_harness.judge")
+            ]
 
 
 def test_judging_makes_public_what_it_names():
-    assert harness.judge.__all__ == sorted(set(harness.judge.__all__), key=_isorted)
-    assert all(hasattr(harness.judge, name) for name in harness.judge.__all__)
+    assert converge_harness.judge.__all__ == sorted(
+        set(converge_harness.judge.__all__), key=_isorted
+    )
+    assert all(hasattr(converge_harness.judge, name) for name in converge_harness.judge.__all__)
 
 
 def _isorted(name):
@@ -104,5 +110,5 @@ def test_every_pair_is_aligned_and_compared_once(monkeypatch):
     pairs = [("one", "fsdp2"), ("two", "fsdp2")]
     assert calls == {(name, *pair): 1 for name in ("align", "compare_tensors") for pair in pairs}
     assert envelopes == {
-        (signal, *pair): 1 for signal in harness.judge.JUDGED_SIGNALS for pair in pairs
+        (signal, *pair): 1 for signal in converge_harness.judge.JUDGED_SIGNALS for pair in pairs
     }

@@ -1,7 +1,16 @@
 """What would change a verdict: the nearest limit of a PASS, what a FAIL lacks, unseen evidence."""
 
-from harness.model import Calibration, Check, Judgement, Limit, Outcome, Precision, Tier, Verdict
-from harness.report.view.counterfactual import counterfactual
+from converge_harness.model import (
+    Calibration,
+    Check,
+    Judgement,
+    Limit,
+    Outcome,
+    Precision,
+    Tier,
+    Verdict,
+)
+from converge_harness.report.view.counterfactual import counterfactual
 
 TAUGHT = Calibration("c", None, Precision.FP32, ("c-ulp", "c-permute"), taught_by=2)
 

@@ -7,9 +7,9 @@ import pytest
 from report_samples import evidence
 from tensor_samples import tensor_samples
 
-from harness.judge.compare.tensors import compare_tensors
-from harness.report.view import gradient_map as map_module
-from harness.report.view.gradient_map import gradient_map
+from converge_harness.judge.compare.tensors import compare_tensors
+from converge_harness.report.view import gradient_map as map_module
+from converge_harness.report.view.gradient_map import gradient_map
 
 WRONG = "layers.2.attention.wq.weight"
 

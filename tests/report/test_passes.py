@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from pass_samples import SPECS, STARTED, battered, killed, resized, resumed_view
 from report_samples import HOSTILE, build_view, evidence, job, sample_view, spec
 
-from harness.model import (
+from converge_harness.model import (
     Check,
     Fault,
     FaultKind,
@@ -26,15 +26,15 @@ from harness.model import (
     Torn,
     Verdict,
 )
-from harness.report import header, rows
-from harness.report.renderers.figures import Figures
-from harness.report.renderers.html_page import to_html
-from harness.report.renderers.json_document import document
-from harness.report.renderers.junit import to_junit
-from harness.report.renderers.markdown import to_markdown
-from harness.report.renderers.marks import Mark, MarkKind, marks
-from harness.report.renderers.plots import draw
-from harness.report.view.resumed_run import degrees_of, fault_cells, passes_view
+from converge_harness.report import header, rows
+from converge_harness.report.renderers.figures import Figures
+from converge_harness.report.renderers.html_page import to_html
+from converge_harness.report.renderers.json_document import document
+from converge_harness.report.renderers.junit import to_junit
+from converge_harness.report.renderers.markdown import to_markdown
+from converge_harness.report.renderers.marks import Mark, MarkKind, marks
+from converge_harness.report.renderers.plots import draw
+from converge_harness.report.view.resumed_run import degrees_of, fault_cells, passes_view
 
 WIDE = 1000
 RESIZED, KILLED, BATTERED, _ = SPECS

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from report_samples import HOSTILE, build_view, foreign_view, hostile_view, sample_view
 
-from harness.model import Evidence, Judgement, Verdict
-from harness.report.renderers.plots import draw
+from converge_harness.model import Evidence, Judgement, Verdict
+from converge_harness.report.renderers.plots import draw
 
 
 def pixels(png):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from report_samples import build_view, evidence, job, spec
 
-from harness.model import Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
-from harness.trainers.command import trained_by
-from harness.trainers.command.settings import Command
+from converge_harness.model import Experiment, Judgement, Plan, Role, RunRecord, RunStatus, Verdict
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command
 
 PROBE = {"wrapping": "DDP", "gradients": "at the optimizer's step", "recomputes_loss": False}
 

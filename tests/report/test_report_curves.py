@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.model import Evidence
-from harness.report.renderers.downsample import corners, downsample
-from harness.report.renderers.figures import figure
-from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
-from harness.report.view.curves import (
+from converge_harness.model import Evidence
+from converge_harness.report.renderers.downsample import corners, downsample
+from converge_harness.report.renderers.figures import figure
+from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
+from converge_harness.report.view.curves import (
     Curve,
     difference,
     largest,

@@ -7,10 +7,10 @@ import re
 import pytest
 from report_samples import HOSTILE, SPECS, foreign_view, hostile_view, sample_view
 
-from harness.errors import StoreError
-from harness.report import write_reports
-from harness.report.renderers.assets import PLOTLY_SHA256, packed_plotly
-from harness.report.renderers.html_page import to_html
+from converge_harness.errors import StoreError
+from converge_harness.report import write_reports
+from converge_harness.report.renderers.assets import PLOTLY_SHA256, packed_plotly
+from converge_harness.report.renderers.html_page import to_html
 
 MEGABYTE = 1_000_000
 

@@ -6,10 +6,10 @@ import pytest
 from pass_samples import resumed_view
 from report_samples import foreign_view, hostile_view, sample_view
 
-from harness.report.renderers.json_document import document, to_json
-from harness.report.view.report_view import ReportView
+from converge_harness.report.renderers.json_document import document, to_json
+from converge_harness.report.view.report_view import ReportView
 
-SCHEMA = json.loads(files("harness.report").joinpath("report.schema.json").read_text())
+SCHEMA = json.loads(files("converge_harness.report").joinpath("report.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 

@@ -1,8 +1,8 @@
 from junitparser import Error, Failure, JUnitXml, Skipped
 from report_samples import build_view, hostile_view, sample_view
 
-from harness.model import Judgement, Verdict
-from harness.report.renderers.junit import to_junit
+from converge_harness.model import Judgement, Verdict
+from converge_harness.report.renderers.junit import to_junit
 
 
 def suites(view):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report_samples import HOSTILE, foreign_view, hostile_view, sample_view
 
-from harness.report.renderers.markdown import escape, fenced, to_markdown, to_summary
+from converge_harness.report.renderers.markdown import escape, fenced, to_markdown, to_summary
 
 RENDERER = MarkdownIt("gfm-like", {"html": True, "linkify": False})
 

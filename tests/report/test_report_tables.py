@@ -5,8 +5,8 @@ import pytest
 from pass_samples import resumed_view
 from report_samples import foreign_view, hostile_view, sample_view
 
-from harness.report.renderers.npz_tables import FILE, read_npz, tables_of, to_npz
-from harness.report.view.report_view import SIGNAL_TITLES, ReportView
+from converge_harness.report.renderers.npz_tables import FILE, read_npz, tables_of, to_npz
+from converge_harness.report.view.report_view import SIGNAL_TITLES, ReportView
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from junitparser import JUnitXml
 from pass_samples import STARTED, STEPS, one_pass
 from report_samples import CONFIG, TOOLCHAIN, build_view, evidence, in_force, job, record, spec
 
-from harness.judge import judge
-from harness.model import (
+from converge_harness.judge import judge
+from converge_harness.model import (
     Cluster,
     Experiment,
     Kind,
@@ -28,14 +28,14 @@ from harness.model import (
     RunStatus,
     SetSpec,
 )
-from harness.report.renderers.html_page import to_html
-from harness.report.renderers.json_document import document
-from harness.report.renderers.junit import to_junit
-from harness.report.renderers.markdown import to_markdown
-from harness.report.renderers.marks import MarkKind, marks
-from harness.report.renderers.plots import draw
-from harness.report.renderers.verdict_table import header, rows
-from harness.report.view.resumed_run import degrees_of, kind_seen, passes_view
+from converge_harness.report.renderers.html_page import to_html
+from converge_harness.report.renderers.json_document import document
+from converge_harness.report.renderers.junit import to_junit
+from converge_harness.report.renderers.markdown import to_markdown
+from converge_harness.report.renderers.marks import MarkKind, marks
+from converge_harness.report.renderers.plots import draw
+from converge_harness.report.renderers.verdict_table import header, rows
+from converge_harness.report.view.resumed_run import degrees_of, kind_seen, passes_view
 
 CLUSTER = Recovery((), checkpoint_every=4, restarts=RestartOwner.CLUSTER)
 FSDP2 = Parallelism(dp_shard=2)
@@ -77,7 +77,7 @@ def valid(view):
     """The JSON document, which its schema allows."""
     found = json.loads(json.dumps(document(view)))
     schema = json.loads(
-        resources.files("harness.report").joinpath("report.schema.json").read_text()
+        resources.files("converge_harness.report").joinpath("report.schema.json").read_text()
     )
     jsonschema.validate(found, schema)
     return found

@@ -3,10 +3,10 @@ import pytest
 from report_samples import sample_view
 from tensor_samples import NAMES, replicas, tensor_samples
 
-from harness.judge import calibrate
-from harness.judge.compare.tensors import compare_tensors
-from harness.model import Disagreement, Evidence
-from harness.report.view.tensor_tables import first_step_tensors, replica_view
+from converge_harness.judge import calibrate
+from converge_harness.judge.compare.tensors import compare_tensors
+from converge_harness.model import Disagreement, Evidence
+from converge_harness.report.view.tensor_tables import first_step_tensors, replica_view
 
 
 def run(name, **moved):

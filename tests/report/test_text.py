@@ -4,8 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report.sanitize import plain, plain_block
-from harness.report.text import ABSENT, anchors, duration, excess, glued, number, percent, tail
+from converge_harness.report.sanitize import plain, plain_block
+from converge_harness.report.text import (
+    ABSENT,
+    anchors,
+    duration,
+    excess,
+    glued,
+    number,
+    percent,
+    tail,
+)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness.run_folder.checkpoints import set_torn_aside
-from harness.run_folder.documents import write_json
-from harness.run_folder.metrics import SupersededError
-from harness.run_folder.passes import PassFolder, claim_pass
+from converge_harness.run_folder.checkpoints import set_torn_aside
+from converge_harness.run_folder.documents import write_json
+from converge_harness.run_folder.metrics import SupersededError
+from converge_harness.run_folder.passes import PassFolder, claim_pass
 
 
 def checkpoint(run, step, *, number=1, size=100, metadata=True, manifest=100):

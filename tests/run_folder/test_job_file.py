@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.run_folder.job import Degrees, JobError, read_job
+from converge_harness.run_folder.job import Degrees, JobError, read_job
 
 RAW = {
     "schema": 1,

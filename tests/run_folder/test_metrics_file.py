@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from harness.run_folder.documents import to_json, write_json
-from harness.run_folder.metrics import MetricsWriter, SupersededError
+from converge_harness.run_folder.documents import to_json, write_json
+from converge_harness.run_folder.metrics import MetricsWriter, SupersededError
 
 
 def names(folder):

@@ -6,19 +6,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.model import FaultKind, Kind, RunStatus
-from harness.readers import read_run
-from harness.readers.run_folder.run import read_spec
-from harness.run_folder import faults, in_force, job
-from harness.run_folder.arrays import KEYS, PROJECTIONS
-from harness.run_folder.documents import SCHEMA, SchemaError, number, to_json, upgraded
-from harness.run_folder.layout import JOB, RECORD, arrays_name, manifest_name
-from harness.run_folder.metrics import BATCH_DIGEST, HEADER, KINDS, SIGNALS, step_reached
-from harness.run_folder.passes import last_step, pass_folders, passes_with_metrics
-from harness.run_folder.records import RecordDocument
-from harness.run_folder.shapes import misfit
-from harness.seal import stale
-from harness.store import read_record
+from converge_harness.model import FaultKind, Kind, RunStatus
+from converge_harness.readers import read_run
+from converge_harness.readers.run_folder.run import read_spec
+from converge_harness.run_folder import faults, in_force, job
+from converge_harness.run_folder.arrays import KEYS, PROJECTIONS
+from converge_harness.run_folder.documents import SCHEMA, SchemaError, number, to_json, upgraded
+from converge_harness.run_folder.layout import JOB, RECORD, arrays_name, manifest_name
+from converge_harness.run_folder.metrics import BATCH_DIGEST, HEADER, KINDS, SIGNALS, step_reached
+from converge_harness.run_folder.passes import last_step, pass_folders, passes_with_metrics
+from converge_harness.run_folder.records import RecordDocument
+from converge_harness.run_folder.shapes import misfit
+from converge_harness.seal import stale
+from converge_harness.store import read_record
 
 HERE = Path(__file__).parent / "runs"
 NAMES = ("command", "faults", "fsdp2", "titan_0_2")
@@ -141,9 +141,9 @@ def test_names_of_files_are_those_of_then():
 
 
 def test_a_file_of_an_older_schema_is_brought_up_step_by_step(monkeypatch):
-    monkeypatch.setattr("harness.run_folder.documents.SCHEMA", 3)
+    monkeypatch.setattr("converge_harness.run_folder.documents.SCHEMA", 3)
     monkeypatch.setattr(
-        "harness.run_folder.documents.UPGRADES",
+        "converge_harness.run_folder.documents.UPGRADES",
         {(JOB, 2): lambda value: {**value, "schema": 3, "new": value["old"] + 1}},
     )
     assert upgraded(JOB, {"schema": 1, "old": 1})["new"] == 2

@@ -7,12 +7,12 @@ import jsonschema
 import pytest
 from stored_samples import NAMES, copied
 
-from harness.cli import main
-from harness.cli.exit_codes import ExitCode
-from harness.readers import read_run
-from harness.references import read_calibrations
-from harness.report import __file__ as report_package
-from harness.run_folder.documents import SCHEMA
+from converge_harness.cli import main
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.readers import read_run
+from converge_harness.references import read_calibrations
+from converge_harness.report import __file__ as report_package
+from converge_harness.run_folder.documents import SCHEMA
 
 REWRITTEN = ("report.html", "report.md", "junit.xml", "report.json", "plots/overview.png")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.model import (
+from converge_harness.model import (
     TORCHTITAN,
     Job,
     Parallelism,
@@ -18,8 +18,8 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
-from harness.rank.start import loopback
-from harness.trainers import (
+from converge_harness.rank.start import loopback
+from converge_harness.trainers import (
     Rendezvous,
     Resources,
     agent_argv,
@@ -32,9 +32,9 @@ from harness.trainers import (
     printable_command,
     work_folder,
 )
-from harness.trainers.command import trained_by
-from harness.trainers.command.settings import Command, RankLauncher
-from harness.trainers.command.trainer import AGENT_MODULE
+from converge_harness.trainers.command import trained_by
+from converge_harness.trainers.command.settings import Command, RankLauncher
+from converge_harness.trainers.command.trainer import AGENT_MODULE
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDER = Path("/store/runs/zero2-0123456789ab")

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from tiny import TRAINER
 
-from harness.cli.main import main
-from harness.errors import ConfigError
-from harness.experiment import load_experiment
-from harness.model import Launcher
-from harness.trainers import kinds, register, trainer_of_document
-from harness.trainers.registry import trainer_of_kind
+from converge_harness.cli.main import main
+from converge_harness.errors import ConfigError
+from converge_harness.experiment import load_experiment
+from converge_harness.model import Launcher
+from converge_harness.trainers import kinds, register, trainer_of_document
+from converge_harness.trainers.registry import trainer_of_kind
 
 HERE = Path(__file__).parent
 HARNESS = HERE.parents[1] / "harness"
 START = (
-    "from harness.trainers import register; register('tiny', 'tiny'); "
-    "from harness.cli.main import main; raise SystemExit(main())"
+    "from converge_harness.trainers import register; register('tiny', 'tiny'); "
+    "from converge_harness.cli.main import main; raise SystemExit(main())"
 )
 TOP = """schema = 1
 [trainer]
@@ -55,7 +55,7 @@ def converge(folder, *words):
         cwd=folder,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(HARNESS.parent), str(HERE))),
+            "PYTHONPATH": os.pathsep.join((str(HARNESS.parent / "src"), str(HERE))),
             "CONVERGE_STORE": str(folder / "store"),
             "CONVERGE_HISTORY": str(folder / "history.sqlite"),
         },
@@ -160,7 +160,7 @@ def test_no_scheduler_runs_it(tmp_path):
 
 
 def test_another_trainer_of_a_name_is_refused():
-    with pytest.raises(ValueError, match=r"already harness\.trainers"):
+    with pytest.raises(ValueError, match=r"already converge_harness\.trainers"):
         register("command", "tiny")
 
 

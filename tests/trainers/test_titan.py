@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.model import (
+from converge_harness.model import (
     Fault,
     FaultKind,
     Job,
@@ -23,8 +23,8 @@ from harness.model import (
     Toolchain,
     TrainConfig,
 )
-from harness.run_folder.layout import metrics_files, seed_checkpoint_of
-from harness.trainers import (
+from converge_harness.run_folder.layout import metrics_files, seed_checkpoint_of
+from converge_harness.trainers import (
     Resources,
     argv,
     environment,

@@ -1,5 +1,5 @@
 """A module for every command: its line in the help, its arguments, and its run.
 
-``harness.cli.parser.CommandModule`` says what such a module holds; a new one is named in
+``converge_harness.cli.parser.CommandModule`` says what such a module holds; a new one is named in
 ``COMMANDS`` there.
 """

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import add_cluster, add_running, add_slots, add_store, store_of
-from harness.errors import ConfigError, Problem, StoreError
-from harness.model import GOLDENS
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import add_cluster, add_running, add_slots, add_store, store_of
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.model import GOLDENS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.judge import RunChange
-    from harness.references import StoredGolden
+    from converge_harness.judge import RunChange
+    from converge_harness.references import StoredGolden
 
 HELP = "store a control as golden, to be judged against without running it"
 DESCRIPTION = """\
@@ -81,20 +81,20 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     that name and nobody has accepted that.
     """
     with leaving_when_interrupted():
-        from harness.cli.console import make_console, say
-        from harness.cli.progress import run_shown
-        from harness.judge import ChangeKind
-        from harness.matrix.bless import (
+        from converge_harness.cli.console import make_console, say
+        from converge_harness.cli.progress import run_shown
+        from converge_harness.judge import ChangeKind
+        from converge_harness.matrix.bless import (
             bless,
             candidate,
             change_since,
             control_alone,
             golden_there,
         )
-        from harness.matrix.load import load_with_cluster, plan_experiment
-        from harness.matrix.run import gpu_ids
-        from harness.references import default_folder
-        from harness.store import require_writable
+        from converge_harness.matrix.load import load_with_cluster, plan_experiment
+        from converge_harness.matrix.run import gpu_ids
+        from converge_harness.references import default_folder
+        from converge_harness.store import require_writable
     console = make_console()
     if arguments.show is not None:
         return _show(console, arguments)
@@ -166,7 +166,7 @@ def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
     """What has changed since the golden that is there."""
     from rich.table import Table
 
-    from harness.cli.console import say
+    from converge_harness.cli.console import say
 
     say(console, f"\nagainst {before.golden.words}")
     say(console, f"the change is {found.kind.value}: {found.sentence}")
@@ -191,8 +191,8 @@ def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
 
 
 def _conclude(console: Console, folder: Path, experiment: Path) -> None:
-    from harness.cli.console import say
-    from harness.references import default_folder
+    from converge_harness.cli.console import say
+    from converge_harness.references import default_folder
 
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     say(console, f"golden: {folder} ({size / 1024:.0f} kB; commit it)")
@@ -205,8 +205,8 @@ def _conclude(console: Console, folder: Path, experiment: Path) -> None:
 
 def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
     """All goldens in a table, or one in full with those before it."""
-    from harness.cli.console import say
-    from harness.references import default_folder, find_goldens, not_there, read_golden
+    from converge_harness.cli.console import say
+    from converge_harness.references import default_folder, find_goldens, not_there, read_golden
 
     given = arguments.experiment
     beside = default_folder(given) if given is not None else Path(GOLDENS)
@@ -229,7 +229,7 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from harness.references import read_golden
+    from converge_harness.references import read_golden
 
     table = Table(show_edge=False)
     for title in ("golden", "author", "date", "reason", "toolchain", "hardware", "dtype"):
@@ -256,7 +256,7 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
 
 
 def _lines(stored: StoredGolden) -> Iterator[str]:
-    from harness.references import read_golden
+    from converge_harness.references import read_golden
 
     golden = stored.golden
     versions = ", ".join(f"{name} {text}" for name, text in golden.toolchain.versions.items())

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import (
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import (
     add_cluster,
     add_experiment,
     add_running,
@@ -18,14 +18,14 @@ from harness.cli.options import (
     names,
     store_of,
 )
-from harness.errors import ConfigError, Problem, StoreError
-from harness.model import Role
+from converge_harness.errors import ConfigError, Problem, StoreError
+from converge_harness.model import Role
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.model import Plan, SignalScale
-    from harness.references import StoredCalibration
+    from converge_harness.model import Plan, SignalScale
+    from converge_harness.references import StoredCalibration
 
 HELP = "repeat the controls and learn how far right runs lie apart"
 DESCRIPTION = """\
@@ -63,15 +63,15 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     calibrations of the others are kept then, but no ``--out`` file is written.
     """
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.cli.progress import run_shown
-        from harness.matrix.calibrate import keep, learn
-        from harness.matrix.judge import read_evidence
-        from harness.matrix.load import load_with_cluster, plan_experiment
-        from harness.matrix.run import gpu_ids
-        from harness.plan import select_controls
-        from harness.references import write_calibrations
-        from harness.store import require_writable
+        from converge_harness.cli.console import make_console
+        from converge_harness.cli.progress import run_shown
+        from converge_harness.matrix.calibrate import keep, learn
+        from converge_harness.matrix.judge import read_evidence
+        from converge_harness.matrix.load import load_with_cluster, plan_experiment
+        from converge_harness.matrix.run import gpu_ids
+        from converge_harness.plan import select_controls
+        from converge_harness.references import write_calibrations
+        from converge_harness.store import require_writable
     console = make_console()
     whole = load_with_cluster(arguments.experiment, arguments.launcher, arguments.cluster)
     experiment = select_controls(whole, names(arguments.only))
@@ -111,7 +111,7 @@ def _others(out: Path, controls: Collection[str]) -> list[StoredCalibration]:
 
     Whether that still fits its control is asked when it is used. A damaged file is made anew.
     """
-    from harness.references import read_calibrations
+    from converge_harness.references import read_calibrations
 
     try:
         known = read_calibrations(out)
@@ -121,7 +121,7 @@ def _others(out: Path, controls: Collection[str]) -> list[StoredCalibration]:
 
 
 def _require_repeats(plan: Plan) -> None:
-    from harness.matrix.calibrate import repeats_of
+    from converge_harness.matrix.calibrate import repeats_of
 
     controls = [job for job in plan.jobs if job.role is Role.CONTROL]
     problems = [
@@ -149,7 +149,7 @@ def _show(console: Console, learnt: Sequence[StoredCalibration]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from harness.cli.console import say
+    from converge_harness.cli.console import say
 
     table = Table(
         title="relative differences of the repeats (root mean square)",
@@ -182,7 +182,7 @@ def _show(console: Console, learnt: Sequence[StoredCalibration]) -> None:
 def _conclude(
     console: Console, paths: Sequence[Path], problems: Sequence[str], command: str
 ) -> None:
-    from harness.cli.console import say
+    from converge_harness.cli.console import say
 
     for problem in problems:
         say(console, f"\nproblem: {problem}", "bold red")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import names, store_of
-from harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import names, store_of
+from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
 
 HELP = "take an experiment's jobs out of the queue"
 DESCRIPTION = """\
@@ -29,9 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """``converge cancel``: exit code 0 when all that was meant is over."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console, say
-        from harness.cli.progress import Display
-        from harness.matrix.submit import cancel_jobs
+        from converge_harness.cli.console import make_console, say
+        from converge_harness.cli.progress import Display
+        from converge_harness.matrix.submit import cancel_jobs
     console = make_console()
     plan = scheduled_plan(arguments, whole=True)
     with Display(console) as display:

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import (
+from converge_harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import (
     add_history_file,
     add_reports,
     history_of,
@@ -16,12 +16,12 @@ from harness.cli.options import (
     report_folder,
     store_of,
 )
-from harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
+from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, counted, scheduled_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.launch.slurm.job_status import JobStatus
+    from converge_harness.launch.slurm.job_status import JobStatus
 
 HELP = "judge an experiment that was submitted"
 DESCRIPTION = """\
@@ -51,12 +51,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """``converge collect``: exit codes as of ``run``, and 3 while something is not over."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.cli.progress import Display
-        from harness.matrix.calibrate import read_given
-        from harness.matrix.conclude import conclude
-        from harness.matrix.submit import collect_jobs, collected_run
-        from harness.store import require_writable
+        from converge_harness.cli.console import make_console
+        from converge_harness.cli.progress import Display
+        from converge_harness.matrix.calibrate import read_given
+        from converge_harness.matrix.conclude import conclude
+        from converge_harness.matrix.submit import collect_jobs, collected_run
+        from converge_harness.store import require_writable
     console = make_console()
     plan = scheduled_plan(arguments)
     given = read_given(plan)
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     history = history_of(arguments)
     only = None if collected.left else names(arguments.only)
     judged = conclude(plan, ran, folder, store=store, given=given, only=only, begun=None)
-    from harness.cli.verdicts import add_night, show_verdicts
+    from converge_harness.cli.verdicts import add_night, show_verdicts
 
     show_verdicts(console, judged.view, folder)
     if only is not None:  # else it is not finished: no night of the history
@@ -84,8 +84,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.Namespace) -> None:
-    from harness.cli.console import say
-    from harness.matrix.submit import state_of
+    from converge_harness.cli.console import say
+    from converge_harness.matrix.submit import state_of
 
     say(console, f"{counted(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
     for each in left[:_LISTED]:

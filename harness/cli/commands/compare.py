@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import names
-from harness.errors import ConfigError, Problem, suggest
-from harness.model import Ask
+from converge_harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import names
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.model import Ask
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.matrix.compare import Reading
-    from harness.matrix.judge import Judged
-    from harness.model import Calibration, Evidence, Verdict
+    from converge_harness.matrix.compare import Reading
+    from converge_harness.matrix.judge import Judged
+    from converge_harness.model import Calibration, Evidence, Verdict
 
 T = TypeVar("T")
 
@@ -190,9 +190,14 @@ def _fraction(text: str) -> float:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code by the verdicts."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.cli.verdicts import show_verdicts
-        from harness.matrix.compare import Question, Reading, compare_seeds, compare_submissions
+        from converge_harness.cli.console import make_console
+        from converge_harness.cli.verdicts import show_verdicts
+        from converge_harness.matrix.compare import (
+            Question,
+            Reading,
+            compare_seeds,
+            compare_submissions,
+        )
     _check_form(arguments)
     console = make_console()
     if arguments.rcp:
@@ -217,7 +222,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
     """Judge each TEST against CONTROL, step by step."""
-    from harness.matrix.compare import Question, Reading, compare_curves
+    from converge_harness.matrix.compare import Question, Reading, compare_curves
 
     tolerances = _named_options(arguments.tolerance, "--tolerance", _tolerance)
     reading = Reading(_columns_of(arguments), arguments.since)
@@ -244,9 +249,9 @@ def _calibration(
 
     What given repeats teach is written beside the reports, for a later ``--calibration``.
     """
-    from harness.cli.console import say
-    from harness.matrix.calibrate import read_for_curves
-    from harness.matrix.compare import learn_from_repeats
+    from converge_harness.cli.console import say
+    from converge_harness.matrix.calibrate import read_for_curves
+    from converge_harness.matrix.compare import learn_from_repeats
 
     if arguments.calibration is not None:
         if arguments.repeat:
@@ -268,7 +273,7 @@ def _require_own_repeats(arguments: argparse.Namespace) -> None:
     A test set that teaches the limits it is judged by is inside of them, whatever it did; and one
     repeat counted as two makes limits too sharp.
     """
-    from harness.readers import same_path
+    from converge_harness.readers import same_path
 
     judged = {"CONTROL": arguments.control, **{f"TEST {path}": path for path in arguments.tests}}
     problems = [
@@ -361,7 +366,7 @@ def _of_submissions(arguments: argparse.Namespace) -> Iterator[Problem]:
 
 
 def _twice(paths: Sequence[Path]) -> Iterator[Problem]:
-    from harness.readers import same_path
+    from converge_harness.readers import same_path
 
     for index, path in enumerate(paths):
         if any(same_path(path, before) for before in paths[:index]):
@@ -466,7 +471,7 @@ def _column(place: str, signal: str, column: str) -> str | Problem:
 
 def _tolerance(place: str, signal: str, value: str) -> float | Problem:
     """``loss=1e-3`` to its number."""
-    from harness.judge import JUDGED_SIGNALS
+    from converge_harness.judge import JUDGED_SIGNALS
 
     if signal not in JUDGED_SIGNALS:
         return Problem(place, f"there is no signal {signal!r}", suggest(signal, JUDGED_SIGNALS))

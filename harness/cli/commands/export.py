@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.errors import ConfigError, Problem
-from harness.model import Role
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import Role
 
 if TYPE_CHECKING:
-    from harness.export import ExportedRun
-    from harness.matrix.judge import Judged
-    from harness.model import Evidence, Job, Plan
-    from harness.report.view.report_view import Comparison
+    from converge_harness.export import ExportedRun
+    from converge_harness.matrix.judge import Judged
+    from converge_harness.model import Evidence, Job, Plan
+    from converge_harness.report.view.report_view import Comparison
 
 HELP = "write a finished matrix for TensorBoard or Weights & Biases"
 DESCRIPTION = """\
@@ -59,8 +59,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Write TensorBoard or Weights & Biases runs; nothing is gated."""
     with leaving_when_interrupted():
-        from harness.export import write_tensorboard, write_wandb
-        from harness.matrix.conclude import conclude_again
+        from converge_harness.export import write_tensorboard, write_wandb
+        from converge_harness.matrix.conclude import conclude_again
     if arguments.tensorboard is None and not arguments.wandb:
         raise ConfigError(
             Problem("converge export", "is told no format", "add --tensorboard OUT, or --wandb")
@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iterator[ExportedRun]:
     """Every run that left a step, in the plan's order."""
-    from harness.export import Points, exported
-    from harness.report.sanitize import plain
+    from converge_harness.export import Points, exported
+    from converge_harness.report.sanitize import plain
 
     compared: dict[str, Mapping[str, Comparison]] = {
         repeat.run.name: repeat.comparisons for repeat in judged.view.repeats
@@ -125,7 +125,7 @@ def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iter
 
 def _facts(job: Job) -> dict[str, str | int | None]:
     """What a list of runs is sorted and filtered by."""
-    from harness.report.view.resumed_run import degrees_of
+    from converge_harness.report.view.resumed_run import degrees_of
 
     return {
         "role": job.role.value,

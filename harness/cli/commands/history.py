@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import add_history_file, add_store, history_of, positive
-from harness.errors import ConfigError, Problem, suggest
-from harness.model import Judgement
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import add_history_file, add_store, history_of, positive
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.model import Judgement
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.history import Entry, Filter, History
+    from converge_harness.history import Entry, Filter, History
 
 HELP = "list the verdicts of other nights, or draw their trends"
 DESCRIPTION = """\
@@ -100,8 +100,8 @@ def _time(text: str) -> datetime:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """List or draw; nothing is gated, so the exit code is 0."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.history import Filter
+        from converge_harness.cli.console import make_console
+        from converge_harness.history import Filter
     kept = history_of(arguments)
     wanted = Filter(
         experiment=_experiment(kept, arguments.experiment),
@@ -149,9 +149,9 @@ def _require_known_set(kept: History, wanted: Filter) -> None:
 
 
 def _draw(kept: History, wanted: Filter, path: Path, nights: int) -> None:
-    from harness.history.overview import overview
-    from harness.history.page import to_page
-    from harness.store import atomic_write
+    from converge_harness.history.overview import overview
+    from converge_harness.history.page import to_page
+    from converge_harness.store import atomic_write
 
     if wanted.verdict is not None:
         raise ConfigError(
@@ -170,7 +170,7 @@ def _draw(kept: History, wanted: Filter, path: Path, nights: int) -> None:
 
 
 def _document(kept: History, entries: Sequence[Entry]) -> dict[str, Any]:
-    from harness.run_folder.documents import spell_not_finite
+    from converge_harness.run_folder.documents import spell_not_finite
 
     document: dict[str, Any] = spell_not_finite(
         {
@@ -217,10 +217,10 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
     from rich.markup import escape
     from rich.table import Table
 
-    from harness.cli.console import WIDE, say
-    from harness.cli.verdicts import STYLES
-    from harness.report.sanitize import plain
-    from harness.report.text import ABSENT, duration
+    from converge_harness.cli.console import WIDE, say
+    from converge_harness.cli.verdicts import STYLES
+    from converge_harness.report.sanitize import plain
+    from converge_harness.report.text import ABSENT, duration
 
     if not entries:
         say(console, f"{kept.path}: no such results")
@@ -250,8 +250,8 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
 def _commit(entry: Entry) -> str:
     from rich.markup import escape
 
-    from harness.report.sanitize import plain
-    from harness.report.text import ABSENT
+    from converge_harness.report.sanitize import plain
+    from converge_harness.report.text import ABSENT
 
     digits, _, dirty = entry.circumstances.get("commit", "").partition("-")
     return escape(plain(digits[:_COMMIT] + ("+" if dirty else ""))) or ABSENT

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import add_technique, positive
-from harness.errors import ConfigError, Problem
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import add_technique, positive
+from converge_harness.errors import ConfigError, Problem
 
 HELP = "write the experiment file that the converging guide recommends for a technique"
 DESCRIPTION = """\
@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     Raises ConfigError when the file is there already, and as ``recommended_file`` does.
     """
     with leaving_when_interrupted():
-        from harness.matrix.recommend import recommended_file
-        from harness.store import atomic_write
+        from converge_harness.matrix.recommend import recommended_file
+        from converge_harness.store import atomic_write
     out: Path | None = arguments.out
     if out is not None:
         _require_free(out, force=arguments.force)

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import add_history_file, add_store, history_of
-from harness.errors import HistoryError, StoreError
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import add_history_file, add_store, history_of
+from converge_harness.errors import HistoryError, StoreError
 
 if TYPE_CHECKING:
-    from harness.history import Entry, History, NightMark
+    from converge_harness.history import Entry, History, NightMark
 
 HELP = "write a message about a night that is bad for the first time"
 DESCRIPTION = """\
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     Exit code 0 whatever the night was.
     """
     with leaving_when_interrupted():
-        from harness.store import atomic_write
+        from converge_harness.store import atomic_write
     history = history_of(arguments)
     arguments.body.unlink(missing_ok=True)
     folder = arguments.folder.resolve()
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _of_report(history: History, folder: Path) -> str | None:
     """The body of a night that judged something; None when nothing is new."""
-    from harness.night import body, night, reported
+    from converge_harness.night import body, night, reported
 
     document = _read(folder / REPORT)
     known: tuple[Entry, ...] = ()
@@ -116,7 +116,7 @@ def _of_report(history: History, folder: Path) -> str | None:
 
 def _known(history: History, folder: Path, document: Mapping[str, Any] | None) -> tuple[Entry, ...]:
     """Every result of the experiment that was reported to a folder, newest first."""
-    from harness.history import Filter
+    from converge_harness.history import Filter
 
     name = history.experiment_of(str(folder))
     if name is None and document is not None:
@@ -135,7 +135,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
     Raises StoreError when it is damaged.
     """
-    from harness.night import reported
+    from converge_harness.night import reported
 
     if not path.is_file():
         return None
@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _says(document: Mapping[str, Any], night: Sequence[Entry]) -> bool:
     """Whether a report is the one of a night: its folder may have held another."""
-    from harness.report.sanitize import plain
+    from converge_harness.report.sanitize import plain
 
     found = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
     return found == {plain(each.test_set): (each.verdict, each.cause_class) for each in night}
@@ -163,7 +163,7 @@ def _of_silence(arguments: argparse.Namespace, history: History, folder: Path) -
 
     None if the night before had no report either: that was already reported.
     """
-    from harness.night import nothing_judged
+    from converge_harness.night import nothing_judged
 
     name, now = _name(arguments.experiment), datetime.now(UTC)
     before, note = None, ""
@@ -184,7 +184,7 @@ def _remember_silence(
     history: History, name: str, experiment: Path, folder: Path, now: datetime
 ) -> NightMark | None:
     """Add the night unless it is there; the one before it."""
-    from harness.history import Night
+    from converge_harness.history import Night
 
     known = history.newest(name, limit=2) if history.path.is_file() else ()
     if known and not known[0].judged and known[0].report == str(folder):

@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import (
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import (
     add_calibration,
     add_cluster,
     add_experiment,
@@ -23,13 +23,13 @@ from harness.cli.options import (
     positive,
     store_of,
 )
-from harness.errors import ConfigError, Problem, suggest
-from harness.model import Launcher
+from converge_harness.errors import ConfigError, Problem, suggest
+from converge_harness.model import Launcher
 
 if TYPE_CHECKING:
-    from harness.model import Experiment, Job, Plan
-    from harness.plan import PlanRow
-    from harness.store import Store
+    from converge_harness.model import Experiment, Job, Plan
+    from converge_harness.plan import PlanRow
+    from converge_harness.store import Store
 
 HELP = "show what an experiment would run, without running it"
 DESCRIPTION = (
@@ -150,21 +150,21 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _plan(arguments: argparse.Namespace) -> ExitCode:
     if arguments.cover is not None:
         with leaving_when_interrupted():
-            from harness.cli.cover import cover
+            from converge_harness.cli.cover import cover
 
         return cover(arguments)
     _require_cover(arguments)
     _require_dry_run(arguments)
     if arguments.dry_run:
         with leaving_when_interrupted():
-            from harness.cli.dry_run import show_dry_run
+            from converge_harness.cli.dry_run import show_dry_run
 
         return show_dry_run(arguments)
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.cli.plan_table import print_besides, print_plan
-        from harness.plan import describe
-        from harness.trainers import assume_toolchain
+        from converge_harness.cli.console import make_console
+        from converge_harness.cli.plan_table import print_besides, print_plan
+        from converge_harness.plan import describe
+        from converge_harness.trainers import assume_toolchain
     made = plan_of(arguments, find=assume_toolchain)
     store = store_of(arguments)
     if arguments.script is not None:
@@ -222,18 +222,18 @@ def _require_dry_run(arguments: argparse.Namespace) -> None:
 def _command(job: Job, folder: Path, experiment: Experiment, per_node: int | None) -> str:
     """How a job is started: by torchrun, or by its batch script."""
     if experiment.launcher is Launcher.SLURM:
-        from harness.launch.slurm.batch_script import submit_argv
+        from converge_harness.launch.slurm.batch_script import submit_argv
 
         return shlex.join(submit_argv(folder.absolute()))
-    from harness.trainers import printable_command
+    from converge_harness.trainers import printable_command
 
     return printable_command(job, folder, per_node)
 
 
 def _script(made: Plan, store: Store, name: str) -> str:
     """The batch script of the job of that name."""
-    from harness.cli.console import error_console
-    from harness.launch.slurm.batch_script import JOB_SCRIPT, batch_script
+    from converge_harness.cli.console import error_console
+    from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, batch_script
 
     cluster = made.experiment.cluster
     if cluster is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.exit_codes import ExitCode, exit_code
-from harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.exit_codes import ExitCode, exit_code
+from converge_harness.cli.leaving import leaving_when_interrupted
 
 HELP = "judge and write the reports of a finished matrix again"
 DESCRIPTION = "Judge a finished matrix again and rewrite its reports, without training."
@@ -22,10 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code by the verdicts."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.matrix.conclude import conclude_again
+        from converge_harness.cli.console import make_console
+        from converge_harness.matrix.conclude import conclude_again
     _, _, judged = conclude_again(arguments.folder)
-    from harness.cli.verdicts import show_verdicts
+    from converge_harness.cli.verdicts import show_verdicts
 
     show_verdicts(make_console(), judged.view, arguments.folder)
     return exit_code(judged.verdicts)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import (
+from converge_harness.cli.exit_codes import EXIT_CODES, ExitCode, exit_code
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import (
     add_calibration,
     add_cluster,
     add_experiment,
@@ -28,8 +28,8 @@ from harness.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harness.model import Plan, Verdict
-    from harness.store import Store
+    from converge_harness.model import Plan, Verdict
+    from converge_harness.store import Store
 
 HELP = "run an experiment matrix and judge it"
 DESCRIPTION = "Run every job of an experiment that has not run yet, judge, and report."
@@ -60,11 +60,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code by the verdicts."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console
-        from harness.cli.progress import run_shown
-        from harness.matrix.calibrate import read_given
-        from harness.matrix.conclude import conclude
-        from harness.store import require_writable
+        from converge_harness.cli.console import make_console
+        from converge_harness.cli.progress import run_shown
+        from converge_harness.matrix.calibrate import read_given
+        from converge_harness.matrix.conclude import conclude
+        from converge_harness.store import require_writable
     console = make_console()
     begun = time.monotonic()
     plan = plan_of(arguments)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         plan, ran, folder, store=store, given=given, only=names(arguments.only), begun=begun
     )
     # What is refused draws nothing, and need not pay for it.
-    from harness.cli.verdicts import add_night, show_verdicts
+    from converge_harness.cli.verdicts import add_night, show_verdicts
 
     show_verdicts(console, judged.view, folder)
     add_night(
@@ -105,10 +105,10 @@ def _explain(
     arguments: argparse.Namespace,
 ) -> None:
     """Run what failed in low precision again in float32, and say what follows from that."""
-    from harness.cli.console import say
-    from harness.cli.progress import run_shown
-    from harness.matrix.explain import explain
-    from harness.report import write_reports
+    from converge_harness.cli.console import say
+    from converge_harness.cli.progress import run_shown
+    from converge_harness.matrix.explain import explain
+    from converge_harness.report import write_reports
 
     explained = explain(
         plan,

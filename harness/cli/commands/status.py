@@ -6,14 +6,14 @@ import argparse
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import store_of
-from harness.cli.scheduled import EXAMPLES, add_plan, again, mend, scheduled_plan
-from harness.model import Role, RunStatus
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import store_of
+from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, mend, scheduled_plan
+from converge_harness.model import Role, RunStatus
 
 if TYPE_CHECKING:
-    from harness.launch.slurm.detached import StatusRow
+    from converge_harness.launch.slurm.detached import StatusRow
 
 HELP = "show how the jobs of an experiment stand"
 DESCRIPTION = """\
@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from rich.markup import escape
         from rich.table import Table
 
-        from harness.cli.console import make_console, say
-        from harness.cli.progress import Display
-        from harness.launch.slurm.backend import Phase
-        from harness.launch.slurm.detached import BROKEN_OFF, NOT_SUBMITTED
-        from harness.matrix.submit import jobs_status
+        from converge_harness.cli.console import make_console, say
+        from converge_harness.cli.progress import Display
+        from converge_harness.launch.slurm.backend import Phase
+        from converge_harness.launch.slurm.detached import BROKEN_OFF, NOT_SUBMITTED
+        from converge_harness.matrix.submit import jobs_status
     console = make_console()
     plan = scheduled_plan(arguments)
     rows = jobs_status(plan, store_of(arguments), Display(console))
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _reason(row: StatusRow) -> str:
-    from harness.cli.progress import requeued
+    from converge_harness.cli.progress import requeued
 
     told = [requeued(row.requeues)] if row.requeues else []
     return "; ".join([*told, row.reason] if row.reason else told)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
-from harness.cli.options import store_of
-from harness.cli.scheduled import EXAMPLES, add_plan, again, mend, scheduled_plan
-from harness.model import RunStatus
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.options import store_of
+from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, mend, scheduled_plan
+from converge_harness.model import RunStatus
 
 HELP = "give an experiment's jobs to Slurm"
 DESCRIPTION = """\
@@ -34,9 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """``converge submit``: exit code 0 when the scheduler has all that was to be submitted."""
     with leaving_when_interrupted():
-        from harness.cli.console import make_console, say
-        from harness.cli.progress import Display, noticing_launches
-        from harness.matrix.submit import submit_jobs
+        from converge_harness.cli.console import make_console, say
+        from converge_harness.cli.progress import Display, noticing_launches
+        from converge_harness.matrix.submit import submit_jobs
     console = make_console()
     plan = scheduled_plan(arguments)
     store = store_of(arguments)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from harness.cli.exit_codes import ExitCode
-from harness.cli.leaving import leaving_when_interrupted
+from converge_harness.cli.exit_codes import ExitCode
+from converge_harness.cli.leaving import leaving_when_interrupted
 
 HELP = "list the toolchains that an experiment needs"
 DESCRIPTION = """\
@@ -24,8 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Their names, one a line."""
     with leaving_when_interrupted():
-        from harness.experiment import load_experiment
-        from harness.matrix.load import toolchain_names
+        from converge_harness.experiment import load_experiment
+        from converge_harness.matrix.load import toolchain_names
     for name in toolchain_names(load_experiment(arguments.experiment)):
         print(name)
     return ExitCode.PASS

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.judge.causes import (
+from converge_harness.judge.causes import (
     backward,
     buffers,
     curves,
@@ -32,13 +32,13 @@ from harness.judge.causes import (
     resume,
     updates,
 )
-from harness.judge.causes.context import Context
-from harness.judge.causes.inputs import blown_up_at
-from harness.judge.causes.resume import follows_from_resume
-from harness.judge.causes.signature import Cause, ComparisonKind, Signature, in_order
-from harness.judge.compare.envelopes import curves_alone
-from harness.judge.comparison import RunComparison
-from harness.model import CauseClass, Check, Outcome
+from converge_harness.judge.causes.context import Context
+from converge_harness.judge.causes.inputs import blown_up_at
+from converge_harness.judge.causes.resume import follows_from_resume
+from converge_harness.judge.causes.signature import Cause, ComparisonKind, Signature, in_order
+from converge_harness.judge.compare.envelopes import curves_alone
+from converge_harness.judge.comparison import RunComparison
+from converge_harness.model import CauseClass, Check, Outcome
 
 _DOUBTS = (
     "same-data",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.context import (
+from converge_harness.judge.causes.context import (
     ABRUPT,
     Context,
     digits,
@@ -18,8 +18,8 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.factors import Match, NamedFactor, named_factor
-from harness.judge.causes.gradient_patterns import (
+from converge_harness.judge.causes.factors import Match, NamedFactor, named_factor
+from converge_harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
     PART_LEAVES,
     Scaled,
@@ -32,13 +32,20 @@ from harness.judge.causes.gradient_patterns import (
     worst_words,
     wrong_gradients,
 )
-from harness.judge.causes.location import family, of_scores, scores_scaled, stage_words
-from harness.judge.causes.parameter_names import describe
-from harness.judge.causes.signature import EVERY, Basis, Cause, ComparisonKind, Stage, signature
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.floors import FIRST_STEPS
-from harness.judge.compare.tensors import TensorComparison
-from harness.model import CauseClass
+from converge_harness.judge.causes.location import family, of_scores, scores_scaled, stage_words
+from converge_harness.judge.causes.parameter_names import describe
+from converge_harness.judge.causes.signature import (
+    EVERY,
+    Basis,
+    Cause,
+    ComparisonKind,
+    Stage,
+    signature,
+)
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.floors import FIRST_STEPS
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.model import CauseClass
 
 _LEAST_MATCH, _MOST_MATCH = 1e-3, 3e-2
 _NOTHING = 1e-12

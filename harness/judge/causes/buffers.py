@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Context, loss_agrees
-from harness.judge.causes.parameter_names import fold, joined
-from harness.judge.causes.signature import Basis, Cause, Stage, signature
-from harness.judge.compare.post_step_state import buffers as compared
-from harness.judge.compare.post_step_state import unchanging, unmoved
-from harness.judge.compare.sketches import fit, relative
-from harness.judge.compare.tensors import TensorComparison
-from harness.model import BufferRows, CauseClass, Floats
+from converge_harness.judge.causes.context import Context, loss_agrees
+from converge_harness.judge.causes.parameter_names import fold, joined
+from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
+from converge_harness.judge.compare.post_step_state import buffers as compared
+from converge_harness.judge.compare.post_step_state import unchanging, unmoved
+from converge_harness.judge.compare.sketches import fit, relative
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.model import BufferRows, CauseClass, Floats
 
 _MULTIPLE = 1e-3
 """What a factor may leave of a buffer that is a multiple of the control's."""

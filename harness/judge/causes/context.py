@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge.causes.factors import NamedFactor, named_factor
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.floors import coarser
-from harness.judge.compare.tensors import TensorComparison
-from harness.judge.comparison import RunComparison
-from harness.judge.degrees import ran_at
-from harness.model import Check, Floats, Integers, Outcome, Precision
+from converge_harness.judge.causes.factors import NamedFactor, named_factor
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.floors import coarser
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.judge.comparison import RunComparison
+from converge_harness.judge.degrees import ran_at
+from converge_harness.model import Check, Floats, Integers, Outcome, Precision
 
 CONSTANT = 1e-2
 """A ratio is called constant when no step is further than this from its median."""

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from harness.judge.causes.context import (
+from converge_harness.judge.causes.context import (
     ABRUPT,
     Context,
     begins,
@@ -18,12 +18,12 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from harness.judge.causes.updates import first_part
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from harness.judge.wording import distinct_digits
-from harness.model import CauseClass, Floats, Outcome, Precision, Tier
+from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
+from converge_harness.judge.causes.updates import first_part
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.tensors import TensorComparison, TensorDifferences
+from converge_harness.judge.wording import distinct_digits
+from converge_harness.model import CauseClass, Floats, Outcome, Precision, Tier
 
 _ONE_OFF = (
     "what happens at that step alone: its samples, gradients that were not set to zero, a skipped "

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.judge.compare.curves import series
-from harness.judge.degrees import in_force_over
-from harness.model import Evidence, Floats, Integers
+from converge_harness.judge.compare.curves import series
+from converge_harness.judge.degrees import in_force_over
+from converge_harness.model import Evidence, Floats, Integers
 
 FIRST_STEP_MATCH = 1e-2
 """A ratio equals a quantity when it does so within 1% at the first step, where nothing drifts …"""

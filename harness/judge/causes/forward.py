@@ -21,24 +21,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.backward import name_of
-from harness.judge.causes.context import (
+from converge_harness.judge.causes.backward import name_of
+from converge_harness.judge.causes.context import (
     Context,
     begins,
     off_at_first_step,
     ratio_words,
     words_of,
 )
-from harness.judge.causes.factors import FIRST_STEP_MATCH
-from harness.judge.causes.gradient_patterns import (
+from converge_harness.judge.causes.factors import FIRST_STEP_MATCH
+from converge_harness.judge.causes.gradient_patterns import (
     OUTWEIGHS,
     Wrong,
     precision_words,
     worst_words,
     wrong_gradients,
 )
-from harness.judge.causes.location import ATTENTION, EXPERTS, FEED_FORWARD, Spot, differences, spot
-from harness.judge.causes.parameter_names import (
+from converge_harness.judge.causes.location import (
+    ATTENTION,
+    EXPERTS,
+    FEED_FORWARD,
+    Spot,
+    differences,
+    spot,
+)
+from converge_harness.judge.causes.parameter_names import (
     ParameterRole,
     depth_of,
     describe,
@@ -46,20 +53,20 @@ from harness.judge.causes.parameter_names import (
     layers_of,
     role_of,
 )
-from harness.judge.causes.signature import Basis, Cause, Stage, signature
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.limits import same_sample_layout
-from harness.judge.compare.reported import agreement
-from harness.judge.compare.tensors import TensorComparison
-from harness.judge.wording import distinct_digits
-from harness.model import CauseClass, Outcome, Precision
+from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.limits import same_sample_layout
+from converge_harness.judge.compare.reported import agreement
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.judge.wording import distinct_digits
+from converge_harness.model import CauseClass, Outcome, Precision
 
 SAME_BITS = 1e-14
 """Relative difference of two sums in float64 of the same numbers."""
 LEAST_LOSS = 1e-8
 """Of the recomputed loss at step 1: an ulp on every weight of a float32 model moves it by 4e-9,
-another sharding by 3e-10 (as measured for ``harness.judge.compare.floors``). No limit is that low,
-for larger models; gradients that are off as well say that it is no rounding."""
+another sharding by 3e-10 (as measured for ``converge_harness.judge.compare.floors``). No limit is
+that low, for larger models; gradients that are off as well say that it is no rounding."""
 BEYOND = 3.0
 """Times the repeats' spread."""
 _DOWNSTREAM = 10.0

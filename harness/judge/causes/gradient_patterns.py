@@ -1,8 +1,8 @@
 """How a model's tensors differ: scaled, turned into another direction, gone, or exchanged.
 
 From two sketches follow the best ``test = factor x control`` of a tensor and what that leaves
-(:func:`harness.judge.compare.sketches.fit`). What is left is *rounding* when it would be inside the
-tensor's own limit, or nearly: limits are those of the precision, or learnt from repeats.
+(:func:`converge_harness.judge.compare.sketches.fit`). What is left is *rounding* when it would be
+inside the tensor's own limit, or nearly: limits are those of the precision, or learnt from repeats.
 
 The norm of a tensor does not depend on the order of its entries, and is taken in float64. So right
 numbers in wrong places show by it: shards that are exchanged and tensors that are transposed keep
@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Context
-from harness.judge.causes.parameter_names import joined
-from harness.judge.compare.sketches import fit
-from harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from harness.model import Floats, Integers, Precision, TensorRows
+from converge_harness.judge.causes.context import Context
+from converge_harness.judge.causes.parameter_names import joined
+from converge_harness.judge.compare.sketches import fit
+from converge_harness.judge.compare.tensors import TensorComparison, TensorDifferences
+from converge_harness.model import Floats, Integers, Precision, TensorRows
 
 LEAST_ROUNDING, MOST_ROUNDING = 1e-5, 0.25
 """What a factor may leave of a tensor, whatever the limit: a limit of 0.9 would excuse anything."""

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from harness.judge.causes.context import Context, words_of
-from harness.judge.causes.optimizer import counted_otherwise
-from harness.judge.causes.resume import of_pass
-from harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
-from harness.judge.compare.curves import series
-from harness.judge.compare.floors import FIRST_STEPS
-from harness.model import CauseClass, Evidence, Outcome
+from converge_harness.judge.causes.context import Context, words_of
+from converge_harness.judge.causes.optimizer import counted_otherwise
+from converge_harness.judge.causes.resume import of_pass
+from converge_harness.judge.causes.signature import EVERY, Basis, Cause, Stage, signature
+from converge_harness.judge.compare.curves import series
+from converge_harness.judge.compare.floors import FIRST_STEPS
+from converge_harness.model import CauseClass, Evidence, Outcome
 
 
 @signature(Basis.RECORDED, Stage.RUN, asked_of=EVERY)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Context, digits
-from harness.judge.causes.parameter_names import (
+from converge_harness.judge.causes.context import Context, digits
+from converge_harness.judge.causes.parameter_names import (
     ParameterRole,
     depth_of,
     joined,
@@ -28,9 +28,9 @@ from harness.judge.causes.parameter_names import (
     role_of,
     spans,
 )
-from harness.judge.causes.signature import Cause
-from harness.judge.compare.tensors import TensorComparison
-from harness.model import CauseClass, Floats
+from converge_harness.judge.causes.signature import Cause
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.model import CauseClass, Floats
 
 _NAMED = 4
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.causes.context import Context, digits
-from harness.judge.causes.factors import FrozenMatch, NamedFactor, named_factor
-from harness.judge.causes.forward import (
+from converge_harness.judge.causes.context import Context, digits
+from converge_harness.judge.causes.factors import FrozenMatch, NamedFactor, named_factor
+from converge_harness.judge.causes.forward import (
     LEAST_LOSS,
     SAME_BITS,
     look_in_forward,
     same_program,
 )
-from harness.judge.causes.location import (
+from converge_harness.judge.causes.location import (
     Spot,
     family,
     of_scores,
@@ -20,11 +20,11 @@ from harness.judge.causes.location import (
     spot_of,
     stage_words,
 )
-from harness.judge.causes.parameter_names import describe
-from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from harness.judge.compare.precision_errors import Errors, measure_errors
-from harness.judge.compare.random_numbers import drawn, in_force
-from harness.model import CauseClass, Evidence, Floats, Integers
+from converge_harness.judge.causes.parameter_names import describe
+from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
+from converge_harness.judge.compare.precision_errors import Errors, measure_errors
+from converge_harness.judge.compare.random_numbers import drawn, in_force
+from converge_harness.model import CauseClass, Evidence, Floats, Integers
 
 _STEADY = 4.0
 """A factor is one for all batches where its mean is so many times its standard error."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import (
+from converge_harness.judge.causes.context import (
     CONSTANT,
     Context,
     is_constant,
@@ -20,12 +20,19 @@ from harness.judge.causes.context import (
     ratio_words,
     words_of,
 )
-from harness.judge.causes.factors import Match, named_factor
-from harness.judge.causes.location import stage_words
-from harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
-from harness.judge.causes.signature import EVERY, Basis, Cause, ComparisonKind, Stage, signature
-from harness.judge.compare.reported import Agreement, agreement
-from harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
+from converge_harness.judge.causes.factors import Match, named_factor
+from converge_harness.judge.causes.location import stage_words
+from converge_harness.judge.causes.parameter_names import depth_of, describe, layers_of, role_of
+from converge_harness.judge.causes.signature import (
+    EVERY,
+    Basis,
+    Cause,
+    ComparisonKind,
+    Stage,
+    signature,
+)
+from converge_harness.judge.compare.reported import Agreement, agreement
+from converge_harness.model import CauseClass, Flags, Floats, Integers, Outcome, Precision
 
 _LOGGED = {
     "loss": "where the loss is reduced for logging: dist_sum or dist_mean, over which mesh, and "

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Context, loss_agrees
-from harness.judge.causes.location import stage_words
-from harness.judge.causes.parameter_names import describe, joined
-from harness.judge.causes.signature import Basis, Cause, Stage, signature
-from harness.judge.compare.post_step_state import UNCLIPPED, Clipping, clippings
-from harness.judge.compare.tensors import TensorComparison
-from harness.model import CauseClass, Flags, Floats, Outcome, PostStepState
+from converge_harness.judge.causes.context import Context, loss_agrees
+from converge_harness.judge.causes.location import stage_words
+from converge_harness.judge.causes.parameter_names import describe, joined
+from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
+from converge_harness.judge.compare.post_step_state import UNCLIPPED, Clipping, clippings
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.model import CauseClass, Flags, Floats, Outcome, PostStepState
 
 _CHECKS = ("clipping-first-steps", "clipping-envelope")
 _MISREPORTED = "reported-grad-norm-is-recomputed"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.judge.causes.context import Context
-from harness.judge.causes.parameter_names import fold, joined
-from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from harness.judge.causes.updates import first_part
-from harness.model import CauseClass, Disagreement, ReplicaSample
+from converge_harness.judge.causes.context import Context
+from converge_harness.judge.causes.parameter_names import fold, joined
+from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
+from converge_harness.judge.causes.updates import first_part
+from converge_harness.model import CauseClass, Disagreement, ReplicaSample
 
 _NAMED = 3
 

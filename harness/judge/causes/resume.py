@@ -7,14 +7,14 @@ parted before the resume.
 
 from __future__ import annotations
 
-from harness.judge.causes.context import Context
-from harness.judge.causes.signature import Basis, Cause, Stage, signature
-from harness.judge.causes.updates import initial_words
-from harness.judge.checks.resume import Lost, not_restored
-from harness.judge.degrees import owner
-from harness.judge.resume.passes import TOKENS_SEEN, gaps, loads, newest_whole
-from harness.judge.resume.saved_state import PARAMETERS
-from harness.model import CauseClass, Loader, Outcome
+from converge_harness.judge.causes.context import Context
+from converge_harness.judge.causes.signature import Basis, Cause, Stage, signature
+from converge_harness.judge.causes.updates import initial_words
+from converge_harness.judge.checks.resume import Lost, not_restored
+from converge_harness.judge.degrees import owner
+from converge_harness.judge.resume.passes import TOKENS_SEEN, gaps, loads, newest_whole
+from converge_harness.judge.resume.saved_state import PARAMETERS
+from converge_harness.model import CauseClass, Loader, Outcome
 
 RESUME_CHECKS = (
     "passes-continuous",

@@ -1,8 +1,9 @@
 """What a signature of a bug is, and in which order signatures are asked.
 
-A signature is a documented function of a :class:`harness.judge.causes.context.Context` that returns
-a :class:`Cause` where it recognises its class of bug, and None elsewhere. Several may recognise one
-failure, so the first that does is believed. The order is a rule, and no place in a list:
+A signature is a documented function of a :class:`converge_harness.judge.causes.context.Context`
+that returns a :class:`Cause` where it recognises its class of bug, and None elsewhere. Several may
+recognise one failure, so the first that does is believed. The order is a rule, and no place in a
+list:
 
 1. by :class:`Basis`: what the signature goes by, the most certain first;
 2. of one basis, by :class:`Stage`: where in a step the bug is, in the order of the step, since what
@@ -20,8 +21,8 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from harness.judge.causes.context import Context
-from harness.model import CauseClass
+from converge_harness.judge.causes.context import Context
+from converge_harness.model import CauseClass
 
 
 class Cause(NamedTuple):

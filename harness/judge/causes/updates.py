@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.causes.context import Context, loss_agrees, words_of
-from harness.judge.causes.gradient_patterns import (
+from converge_harness.judge.causes.context import Context, loss_agrees, words_of
+from converge_harness.judge.causes.gradient_patterns import (
     MOST_FACTORS,
     NAMED,
     Sorting,
@@ -22,13 +22,13 @@ from harness.judge.causes.gradient_patterns import (
     sort,
     wrong_gradients,
 )
-from harness.judge.causes.parameter_names import describe, joined, place_of
-from harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
-from harness.judge.compare.curves import series
-from harness.judge.compare.floors import FIRST_STEPS, storage
-from harness.judge.compare.sketches import fit, update
-from harness.judge.compare.tensors import TensorComparison, TensorDifferences
-from harness.model import CauseClass, Floats, Integers, Precision, TensorSample
+from converge_harness.judge.causes.parameter_names import describe, joined, place_of
+from converge_harness.judge.causes.signature import Basis, Cause, ComparisonKind, Stage, signature
+from converge_harness.judge.compare.curves import series
+from converge_harness.judge.compare.floors import FIRST_STEPS, storage
+from converge_harness.judge.compare.sketches import fit, update
+from converge_harness.judge.compare.tensors import TensorComparison, TensorDifferences
+from converge_harness.model import CauseClass, Floats, Integers, Precision, TensorSample
 
 SAME_NORM = 1e-9
 """Norms in float64 of the same bits differ by no more: any order of the sum."""

@@ -10,15 +10,28 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.compare.curves import common_steps, first_hole, has, pair, relative_difference
-from harness.judge.compare.floors import SAME_LR
-from harness.judge.degrees import spec_of
-from harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
-from harness.judge.programs import differently_probed
-from harness.judge.soundness import disordered, other_data, other_steps, ranks_disagree
-from harness.judge.wording import distinct_digits
-from harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.compare.curves import (
+    common_steps,
+    first_hole,
+    has,
+    pair,
+    relative_difference,
+)
+from converge_harness.judge.compare.floors import SAME_LR
+from converge_harness.judge.degrees import spec_of
+from converge_harness.judge.in_force import InForce, not_in_force, not_named, undeclared_differences
+from converge_harness.judge.programs import differently_probed
+from converge_harness.judge.soundness import disordered, other_data, other_steps, ranks_disagree
+from converge_harness.judge.wording import distinct_digits
+from converge_harness.model import Evidence, Integers, Limit, Outcome, SetSpec, Tier
 
 LEAST_COVERAGE = 0.5
 """Share of the coarser grid's steps that must be in both curves."""

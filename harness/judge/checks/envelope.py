@@ -1,12 +1,12 @@
 """Tier 2: every step inside the growth envelope; the first one outside is the onset.
 
 One step outside is enough for a FAIL: limits are such that a right run leaves them at any step with
-a probability fixed beforehand (:mod:`harness.judge.compare.limits`), and a curve that left and came
-back (one step x100, say) was wrong all the same.
+a probability fixed beforehand (:mod:`converge_harness.judge.compare.limits`), and a curve that left
+and came back (one step x100, say) was wrong all the same.
 
 Where two curves are all that there is, nothing says how far right runs lie apart
-(:mod:`harness.judge.compare.envelopes`). Then a gross difference is a FAIL, within a margin that
-somebody set the margin decides, and everything else is open.
+(:mod:`converge_harness.judge.compare.envelopes`). Then a gross difference is a FAIL, within a
+margin that somebody set the margin decides, and everything else is open.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, skipped
-from harness.judge.compare.envelopes import (
+from converge_harness.judge.checks.question import CheckResult, Question, check, skipped
+from converge_harness.judge.compare.envelopes import (
     GROSS,
     REPEATS,
     Envelope,
     gross_steps,
     lasting_difference,
 )
-from harness.judge.wording import distinct_digits
-from harness.model import Limit, Outcome, Tier
+from converge_harness.judge.wording import distinct_digits
+from converge_harness.model import Limit, Outcome, Tier
 
 Envelopes = Mapping[str, Envelope]
 

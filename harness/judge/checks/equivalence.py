@@ -1,15 +1,15 @@
 """Tier 3: whether the loss of a whole run is near enough to the control's not to matter.
 
 The earlier tiers ask whether a difference is more than rounding. This one asks by two one-sided
-tests (:mod:`harness.judge.compare.tost`) whether it is small against a margin that somebody cares
-about.
+tests (:mod:`converge_harness.judge.compare.tost`) whether it is small against a margin that
+somebody cares about.
 
 * **Window**: the second half of the run. The first half holds warm-up, where the loss falls so
   fast that a run a fraction of a step behind looks far off, and where every run starts alike.
 * **Repeats**: in chaotic training, or in coarse arithmetic, right runs stay apart for longer than
   any window, and no standard error from within one window can know that. So a difference that is
   no more than chance among the repeats of the control is no failure: how far *their* means are
-  from the control's, times what :mod:`harness.judge.compare.limits` allows.
+  from the control's, times what :mod:`converge_harness.judge.compare.limits` allows.
 * **Short runs**: what is no more than usual among these repeats tells nothing in a run of fewer
   than :data:`LONG` steps, so it is not asked there unless somebody set a margin.
 """
@@ -22,19 +22,32 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, invalid, skipped
-from harness.judge.compare.curves import (
+from converge_harness.judge.checks.question import CheckResult, Question, check, invalid, skipped
+from converge_harness.judge.compare.curves import (
     CurvePair,
     pair,
     rounding_share,
     second_half,
     signed_difference,
 )
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.floors import SPREAD_CEILING, WIDEST
-from harness.judge.compare.limits import FEWEST_REPEATS, USUAL, mean_multiple, usual_multiple
-from harness.judge.compare.tost import FEWEST, Answer, Equivalence, equivalence
-from harness.model import Calibration, Evidence, Integers, Limit, Outcome, SignalScale, Tier
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.floors import SPREAD_CEILING, WIDEST
+from converge_harness.judge.compare.limits import (
+    FEWEST_REPEATS,
+    USUAL,
+    mean_multiple,
+    usual_multiple,
+)
+from converge_harness.judge.compare.tost import FEWEST, Answer, Equivalence, equivalence
+from converge_harness.model import (
+    Calibration,
+    Evidence,
+    Integers,
+    Limit,
+    Outcome,
+    SignalScale,
+    Tier,
+)
 
 SAME_REGIME, COARSER_REGIME = 1e-3, 1e-2
 """Margins where none is set: of two runs of the same precision, and where one is coarser (bf16 or

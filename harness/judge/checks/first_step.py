@@ -10,13 +10,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from harness.judge.checks.envelope import open_first_step
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.compare.curves import common_steps, series
-from harness.judge.compare.envelopes import Envelope
-from harness.judge.compare.reported import agreement, other_objective
-from harness.judge.programs import BEFORE_CLIPPING, probing
-from harness.model import Evidence, Limit, Outcome, SetSpec, Tier
+from converge_harness.judge.checks.envelope import open_first_step
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.compare.curves import common_steps, series
+from converge_harness.judge.compare.envelopes import Envelope
+from converge_harness.judge.compare.reported import agreement, other_objective
+from converge_harness.judge.programs import BEFORE_CLIPPING, probing
+from converge_harness.model import Evidence, Limit, Outcome, SetSpec, Tier
 
 Envelopes = Mapping[str, Envelope]
 

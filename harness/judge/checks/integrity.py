@@ -3,7 +3,7 @@
 Of both runs and of the repeats that limits are learnt from: complete, in order, finite; per-tensor
 evidence of one model that starts as one. Broken evidence is INVALID; a test set that turned
 non-finite while its control did not is a FAIL. Whether the two runs are the comparison that was
-meant is asked by :mod:`harness.judge.checks.comparability`.
+meant is asked by :mod:`converge_harness.judge.checks.comparability`.
 
 Two runs also have to learn something. A file compared with itself, or curves of a model that stands
 still, agree whatever is wrong with the code that made them. What compares nothing is INVALID,
@@ -16,16 +16,23 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.checks.resume import badly_requeued
-from harness.judge.compare.curves import has, pair, rounding_of, series
-from harness.judge.compare.envelopes import curves_alone
-from harness.judge.compare.floors import JUDGED_SIGNALS
-from harness.judge.compare.reported import agreement, other_objective
-from harness.judge.compare.sketches import sizes_of
-from harness.judge.compare.tensors import Comparisons
-from harness.judge.programs import BEFORE_CLIPPING, probing, required
-from harness.judge.soundness import (
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.checks.resume import badly_requeued
+from converge_harness.judge.compare.curves import has, pair, rounding_of, series
+from converge_harness.judge.compare.envelopes import curves_alone
+from converge_harness.judge.compare.floors import JUDGED_SIGNALS
+from converge_harness.judge.compare.reported import agreement, other_objective
+from converge_harness.judge.compare.sketches import sizes_of
+from converge_harness.judge.compare.tensors import Comparisons
+from converge_harness.judge.programs import BEFORE_CLIPPING, probing, required
+from converge_harness.judge.soundness import (
     Flaw,
     began_later,
     disordered,
@@ -37,8 +44,8 @@ from harness.judge.soundness import (
     unfinished,
     unsampled,
 )
-from harness.judge.wording import counted, distinct_digits
-from harness.model import Calibration, Evidence, Floats, Outcome, SetSpec, Tier
+from converge_harness.judge.wording import counted, distinct_digits
+from converge_harness.model import Calibration, Evidence, Floats, Outcome, SetSpec, Tier
 
 
 @check(Tier.INTEGRITY)

@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.compare.limits import student
-from harness.judge.compare.precision_errors import (
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.compare.limits import student
+from converge_harness.judge.compare.precision_errors import (
     ALARMS,
     LASTING_SPREAD,
     Errors,
     PrecisionRuns,
     flaw_of,
 )
-from harness.judge.compare.random_numbers import by_chance, furthest, mean_by_chance, unlike
-from harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
+from converge_harness.judge.compare.random_numbers import (
+    by_chance,
+    furthest,
+    mean_by_chance,
+    unlike,
+)
+from converge_harness.model import Deviation, Evidence, Limit, Outcome, Precision, Tier
 
 NAMED = 3
 MOST_DEVIATIONS = 20

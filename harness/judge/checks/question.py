@@ -11,12 +11,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.model import Check, Deviation, Limit, Outcome, Tier
+from converge_harness.model import Check, Deviation, Limit, Outcome, Tier
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What a check found: a :class:`harness.model.Check` but for what its function knows."""
+    """What a check found: a :class:`model.Check` but for what its function knows."""
 
     outcome: Outcome
     detail: str = ""
@@ -36,8 +36,8 @@ class Question:
     title: str
     tier: Tier
     inputs: tuple[str, ...]
-    """Names of the fields that it looks at, of a :class:`harness.judge.comparison.RunComparison` or
-    a :class:`harness.judge.rcp.Submission`."""
+    """Names of the fields that it looks at, of a :class:`judge.comparison.RunComparison` or
+    a :class:`converge_harness.judge.rcp.Submission`."""
     ask: Callable[..., CheckResult]
 
     def __call__(self, compared: object) -> Check:

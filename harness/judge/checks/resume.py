@@ -19,12 +19,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.compare.curves import relative_difference
-from harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS
-from harness.judge.degrees import degrees_of, ranks
-from harness.judge.in_force import unlike_a_repeat
-from harness.judge.resume.faults import (
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.compare.curves import relative_difference
+from converge_harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS
+from converge_harness.judge.degrees import degrees_of, ranks
+from converge_harness.judge.in_force import unlike_a_repeat
+from converge_harness.judge.resume.faults import (
     IN_A_STEP,
     faults_that_ended,
     is_torn,
@@ -34,7 +41,7 @@ from harness.judge.resume.faults import (
     struck_in,
     torn_checkpoints,
 )
-from harness.judge.resume.passes import (
+from converge_harness.judge.resume.passes import (
     NEVER_INTERRUPTED,
     NO_PASSES,
     Load,
@@ -43,10 +50,16 @@ from harness.judge.resume.passes import (
     loads,
     never_interrupted,
 )
-from harness.judge.resume.saved_state import PARAMETERS, RESTORED, StatePart, parts, says_nothing
-from harness.judge.soundness import Flaw
-from harness.judge.wording import counted
-from harness.model import (
+from converge_harness.judge.resume.saved_state import (
+    PARAMETERS,
+    RESTORED,
+    StatePart,
+    parts,
+    says_nothing,
+)
+from converge_harness.judge.soundness import Flaw
+from converge_harness.judge.wording import counted
+from converge_harness.model import (
     Deviation,
     Evidence,
     Fault,

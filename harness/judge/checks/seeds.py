@@ -1,8 +1,8 @@
 """Runs of several seeds: whether they can be compared at all, and what their losses say.
 
-The statistics are :mod:`harness.judge.compare.seeds`; these are its questions. Whether a set is the
-same as its control is asked seed by seed where both were trained by the same seeds. Whether a
-change that is meant is no worse is not: it is compared as one group with the other.
+The statistics are :mod:`converge_harness.judge.compare.seeds`; these are its questions. Whether a
+set is the same as its control is asked seed by seed where both were trained by the same seeds.
+Whether a change that is meant is no worse is not: it is compared as one group with the other.
 
 With a target loss the question is how many steps the seeds of two sides need to reach it. That is
 the form in which MLPerf Training states convergence: not how low a loss is at a step, but when it
@@ -20,18 +20,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.checks.comparability import LEAST_COVERAGE, torn
-from harness.judge.checks.equivalence import (
+from converge_harness.judge.checks.comparability import LEAST_COVERAGE, torn
+from converge_harness.judge.checks.equivalence import (
     OUTCOMES,
     loss_of,
     margin_of,
     outlook,
     printed_too_coarsely,
 )
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.compare.curves import has, rounding_of, rounding_share, second_half, series
-from harness.judge.compare.curves import signed_difference as difference_of
-from harness.judge.compare.seeds import (
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.compare.curves import (
+    has,
+    rounding_of,
+    rounding_share,
+    second_half,
+    series,
+)
+from converge_harness.judge.compare.curves import signed_difference as difference_of
+from converge_harness.judge.compare.seeds import (
     FEWEST_SEEDS,
     MOST_SEEDS,
     Group,
@@ -42,10 +55,10 @@ from harness.judge.compare.seeds import (
     step_noise,
     trajectory,
 )
-from harness.judge.compare.tost import ALPHA, FEWEST, Answer, equivalence
-from harness.judge.comparison import RunComparison
-from harness.judge.wording import counted
-from harness.model import (
+from converge_harness.judge.compare.tost import ALPHA, FEWEST, Answer, equivalence
+from converge_harness.judge.comparison import RunComparison
+from converge_harness.judge.wording import counted
+from converge_harness.model import (
     Check,
     Evidence,
     Floats,

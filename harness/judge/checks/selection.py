@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from harness.judge.checks import (
+from converge_harness.judge.checks import (
     comparability,
     envelope,
     equivalence,
@@ -21,13 +21,13 @@ from harness.judge.checks import (
     resume,
     tensors,
 )
-from harness.judge.checks import (
+from converge_harness.judge.checks import (
     seeds as seed_checks,
 )
-from harness.judge.checks.question import Question
-from harness.judge.checks.seeds import of_every
-from harness.judge.comparison import RunComparison
-from harness.model import Ask, Check, Outcome, Tier
+from converge_harness.judge.checks.question import Question
+from converge_harness.judge.checks.seeds import of_every
+from converge_harness.judge.comparison import RunComparison
+from converge_harness.model import Ask, Check, Outcome, Tier
 
 CHECKS: tuple[Question, ...] = (
     *integrity.CHECKS,

@@ -14,9 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from harness.judge.checks.question import CheckResult, Question, check, invalid, passed, skipped
-from harness.judge.compare.floors import FIRST_STEPS, GRADIENT_FLOORS, coarser
-from harness.judge.compare.post_step_state import (
+from converge_harness.judge.checks.question import (
+    CheckResult,
+    Question,
+    check,
+    invalid,
+    passed,
+    skipped,
+)
+from converge_harness.judge.compare.floors import FIRST_STEPS, GRADIENT_FLOORS, coarser
+from converge_harness.judge.compare.post_step_state import (
     Clipping,
     PostStepDifference,
     buffers,
@@ -25,18 +32,18 @@ from harness.judge.compare.post_step_state import (
     states,
     unseen,
 )
-from harness.judge.compare.sketches import Renamed
-from harness.judge.compare.tensors import (
+from converge_harness.judge.compare.sketches import Renamed
+from converge_harness.judge.compare.tensors import (
     MOST_DEVIATIONS,
     Comparisons,
     TensorComparison,
     TensorDifferences,
     uncounted,
 )
-from harness.judge.degrees import ran_at
-from harness.judge.programs import wrapping
-from harness.judge.soundness import replicas_differ
-from harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
+from converge_harness.judge.degrees import ran_at
+from converge_harness.judge.programs import wrapping
+from converge_harness.judge.soundness import replicas_differ
+from converge_harness.model import Deviation, Evidence, Limit, Outcome, SetSpec, Tier
 
 NAMED = 3
 """How many tensors a detail names."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model import Evidence, Flags, Floats, Integers
+from converge_harness.model import Evidence, Flags, Floats, Integers
 
 
 class SignalSeries(NamedTuple):

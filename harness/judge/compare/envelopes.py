@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.compare.curves import (
+from converge_harness.judge.compare.curves import (
     CurvePair,
     common_steps,
     pair,
@@ -36,7 +36,7 @@ from harness.judge.compare.curves import (
     second_half,
     unprinted,
 )
-from harness.judge.compare.floors import (
+from converge_harness.judge.compare.floors import (
     FIRST_STEPS,
     FLOORS,
     NORMS,
@@ -46,7 +46,7 @@ from harness.judge.compare.floors import (
     WIDEST_NORM,
     coarser,
 )
-from harness.judge.compare.limits import (
+from converge_harness.judge.compare.limits import (
     JUMP,
     SIGNAL_ALARMS,
     applicable,
@@ -54,7 +54,7 @@ from harness.judge.compare.limits import (
     routed,
     widest_scale,
 )
-from harness.model import (
+from converge_harness.model import (
     Calibration,
     Evidence,
     Flags,
@@ -83,7 +83,7 @@ class Envelope:
     learnt_origin: str = ""
     unlearnt: bool = False
     """Whether there are two curves alone and nothing says how far right runs lie apart: outside of
-    the limit is then open, unless it is gross (:mod:`harness.judge.compare.envelopes`)."""
+    the limit is then open, unless it is gross (:mod:`converge_harness.judge.compare.envelopes`)."""
     tolerated: bool = False
     """Whether the limit is a tolerance that somebody set."""
     by_margin: bool = False

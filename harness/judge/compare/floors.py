@@ -6,10 +6,10 @@ repeats, and for a test set of coarser precision than its control, which really 
 else, there is nothing to learn from, and the second tables decide. Those were chosen by hand above
 what was measured on CPU debug models, and are not derived from the model, its size or its batch.
 
-Every number is a relative difference, as :func:`harness.judge.compare.curves.relative_difference`
-has it. Unless a comment names another source, the numbers were measured on torch 2.13 for CPU,
-torchtitan 0.3.0 and 0.2.2, on 4- and 6-layer Llama debug models with and without TP, CP, PP, DDP
-and HSDP.
+Every number is a relative difference, as
+:func:`converge_harness.judge.compare.curves.relative_difference` has it. Unless a comment names
+another source, the numbers were measured on torch 2.13 for CPU, torchtitan 0.3.0 and 0.2.2, on 4-
+and 6-layer Llama debug models with and without TP, CP, PP, DDP and HSDP.
 
 Also (:func:`storage`): how far apart neighbouring numbers lie in what a run stores its parameters
 in.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.model import Evidence, Floats, Integers, Precision
+from converge_harness.model import Evidence, Floats, Integers, Precision
 
 JUDGED_SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 """Signals that have an envelope; the recomputed two are the probe's, in float64."""

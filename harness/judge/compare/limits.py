@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from harness.model import Calibration, Evidence, Floats, Integers, RepeatKind
+from converge_harness.model import Calibration, Evidence, Floats, Integers, RepeatKind
 
 SIGNAL_ALARMS = 5e-5
 """False-alarm probability of one signal of one test set over all of its steps."""
@@ -42,14 +42,14 @@ MEAN_ALARMS = 2e-4
 """The same of the mean difference of one test set."""
 USUAL = 5e-2
 """How often the mean loss of a right run is further off than is usual among repeats. Less tells
-nothing in a short run, see :mod:`harness.judge.checks.equivalence`; the level was chosen by
-measurement, see "Short runs" in docs/operating-characteristics.md."""
+nothing in a short run, see :mod:`converge_harness.judge.checks.equivalence`; the level was chosen
+by measurement, see "Short runs" in docs/operating-characteristics.md."""
 CEILING_ALARMS = 1e-2
 """How often a right run may be above a ceiling that is lower than the limit of its repeats, before
 that ceiling judges nothing any more."""
 FEWEST_REPEATS = 3
 """With fewer repeats than these, Student's t would excuse anything at all; the ceilings of
-:mod:`harness.judge.compare.floors` then have to do."""
+:mod:`converge_harness.judge.compare.floors` then have to do."""
 LEAST_SPREAD = 0.4
 """A handful of repeats may vary less than repeats do: all tensors of a run deviate together."""
 WIDER_SPREAD = 1.5

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.compare.floors import (
+from converge_harness.judge.compare.floors import (
     CLIPPED_ALIKE,
     ENTRIES_TURNED,
     GRADIENT_FLOORS,
@@ -27,10 +27,10 @@ from harness.judge.compare.floors import (
     coarser,
     spacing,
 )
-from harness.judge.compare.reported import metric_agreement
-from harness.judge.compare.sketches import fit, relative
-from harness.judge.compare.tensors import TensorComparison
-from harness.model import BufferRows, Evidence, Flags, Floats, Precision
+from converge_harness.judge.compare.reported import metric_agreement
+from converge_harness.judge.compare.sketches import fit, relative
+from converge_harness.judge.compare.tensors import TensorComparison
+from converge_harness.model import BufferRows, Evidence, Flags, Floats, Precision
 
 UNCLIPPED = 1e-6
 """A factor nearer to one than this is none."""

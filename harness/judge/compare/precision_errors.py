@@ -13,10 +13,10 @@ exact norms are compared for it, not sketches.
 
 **A set that draws other random numbers than its control**, as dropout does under another
 parallelism, has other gradients in every batch, and may
-(:mod:`harness.judge.compare.random_numbers`). What it draws has no direction that lasts, so the
-*mean* of its errors over the batches is compared beside their size, and limits have room for what
-drawing leaves of each. How far drawing moves a gradient, a second pass over the first batch shows.
-Such a set may compute in float32 as well.
+(:mod:`converge_harness.judge.compare.random_numbers`). What it draws has no direction that lasts,
+so the *mean* of its errors over the batches is compared beside their size, and limits have room for
+what drawing leaves of each. How far drawing moves a gradient, a second pass over the first batch
+shows. Such a set may compute in float32 as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.compare.floors import spacing
-from harness.judge.compare.limits import normal
-from harness.judge.compare.random_numbers import (
+from converge_harness.judge.compare.floors import spacing
+from converge_harness.judge.compare.limits import normal
+from converge_harness.judge.compare.random_numbers import (
     FLOAT32_ROUNDING,
     Drawing,
     by_chance,
@@ -36,9 +36,9 @@ from harness.judge.compare.random_numbers import (
     furthest,
     mean_by_chance,
 )
-from harness.judge.compare.random_numbers import SPREAD as DRAWING_SPREAD
-from harness.judge.soundness import Flaw, unfinished
-from harness.model import (
+from converge_harness.judge.compare.random_numbers import SPREAD as DRAWING_SPREAD
+from converge_harness.judge.soundness import Flaw, unfinished
+from converge_harness.model import (
     FEWEST_DRAWN,
     Evidence,
     Flags,

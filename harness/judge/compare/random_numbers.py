@@ -3,8 +3,8 @@
 After its frozen steps a run takes the first batch once more. Only random numbers (dropout,
 stochastic rounding) make the two passes differ, and by as much as they move any gradient. A test
 set may draw other numbers than its control and be right; what it draws then widens its limits
-(:mod:`harness.judge.compare.precision_errors`). So how much it draws is looked at first: it has to
-be real, bounded, and as much as the control draws, if that draws.
+(:mod:`converge_harness.judge.compare.precision_errors`). So how much it draws is looked at first:
+it has to be real, bounded, and as much as the control draws, if that draws.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.compare.floors import GRADIENT_FLOORS
-from harness.judge.compare.limits import normal, student
-from harness.judge.soundness import Flaw
-from harness.model import FEWEST_DRAWN, Evidence, Floats, Precision
+from converge_harness.judge.compare.floors import GRADIENT_FLOORS
+from converge_harness.judge.compare.limits import normal, student
+from converge_harness.judge.soundness import Flaw
+from converge_harness.model import FEWEST_DRAWN, Evidence, Floats, Precision
 
 SPREAD = 0.15
 """Standard deviation of the logarithm of what drawing leaves of a gradient, over what the two

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge.compare.curves import common_steps, relative_difference, series
-from harness.judge.compare.floors import COARSE_NORM_AGREEMENT, METRIC_AGREEMENT, spacing
-from harness.model import Evidence, Floats, Integers, Limit, Precision
+from converge_harness.judge.compare.curves import common_steps, relative_difference, series
+from converge_harness.judge.compare.floors import COARSE_NORM_AGREEMENT, METRIC_AGREEMENT, spacing
+from converge_harness.model import Evidence, Floats, Integers, Limit, Precision
 
 
 @dataclass(frozen=True, slots=True, eq=False)

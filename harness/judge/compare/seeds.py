@@ -37,8 +37,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from harness.judge.compare.tost import ALPHA, CHANCE, FEWEST, LONGEST, Answer, mean_error
-from harness.model import Floats
+from converge_harness.judge.compare.tost import ALPHA, CHANCE, FEWEST, LONGEST, Answer, mean_error
+from converge_harness.model import Floats
 
 FEWEST_SEEDS = 2
 """A side: one run says nothing of its own spread."""
@@ -168,7 +168,8 @@ def over_seeds(
 
     ``one_sided`` asks whether it is no higher than that: anything lower will do. ``alarm`` is the
     level at which a difference beyond the margin is called one; equivalence is tested at
-    :data:`harness.judge.compare.tost.ALPHA`. ``rounding`` is what the sources may have rounded off,
+    :data:`converge_harness.judge.compare.tost.ALPHA`. ``rounding`` is what the sources may have
+    rounded off,
     relative: it widens the interval. ``noise`` is the variance of one seed's level that its steps
     make (:func:`step_noise`), of the test and of the control: longer runs would have less of it.
 

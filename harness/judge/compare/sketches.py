@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model import (
+from converge_harness.model import (
     Evidence,
     Flags,
     Floats,

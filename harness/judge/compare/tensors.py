@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.judge.compare.floors import (
+from converge_harness.judge.compare.floors import (
     FIRST_STEPS,
     GRADIENT_FLOORS,
     SAME_WEIGHTS,
@@ -20,7 +20,7 @@ from harness.judge.compare.floors import (
     coarser,
     storage,
 )
-from harness.judge.compare.limits import (
+from converge_harness.judge.compare.limits import (
     FIRST_JUMP,
     JUMP,
     applicable,
@@ -28,14 +28,14 @@ from harness.judge.compare.limits import (
     tensor_multiple,
     widest_scale,
 )
-from harness.judge.compare.sketches import (
+from converge_harness.judge.compare.sketches import (
     gradient_difference,
     relative,
     shared_samples,
     update,
     update_difference,
 )
-from harness.model import (
+from converge_harness.model import (
     Calibration,
     Deviation,
     Evidence,

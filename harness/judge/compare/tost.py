@@ -29,7 +29,7 @@ from enum import StrEnum
 import numpy as np
 from scipy import fft, special
 
-from harness.model import Floats
+from converge_harness.model import Floats
 
 FEWEST = 8
 """Shortest window that can be tested, in steps."""

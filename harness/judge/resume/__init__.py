@@ -4,5 +4,5 @@
 - ``faults``: which pass each fault ended, and when training went on
 - ``saved_state``: what was loaded against what was saved
 
-The checks that ask them are in ``harness.judge.checks.resume``.
+The checks that ask them are in ``converge_harness.judge.checks.resume``.
 """

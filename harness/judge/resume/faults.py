@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.model import Evidence, FaultKind, Pass, Recovery, Struck
+from converge_harness.model import Evidence, FaultKind, Pass, Recovery, Struck
 
 IN_A_STEP = frozenset({FaultKind.KILL, FaultKind.HANG, FaultKind.NAN_BATCH})
 """Faults that strike before their step has ended; all others strike once its evidence is there."""

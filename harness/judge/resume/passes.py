@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.degrees import degrees_of, parallelism_of
-from harness.judge.resume.faults import is_torn, last_whole_step
-from harness.model import Evidence, Pass, RestartOwner, SetSpec, StateSample
+from converge_harness.judge.degrees import degrees_of, parallelism_of
+from converge_harness.judge.resume.faults import is_torn, last_whole_step
+from converge_harness.model import Evidence, Pass, RestartOwner, SetSpec, StateSample
 
 NO_PASSES = "the run left no passes, so nothing tells what its resumes kept"
 NEVER_INTERRUPTED = "the scheduler never interrupted the run, so there is no resume to judge"

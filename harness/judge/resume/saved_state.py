@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.judge.compare.sketches import relative
-from harness.judge.resume.passes import Load
-from harness.model import (
+from converge_harness.judge.compare.sketches import relative
+from converge_harness.judge.resume.passes import Load
+from converge_harness.model import (
     Evidence,
     Flags,
     Floats,

@@ -8,6 +8,6 @@
     agents.py       starts the agents of a call, and causes faults that ranks cannot cause
 """
 
-from harness.launch.local.supervisor import finished_runs, run_plan
+from converge_harness.launch.local.supervisor import finished_runs, run_plan
 
 __all__ = ["finished_runs", "run_plan"]

@@ -15,18 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import StoreError
-from harness.launch import processes
-from harness.launch.local.run import Agent, Run, RunningCall, struck_faults
-from harness.launch.options import RunOptions
-from harness.launch.progress import Growth, MetricsTail
-from harness.launch.warm import WarmServers
-from harness.model import Fault, FaultKind, Job
-from harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
-from harness.run_folder.faults import over_file, struck_file
-from harness.run_folder.layout import LOGS
-from harness.store import RunLock, Store, write_json
-from harness.trainers import (
+from converge_harness.errors import StoreError
+from converge_harness.launch import processes
+from converge_harness.launch.local.run import Agent, Run, RunningCall, struck_faults
+from converge_harness.launch.options import RunOptions
+from converge_harness.launch.progress import Growth, MetricsTail
+from converge_harness.launch.warm import WarmServers
+from converge_harness.model import Fault, FaultKind, Job
+from converge_harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
+from converge_harness.run_folder.faults import over_file, struck_file
+from converge_harness.run_folder.layout import LOGS
+from converge_harness.store import RunLock, Store, write_json
+from converge_harness.trainers import (
     Call,
     Rendezvous,
     Resources,
@@ -41,7 +41,7 @@ from harness.trainers import (
     needs_port,
     trainer_of,
 )
-from harness.trainers.failure import FAILURES_FILE
+from converge_harness.trainers.failure import FAILURES_FILE
 
 PROCESS_GUARD = Path(__file__).parent.parent / "process_guard.py"
 """Runs a user's launcher."""

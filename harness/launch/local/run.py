@@ -11,24 +11,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.launch.next_call import Decision, Outcome, after, hang_limit_s
-from harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
-from harness.launch.warm import SERVER_GONE
-from harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
-from harness.run_folder.checkpoints import is_whole
-from harness.run_folder.faults import struck_files
-from harness.run_folder.layout import checkpoint_of
-from harness.run_folder.metrics import StepLine
-from harness.run_folder.passes import last_step
-from harness.store import RunLock
-from harness.trainers import (
+from converge_harness.launch.next_call import Decision, Outcome, after, hang_limit_s
+from converge_harness.launch.progress import Growth, MetricsTail, Pace, remaining_s
+from converge_harness.launch.warm import SERVER_GONE
+from converge_harness.model import Experiment, FaultKind, Job, RankError, RunRecord, RunStatus
+from converge_harness.run_folder.checkpoints import is_whole
+from converge_harness.run_folder.faults import struck_files
+from converge_harness.run_folder.layout import checkpoint_of
+from converge_harness.run_folder.metrics import StepLine
+from converge_harness.run_folder.passes import last_step
+from converge_harness.store import RunLock
+from converge_harness.trainers import (
     Call,
     Rendezvous,
     comes_in_passes,
     is_complete,
     trainer_of,
 )
-from harness.trainers.failure import launcher_tail, rank_log
+from converge_harness.trainers.failure import launcher_tail, rank_log
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from harness.errors import ConfigError, Problem
-from harness.launch import processes
-from harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
-from harness.launch.events import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.launch import processes
+from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.events import (
     Ended,
     GoingOn,
     Notice,
@@ -30,26 +30,41 @@ from harness.launch.events import (
     Step,
     Waiting,
 )
-from harness.launch.interruption import Interruption, interruptible
-from harness.launch.local.agents import Place, end_faults, start_next_call, start_run, strike
-from harness.launch.local.run import Run
-from harness.launch.next_call import faults_due
-from harness.launch.options import RunOptions
-from harness.launch.private_folder import private_folder, remove_left_behind
-from harness.launch.progress import Pace, matrix_eta_s
-from harness.launch.warm import WarmServers
-from harness.model import Experiment, Job, Plan, RankError, Role, RunRecord, RunStatus, Technique
-from harness.run_folder.layout import seed_checkpoint_of
-from harness.seal import stale
-from harness.store import RunLock, Store
-from harness.trainers import (
+from converge_harness.launch.interruption import Interruption, interruptible
+from converge_harness.launch.local.agents import (
+    Place,
+    end_faults,
+    start_next_call,
+    start_run,
+    strike,
+)
+from converge_harness.launch.local.run import Run
+from converge_harness.launch.next_call import faults_due
+from converge_harness.launch.options import RunOptions
+from converge_harness.launch.private_folder import private_folder, remove_left_behind
+from converge_harness.launch.progress import Pace, matrix_eta_s
+from converge_harness.launch.warm import WarmServers
+from converge_harness.model import (
+    Experiment,
+    Job,
+    Plan,
+    RankError,
+    Role,
+    RunRecord,
+    RunStatus,
+    Technique,
+)
+from converge_harness.run_folder.layout import seed_checkpoint_of
+from converge_harness.seal import stale
+from converge_harness.store import RunLock, Store
+from converge_harness.trainers import (
     Resources,
     comes_in_passes,
     environment,
     is_complete,
     trainer_of,
 )
-from harness.trainers.failure import is_infrastructure_fault
+from converge_harness.trainers.failure import is_infrastructure_fault
 
 
 def run_plan(

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.errors import ConfigError, Problem
-from harness.model import Cluster, Job, RestartOwner
-from harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
-from harness.store import folder_key, slug
-from harness.trainers import (
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import Cluster, Job, RestartOwner
+from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
+from converge_harness.store import folder_key, slug
+from converge_harness.trainers import (
     RANK_MODULE,
     Call,
     Rendezvous,
@@ -26,8 +26,8 @@ from harness.trainers import (
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
-"""Environment variable that overrides the name of a job's first node for the others."""
-_NODE_MODULE = "harness.rank.start.node"
+"""Overrides the name under which the nodes of a job reach their first one."""
+_NODE_MODULE = "converge_harness.rank.start.node"
 _MEETING = "meeting_place"
 """Variable in the script: host and port of the rendezvous."""
 _FIRST_PORT, _PORTS = 10_000, 20_000
@@ -63,9 +63,9 @@ def batch_script(
 ) -> str:
     """The script for sbatch; ``folder`` is the run folder, which has ``job.json``.
 
-    Texts of a ``Cluster`` for sbatch and bash were checked on reading
-    (``harness.experiment.cluster``). Raises ConfigError if the ranks do not fill nodes, or if
-    sbatch does not support the folder's path.
+    What a ``Cluster`` says to sbatch and bash was checked where it was read
+    (``converge_harness.experiment.cluster``). Raises ConfigError when the ranks do not fill nodes,
+    and when sbatch cannot be told of the folder.
     """
     folder = folder.absolute()
     calls = _calls(job)

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import ClusterError
-from harness.launch.slurm.backend import JobState, Phase, Refused, Request
-from harness.model import Cluster
+from converge_harness.errors import ClusterError
+from converge_harness.launch.slurm.backend import JobState, Phase, Refused, Request
+from converge_harness.model import Cluster
 
 _TIMEOUT_S = 120.0
 """Longest time of a Slurm command; sbatch itself retries for about a minute."""

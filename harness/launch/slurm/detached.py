@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from harness.errors import StoreError
-from harness.launch.events import Ended, Observer
-from harness.launch.interruption import Interruption, interruptible
-from harness.launch.progress import last_line
-from harness.launch.slurm.backend import Phase
-from harness.launch.slurm.job_status import (
+from converge_harness.errors import StoreError
+from converge_harness.launch.events import Ended, Observer
+from converge_harness.launch.interruption import Interruption, interruptible
+from converge_harness.launch.progress import last_line
+from converge_harness.launch.slurm.backend import Phase
+from converge_harness.launch.slurm.job_status import (
     JobStatus,
     Site,
     known_of,
@@ -26,13 +26,13 @@ from harness.launch.slurm.job_status import (
     record_of_needed,
     settle_all,
 )
-from harness.launch.slurm.settle import settle
-from harness.launch.slurm.submission import read_submission
-from harness.launch.slurm.submit import Submitter, cancel_all, prepare_plan
-from harness.model import Job, Plan, Role, RunRecord, RunStatus
-from harness.run_folder.layout import JOB, RECORD
-from harness.store import Store, read_json
-from harness.trainers import comes_in_passes
+from converge_harness.launch.slurm.settle import settle
+from converge_harness.launch.slurm.submission import read_submission
+from converge_harness.launch.slurm.submit import Submitter, cancel_all, prepare_plan
+from converge_harness.model import Job, Plan, Role, RunRecord, RunStatus
+from converge_harness.run_folder.layout import JOB, RECORD
+from converge_harness.store import Store, read_json
+from converge_harness.trainers import comes_in_passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import ClusterError, ConvergeError, StoreError
-from harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
-from harness.launch.interruption import Interruption, interruptible
-from harness.launch.progress import MetricsTail, remaining_s
-from harness.launch.slurm.backend import JobState, Phase
-from harness.launch.slurm.batch_script import submit_argv
-from harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
-from harness.launch.slurm.settle import Known, has_ended, script_end, skipped
-from harness.launch.slurm.submission import Submission, read_submission
-from harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
-from harness.model import Experiment, Job, Plan, RunRecord, RunStatus
-from harness.run_folder.metrics import StepLine
-from harness.trainers import comes_in_passes
+from converge_harness.errors import ClusterError, ConvergeError, StoreError
+from converge_harness.launch.events import Ended, GoingOn, Notice, Observer, Overview, Started, Step
+from converge_harness.launch.interruption import Interruption, interruptible
+from converge_harness.launch.progress import MetricsTail, remaining_s
+from converge_harness.launch.slurm.backend import JobState, Phase
+from converge_harness.launch.slurm.batch_script import submit_argv
+from converge_harness.launch.slurm.job_status import UNKNOWN_LOOKS, Site, conclude, state_of
+from converge_harness.launch.slurm.settle import Known, has_ended, script_end, skipped
+from converge_harness.launch.slurm.submission import Submission, read_submission
+from converge_harness.launch.slurm.submit import PreparedPlan, Submitter, cancel_all, prepare_plan
+from converge_harness.model import Experiment, Job, Plan, RunRecord, RunStatus
+from converge_harness.run_folder.metrics import StepLine
+from converge_harness.trainers import comes_in_passes
 
 OUTAGE_S = 3600.0
 """How long to retry a scheduler that does not answer; its jobs go on."""

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import ClusterError
-from harness.launch.options import RunOptions
-from harness.launch.slurm.backend import Backend, JobState, Phase
-from harness.launch.slurm.batch_script import batch_script
-from harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
-from harness.launch.slurm.submission import Submission, read_submission
-from harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
-from harness.run_folder.layout import RECORD
-from harness.store import Store, folder_key, read_record
-from harness.trainers import is_complete
+from converge_harness.errors import ClusterError
+from converge_harness.launch.options import RunOptions
+from converge_harness.launch.slurm.backend import Backend, JobState, Phase
+from converge_harness.launch.slurm.batch_script import batch_script
+from converge_harness.launch.slurm.settle import Known, facts, has_ended, settle, skipped
+from converge_harness.launch.slurm.submission import Submission, read_submission
+from converge_harness.model import Cluster, Experiment, Job, RunRecord, RunStatus
+from converge_harness.run_folder.layout import RECORD
+from converge_harness.store import Store, folder_key, read_record
+from converge_harness.trainers import is_complete
 
 UNKNOWN_LOOKS = 3
 """A job counts as lost after this many consecutive polls in which the scheduler lacks it."""

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.errors import StoreError
-from harness.launch.next_call import Outcome, after
-from harness.launch.progress import last_line
-from harness.launch.slurm.backend import JobState, Phase
-from harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
-from harness.launch.slurm.commands import with_keys
-from harness.launch.slurm.submission import Submission
-from harness.model import Cluster, Job, RankError, RunRecord, RunStatus
-from harness.run_folder.layout import ENDED, JOB, LOGS
-from harness.store import read_json
-from harness.trainers import Call, comes_in_passes, is_complete
-from harness.trainers.failure import log_tail, rank_error, rank_log
+from converge_harness.errors import StoreError
+from converge_harness.launch.next_call import Outcome, after
+from converge_harness.launch.progress import last_line
+from converge_harness.launch.slurm.backend import JobState, Phase
+from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, SLURM_LOG, submit_argv
+from converge_harness.launch.slurm.commands import with_keys
+from converge_harness.launch.slurm.submission import Submission
+from converge_harness.model import Cluster, Job, RankError, RunRecord, RunStatus
+from converge_harness.run_folder.layout import ENDED, JOB, LOGS
+from converge_harness.store import read_json
+from converge_harness.trainers import Call, comes_in_passes, is_complete
+from converge_harness.trainers.failure import log_tail, rank_error, rank_log
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
-from harness.errors import StoreError
-from harness.run_folder.layout import SUBMISSION
-from harness.run_folder.records import SubmissionDocument
-from harness.store import read_json, write_json
+from converge_harness.errors import StoreError
+from converge_harness.run_folder.layout import SUBMISSION
+from converge_harness.run_folder.records import SubmissionDocument
+from converge_harness.store import read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)

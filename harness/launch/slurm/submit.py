@@ -14,14 +14,22 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.errors import ClusterError, StoreError
-from harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
-from harness.launch.events import Ended, Notice, Observer, Preparing, Queued, Reused, Waiting
-from harness.launch.interruption import Interruption
-from harness.launch.slurm.backend import Backend, JobState, Phase, Refused, Request
-from harness.launch.slurm.batch_script import JOB_SCRIPT, job_name
-from harness.launch.slurm.commands import with_keys
-from harness.launch.slurm.job_status import (
+from converge_harness.errors import ClusterError, StoreError
+from converge_harness.launch.check import check_jobs, count_of, require_seed_checkpoints, unchecked
+from converge_harness.launch.events import (
+    Ended,
+    Notice,
+    Observer,
+    Preparing,
+    Queued,
+    Reused,
+    Waiting,
+)
+from converge_harness.launch.interruption import Interruption
+from converge_harness.launch.slurm.backend import Backend, JobState, Phase, Refused, Request
+from converge_harness.launch.slurm.batch_script import JOB_SCRIPT, job_name
+from converge_harness.launch.slurm.commands import with_keys
+from converge_harness.launch.slurm.job_status import (
     JobStatus,
     Site,
     names_of,
@@ -31,14 +39,14 @@ from harness.launch.slurm.job_status import (
     script_of,
     settle_all,
 )
-from harness.launch.slurm.settle import Known, facts, has_ended, skipped
-from harness.launch.slurm.submission import Submission, read_submission, write_submission
-from harness.launch.warm import WarmServers
-from harness.model import Job, Plan, RankError, RunRecord, RunStatus
-from harness.run_folder.layout import RECORD, seed_checkpoint_of
-from harness.seal import stale
-from harness.store import atomic_write, read_record
-from harness.trainers import Resources, environment, job_payload
+from converge_harness.launch.slurm.settle import Known, facts, has_ended, skipped
+from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
+from converge_harness.launch.warm import WarmServers
+from converge_harness.model import Job, Plan, RankError, RunRecord, RunStatus
+from converge_harness.run_folder.layout import RECORD, seed_checkpoint_of
+from converge_harness.seal import stale
+from converge_harness.store import atomic_write, read_record
+from converge_harness.trainers import Resources, environment, job_payload
 
 _DYING_S = 120.0
 """Longest wait for cancelled jobs; Slurm kills them after ``KillWait``, 30 s."""

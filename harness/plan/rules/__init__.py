@@ -10,8 +10,8 @@ are arithmetic or upstream requirements: without them the run would crash or not
 says, so they cannot be waived.
 """
 
-from harness.plan.rules import guide, necessities
-from harness.plan.rules.rule import (
+from converge_harness.plan.rules import guide, necessities
+from converge_harness.plan.rules.rule import (
     RULES,
     Breach,
     PlannedJob,

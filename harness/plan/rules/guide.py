@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.model import Kind, Parallelism, Role
-from harness.plan.rules.rule import (
+from converge_harness.model import Kind, Parallelism, Role
+from converge_harness.plan.rules.rule import (
     Breach,
     PlannedJob,
     count_microbatches,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.model import FaultKind, Kind, Launcher, RestartOwner, Technique
-from harness.plan.rules.rule import (
+from converge_harness.model import FaultKind, Kind, Launcher, RestartOwner, Technique
+from converge_harness.plan.rules.rule import (
     Breach,
     PlannedJob,
     count_microbatches,
@@ -15,7 +15,7 @@ from harness.plan.rules.rule import (
     of_titan,
     pipeline_stages,
 )
-from harness.trainers import features_of, trainer_of
+from converge_harness.trainers import features_of, trainer_of
 
 FULL_PIPELINE_SCHEDULES = frozenset({"1F1B", "DualPipeV"})
 """Schedules that refuse fewer microbatches than stages (torch 2.13)."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import NamedTuple
 
-from harness.errors import Problem, suggest
-from harness.model import Experiment, Job, Parallelism
+from converge_harness.errors import Problem, suggest
+from converge_harness.model import Experiment, Job, Parallelism
 
 
 class Breach(NamedTuple):

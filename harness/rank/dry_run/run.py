@@ -1,9 +1,9 @@
 """A job of many GPUs built and stepped by one process without any: the rank side of a dry run.
 
-``python -m harness.rank --dry-run JOB.json --rank R`` is rank R of the job's whole world on
-torch's fake process group, whose collectives return at once, with fake tensors, which have shapes
-and no memory. The trainer, its parallelisms and its optimizer are torchtitan's own; it takes two
-steps, because optimizer states appear at the end of the first.
+``python -m converge_harness.rank --dry-run JOB.json --rank R`` is rank R of the job's whole world
+on torch's fake process group, whose collectives return at once, with fake tensors, which have
+shapes and no memory. The trainer, its parallelisms and its optimizer are torchtitan's own; it takes
+two steps, because optimizer states appear at the end of the first.
 
 Standard output is one JSON object (``docs/architecture.md``). A dialect has a module ``dry_run``
 with ``take_steps(job, meter) -> Stepped``; without one the job is not supported.
@@ -23,9 +23,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from harness.rank.settings import KeyProblem, SettingError
-from harness.rank.start.entry import DIALECTS
-from harness.run_folder.job import Job, JobError, read_job
+from converge_harness.rank.settings import KeyProblem, SettingError
+from converge_harness.rank.start.entry import DIALECTS
+from converge_harness.run_folder.job import Job, JobError, read_job
 
 SCHEMA = 1
 TRACED = "traced: allocations counted over two steps on fake tensors, what the peak has besides"
@@ -83,8 +83,8 @@ def _run(job: Job, rank: int) -> dict[str, Any]:
         return {"unsupported": f"there is no dry run of torchtitan {release} yet"}
     # The machine's own device: fake tensors of a GPU need a torch that was built for one.
     dialect.preload("cpu")
-    from harness.rank.dry_run.meter import Meter
-    from harness.rank.dry_run.sharding import sharding_problems
+    from converge_harness.rank.dry_run.meter import Meter
+    from converge_harness.rank.dry_run.sharding import sharding_problems
 
     world = math.prod(asdict(replace(job.parallelism, ep=1)).values())
     os.environ.update(NGPU=str(world), WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK="0")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch.distributed.tensor import DTensor
 
-from harness.rank.recorder.names import canonical
-from harness.run_folder.job import Degrees
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.run_folder.job import Degrees
 
 _REPLICATED_OVER_TP = ("router.gate.",)
 """Weights with two dimensions that tensor parallelism leaves whole: every rank routes alike."""

@@ -19,7 +19,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from harness.rank.recorder.cross_entropy import local_part
+from converge_harness.rank.recorder.cross_entropy import local_part
 
 _WORD_BYTES = 8
 _BLOCK_WORDS = {"cpu": 1 << 15, "cuda": 1 << 20}

@@ -1,7 +1,7 @@
 """Buffers at a sampled step, sketched as parameters are: a router's biases, running statistics.
 
 A buffer lies whole on many ranks, in several pipeline stages and replicas; each is counted once.
-Whether copies agree is what ``harness.rank.recorder.replicas`` looks at.
+Whether copies agree is what ``converge_harness.rank.recorder.replicas`` looks at.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from harness.rank.recorder import world
-from harness.rank.recorder.cross_entropy import local_part
-from harness.rank.recorder.grad_norm import assign_shards
-from harness.rank.recorder.names import canonical
-from harness.rank.recorder.placement import Held, HeldRun, PlacementError, held, local_shard
-from harness.rank.recorder.sketch import (
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.cross_entropy import local_part
+from converge_harness.rank.recorder.grad_norm import assign_shards
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.placement import (
+    Held,
+    HeldRun,
+    PlacementError,
+    held,
+    local_shard,
+)
+from converge_harness.rank.recorder.sketch import (
     SQUARES,
     SUMS,
     WIDTH,
@@ -29,7 +35,7 @@ from harness.rank.recorder.sketch import (
     folded,
     hashed_parts,
 )
-from harness.run_folder import arrays as contract
+from converge_harness.run_folder import arrays as contract
 
 LARGEST = 1 << 24
 """Entries of a buffer that is still looked at: a table longer than this is made, not learnt."""

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.rank.recorder.post_step_state import PostStepSamples, states_of
-from harness.rank.recorder.sketch import SUMS
-from harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
-from harness.run_folder.arrays import PARAMETERS, write_arrays
-from harness.run_folder.layout import arrays_name
+from converge_harness.rank.recorder.post_step_state import PostStepSamples, states_of
+from converge_harness.rank.recorder.sketch import SUMS
+from converge_harness.rank.recorder.tensor_samples import TensorSamples, sum_over_ranks
+from converge_harness.run_folder.arrays import PARAMETERS, write_arrays
+from converge_harness.run_folder.layout import arrays_name
 
 
 @dataclass(frozen=True, slots=True)

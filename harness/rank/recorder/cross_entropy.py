@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
-from harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.flat_shard import FlatShard
 
 IGNORE_INDEX = -100
 """The label that both torchtitan and this project's loader give to positions without a target."""

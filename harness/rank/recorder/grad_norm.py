@@ -24,10 +24,10 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
-from harness.rank.recorder import world
-from harness.rank.recorder.cross_entropy import local_part
-from harness.rank.recorder.flat_shard import FlatShard
-from harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.cross_entropy import local_part
+from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.names import canonical
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Entries converted to float64 at a time."""

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-import harness
-from harness.run_folder.documents import write_json
-from harness.run_folder.layout import IMPORTED
+import converge_harness
+from converge_harness.run_folder.documents import write_json
+from converge_harness.run_folder.layout import IMPORTED
 
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Folders of modules that the run itself generates."""
-_OWN = "converge"
+_OWN = "converge-harness"
 """Our own distribution, whose code the identity holds."""
 _BEFORE_IMPORTS_S = 0.1
 """No module of a person's is imported that early in a process; also covers coarse clocks."""
@@ -78,7 +78,7 @@ def _covered(run_folder: Path) -> tuple[Path, ...]:
     """Folders of the interpreter, of ours, and of what the run itself makes."""
     of_python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     caches = (os.environ.get(name) for name in _CACHES)
-    folders = (*of_python, *caches, *harness.__path__, run_folder)
+    folders = (*of_python, *caches, *converge_harness.__path__, run_folder)
     return tuple(Path(os.path.realpath(each)) for each in folders if each)
 
 

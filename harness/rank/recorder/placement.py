@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.flat_shard import FlatShard
 
 Runs = tuple[range, ...]
 """Coordinates along one dimension, in the order in which the shard holds them."""

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from harness.rank.recorder import world
-from harness.rank.recorder.flat_shard import FlatShard
-from harness.rank.recorder.grad_norm import placement_problem, square_sums
-from harness.rank.recorder.placement import local_shard
-from harness.rank.recorder.rows import Rows
-from harness.run_folder.arrays import optimizer_states
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.grad_norm import placement_problem, square_sums
+from converge_harness.rank.recorder.placement import local_shard
+from converge_harness.rank.recorder.rows import Rows
+from converge_harness.run_folder.arrays import optimizer_states
 
 STEP = "step"
 """Under which torch's optimizers keep the number of their updates, per parameter."""

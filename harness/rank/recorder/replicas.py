@@ -1,8 +1,9 @@
 """Replica agreement: ranks that hold the same shard of the same tensor must hold the same bits.
 
 Parameters, reduced gradients, optimizer state and buffers are compared by 64-bit digests
-(``harness.rank.recorder.bits``). Which tensors have copies, and where, is decided once from names
-and placements; what only one rank holds is never looked at, so with FSDP alone no parameter is.
+(``converge_harness.rank.recorder.bits``). Which tensors have copies, and where, is decided once
+from names and placements; what only one rank holds is never looked at, so with FSDP alone no
+parameter is.
 
 The comparison is one reduction whatever the world size: of every shard with copies, the smallest
 and the largest digest. Where the two differ, the ranks that hold the shard say more, and only then:
@@ -21,15 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from harness.rank.recorder import world
-from harness.rank.recorder.bits import bit_digests, mix_
-from harness.rank.recorder.flat_shard import FlatShard
-from harness.rank.recorder.grad_norm import ShardKey, shard_key
-from harness.rank.recorder.names import canonical
-from harness.rank.recorder.post_step_state import states_of
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.bits import bit_digests, mix_
+from converge_harness.rank.recorder.flat_shard import FlatShard
+from converge_harness.rank.recorder.grad_norm import ShardKey, shard_key
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.post_step_state import states_of
 
 if TYPE_CHECKING:
-    from harness.rank.recorder.trainer_view import TrainerView
+    from converge_harness.rank.recorder.trainer_view import TrainerView
 
 
 KINDS = ("parameter", "gradient", "optimizer state", "buffer")

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from harness.rank.recorder import world
-from harness.rank.recorder.grad_norm import GradNorm
-from harness.rank.recorder.placement import Held, HeldRun, PlacementError, held
-from harness.rank.recorder.sketch import HashedPart, hashed_parts
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.grad_norm import GradNorm
+from converge_harness.rank.recorder.placement import Held, HeldRun, PlacementError, held
+from converge_harness.rank.recorder.sketch import HashedPart, hashed_parts
 
 
 class Shard(NamedTuple):

@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 import torch
 
-from harness.rank.recorder.bits import mixed
-from harness.rank.recorder.placement import Held, HeldRun
+from converge_harness.rank.recorder.bits import mixed
+from converge_harness.rank.recorder.placement import Held, HeldRun
 
 SUMS = 64
 """Sums of a sketch."""

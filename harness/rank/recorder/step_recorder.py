@@ -16,7 +16,7 @@ it, with its checkpoint loaded. After the last step comes ``close()``.
 Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
 whose checkpoint is about to be written; both are collective over the world.
 
-Before step 1 there may be frozen steps (``harness.rank.titan.common.frozen_steps``):
+Before step 1 there may be frozen steps (``converge_harness.rank.titan.common.frozen_steps``):
 ``begin_frozen``, the same calls as in a step but for ``on_log``, and ``end_frozen``; after the last
 of them ``close_frozen``.
 
@@ -43,23 +43,28 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from harness.rank.recorder import world
-from harness.rank.recorder.buffers import BufferSamples
-from harness.rank.recorder.checkpoint_state import Counters, StateSamples
-from harness.rank.recorder.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
-from harness.rank.recorder.digest import BatchDigest, combine
-from harness.rank.recorder.grad_norm import assign_shards, global_norm, trainable, whole_gradients
-from harness.rank.recorder.imported import leave_imported
-from harness.rank.recorder.post_step_state import PostStepSamples
-from harness.rank.recorder.replicas import ReplicaCheck
-from harness.rank.recorder.rows import assign_rows
-from harness.rank.recorder.tensor_samples import FrozenSamples, TensorSamples
-from harness.rank.recorder.trainer_view import TrainerView
-from harness.run_folder.checkpoints import set_torn_aside
-from harness.run_folder.job import Job
-from harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
-from harness.run_folder.metrics import MetricsWriter
-from harness.run_folder.passes import PassFolder, claim_pass, pass_folder
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.checkpoint_state import Counters, StateSamples
+from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX, CrossEntropySum, local_part
+from converge_harness.rank.recorder.digest import BatchDigest, combine
+from converge_harness.rank.recorder.grad_norm import (
+    assign_shards,
+    global_norm,
+    trainable,
+    whole_gradients,
+)
+from converge_harness.rank.recorder.imported import leave_imported
+from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.replicas import ReplicaCheck
+from converge_harness.rank.recorder.rows import assign_rows
+from converge_harness.rank.recorder.tensor_samples import FrozenSamples, TensorSamples
+from converge_harness.rank.recorder.trainer_view import TrainerView
+from converge_harness.run_folder.checkpoints import set_torn_aside
+from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
+from converge_harness.run_folder.metrics import MetricsWriter
+from converge_harness.run_folder.passes import PassFolder, claim_pass, pass_folder
 
 
 class StepRecorder:

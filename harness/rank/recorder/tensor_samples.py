@@ -16,16 +16,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from harness.rank.recorder import world
-from harness.rank.recorder.buffers import BufferSamples
-from harness.rank.recorder.grad_norm import placement_problem
-from harness.rank.recorder.placement import local_shard
-from harness.rank.recorder.post_step_state import PostStepSamples
-from harness.rank.recorder.rows import Rows, Shard
-from harness.rank.recorder.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
-from harness.run_folder import arrays as contract
-from harness.run_folder.arrays import frozen_steps, head, write_arrays
-from harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
+from converge_harness.rank.recorder import world
+from converge_harness.rank.recorder.buffers import BufferSamples
+from converge_harness.rank.recorder.grad_norm import placement_problem
+from converge_harness.rank.recorder.placement import local_shard
+from converge_harness.rank.recorder.post_step_state import PostStepSamples
+from converge_harness.rank.recorder.rows import Rows, Shard
+from converge_harness.rank.recorder.sketch import NOT_ZERO, SQUARES, SUMS, WIDTH, Sketcher, folded
+from converge_harness.run_folder import arrays as contract
+from converge_harness.run_folder.arrays import frozen_steps, head, write_arrays
+from converge_harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
 
 _SMALLEST_BLOCK = 1 << 16
 """Entries sketched at a time, at least: working memory of 0.7 MiB."""

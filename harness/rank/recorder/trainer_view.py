@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.rank.recorder.rows import Fused
+from converge_harness.rank.recorder.rows import Fused
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``python -m harness.rank.start.agent TORCHRUN-ARGUMENTS``: torchrun that dies with its starter.
+"""``python -m converge_harness.rank.start.agent ARGUMENTS``: torchrun that dies with its starter.
 
 Some things that ``python -m torch.distributed.run`` does not do: keep the store of ranks on this
 machine to loopback, make a new one for ranks that are started again, end when the harness that
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness.rank.start.loopback import listen_on_loopback
-from harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
+from converge_harness.rank.start.loopback import listen_on_loopback
+from converge_harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
 
 FAILURES_VARIABLE = "CONVERGE_FAILURES"
 TOGETHER_VARIABLE = "CONVERGE_TOGETHER"
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     die_with_parent()
     signal.signal(
         signal.SIGUSR1, signal.SIG_IGN
-    )  # asks ranks for their stacks (harness.rank.start.entry)
+    )  # asks ranks for their stacks (converge_harness.rank.start.entry)
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # the ranks' parent
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run

@@ -16,13 +16,16 @@ import signal
 from dataclasses import replace
 from types import ModuleType
 
-from harness.rank.inject import inject_problems
-from harness.rank.settings import KeyProblem
-from harness.rank.start.loopback import listen_on_loopback
-from harness.rank.start.parent import die_with_parent
-from harness.run_folder.job import Job, JobError, read_job
+from converge_harness.rank.inject import inject_problems
+from converge_harness.rank.settings import KeyProblem
+from converge_harness.rank.start.loopback import listen_on_loopback
+from converge_harness.rank.start.parent import die_with_parent
+from converge_harness.run_folder.job import Job, JobError, read_job
 
-DIALECTS = {"titan_0_3": "harness.rank.titan.v0_3", "titan_0_2": "harness.rank.titan.v0_2"}
+DIALECTS = {
+    "titan_0_3": "converge_harness.rank.titan.v0_3",
+    "titan_0_2": "converge_harness.rank.titan.v0_2",
+}
 """What ``job.json`` calls a release to the package that speaks to it."""
 
 

@@ -1,8 +1,8 @@
-"""``python -m harness.rank.start.node --logs LOGS --call N -- ARGUMENTS``: a Slurm job's node.
+"""One node of a Slurm job: ``python -m converge_harness.rank.start.node --logs L --call N -- …``.
 
-srun starts it once per node. ``ARGUMENTS`` are torchrun's, the same on every node and in every
-life of the job; what differs is read from what Slurm says of the node and the job. Then it is
-``harness.rank.start.agent``.
+srun starts it once per node. The arguments after ``--`` are torchrun's, the same on every node and
+each time that the job starts; what differs is read from what Slurm says of the node and the job.
+Then it is ``converge_harness.rank.start.agent``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.rank.start import agent
-from harness.rank.start.parent import PARENT_VARIABLE
+from converge_harness.rank.start import agent
+from converge_harness.rank.start.parent import PARENT_VARIABLE
 
 _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
@@ -31,7 +31,7 @@ short for an agent on a network file system; Slurm sees a dead node by itself.""
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="harness.rank.start.node")
+    parser = argparse.ArgumentParser(prog="converge_harness.rank.start.node")
     parser.add_argument("--logs", type=Path, required=True, help="folder of all calls' logs")
     parser.add_argument("--call", type=int, required=True, help="of the first life of the job")
     parser.add_argument("torchrun", nargs="+", help="arguments of torchrun, after --")

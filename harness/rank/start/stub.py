@@ -1,7 +1,7 @@
 """A stand-in for a toolchain's ``python``: its program runs as a fork of a warm server instead.
 
-``stub.py SOCKET -u -m MODULE ARGUMENTS`` asks the server (``harness.rank.start.warm``) at SOCKET
-to fork a child with all heavy imports done, and to run the module there with this process's
+``stub.py SOCKET -u -m MODULE ARGUMENTS`` asks the server (``converge_harness.rank.start.warm``) at
+SOCKET to fork a child with all heavy imports done, and to run the module there with this process's
 standard streams, environment and working directory. The stub hands signals on and ends as the
 child ends, so torchrun's agent can supervise it like the program itself. It is one file without
 imports of ours, run by ``python -I -S``, because it starts once per rank.
@@ -46,7 +46,7 @@ def main(address: str, arguments: list[str]) -> int:
 
 
 def die_with_parent() -> None:
-    """As ``harness.rank.start.parent``, which cannot be imported here."""
+    """As ``converge_harness.rank.start.parent``, which cannot be imported here."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     expected = os.environ.get("CONVERGE_PARENT")

@@ -1,4 +1,4 @@
-"""``python -m harness.rank.start.warm --dialect D --device cpu --socket PATH``: ranks by fork.
+"""Ranks by fork: ``python -m converge_harness.rank.start.warm --dialect D --device cpu …``.
 
 Importing torch and torchtitan takes seconds of CPU per rank. This server imports them once and
 forks: every request of a ``stub.py`` becomes a child that runs one module (torchrun's agent, or a
@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from harness.rank.start import entry
-from harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
-from harness.rank.start.stub import EXIT_CODE, LENGTH
+from converge_harness.rank.start import entry
+from converge_harness.rank.start.parent import PARENT_VARIABLE, die_with_parent
+from converge_harness.rank.start.stub import EXIT_CODE, LENGTH
 
 FORK_SAFE_THREADS = frozenset({"jemalloc_bg_thd"})
 """pyarrow's allocator stops and restarts this one around a fork (pthread_atfork)."""
@@ -56,7 +56,7 @@ class Request:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m harness.rank.start.warm")
+    parser = argparse.ArgumentParser(prog="python -m converge_harness.rank.start.warm")
     parser.add_argument("--dialect", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--socket", required=True, type=Path)

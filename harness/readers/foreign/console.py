@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.errors import EvidenceError
-from harness.model import Column, Evidence
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.printed_digits import half_unit
-from harness.readers.lines import fail, line_of, number, step_number
-from harness.readers.points import Points, settle
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Column, Evidence
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.printed_digits import half_unit
+from converge_harness.readers.lines import fail, line_of, number, step_number
+from converge_harness.readers.points import Points, settle
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:")

@@ -19,19 +19,30 @@ from typing import BinaryIO, TextIO
 
 import numpy as np
 
-from harness.errors import EvidenceError
-from harness.model import Column, Evidence, Floats, Integers
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import STEP, Columns, candidates, find_signals, find_step
-from harness.readers.foreign.printed_digits import NO_DIGITS, Digits, digits_of, printed_with
-from harness.readers.lines import (
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Column, Evidence, Floats, Integers
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import (
+    STEP,
+    Columns,
+    candidates,
+    find_signals,
+    find_step,
+)
+from converge_harness.readers.foreign.printed_digits import (
+    NO_DIGITS,
+    Digits,
+    digits_of,
+    printed_with,
+)
+from converge_harness.readers.lines import (
     fail,
     line_of,
     numbers,
     read_text,
     step_numbers,
 )
-from harness.readers.points import Points, settle
+from converge_harness.readers.points import Points, settle
 
 SEPARATORS = ",;\t"
 FAST_FROM = 1 << 20

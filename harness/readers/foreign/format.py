@@ -8,10 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from harness.errors import EvidenceError
-from harness.model import Evidence
-from harness.readers.foreign.names import Columns
-from harness.readers.lines import decode_json, read_text
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Evidence
+from converge_harness.readers.foreign.names import Columns
+from converge_harness.readers.lines import decode_json, read_text
 
 _JSON_LINES = (".jsonl", ".ndjson")
 

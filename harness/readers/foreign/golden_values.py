@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from harness.model import Column, Evidence, Integers
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import Columns, find_signals
-from harness.readers.foreign.printed_digits import digits_of, printed_with
-from harness.readers.lines import fail, numbers, step_number
-from harness.readers.points import Points, settle
+from converge_harness.model import Column, Evidence, Integers
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import Columns, find_signals
+from converge_harness.readers.foreign.printed_digits import digits_of, printed_with
+from converge_harness.readers.lines import fail, numbers, step_number
+from converge_harness.readers.points import Points, settle
 
 VALUES = "values"
 FIRST_ITERATION = 1

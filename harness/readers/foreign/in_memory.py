@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import EvidenceError
-from harness.model import Column, Evidence, Integers
-from harness.readers.foreign.names import STEP, Columns, check_columns, find_signals, find_step
-from harness.readers.foreign.printed_digits import digits_of, printed_with
-from harness.readers.points import Points, settle
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Column, Evidence, Integers
+from converge_harness.readers.foreign.names import (
+    STEP,
+    Columns,
+    check_columns,
+    find_signals,
+    find_step,
+)
+from converge_harness.readers.foreign.printed_digits import digits_of, printed_with
+from converge_harness.readers.points import Points, settle
 
 
 def read_table(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from harness.errors import EvidenceError
-from harness.model import Evidence
-from harness.readers.foreign.format import Format, Source
-from harness.readers.foreign.rows import Rows
-from harness.readers.lines import json_objects, line_of
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Evidence
+from converge_harness.readers.foreign.format import Format, Source
+from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.lines import json_objects, line_of
 
 
 def read_jsonl(source: Source) -> Evidence:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.model import Evidence
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import STEP, STEP_NAMES, Columns, candidates
-from harness.readers.foreign.rows import Rows
-from harness.readers.lines import fail, line_of
+from converge_harness.model import Evidence
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import STEP, STEP_NAMES, Columns, candidates
+from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.lines import fail, line_of
 
 DEFAULT_NAMES = (STEP, "loss", "grad_norm")
 _ROW = re.compile(r"\d+(?:[ \t]+[-+.\w]+)+")

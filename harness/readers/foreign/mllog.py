@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.errors import EvidenceError
-from harness.model import Convergence, Evidence
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import STEP, Columns
-from harness.readers.foreign.rows import Rows
-from harness.readers.lines import decode_json, fail, line_of, number, read_text
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Convergence, Evidence
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import STEP, Columns
+from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.lines import decode_json, fail, line_of, number, read_text
 
 TOKEN = ":::MLLOG"
 LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})

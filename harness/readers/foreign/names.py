@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from harness.errors import MAX_LISTED, EvidenceError, suggest
+from converge_harness.errors import MAX_LISTED, EvidenceError, suggest
 
 STEP = "step"
 """What a column mapping calls the step number."""

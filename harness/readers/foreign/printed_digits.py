@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.model import Evidence
+from converge_harness.model import Evidence
 
 FULL_PRECISION = 9
 """Significant digits from which on nothing is rounded that a float32 holds."""

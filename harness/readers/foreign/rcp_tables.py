@@ -11,9 +11,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness.errors import EvidenceError
-from harness.model import ReferencePoint
-from harness.readers.lines import decode_json, fail, read_text
+from converge_harness.errors import EvidenceError
+from converge_harness.model import ReferencePoint
+from converge_harness.readers.lines import decode_json, fail, read_text
 
 LENGTHS = ("Epochs to converge", "samples to converge")
 """Both hold samples for language models; which it is depends on the benchmark alone."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.errors import EvidenceError
-from harness.model import Evidence
-from harness.readers.foreign import (
+from converge_harness.errors import EvidenceError
+from converge_harness.model import Evidence
+from converge_harness.readers.foreign import (
     console,
     csv_table,
     golden_values,
@@ -20,8 +20,8 @@ from harness.readers.foreign import (
     trainer_state,
     wandb,
 )
-from harness.readers.foreign.format import Format, Source
-from harness.readers.foreign.names import Columns, check_columns
+from converge_harness.readers.foreign.format import Format, Source
+from converge_harness.readers.foreign.names import Columns, check_columns
 
 FORMATS: tuple[Format, ...] = (
     # An output folder of the Trainer may hold event files too; its own state is nearer.

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import EvidenceError, installing
-from harness.model import Column, Evidence, Flags
-from harness.readers.foreign.crc32c import masked_crc32c
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import Columns, find_signals
-from harness.readers.points import Points, settle
+from converge_harness.errors import EvidenceError, installing
+from converge_harness.model import Column, Evidence, Flags
+from converge_harness.readers.foreign.crc32c import masked_crc32c
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import Columns, find_signals
+from converge_harness.readers.points import Points, settle
 
 EVENT_FILES = "events.out.tfevents*"
 _LENGTH = struct.Struct("<Q")

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.model import Evidence
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import Columns
-from harness.readers.foreign.rows import Rows
-from harness.readers.foreign.tensorboard import event_files_in
-from harness.readers.lines import fail
+from converge_harness.model import Evidence
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import Columns
+from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.tensorboard import event_files_in
+from converge_harness.readers.lines import fail
 
 FILE = "trainer_state.json"
 HISTORY = "log_history"

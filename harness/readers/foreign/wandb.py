@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.errors import EvidenceError, installing
-from harness.model import Evidence
-from harness.readers.foreign.format import Format
-from harness.readers.foreign.names import Columns, candidates
-from harness.readers.foreign.rows import Rows
-from harness.readers.lines import decode_json, fail
+from converge_harness.errors import EvidenceError, installing
+from converge_harness.model import Evidence
+from converge_harness.readers.foreign.format import Format
+from converge_harness.readers.foreign.names import Columns, candidates
+from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.lines import decode_json, fail
 
 RUN_FILES = "run-*.wandb"
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import EvidenceError
-from harness.model import (
+from converge_harness.errors import EvidenceError
+from converge_harness.model import (
     BufferRows,
     Floats,
     FrozenSamples,
@@ -27,10 +27,17 @@ from harness.model import (
     TensorRows,
     TensorSample,
 )
-from harness.readers.lines import fail
-from harness.run_folder.arrays import GRADIENTS, KEYS, PARAMETERS, PROJECTIONS, ROWS, UNKNOWN
-from harness.run_folder.layout import FROZEN, LOADED, SAMPLE, SAVED, STATE, TENSORS
-from harness.store import check_schema, read_json
+from converge_harness.readers.lines import fail
+from converge_harness.run_folder.arrays import (
+    GRADIENTS,
+    KEYS,
+    PARAMETERS,
+    PROJECTIONS,
+    ROWS,
+    UNKNOWN,
+)
+from converge_harness.run_folder.layout import FROZEN, LOADED, SAMPLE, SAVED, STATE, TENSORS
+from converge_harness.store import check_schema, read_json
 
 
 def read_samples(folder: Path) -> tuple[TensorSample, ...]:

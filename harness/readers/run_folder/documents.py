@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from harness.errors import EvidenceError
-from harness.run_folder import faults, in_force, job
-from harness.run_folder.job import JobDocument
-from harness.run_folder.layout import IN_FORCE, JOB, METRICS_FILES
-from harness.run_folder.passes import passes_with_metrics
-from harness.run_folder.shapes import Shape, misfit
-from harness.store import read_json
+from converge_harness.errors import EvidenceError
+from converge_harness.run_folder import faults, in_force, job
+from converge_harness.run_folder.job import JobDocument
+from converge_harness.run_folder.layout import IN_FORCE, JOB, METRICS_FILES
+from converge_harness.run_folder.passes import passes_with_metrics
+from converge_harness.run_folder.shapes import Shape, misfit
+from converge_harness.store import read_json
 
 
 def read_job(folder: Path) -> JobDocument | None:

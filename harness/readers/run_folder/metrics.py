@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.model import Column, Disagreement, ReplicaSample
-from harness.readers.lines import (
+from converge_harness.model import Column, Disagreement, ReplicaSample
+from converge_harness.readers.lines import (
     Place,
     fail,
     json_objects,
@@ -19,9 +19,9 @@ from harness.readers.lines import (
     step_number,
     step_numbers,
 )
-from harness.readers.points import Points, Settled, settle
-from harness.run_folder.layout import METRICS_FILES, METRICS_PART
-from harness.run_folder.metrics import (
+from converge_harness.readers.points import Points, Settled, settle
+from converge_harness.run_folder.layout import METRICS_FILES, METRICS_PART
+from converge_harness.run_folder.metrics import (
     BATCH_AGREES,
     BATCH_DIGEST,
     END,
@@ -34,8 +34,8 @@ from harness.run_folder.metrics import (
     SIGNALS,
     STEP,
 )
-from harness.run_folder.shapes import is_count, is_counts, is_texts
-from harness.store import check_schema
+from converge_harness.run_folder.shapes import is_count, is_counts, is_texts
+from converge_harness.store import check_schema
 
 _Line = tuple[int, dict[str, Any]]
 """A line number and the object that stands there."""

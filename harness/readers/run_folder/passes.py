@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from harness.model import (
+from converge_harness.model import (
     Column,
     Evidence,
     Flags,
@@ -24,13 +24,18 @@ from harness.model import (
     Struck,
     TensorSample,
 )
-from harness.readers.lines import fail
-from harness.readers.run_folder.arrays import read_loaded, read_samples, read_saved, read_whole
-from harness.readers.run_folder.documents import read_fault, read_in_force
-from harness.readers.run_folder.metrics import Metrics, read_metrics
-from harness.run_folder.faults import REQUIRED, struck_files
-from harness.run_folder.layout import METRICS_FILES, PASSES
-from harness.run_folder.passes import passes_with_metrics
+from converge_harness.readers.lines import fail
+from converge_harness.readers.run_folder.arrays import (
+    read_loaded,
+    read_samples,
+    read_saved,
+    read_whole,
+)
+from converge_harness.readers.run_folder.documents import read_fault, read_in_force
+from converge_harness.readers.run_folder.metrics import Metrics, read_metrics
+from converge_harness.run_folder.faults import REQUIRED, struck_files
+from converge_harness.run_folder.layout import METRICS_FILES, PASSES
+from converge_harness.run_folder.passes import passes_with_metrics
 
 
 @dataclass(frozen=True, slots=True, eq=False)

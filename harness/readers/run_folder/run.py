@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.errors import EvidenceError
-from harness.model import (
+from converge_harness.errors import EvidenceError
+from converge_harness.model import (
     DATA_TYPES,
     Evidence,
     Fault,
@@ -30,17 +30,17 @@ from harness.model import (
     Torn,
     TrainConfig,
 )
-from harness.readers.foreign.registry import read_foreign
-from harness.readers.run_folder.arrays import read_frozen, read_samples
-from harness.readers.run_folder.documents import read_in_force, read_job
-from harness.readers.run_folder.metrics import Metrics, read_metrics
-from harness.readers.run_folder.passes import merge, read_passes, read_struck
-from harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
-from harness.run_folder.layout import JOB, METRICS_FILES, RECORD
-from harness.run_folder.passes import passes_with_metrics
-from harness.seal import broken_seal
-from harness.store import read_record
-from harness.trainers import trainer_of_document
+from converge_harness.readers.foreign.registry import read_foreign
+from converge_harness.readers.run_folder.arrays import read_frozen, read_samples
+from converge_harness.readers.run_folder.documents import read_in_force, read_job
+from converge_harness.readers.run_folder.metrics import Metrics, read_metrics
+from converge_harness.readers.run_folder.passes import merge, read_passes, read_struck
+from converge_harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
+from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD
+from converge_harness.run_folder.passes import passes_with_metrics
+from converge_harness.seal import broken_seal
+from converge_harness.store import read_record
+from converge_harness.trainers import trainer_of_document
 
 
 def run_folder_of(path: Path) -> Path | None:

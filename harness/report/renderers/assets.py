@@ -16,12 +16,12 @@ PLOTLY_SHA256 = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7
 """Of that file, not compressed."""
 
 
-def source(name: str, package: str = "harness.report") -> str:
+def source(name: str, package: str = "converge_harness.report") -> str:
     """The text of a file in a package's ``templates``."""
     return files(package).joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def resource(name: str, package: str = "harness.report") -> Markup:
+def resource(name: str, package: str = "converge_harness.report") -> Markup:
     """Our own style or script, which must not be escaped."""
     return Markup(source(name, package))  # noqa: S704 - a file of ours, nothing from users
 
@@ -29,5 +29,5 @@ def resource(name: str, package: str = "harness.report") -> Markup:
 @functools.cache
 def packed_plotly() -> str:
     """Plotly's script, compressed: 0.7 MB instead of 1.5 in every page; browsers unpack it."""
-    packed = files("harness.report").joinpath("vendor", PLOTLY).read_bytes()
+    packed = files("converge_harness.report").joinpath("vendor", PLOTLY).read_bytes()
     return base64.b64encode(packed).decode()

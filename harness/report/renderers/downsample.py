@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.model import Flags, Integers
-from harness.report.view.curves import Curve
+from converge_harness.model import Flags, Integers
+from converge_harness.report.view.curves import Curve
 
 DRAWN_POINTS = 3000
 """Points a drawn curve has at most: more cost browsers seconds and show nothing more."""

@@ -15,15 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.model import Judgement
-from harness.report.renderers.downsample import corners, downsample
-from harness.report.renderers.marks import Mark, marks
-from harness.report.renderers.palette import style
-from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
-from harness.report.text import number
-from harness.report.view.curves import Curve, difference, ratio
-from harness.report.view.gradient_map import GradientMap
-from harness.report.view.report_view import SIGNAL_TITLES, RepeatView, ReportView, RunView, TestView
+from converge_harness.model import Judgement
+from converge_harness.report.renderers.downsample import corners, downsample
+from converge_harness.report.renderers.marks import Mark, marks
+from converge_harness.report.renderers.palette import style
+from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
+from converge_harness.report.text import number
+from converge_harness.report.view.curves import Curve, difference, ratio
+from converge_harness.report.view.gradient_map import GradientMap
+from converge_harness.report.view.report_view import (
+    SIGNAL_TITLES,
+    RepeatView,
+    ReportView,
+    RunView,
+    TestView,
+)
 
 Figure = dict[str, Any]
 """What ``templates/report.js`` draws."""

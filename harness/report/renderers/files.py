@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.report.renderers import npz_tables
-from harness.report.renderers.html_page import to_html
-from harness.report.renderers.json_document import to_json
-from harness.report.renderers.junit import to_junit
-from harness.report.renderers.markdown import to_markdown
-from harness.report.renderers.plots import draw
-from harness.report.view.report_view import ReportView
-from harness.store import atomic_write
+from converge_harness.report.renderers import npz_tables
+from converge_harness.report.renderers.html_page import to_html
+from converge_harness.report.renderers.json_document import to_json
+from converge_harness.report.renderers.junit import to_junit
+from converge_harness.report.renderers.markdown import to_markdown
+from converge_harness.report.renderers.plots import draw
+from converge_harness.report.view.report_view import ReportView
+from converge_harness.store import atomic_write
 
 
 def write_reports(view: ReportView, folder: Path) -> list[Path]:
     """Write every report into ``folder``, each file at once; return their paths, HTML first.
 
-    Raises :class:`harness.errors.StoreError` when the folder cannot be written.
+    Raises :class:`converge_harness.errors.StoreError` when the folder cannot be written.
     """
     contents = {
         "report.html": to_html(view).encode(),

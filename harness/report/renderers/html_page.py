@@ -6,17 +6,22 @@ import hashlib
 
 import jinja2
 
-from harness import __version__
-from harness.model import Tier
-from harness.report import text
-from harness.report.renderers import verdict_table
-from harness.report.renderers.assets import packed_plotly, resource, source
-from harness.report.renderers.figures import Figures
-from harness.report.renderers.json_document import to_json
-from harness.report.renderers.palette import SYMBOLS
-from harness.report.view.report_view import SIGNAL_TITLES, ReportView
-from harness.report.view.resumed_run import FAULT_TITLES, PASS_TITLES, fault_cells, pass_cells
-from harness.report.view.tensor_tables import SHOWN
+from converge_harness import __version__
+from converge_harness.model import Tier
+from converge_harness.report import text
+from converge_harness.report.renderers import verdict_table
+from converge_harness.report.renderers.assets import packed_plotly, resource, source
+from converge_harness.report.renderers.figures import Figures
+from converge_harness.report.renderers.json_document import to_json
+from converge_harness.report.renderers.palette import SYMBOLS
+from converge_harness.report.view.report_view import SIGNAL_TITLES, ReportView
+from converge_harness.report.view.resumed_run import (
+    FAULT_TITLES,
+    PASS_TITLES,
+    fault_cells,
+    pass_cells,
+)
+from converge_harness.report.view.tensor_tables import SHOWN
 
 LOG_LINES = 120
 """Lines of a failed rank's log that the page holds."""

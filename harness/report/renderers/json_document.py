@@ -6,10 +6,10 @@ import json
 import math
 from typing import Any
 
-from harness.model import Check
-from harness.report.view.report_view import ReportView, RunView, TestView
-from harness.report.view.resumed_run import PassesView
-from harness.report.view.tolerances import CalibrationView
+from converge_harness.model import Check
+from converge_harness.report.view.report_view import ReportView, RunView, TestView
+from converge_harness.report.view.resumed_run import PassesView
+from converge_harness.report.view.tolerances import CalibrationView
 
 SCHEMA_VERSION = 1
 """Raised when a field changes or goes; new fields do not raise it."""

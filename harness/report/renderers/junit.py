@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
-from harness.model import Check, Deviation, Judgement, Outcome
-from harness.report.text import duration, number, step_range
-from harness.report.view.report_view import ReportView, TestView
+from converge_harness.model import Check, Deviation, Judgement, Outcome
+from converge_harness.report.text import duration, number, step_range
+from converge_harness.report.view.report_view import ReportView, TestView
 
 
 def to_junit(view: ReportView) -> bytes:

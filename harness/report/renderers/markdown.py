@@ -6,19 +6,27 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
-from harness.model import Check, Judgement, Outcome
-from harness.report.renderers.palette import SYMBOLS
-from harness.report.renderers.verdict_table import header, rows
-from harness.report.text import ABSENT, duration, excess, number, of_limit, step_range, tail
-from harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView, TestView
-from harness.report.view.resumed_run import (
+from converge_harness.model import Check, Judgement, Outcome
+from converge_harness.report.renderers.palette import SYMBOLS
+from converge_harness.report.renderers.verdict_table import header, rows
+from converge_harness.report.text import (
+    ABSENT,
+    duration,
+    excess,
+    number,
+    of_limit,
+    step_range,
+    tail,
+)
+from converge_harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView, TestView
+from converge_harness.report.view.resumed_run import (
     FAULT_TITLES,
     PASS_TITLES,
     PassesView,
     fault_cells,
     pass_cells,
 )
-from harness.report.view.tensor_tables import SHOWN, ReplicaView, TensorTable
+from converge_harness.report.view.tensor_tables import SHOWN, ReplicaView, TensorTable
 
 LOG_LINES = 30
 """Lines of a failed rank's log in the report: GitHub cuts a job summary at 1 MiB."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from harness.report.view.resumed_run import FaultView, PassesView, PassView
+from converge_harness.report.view.resumed_run import FaultView, PassesView, PassView
 
 _NO_STEP = (0, 0)
 

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import StoreError
-from harness.judge import TensorComparison, TensorDifferences
-from harness.model import Floats
-from harness.report.sanitize import plain
-from harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView
+from converge_harness.errors import StoreError
+from converge_harness.judge import TensorComparison, TensorDifferences
+from converge_harness.model import Floats
+from converge_harness.report.sanitize import plain
+from converge_harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView
 
 FILE = "report.npz"
 SCHEMA_VERSION = 1

@@ -21,15 +21,15 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, MaxNLocator
 from matplotlib.typing import LineStyleType
 
-from harness.model import Judgement
-from harness.report.renderers.downsample import corners, downsample
-from harness.report.renderers.marks import Mark, MarkKind, marks
-from harness.report.renderers.palette import SYMBOLS, Style, style
-from harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
-from harness.report.text import number
-from harness.report.view.curves import Curve
-from harness.report.view.report_view import ReportView, TestView
-from harness.report.view.resumed_run import PassesView
+from converge_harness.model import Judgement
+from converge_harness.report.renderers.downsample import corners, downsample
+from converge_harness.report.renderers.marks import Mark, MarkKind, marks
+from converge_harness.report.renderers.palette import SYMBOLS, Style, style
+from converge_harness.report.renderers.scales import SignedLog, ratio_needs_log, ratio_range
+from converge_harness.report.text import number
+from converge_harness.report.view.curves import Curve
+from converge_harness.report.view.report_view import ReportView, TestView
+from converge_harness.report.view.resumed_run import PassesView
 
 Picture = dict[str, bytes]
 """File form (``png``, ``svg``) to content."""
@@ -56,7 +56,7 @@ class Line(NamedTuple):
     curve: Curve
     colour: str
     stroke: str = "solid"
-    """Plotly's name, as in :mod:`harness.report.renderers.palette`; ``none`` for points only."""
+    """Plotly's name, as in :mod:`report.renderers.palette`; ``none`` for points only."""
     width: float = 1.4
     marker: str = ""
     """Matplotlib's name of what stands at every step."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.model import Floats
-from harness.report.view.curves import Curve
+from converge_harness.model import Floats
+from converge_harness.report.view.curves import Curve
 
 _RATIO_LINEAR_UP_TO = 1.5
 _NEARLY_EQUAL = 1e-4

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.model import Judgement
-from harness.report.text import ABSENT, duration, percent
-from harness.report.view.curves import LossOnlyGate
-from harness.report.view.report_view import ReportView, TestView
+from converge_harness.model import Judgement
+from converge_harness.report.text import ABSENT, duration, percent
+from converge_harness.report.view.curves import LossOnlyGate
+from converge_harness.report.view.report_view import ReportView, TestView
 
 HEADER = (
     "verdict",

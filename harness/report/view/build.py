@@ -9,8 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.judge import CurveDifference, RunComparison, curve_difference, series, whole_series
-from harness.model import (
+from converge_harness.judge import (
+    CurveDifference,
+    RunComparison,
+    curve_difference,
+    series,
+    whole_series,
+)
+from converge_harness.model import (
     Calibration,
     Evidence,
     Experiment,
@@ -23,15 +29,21 @@ from harness.model import (
     SetSpec,
     Verdict,
 )
-from harness.report.check_subjects import subjects
-from harness.report.sanitize import from_here, plain, plain_error, plain_verdict
-from harness.report.text import anchors
-from harness.report.view.counterfactual import counterfactual
-from harness.report.view.curves import Curve, difference_of, loss_only_gate, ratio_of, signal_curve
-from harness.report.view.gradient_map import gradient_map
-from harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
-from harness.report.view.program_notes import program_notes
-from harness.report.view.report_view import (
+from converge_harness.report.check_subjects import subjects
+from converge_harness.report.sanitize import from_here, plain, plain_error, plain_verdict
+from converge_harness.report.text import anchors
+from converge_harness.report.view.counterfactual import counterfactual
+from converge_harness.report.view.curves import (
+    Curve,
+    difference_of,
+    loss_only_gate,
+    ratio_of,
+    signal_curve,
+)
+from converge_harness.report.view.gradient_map import gradient_map
+from converge_harness.report.view.in_force import config_changes, named_and_in_force, techniques_of
+from converge_harness.report.view.program_notes import program_notes
+from converge_harness.report.view.report_view import (
     SIGNAL_TITLES,
     BesideView,
     Comparison,
@@ -40,9 +52,14 @@ from harness.report.view.report_view import (
     RunView,
     TestView,
 )
-from harness.report.view.resumed_run import degrees_of, degrees_seen, kind_seen, passes_view
-from harness.report.view.tensor_tables import first_step_tensors, replica_view
-from harness.report.view.tolerances import CalibrationView, calibration_view, notes
+from converge_harness.report.view.resumed_run import (
+    degrees_of,
+    degrees_seen,
+    kind_seen,
+    passes_view,
+)
+from converge_harness.report.view.tensor_tables import first_step_tensors, replica_view
+from converge_harness.report.view.tolerances import CalibrationView, calibration_view, notes
 
 BESIDES = (Role.REFERENCE, Role.MATCHED, Role.OTHER_SEED)
 """Roles of runs that have no verdict and teach no limit."""
@@ -68,8 +85,8 @@ def build_view(
     """All that a report shows, from whatever there is of it.
 
     Only ``verdicts`` are needed; evidence is found by its ``name``, records by a job's identity.
-    ``comparisons`` are by name of the test set, as :func:`harness.judge.judge` returns them beside
-    the verdicts: without one, a test set is not shown beside its control.
+    ``comparisons`` are by name of the test set, as :func:`converge_harness.judge.judge` returns
+    them beside the verdicts: without one, a test set is not shown beside its control.
     ``without_limits`` are names of those of which nobody asked for single steps.
     ``subject`` adds degrees, techniques, notes and waived rules; foreign curves have none.
     ``calibrations`` are by name of the control, and the same that the verdicts were judged with.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.model import Calibration, Check, Judgement, Outcome, Verdict
-from harness.report.text import count, excess, number
+from converge_harness.model import Calibration, Check, Judgement, Outcome, Verdict
+from converge_harness.report.text import count, excess, number
 
 _NAMED = 3
 """Checks that are named one by one."""

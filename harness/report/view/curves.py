@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.judge import CurveDifference, SignalSeries, curve_difference, whole_series
-from harness.model import Evidence, Floats, Integers
+from converge_harness.judge import CurveDifference, SignalSeries, curve_difference, whole_series
+from converge_harness.model import Evidence, Floats, Integers
 
 LOSS_ONLY_LIMIT = 0.01
 """Largest relative loss difference of the loss-only gate that reports show for comparison.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge import Comparisons
-from harness.model import Floats, Integers
-from harness.report.sanitize import plain
-from harness.report.text import count
+from converge_harness.judge import Comparisons
+from converge_harness.model import Floats, Integers
+from converge_harness.report.sanitize import plain
+from converge_harness.report.text import count
 
 MOST_ROWS = 120
 """A map of more parameters than this has a row per layer."""

@@ -1,6 +1,6 @@
 """What a test set names beside what really ran, and how its configuration differs; pure.
 
-Only shows: whether a named technique is in force is judged by ``harness.judge``.
+Only shows: whether a named technique is in force is judged by ``converge_harness.judge``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from harness.model import Evidence, Job, SetSpec, Technique
-from harness.report.sanitize import from_here, plain
-from harness.report.text import ABSENT, count
-from harness.report.view.report_view import ConfigChange, Named
-from harness.report.view.resumed_run import degrees_in_force, joined
+from converge_harness.model import Evidence, Job, SetSpec, Technique
+from converge_harness.report.sanitize import from_here, plain
+from converge_harness.report.text import ABSENT, count
+from converge_harness.report.view.report_view import ConfigChange, Named
+from converge_harness.report.view.resumed_run import degrees_in_force, joined
 
 _FLOAT8 = (Technique.FLOAT8, Technique.FLOAT8_ROWWISE, Technique.FLOAT8_TP)
 
@@ -80,7 +80,7 @@ def config_changes(
 ) -> tuple[ConfigChange, ...]:
     """Keys and versions that differ between two runs, undeclared ones first.
 
-    ``here`` as :func:`harness.report.view.report_view.build.build_view` has it.
+    ``here`` as :func:`converge_harness.report.view.report_view.build.build_view` has it.
     """
     ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from harness.judge import BEFORE_CLIPPING, JUDGED_SIGNALS, RunComparison, probing, wrapping
-from harness.model import Evidence, Job, Verdict
-from harness.report.text import count
+from converge_harness.judge import BEFORE_CLIPPING, JUDGED_SIGNALS, RunComparison, probing, wrapping
+from converge_harness.model import Evidence, Job, Verdict
+from converge_harness.report.text import count
 
 
 def program_notes(

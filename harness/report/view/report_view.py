@@ -1,7 +1,7 @@
 """What every renderer is given: one frozen value with all that a report shows.
 
 Every text in it is plain (one line, no control characters; blocks keep their lines), so a renderer
-only escapes for its own format. :mod:`harness.report.view.report_view.build` makes it.
+only escapes for its own format. :mod:`converge_harness.report.view.report_view.build` makes it.
 """
 
 from __future__ import annotations
@@ -9,14 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from harness.judge import Comparisons
-from harness.model import Ask, Check, Judgement, Kind, Outcome, RankError, Role, Tier, Verdict
-from harness.report.text import count
-from harness.report.view.curves import Curve, LossOnlyGate
-from harness.report.view.gradient_map import GradientMap
-from harness.report.view.resumed_run import PassesView
-from harness.report.view.tensor_tables import ReplicaView, TensorTable
-from harness.report.view.tolerances import CalibrationView
+from converge_harness.judge import Comparisons
+from converge_harness.model import (
+    Ask,
+    Check,
+    Judgement,
+    Kind,
+    Outcome,
+    RankError,
+    Role,
+    Tier,
+    Verdict,
+)
+from converge_harness.report.text import count
+from converge_harness.report.view.curves import Curve, LossOnlyGate
+from converge_harness.report.view.gradient_map import GradientMap
+from converge_harness.report.view.resumed_run import PassesView
+from converge_harness.report.view.tensor_tables import ReplicaView, TensorTable
+from converge_harness.report.view.tolerances import CalibrationView
 
 SEVERITY = tuple(reversed(Judgement))
 """Verdict words, what needs a person first."""

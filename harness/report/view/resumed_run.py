@@ -1,7 +1,7 @@
 """Runs made in several passes: what each pass did, what broke it, and where its curve is joined.
 
 Faults too: what each is, where it struck, how long it cost. This only shows: whether a resume or a
-recovery is right is judged by ``harness.judge``.
+recovery is right is judged by ``converge_harness.judge``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.judge import never_interrupted, parallelism_of, pass_of, steps_after
-from harness.model import (
+from converge_harness.judge import never_interrupted, parallelism_of, pass_of, steps_after
+from converge_harness.model import (
     RESHARD,
     ZERO_2,
     ZERO_3,
@@ -29,9 +29,9 @@ from harness.model import (
     Struck,
     Torn,
 )
-from harness.report.sanitize import plain
-from harness.report.text import ABSENT, count, duration, step_range
-from harness.report.view.curves import Curve
+from converge_harness.report.sanitize import plain
+from converge_harness.report.text import ABSENT, count, duration, step_range
+from converge_harness.report.view.curves import Curve
 
 PASS_TITLES = (
     "Pass",

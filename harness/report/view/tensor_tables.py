@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.judge import Comparisons, TensorComparison, TensorDifferences
-from harness.model import Disagreement, ReplicaSample
-from harness.report.sanitize import plain
-from harness.report.text import count
+from converge_harness.judge import Comparisons, TensorComparison, TensorDifferences
+from converge_harness.model import Disagreement, ReplicaSample
+from converge_harness.report.sanitize import plain
+from converge_harness.report.text import count
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 SHOWN = 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.judge import (
+from converge_harness.judge import (
     JUDGED_SIGNALS,
     MEASURED_FROM,
     STEP_ORIGIN,
@@ -14,7 +14,7 @@ from harness.judge import (
     RunComparison,
     tokens_off,
 )
-from harness.model import (
+from converge_harness.model import (
     Calibration,
     Evidence,
     Judgement,
@@ -24,9 +24,9 @@ from harness.model import (
     Tier,
     Verdict,
 )
-from harness.report.sanitize import plain
-from harness.report.text import ABSENT, count, number
-from harness.report.view.curves import Curve, difference_of, largest
+from converge_harness.report.sanitize import plain
+from converge_harness.report.text import ABSENT, count, number
+from converge_harness.report.view.curves import Curve, difference_of, largest
 
 WIDE = 1000
 """A learnt limit that is so many times the floor of its arithmetic is worth a sentence."""

@@ -10,6 +10,6 @@
     failure.py    why a program failed, from its ranks' output
 """
 
-from harness.trainers.command.trainer import TRAINER, trained_by
+from converge_harness.trainers.command.trainer import TRAINER, trained_by
 
 __all__ = ["TRAINER", "trained_by"]

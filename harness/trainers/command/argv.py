@@ -14,11 +14,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness.model import Job, Parallelism, SetSpec, Setting
-from harness.run_folder.job import CommandDocument
-from harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
-from harness.trainers.calls import Rendezvous
-from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
+from converge_harness.model import Job, Parallelism, SetSpec, Setting
+from converge_harness.run_folder.job import CommandDocument
+from converge_harness.run_folder.layout import JOB, JOB_VARIABLE, OUTPUT
+from converge_harness.trainers.calls import Rendezvous
+from converge_harness.trainers.command.settings import (
+    CONFIG,
+    Command,
+    RankLauncher,
+    fill,
+    placeholders,
+)
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
 
-from harness.model import RankError
-from harness.trainers.failure import (
+from converge_harness.model import RankError
+from converge_harness.trainers.failure import (
     AGENT_LOG,
     FAILURES_FILE,
     PROGRAM_LOG,

@@ -13,10 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from harness.errors import Problem
-from harness.model import SetSpec
-from harness.toml import Where, expanded, find_file
-from harness.trainers.command.settings import CONFIG, Command, RankLauncher, fill, placeholders
+from converge_harness.errors import Problem
+from converge_harness.model import SetSpec
+from converge_harness.toml import Where, expanded, find_file
+from converge_harness.trainers.command.settings import (
+    CONFIG,
+    Command,
+    RankLauncher,
+    fill,
+    placeholders,
+)
 
 _MODULE = frozenset({"-m", "--module", "--module_mode"})
 """Options after which torchrun, composer, deepspeed and Python expect a module."""

@@ -36,9 +36,8 @@ class Command:
     """Absolute path of the program's working directory."""
     launcher: RankLauncher = RankLauncher.TORCHRUN
     probed: bool = True
-    """Whether the program calls ``harness.probe``, which then writes all evidence; otherwise the
-    only evidence is the program's own curve.
-    """
+    """Whether the program calls ``probe``, which then leaves all evidence; else it leaves a
+    curve of its own, and that is all there is."""
     curves: str | None = None
     """Template of that curve's path, ``{output}/…``, in any format that ``converge compare`` reads;
     None for a probed program.

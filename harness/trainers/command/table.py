@@ -7,8 +7,8 @@ As TOML (docs/any-trainer.md)::
     command = ["train.py", "--steps", "{steps}", "--stage", "{config.zero.stage}"]
     launcher = "torchrun"           # the default; composer, deepspeed, mpirun, none
     toolchain = "deepspeed-0.19.8"  # or python = "env/bin/python"; default: `python` on PATH
-    probe = true                    # the default: the program calls harness.probe
-    curves = "{output}/loss.csv"    # if probe = false
+    probe = true                    # the default: the program calls converge_harness.probe
+    curves = "{output}/loss.csv"    # where probe = false
     columns = { loss = "train/loss", step = "iteration" }
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
@@ -27,18 +27,18 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from harness.errors import Problem, suggest
-from harness.model import SetSpec, TrainConfig
-from harness.toml import FilePath, Where, flatten, one_of
-from harness.trainers.command.program import files_of
-from harness.trainers.command.settings import (
+from converge_harness.errors import Problem, suggest
+from converge_harness.model import SetSpec, TrainConfig
+from converge_harness.toml import FilePath, Where, flatten, one_of
+from converge_harness.trainers.command.program import files_of
+from converge_harness.trainers.command.settings import (
     CONFIG,
     PLACEHOLDERS,
     Command,
     RankLauncher,
     placeholders,
 )
-from harness.trainers.table import InlineTable
+from converge_harness.trainers.table import InlineTable
 
 CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
 """What can be named in a program's curve."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import DISTRIBUTION
-from harness.errors import EvidenceError, Problem, ToolchainError
-from harness.model import (
+from converge_harness import DISTRIBUTION
+from converge_harness.errors import EvidenceError, Problem, ToolchainError
+from converge_harness.model import (
     Capabilities,
     Job,
     RankError,
@@ -19,29 +19,37 @@ from harness.model import (
     Toolchain,
     TrainerSpec,
 )
-from harness.run_folder.job import moved_with
-from harness.run_folder.layout import JOB
-from harness.toml import Where
-from harness.toolchain import assume_environment, find_environment, own_source
-from harness.trainers.base import Curve, Source, Start, Trainer, Untold, is_complete, job_document
-from harness.trainers.calls import Rendezvous
-from harness.trainers.command import argv
-from harness.trainers.command.argv import (
+from converge_harness.run_folder.job import moved_with
+from converge_harness.run_folder.layout import JOB
+from converge_harness.toml import Where
+from converge_harness.toolchain import assume_environment, find_environment, own_source
+from converge_harness.trainers.base import (
+    Curve,
+    Source,
+    Start,
+    Trainer,
+    Untold,
+    is_complete,
+    job_document,
+)
+from converge_harness.trainers.calls import Rendezvous
+from converge_harness.trainers.command import argv
+from converge_harness.trainers.command.argv import (
     command_of,
     describe_command,
     is_told_its_ranks,
-    passed_values,
+    told,
 )
-from harness.trainers.command.failure import program_error
-from harness.trainers.command.program import interpreter_of, with_files_of
-from harness.trainers.command.settings import Command, RankLauncher, placeholders
-from harness.trainers.command.table import CommandTable, read_command, set_problems
-from harness.trainers.environment import Resources
-from harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
-from harness.trainers.table import TrainerOfFile
+from converge_harness.trainers.command.failure import program_error
+from converge_harness.trainers.command.program import interpreter_of, with_files_of
+from converge_harness.trainers.command.settings import Command, RankLauncher, placeholders
+from converge_harness.trainers.command.table import CommandTable, read_command, set_problems
+from converge_harness.trainers.environment import Resources
+from converge_harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
+from converge_harness.trainers.table import TrainerOfFile
 
-AGENT_MODULE = "harness.rank.start.agent"
-"""torchrun's agent, which ends with converge."""
+AGENT_MODULE = "converge_harness.rank.start.agent"
+"""torchrun's agent, tied to the life of the harness."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
@@ -249,8 +257,9 @@ class CommandTrainer(Trainer):
             )
         if last is None:
             return (
-                "the program ended with 0, but its probe recorded no step: call harness.probe as "
-                "docs/probe.md shows, or set trainer.probe = false and name trainer.curves"
+                "the program ended with 0, but its probe recorded no step: call "
+                "converge_harness.probe as docs/probe.md shows, or "
+                "set trainer.probe = false and name trainer.curves"
             )
         return (
             f"the program ended with 0 after step {last} of {job.steps}: it has to take {{steps}} "

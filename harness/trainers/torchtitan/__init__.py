@@ -7,6 +7,6 @@
     releases.py   differences and known bugs of releases; its toolchains
 """
 
-from harness.trainers.torchtitan.trainer import TRAINER
+from converge_harness.trainers.torchtitan.trainer import TRAINER
 
 __all__ = ["TRAINER"]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import ToolchainError
-from harness.model import SetSpec, Technique, Toolchain
-from harness.toolchain import (
+from converge_harness.errors import ToolchainError
+from converge_harness.model import SetSpec, Technique, Toolchain
+from converge_harness.toolchain import (
     DISTRIBUTIONS,
     build_hint,
     python_of,
@@ -23,7 +23,7 @@ from harness.toolchain import (
     toolchain_root,
     versions,
 )
-from harness.trainers.base import Features, Limitation
+from converge_harness.trainers.base import Features, Limitation
 
 TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
 FLEX_BLOCK = 128

@@ -28,10 +28,26 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from harness.errors import ConfigError, Problem
-from harness.model import SPMD_BACKEND, SPMD_BACKENDS, Loader, SetSpec, SyntheticData, TrainConfig
-from harness.toml import FilePath, Table, ToolchainName, Where, find, flatten, one_of, validate
-from harness.trainers.table import CorpusTable, TrainerTable, taken_out
+from converge_harness.errors import ConfigError, Problem
+from converge_harness.model import (
+    SPMD_BACKEND,
+    SPMD_BACKENDS,
+    Loader,
+    SetSpec,
+    SyntheticData,
+    TrainConfig,
+)
+from converge_harness.toml import (
+    FilePath,
+    Table,
+    ToolchainName,
+    Where,
+    find,
+    flatten,
+    one_of,
+    validate,
+)
+from converge_harness.trainers.table import CorpusTable, TrainerTable, taken_out
 
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OWNED = {

@@ -11,8 +11,8 @@ from pathlib import Path
 from signal import SIGUSR1
 from typing import Any
 
-from harness.errors import Problem
-from harness.model import (
+from converge_harness.errors import Problem
+from converge_harness.model import (
     TORCHTITAN,
     Job,
     RankError,
@@ -25,14 +25,21 @@ from harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from harness.run_folder.layout import JOB
-from harness.toml import Where
-from harness.trainers.base import RANK_MODULE, Features, Limitation, Start, Trainer, job_document
-from harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
-from harness.trainers.failure import rank_error
-from harness.trainers.table import TrainerOfFile
-from harness.trainers.torchtitan import releases
-from harness.trainers.torchtitan.table import (
+from converge_harness.run_folder.layout import JOB
+from converge_harness.toml import Where
+from converge_harness.trainers.base import (
+    RANK_MODULE,
+    Features,
+    Limitation,
+    Start,
+    Trainer,
+    job_document,
+)
+from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
+from converge_harness.trainers.failure import rank_error
+from converge_harness.trainers.table import TrainerOfFile
+from converge_harness.trainers.torchtitan import releases
+from converge_harness.trainers.torchtitan.table import (
     OWNED,
     TitanTable,
     find_seed_checkpoint,
@@ -41,8 +48,8 @@ from harness.trainers.torchtitan.table import (
     titan_train_config,
 )
 
-AGENT_MODULE = "harness.rank.start.agent"
-"""torchrun's agent, which ends with converge."""
+AGENT_MODULE = "converge_harness.rank.start.agent"
+"""torchrun's agent, tied to the life of the harness."""
 
 
 class Torchtitan(Trainer):
@@ -197,7 +204,7 @@ def torchrun_arguments(
 def torchrun_node_arguments(
     job: Job, folder: Path, call: Call, meeting: Rendezvous, rank_module: str = RANK_MODULE
 ) -> tuple[str, ...]:
-    """The same for ``harness.rank.start.node``, which adds what nodes and lives of a job differ in.
+    """The same for ``rank.start.node``, which adds what nodes and lives of a job differ in.
 
     That is the rendezvous id, the log folder, and whether the node has the rendezvous store (for
     one node: the file of the rendezvous).

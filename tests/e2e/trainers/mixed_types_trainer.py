@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.probe import Probe
+from converge_harness.probe import Probe
 
 WORDS, WIDTH, LENGTH = 64, 64, 16
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from launch_jobs import ROOT, TOOLCHAIN, tiny_job
 from light_toolchain import light_python
 
-from harness.launch import RunOptions
-from harness.launch.slurm.commands import Slurm
-from harness.launch.slurm.job_status import Site
-from harness.model import Cluster, Experiment, Toolchain
-from harness.store import Store
+from converge_harness.launch import RunOptions
+from converge_harness.launch.slurm.commands import Slurm
+from converge_harness.launch.slurm.job_status import Site
+from converge_harness.model import Cluster, Experiment, Toolchain
+from converge_harness.store import Store
 
 HERE = Path(__file__).parent
 CLUSTER = Cluster(
@@ -28,7 +28,7 @@ def light_job(toolchain, name, **values):
 
 
 def site_of(store_root, environment, *, rank_module="tiny_rank", limits=None, **cluster):
-    path = f"{ROOT}{os.pathsep}{HERE.parent}"
+    path = f"{ROOT / 'src'}{os.pathsep}{HERE.parent}"
     return Site(
         store=Store(Path(store_root)),
         backend=Slurm({**environment, "PYTHONPATH": path}),

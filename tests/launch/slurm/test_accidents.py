@@ -10,17 +10,17 @@ import pytest
 from cluster_jobs import light_job, light_toolchain, queue, site_of
 from launch_jobs import plan_of
 
-from harness import launch
-from harness.errors import ClusterError, StoreError
-from harness.launch.interruption import interruptible
-from harness.launch.slurm import submit
-from harness.launch.slurm.backend import Refused
-from harness.launch.slurm.commands import Slurm, unknown_job
-from harness.launch.slurm.detached import cancel, collect, status, submit_plan
-from harness.launch.slurm.follow import follow_plan
-from harness.launch.slurm.submission import read_submission, write_submission
-from harness.launch.slurm.submit import prepare_plan
-from harness.model import Role, RunStatus
+from converge_harness import launch
+from converge_harness.errors import ClusterError, StoreError
+from converge_harness.launch.interruption import interruptible
+from converge_harness.launch.slurm import submit
+from converge_harness.launch.slurm.backend import Refused
+from converge_harness.launch.slurm.commands import Slurm, unknown_job
+from converge_harness.launch.slurm.detached import cancel, collect, status, submit_plan
+from converge_harness.launch.slurm.follow import follow_plan
+from converge_harness.launch.slurm.submission import read_submission, write_submission
+from converge_harness.launch.slurm.submit import prepare_plan
+from converge_harness.model import Role, RunStatus
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from launch_jobs import tiny_job
 
-from harness.errors import ConfigError
-from harness.launch.slurm.batch_script import batch_script, job_name
-from harness.model import (
+from converge_harness.errors import ConfigError
+from converge_harness.launch.slurm.batch_script import batch_script, job_name
+from converge_harness.model import (
     Cluster,
     Fault,
     FaultKind,

@@ -12,15 +12,15 @@ from cluster_jobs import light_job, light_toolchain, queue, site_of
 from harness_processes import harness_processes, read_until
 from launch_jobs import plan_of
 
-from harness import launch
-from harness.errors import ClusterError
-from harness.launch.slurm.backend import Refused
-from harness.launch.slurm.commands import Slurm
-from harness.launch.slurm.detached import cancel, collect, status, submit_plan
-from harness.launch.slurm.follow import follow_plan
-from harness.launch.slurm.submission import read_submission
-from harness.model import Role, RunStatus
-from harness.store import read_record
+from converge_harness import launch
+from converge_harness.errors import ClusterError
+from converge_harness.launch.slurm.backend import Refused
+from converge_harness.launch.slurm.commands import Slurm
+from converge_harness.launch.slurm.detached import cancel, collect, status, submit_plan
+from converge_harness.launch.slurm.follow import follow_plan
+from converge_harness.launch.slurm.submission import read_submission
+from converge_harness.model import Role, RunStatus
+from converge_harness.store import read_record
 
 pytestmark = pytest.mark.timeout(300)
 SEED = {"role": Role.SEED, "ranks": 1, "steps": 1}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rank.start.node import log_folder, node_arguments
+from converge_harness.rank.start.node import log_folder, node_arguments
 
 LOGS = Path("/run/logs/call-02")
 ALONE = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from launch_jobs import ROOT
 
-from harness.launch.slurm.backend import Phase, Request
-from harness.launch.slurm.batch_script import batch_script, job_name
-from harness.launch.slurm.commands import Slurm
-from harness.model import (
+from converge_harness.launch.slurm.backend import Phase, Request
+from converge_harness.launch.slurm.batch_script import batch_script, job_name
+from converge_harness.launch.slurm.commands import Slurm
+from converge_harness.model import (
     Cluster,
     Fault,
     FaultKind,
@@ -20,8 +20,8 @@ from harness.model import (
     RestartOwner,
     Segment,
 )
-from harness.trainers import job_payload
-from harness.trainers.failure import rank_error
+from converge_harness.trainers import job_payload
+from converge_harness.trainers.failure import rank_error
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -34,7 +34,7 @@ CLUSTER = Cluster(
     environment={
         "CONVERGE_HEAD_NODE": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'launch'}",
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests' / 'launch'}",
     },
 )
 

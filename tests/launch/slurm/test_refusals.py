@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.launch.slurm.commands import with_keys
-from harness.model import Cluster
+from converge_harness.launch.slurm.commands import with_keys
+from converge_harness.model import Cluster
 
 CLUSTER = Cluster(ranks_per_node=8, partition="p", account="a", qos="q", time="1", constraint="c")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from launch_jobs import tiny_job
 
-from harness.launch.slurm.backend import JobState, Phase
-from harness.launch.slurm.settle import Known, settle
-from harness.launch.slurm.submission import Submission, read_submission, write_submission
-from harness.launch.slurm.submit import Chains, chains_of
-from harness.model import (
+from converge_harness.launch.slurm.backend import JobState, Phase
+from converge_harness.launch.slurm.settle import Known, settle
+from converge_harness.launch.slurm.submission import Submission, read_submission, write_submission
+from converge_harness.launch.slurm.submit import Chains, chains_of
+from converge_harness.model import (
     Cluster,
     Parallelism,
     RankError,

@@ -8,12 +8,12 @@ import pytest
 from launch_jobs import tiny_job
 from slurm_daemons import slurm_daemons
 
-from harness.errors import ClusterError
-from harness.launch.slurm import commands as slurm_backend
-from harness.launch.slurm.backend import Phase, Refused, Request
-from harness.launch.slurm.batch_script import batch_script
-from harness.launch.slurm.commands import Slurm, phase_of, read_sacct
-from harness.model import Cluster
+from converge_harness.errors import ClusterError
+from converge_harness.launch.slurm import commands as slurm_backend
+from converge_harness.launch.slurm.backend import Phase, Refused, Request
+from converge_harness.launch.slurm.batch_script import batch_script
+from converge_harness.launch.slurm.commands import Slurm, phase_of, read_sacct
+from converge_harness.model import Cluster
 
 pytestmark = pytest.mark.timeout(300)
 

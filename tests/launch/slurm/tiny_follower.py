@@ -10,8 +10,8 @@ from pathlib import Path
 from cluster_jobs import light_job, light_toolchain, site_of
 from launch_jobs import plan_of
 
-from harness.errors import Interrupted
-from harness.launch.slurm.follow import follow_plan
+from converge_harness.errors import Interrupted
+from converge_harness.launch.slurm.follow import follow_plan
 
 
 def main(folder, *described):

@@ -14,8 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.model import TrainerSpec
-from harness.trainers import Curve, InlineTable, Source, Trainer, TrainerOfFile
+from converge_harness.model import TrainerSpec
+from converge_harness.trainers import Curve, InlineTable, Source, Trainer, TrainerOfFile
 
 LOOP = Path(__file__).parent / "loop.py"
 CURVE = "curve.csv"

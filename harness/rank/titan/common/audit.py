@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from harness.rank.recorder.names import canonical, names_by_type
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.titan.common.counters import FusionCount, RotationCount
-from harness.run_folder import in_force
+from converge_harness.rank.recorder.names import canonical, names_by_type
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
+from converge_harness.run_folder import in_force
 
 FOLDED = ("fsdp", "dp_shard_cp")
 """Mesh dimensions over which parameters are sharded by dp_shard x cp: torchtitan's own fold, and

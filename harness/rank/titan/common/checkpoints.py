@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.rank.recorder.checkpoint_state import Counters
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.recorder.trainer_view import rate_of
-from harness.run_folder.arrays import UNKNOWN
-from harness.run_folder.checkpoints import write_manifest
-from harness.run_folder.job import Job
-from harness.run_folder.layout import CHECKPOINTS, checkpoint_of
+from converge_harness.rank.recorder.checkpoint_state import Counters
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.recorder.trainer_view import rate_of
+from converge_harness.run_folder.arrays import UNKNOWN
+from converge_harness.run_folder.checkpoints import write_manifest
+from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.layout import CHECKPOINTS, checkpoint_of
 
 
 def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.recorder.step_recorder import StepRecorder
 
 _NAME = "clip_grad_norm_"
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from harness.rank.recorder.cross_entropy import IGNORE_INDEX
+from converge_harness.rank.recorder.cross_entropy import IGNORE_INDEX
 
 CORPUS_SCHEMA = 1
 _MASK = (1 << 64) - 1

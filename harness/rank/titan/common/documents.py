@@ -15,7 +15,7 @@ NAME = "converge"
 
 
 def documents_of(data_folder: Path) -> Path:
-    """``{"text": ...}`` a line, as ``harness.corpus`` writes them."""
+    """``{"text": ...}`` a line, as ``converge_harness.corpus`` writes them."""
     return data_folder / "text" / "documents.jsonl"
 
 

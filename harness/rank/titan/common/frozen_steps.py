@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.rank.recorder.placement import local_shard
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.run_folder.job import Job
+from converge_harness.rank.recorder.placement import local_shard
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.run_folder.job import Job
 
 
 def add_frozen_steps(trainer: Any, job: Job, recorder: StepRecorder) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from harness.rank.settings import KeyProblem
-from harness.run_folder.job import Job
+from converge_harness.rank.settings import KeyProblem
+from converge_harness.run_folder.job import Job
 
 COMPONENTS = ("loss", "model")
 """What torchtitan looks for in ``compile.components``, a list of any strings in its config."""
 
 REPEATS = ("rerun", "ulp", "rounding", "permute")
-"""Kinds of repeats, as in ``harness.model.RepeatKind`` (which ranks cannot import)."""
+"""Kinds of repeats, as in ``converge_harness.model.RepeatKind`` (which ranks cannot import)."""
 
 
 def unknown_fixes(job: Job, known: Collection[str]) -> list[KeyProblem]:

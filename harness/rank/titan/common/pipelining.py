@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.recorder.step_recorder import StepRecorder
 
 
 def stages(schedule: Any) -> list[Any]:

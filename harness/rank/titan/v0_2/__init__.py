@@ -21,26 +21,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from harness.rank.settings import KeyProblem
-    from harness.run_folder.job import Job
+    from converge_harness.rank.settings import KeyProblem
+    from converge_harness.run_folder.job import Job
 
 
 def preload(device: str) -> None:
-    """Import what every rank needs; see ``harness.rank.start.entry``."""
-    from harness.rank.titan.v0_2 import training
+    """Import what every rank needs; see ``converge_harness.rank.start.entry``."""
+    from converge_harness.rank.titan.v0_2 import training
 
     training.preload(device)
 
 
 def run(job: Job) -> None:
     """Be one rank of a job."""
-    from harness.rank.titan.v0_2 import training
+    from converge_harness.rank.titan.v0_2 import training
 
     training.run(job)
 
 
 def check(job: Job) -> list[KeyProblem]:
     """All problems of a job's config."""
-    from harness.rank.titan.v0_2 import config
+    from converge_harness.rank.titan.v0_2 import config
 
     return config.build(job).problems

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from harness.rank.recorder.names import canonical
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.titan.common import audit
-from harness.rank.titan.common.audit import Happened
-from harness.rank.titan.v0_2.config import Built, flattened
-from harness.rank.titan.v0_2.shim import Prepared
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.titan.common import audit
+from converge_harness.rank.titan.common.audit import Happened
+from converge_harness.rank.titan.v0_2.config import Built, flattened
+from converge_harness.rank.titan.v0_2.shim import Prepared
 
 
 def write_in_force(

@@ -13,18 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
-from harness.rank.titan.common.checkpoints import checkpoint_settings
-from harness.rank.titan.common.documents import NAME, documents_of
-from harness.rank.titan.common.job_checks import (
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
+from converge_harness.rank.titan.common.documents import NAME, documents_of
+from converge_harness.rank.titan.common.job_checks import (
     loader_problems,
     repeat_problems,
     unknown_components,
     unknown_fixes,
 )
-from harness.rank.titan.v0_2.fixes import FIXES, FLOAT8_TP
-from harness.rank.titan.v0_2.float8 import ALIAS, CONVERTER
-from harness.run_folder.job import Job
+from converge_harness.rank.titan.v0_2.fixes import FIXES, FLOAT8_TP
+from converge_harness.rank.titan.v0_2.float8 import ALIAS, CONVERTER
+from converge_harness.run_folder.job import Job
 
 _COLLECTIVE_TIMEOUT_S = 3600
 """On a CPU compiling takes minutes and the harness watches over progress itself; torchtitan's 100

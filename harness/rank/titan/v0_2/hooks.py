@@ -14,12 +14,12 @@ import torch
 import torchtitan.distributed.utils as dist_utils
 import torchtitan.train as trainer_module
 
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.recorder.trainer_view import TrainerView, rate_of
-from harness.rank.titan.common.checkpoints import watch_checkpoints
-from harness.rank.titan.common.clipping import watch_clipping
-from harness.rank.titan.common.frozen_steps import add_frozen_steps
-from harness.run_folder.job import Job
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
+from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
+from converge_harness.rank.titan.common.clipping import watch_clipping
+from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
+from converge_harness.run_folder.job import Job
 
 
 def view(trainer: Any) -> TrainerView:

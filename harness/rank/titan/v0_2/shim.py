@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
-from harness.rank.titan.common.counters import FusionCount, RotationCount
-from harness.rank.titan.v0_2 import fixes
+from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
+from converge_harness.rank.titan.v0_2 import fixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def _prepare_compile(repairs: Repairs) -> None:
 def _prepare_context_parallel(config: Any, device: str, repairs: Repairs) -> RotationCount | None:
     if config.parallelism.context_parallel_degree == 1:
         return None
-    from harness.rank.titan.v0_2 import ring_attention
+    from converge_harness.rank.titan.v0_2 import ring_attention
 
     if device == "cpu":
         ring_attention.register_cpu_kernel()
@@ -89,7 +89,7 @@ def _prepare_context_parallel(config: Any, device: str, repairs: Repairs) -> Rot
 
 
 def _prepare_float8(config: Any, device: str, repairs: Repairs) -> Any | None:
-    from harness.rank.titan.v0_2 import float8
+    from converge_harness.rank.titan.v0_2 import float8
 
     if not {float8.CONVERTER, float8.ALIAS} & set(config.model.converters):
         return None
@@ -109,7 +109,7 @@ def _prepare_async_tp(
         return None
     import torch._inductor.config
 
-    from harness.rank.titan.v0_2 import async_tp
+    from converge_harness.rank.titan.v0_2 import async_tp
 
     # The cache's key knows nothing of symmetric memory: a graph cached without it would be taken
     # for one with it, and the pass whose work is counted would not run at all.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
 
-from harness.rank.titan.common.data_order import SampleStream, open_corpus
-from harness.run_folder.job import Job
+from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
+from converge_harness.run_folder.job import Job
 
 
 def register(job: Job, config: Any) -> Any:
@@ -28,11 +28,11 @@ def register(job: Job, config: Any) -> Any:
     shaped = dataclasses.replace(spec.model_args[flavor], **job.train_config.model)
     spec = dataclasses.replace(spec, model_args={**spec.model_args, flavor: shaped})
     if job.data_folder is not None and job.train_config.loader == "torchtitan":
-        from harness.rank.titan.common.documents import register_documents
+        from converge_harness.rank.titan.common.documents import register_documents
 
         register_documents(job.run_folder)
     elif job.data_folder is not None:
-        from harness.rank.titan.v0_2.train_spec import loader_builder
+        from converge_harness.rank.titan.v0_2.train_spec import loader_builder
 
         loader = loader_builder(job.data_folder, job.order_seed)
         spec = dataclasses.replace(spec, build_dataloader_fn=loader)

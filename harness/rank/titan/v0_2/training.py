@@ -10,13 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from harness.rank.inject import call_injected
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.repeats import move_by_one_ulp, round_otherwise
-from harness.rank.settings import SettingError
-from harness.rank.titan.v0_2.config import Built, build
-from harness.rank.titan.v0_2.shim import Prepared, prepare
-from harness.run_folder.job import Job
+from converge_harness.rank.inject import call_injected
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
+from converge_harness.rank.settings import SettingError
+from converge_harness.rank.titan.v0_2.config import Built, build
+from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
+from converge_harness.run_folder.job import Job
 
 _HEAVY = (
     "torchtitan.train",
@@ -30,7 +30,7 @@ _HEAVY = (
 def preload(device: str) -> None:
     """Import what every rank needs; on a CPU, after the patches that must come before."""
     if device == "cpu":
-        from harness.rank.titan.common.cpu import prepare_torch
+        from converge_harness.rank.titan.common.cpu import prepare_torch
 
         prepare_torch()
     for name in _HEAVY:
@@ -45,7 +45,7 @@ def run(job: Job) -> None:
     from torchtitan.tools.logging import init_logger
     from torchtitan.train import Trainer
 
-    from harness.rank.titan.v0_2 import train_spec
+    from converge_harness.rank.titan.v0_2 import train_spec
 
     init_logger()
     built = build(job)
@@ -66,8 +66,8 @@ def run(job: Job) -> None:
 
 
 def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
-    from harness.rank.faults import install_faults
-    from harness.rank.titan.v0_2 import audit, hooks
+    from converge_harness.rank.faults import install_faults
+    from converge_harness.rank.titan.v0_2 import audit, hooks
 
     injected: list[str] = []
 

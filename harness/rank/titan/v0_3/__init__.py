@@ -19,38 +19,38 @@ This file imports nothing of torchtitan: ``preload`` must patch torch first.
 
 from __future__ import annotations
 
-from harness.rank.settings import KeyProblem, SettingError
-from harness.run_folder.job import Job
+from converge_harness.rank.settings import KeyProblem, SettingError
+from converge_harness.run_folder.job import Job
 
 
 def preload(device: str) -> None:
     """Import torchtitan and everything of it that a rank uses, fit to fork afterwards."""
     if device == "cpu":
-        from harness.rank.titan.common.cpu import prepare_torch
+        from converge_harness.rank.titan.common.cpu import prepare_torch
 
         prepare_torch()
-    from harness.rank.titan.v0_3 import patches
+    from converge_harness.rank.titan.v0_3 import patches
 
     patches.complete_torch()
-    from harness.rank.titan.v0_3 import training
+    from converge_harness.rank.titan.v0_3 import training
 
     training.preload()
     if device == "cpu":
-        from harness.rank.titan.v0_3.patches import prepare_torchtitan
+        from converge_harness.rank.titan.v0_3.patches import prepare_torchtitan
 
         prepare_torchtitan()
 
 
 def run(job: Job) -> None:
     """Be one rank of the job: train, or write the seed checkpoint."""
-    from harness.rank.titan.v0_3 import training
+    from converge_harness.rank.titan.v0_3 import training
 
     training.run(job)
 
 
 def check(job: Job) -> list[KeyProblem]:
     """What is wrong with the job's config; empty when torchtitan takes it."""
-    from harness.rank.titan.v0_3.config import build_config
+    from converge_harness.rank.titan.v0_3.config import build_config
 
     try:
         build_config(job)

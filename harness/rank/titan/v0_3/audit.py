@@ -10,10 +10,10 @@ import torch
 from torchtitan.distributed import utils as distributed_utils
 from torchtitan.models.common.attention import FlexAttention
 
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.titan.common import audit
-from harness.rank.titan.common.audit import Happened
-from harness.rank.titan.v0_3.config import BuiltConfig
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.titan.common import audit
+from converge_harness.rank.titan.common.audit import Happened
+from converge_harness.rank.titan.v0_3.config import BuiltConfig
 
 
 def write_in_force(

@@ -17,17 +17,17 @@ from typing import Any
 from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 
-from harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
-from harness.rank.titan.common.checkpoints import checkpoint_settings
-from harness.rank.titan.common.job_checks import (
+from converge_harness.rank.settings import KeyProblem, SettingError, apply_setting, flatten
+from converge_harness.rank.titan.common.checkpoints import checkpoint_settings
+from converge_harness.rank.titan.common.job_checks import (
     loader_problems,
     repeat_problems,
     unknown_components,
     unknown_fixes,
 )
-from harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
-from harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
-from harness.run_folder.job import Degrees, Job
+from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
+from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
+from converge_harness.run_folder.job import Degrees, Job
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
 _CHECKPOINTING_TABLE = "activation_checkpoint"

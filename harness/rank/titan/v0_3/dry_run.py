@@ -45,10 +45,10 @@ from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.common import attention
 from torchtitan.tools import utils
 
-from harness.rank.dry_run.meter import Meter
-from harness.rank.dry_run.run import TRACED, Stepped
-from harness.rank.titan.v0_3.config import build_config
-from harness.run_folder.job import Job
+from converge_harness.rank.dry_run.meter import Meter
+from converge_harness.rank.dry_run.run import TRACED, Stepped
+from converge_harness.rank.titan.v0_3.config import build_config
+from converge_harness.run_folder.job import Job
 
 _STEPS = 2
 _CANNOT_TRACE = (

@@ -17,15 +17,15 @@ from torchtitan.components.loss import ChunkedLossWrapper
 from torchtitan.distributed import utils as distributed_utils
 from torchtitan.models.common.attention import FusedQKVLinear
 
-from harness.rank.recorder.names import canonical
-from harness.rank.recorder.rows import Fused
-from harness.rank.recorder.step_recorder import StepRecorder
-from harness.rank.recorder.trainer_view import TrainerView, rate_of
-from harness.rank.titan.common.checkpoints import watch_checkpoints
-from harness.rank.titan.common.clipping import watch_clipping
-from harness.rank.titan.common.frozen_steps import add_frozen_steps
-from harness.rank.titan.common.pipelining import ignore_shape_inference
-from harness.run_folder.job import Job
+from converge_harness.rank.recorder.names import canonical
+from converge_harness.rank.recorder.rows import Fused
+from converge_harness.rank.recorder.step_recorder import StepRecorder
+from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
+from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
+from converge_harness.rank.titan.common.clipping import watch_clipping
+from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
+from converge_harness.rank.titan.common.pipelining import ignore_shape_inference
+from converge_harness.run_folder.job import Job
 
 _NOT_FINITE = re.compile(r"Loss is not finite \(global_avg_loss=(\S+)\)")
 

@@ -1,6 +1,7 @@
 """Which of torchtitan 0.3's dataloaders reads the corpus, by the job's word for it.
 
-``SampleLoader`` is ours: the project's data order (``harness.rank.titan.common.data_order``).
+``SampleLoader`` is ours: the project's data order
+(``converge_harness.rank.titan.common.data_order``).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
 
-from harness.rank.settings import KeyProblem, SettingError
-from harness.rank.titan.common.data_order import SampleStream, open_corpus
-from harness.rank.titan.common.documents import NAME, documents_of, register_documents
-from harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
-from harness.run_folder.job import Job
-from harness.run_folder.layout import STREAMING
+from converge_harness.rank.settings import KeyProblem, SettingError
+from converge_harness.rank.titan.common.data_order import SampleStream, open_corpus
+from converge_harness.rank.titan.common.documents import NAME, documents_of, register_documents
+from converge_harness.rank.titan.v0_3.streaming_package import TOOLCHAIN, is_installed
+from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.layout import STREAMING
 
 
 def loader_config(job: Job, data_folder: Path) -> Any:
@@ -58,7 +59,7 @@ def _streaming(job: Job, data_folder: Path) -> Any:
                 f"toolchain = {TOOLCHAIN!r}",
             )
         )
-    from harness.rank.titan.v0_3.streaming_data import StreamingLoader
+    from converge_harness.rank.titan.v0_3.streaming_data import StreamingLoader
 
     folder = str(data_folder)
     return StreamingLoader.Config(

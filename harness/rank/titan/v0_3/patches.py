@@ -3,7 +3,7 @@
 ``complete_torch``, before torchtitan's import: torch APIs newer than 2.13 that it calls, written in
 terms of torch 2.13's own. torchtitan 0.3 was validated with torch 2.14; each of these functions
 does nothing where torch has the API itself. ``prepare_torchtitan``, after its import: what it
-assumes of a GPU beyond ``harness.rank.titan.common.cpu``.
+assumes of a GPU beyond ``converge_harness.rank.titan.common.cpu``.
 """
 
 from __future__ import annotations

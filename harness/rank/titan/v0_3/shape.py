@@ -9,8 +9,8 @@ from typing import Any
 from torchtitan.components.quantization import Float8LinearConverter
 from torchtitan.models.common.attention import FlexAttention
 
-from harness.rank.settings import KeyProblem, SettingError
-from harness.rank.titan.v0_3.attention import DenseFlexAttention
+from converge_harness.rank.settings import KeyProblem, SettingError
+from converge_harness.rank.titan.v0_3.attention import DenseFlexAttention
 
 _RECIPES = {"float8": "tensorwise", "float8_rowwise": "rowwise"}
 _DECODER_KEYS = ("dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")

@@ -24,8 +24,12 @@ import torch
 import torch.distributed as dist
 from torchtitan.components.dataloader import BaseDataLoader
 
-from harness.rank.titan.common.data_order import Corpus, Sample, open_corpus, sample_of
-from harness.rank.titan.v0_3.streaming_package import find_place, import_streaming, seen_from
+from converge_harness.rank.titan.common.data_order import Corpus, Sample, open_corpus, sample_of
+from converge_harness.rank.titan.v0_3.streaming_package import (
+    find_place,
+    import_streaming,
+    seen_from,
+)
 
 _CONSUMED = "consumed"
 

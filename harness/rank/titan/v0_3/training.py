@@ -12,15 +12,15 @@ import torch.distributed as dist
 from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import init_logger, logger
 
-from harness.rank.faults import install_faults
-from harness.rank.inject import call_injected
-from harness.rank.repeats import move_by_one_ulp, round_otherwise
-from harness.rank.titan.common.audit import Happened
-from harness.rank.titan.common.counters import FusionCount, RotationCount
-from harness.rank.titan.v0_3 import attention, audit, hooks
-from harness.rank.titan.v0_3.config import BuiltConfig, build_config
-from harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
-from harness.run_folder.job import Job
+from converge_harness.rank.faults import install_faults
+from converge_harness.rank.inject import call_injected
+from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
+from converge_harness.rank.titan.common.audit import Happened
+from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
+from converge_harness.rank.titan.v0_3 import attention, audit, hooks
+from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config
+from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
+from converge_harness.run_folder.job import Job
 
 _HEAVY = (
     "torchtitan.trainer",

@@ -52,20 +52,20 @@ meeting_place=$head_node:$((10000 + SLURM_JOB_ID % 20000))
 # Segment 1 of 3: steps 1 to 10, 16 ranks.
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
-    /tools/bin/python -m harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
     --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
-    -m harness.rank /store/runs/run-0123456789ab/job.json --segment 0
+    -m converge_harness.rank /store/runs/run-0123456789ab/job.json --segment 0
 
 # Segment 2 of 3: steps 11 to 20, 4 ranks.
 srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --relative=0 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
-    /tools/bin/python -m harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 2 -- \
+    /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 2 -- \
     --nnodes=1 --nproc-per-node=4 --rdzv-backend=c10d --rdzv-conf=store_type=file --local-addr=127.0.0.1 --max-restarts=0 --redirects=3 \
-    -m harness.rank /store/runs/run-0123456789ab/job.json --segment 1
+    -m converge_harness.rank /store/runs/run-0123456789ab/job.json --segment 1
 
 # Segment 3 of 3: steps 21 to 30, 16 ranks.
 srun --nodes=2 --ntasks=2 --ntasks-per-node=1 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
-    /tools/bin/python -m harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 3 -- \
+    /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 3 -- \
     --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
-    -m harness.rank /store/runs/run-0123456789ab/job.json --segment 2
+    -m converge_harness.rank /store/runs/run-0123456789ab/job.json --segment 2

@@ -79,6 +79,6 @@ srun --nodes=4 --ntasks=4 --ntasks-per-node=1 \
     --cpus-per-task=96 --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
     --container-image=nvcr.io/nvidia/pytorch:26.01 --container-mounts=/store \
     apptainer exec --nv image.sif \
-    /tools/bin/python -m harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
     --nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
-    -m harness.rank /store/runs/run-0123456789ab/job.json
+    -m converge_harness.rank /store/runs/run-0123456789ab/job.json

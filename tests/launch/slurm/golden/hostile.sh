@@ -73,6 +73,6 @@ touch pwned' \
     exec '$(touch pwned)`touch pwned`'"'"'"; touch pwned #
 #SBATCH --array=0-9
 touch pwned' \
-    /tools/bin/python -m harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
     --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint="$meeting_place" --max-restarts=0 --redirects=3 \
-    -m harness.rank /store/runs/run-0123456789ab/job.json
+    -m converge_harness.rank /store/runs/run-0123456789ab/job.json

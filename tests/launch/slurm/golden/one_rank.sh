@@ -47,6 +47,6 @@ export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 
 srun --nodes=1 --ntasks=1 --ntasks-per-node=1 \
     --cpu-bind=none --export=ALL --kill-on-bad-exit=1 \
-    /tools/bin/python -m harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
+    /tools/bin/python -m converge_harness.rank.start.node --logs /store/runs/run-0123456789ab/logs --call 1 -- \
     --nnodes=1 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-conf=store_type=file --local-addr=127.0.0.1 --max-restarts=0 --redirects=3 \
-    -m harness.rank /store/runs/run-0123456789ab/job.json
+    -m converge_harness.rank /store/runs/run-0123456789ab/job.json
