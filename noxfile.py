@@ -116,7 +116,9 @@ SLOW = "--slow"
 TEST_BY_TEST = ("--numprocesses=2", "--dist=worksteal")
 """pytest's options for two processes; each of them sets up a module's shared fixtures."""
 FILE_BY_FILE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
-"""The same where that is a matrix or a cluster. Those are the first (``tests/conftest.py``)."""
+"""The same where such a fixture is a matrix or a cluster. Those run first
+(``tests/conftest.py``).
+"""
 RELEASES = re.compile(r"titan(?!\.common)")
 """What is found in the text of a test file of rank code that knows a release of torchtitan."""
 OPTIONAL_PROGRAMS = (

@@ -9,7 +9,7 @@ from converge_harness.errors import ConfigError, Problem
 from converge_harness.guide.base import MICROBATCH, Base, config_setting
 from converge_harness.guide.cover import cover_pairs
 from converge_harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Factor, ordered
-from converge_harness.guide.fit import Combination, breaches, completed, standing, why_apart
+from converge_harness.guide.fit import Combination, breaches, completed, why_apart, with_needs
 from converge_harness.model import LOCAL_BATCH, SetSpec, Technique
 from converge_harness.plan.describe import serves
 from converge_harness.plan.rules import count_microbatches, pipeline_stages

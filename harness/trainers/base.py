@@ -45,7 +45,7 @@ from converge_harness.trainers.failure import AGENT_LOG, launcher_tail
 from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "converge_harness.rank"
-"""What torchrun starts as every rank of ours."""
+"""The module that torchrun starts in every rank of our own rank code."""
 
 
 class Source(NamedTuple):

@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 
 from converge_harness.history import Changed, History
 from converge_harness.history.overview import overview
-from converge_harness.history.page import headline, to_page, told
+from converge_harness.history.page import changes_text, headline, to_page
 from converge_harness.history.trend import DEFINITION
 from converge_harness.model import Judgement
 

@@ -26,7 +26,7 @@ from converge_harness.trainers import (
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
-"""Overrides the name under which the nodes of a job reach their first one."""
+"""Environment variable that overrides the name of a job's first node for the others."""
 _NODE_MODULE = "converge_harness.rank.start.node"
 _MEETING = "meeting_place"
 """Variable in the script: host and port of the rendezvous."""

@@ -8,7 +8,7 @@ As TOML (docs/any-trainer.md)::
     launcher = "torchrun"           # the default; composer, deepspeed, mpirun, none
     toolchain = "deepspeed-0.19.8"  # or python = "env/bin/python"; default: `python` on PATH
     probe = true                    # the default: the program calls converge_harness.probe
-    curves = "{output}/loss.csv"    # where probe = false
+    curves = "{output}/loss.csv"    # if probe = false
     columns = { loss = "train/loss", step = "iteration" }
     files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }

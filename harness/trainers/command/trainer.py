@@ -38,7 +38,7 @@ from converge_harness.trainers.command.argv import (
     command_of,
     describe_command,
     is_told_its_ranks,
-    told,
+    passed_values,
 )
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.program import interpreter_of, with_files_of
@@ -49,7 +49,7 @@ from converge_harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from converge_harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
 """torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")

@@ -49,7 +49,7 @@ from converge_harness.trainers.torchtitan.table import (
 )
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 
 
 class Torchtitan(Trainer):
