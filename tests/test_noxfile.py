@@ -191,7 +191,7 @@ def test_rank_tests_that_know_no_torchtitan_are_found(noxfile):
         "test_permuted_runs.py",  # by the jobs of whichever release there is
         "test_corpus_in_torchtitan.py",
     } <= found
-    assert found.isdisjoint({"test_digest.py", "test_replicas.py", "test_samples.py"})
+    assert found.isdisjoint({"test_digest.py", "test_replicas.py", "test_data_order.py"})
     real = {path.name for path in rank.glob("test_*.py") if "_jobs" in path.read_text()}
     assert real <= found
 
