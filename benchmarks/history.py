@@ -1,8 +1,8 @@
-"""How fast a long history answers: 10,000 nights of 20 test sets, each with 40 checks.
+"""Speed of queries to a long history: 10,000 nights of 20 test sets, each with 40 checks.
 
 ``nox -s bench -- history`` makes such a file (a few minutes, most of the time), then prints a row
-per question with its goal and whether it is met. Seconds are the best of five on a clock, in a
-process that asked once before, so that the file is in memory as it is after any other question.
+per question with its goal and whether it is met. Times are the best of five, in a process that made
+the query once before, so that the file is cached as it is after any other query.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 
 NIGHTS, SETS = 10_000, 20
 CHECKS, MEASURING = 40, 24
-"""Checks of a result, and how many of them measure a deviation, as those of a real one."""
+"""Checks of a result, and how many of them measure a deviation, as in real results."""
 START = datetime(2000, 1, 1, 3, tzinfo=UTC)
 EXPERIMENT, TEST_SET = "nightly", "set_07"
 GOAL_MS = 200.0
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def ask(history: History, count: int) -> int:
-    """Print a row per question; 1 when one takes longer than its goal."""
+    """Print a row per question; return 1 if one takes longer than its goal."""
     late = START + timedelta(days=count * 9 // 10)
     extra = iter(nights(count + REPEATS + 1, first=count))
     questions = (

@@ -1,10 +1,10 @@
-"""How fast the judge is and how much memory it takes, each in a process of its own.
+"""Time and memory of the judge, each measurement in its own process.
 
 ``nox -s bench -- judge`` prints a row per measurement, with its goal and whether it is met: two
 curves of a million steps, and a thousand pairs of three thousand steps, each with all signals, a
-calibration by five repeats, all tiers. Seconds are those of calibrating and judging, on a clock and
-of the CPU: on a busy machine they differ, and the goals are for the clock. Memory is the peak of
-the whole process, imports and the curves themselves included.
+calibration by five repeats, all tiers. Times are for calibrating and judging, as wall and CPU time:
+on a busy machine they differ, and the goals are for wall time. Memory is the peak of the whole
+process, imports and the curves themselves included.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a measurement should be at most; None: no goal was set."""
+    """Largest allowed values of a measurement; None: no goal."""
 
     what: str
     seconds: float
@@ -37,7 +37,7 @@ class Goal:
 
 
 def one_long_pair(steps: int = 1_000_000) -> Callable[[], None]:
-    """Two curves from anywhere."""
+    """Two foreign curves."""
     control, test = _curves("control", steps, seed=1), _curves("test", steps, seed=2)
     return lambda: _expect_pass(test, control)
 
@@ -50,7 +50,7 @@ def one_long_calibrated_pair(steps: int = 1_000_000) -> Callable[[], None]:
 
 
 def many_pairs(pairs: int = 1000, steps: int = 3000) -> Callable[[], None]:
-    """Test sets of one control, which is calibrated once."""
+    """Test sets of one control with one calibration."""
     control = _curves("control", steps, seed=1)
     repeats = [_curves(f"repeat {i}", steps, seed=3 + i) for i in range(REPEATS)]
     tests = [_curves(f"test {i}", steps, seed=100 + i) for i in range(10)]
@@ -117,7 +117,7 @@ def _expect_pass(test: Evidence, control: Evidence, repeats: list[Evidence] | No
 
 
 def _curves(name: str, steps: int, seed: int) -> Evidence:
-    """All signals of a run that is right: rounding apart, it is every other run's."""
+    """All signals of a correct run, which equals every other run up to rounding."""
     at = np.arange(1, steps + 1, dtype=np.float64)
     loss = 2.0 + 6.0 * at**-0.1
     norm = 0.5 + 0.4 * at**-0.1

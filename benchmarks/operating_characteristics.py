@@ -1,10 +1,10 @@
-"""How often the judge is wrong: measures it and rewrites docs/operating-characteristics.md.
+"""Measures how often the judge is wrong, and rewrites docs/operating-characteristics.md.
 
 ``nox -s characteristics`` simulates experiments (``characteristics/simulation.py``), judges them
-with the harness's own ``calibrate`` and ``judge``, and puts tables and figures in their places in
-the page; ``--quick`` only prints smaller tables. With ``--runs FOLDER…`` it judges real runs of one
-control, as ``converge calibrate benchmarks/aa.toml`` leaves them, against each other instead; with
-``--matrix FOLDER…`` it compares a matrix that passes with what its repeats teach.
+with converge's own ``calibrate`` and ``judge``, and inserts tables and figures into the page;
+``--quick`` only prints smaller tables. With ``--runs FOLDER…`` it judges real runs of one control,
+made by ``converge calibrate benchmarks/aa.toml``, against each other instead; with ``--matrix
+FOLDER…`` it compares the test sets of a passing matrix with the scale of its repeats.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SIMULATED = ("equivalence", "short runs", "several seeds", "power", "false alarm
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is simulated."""
+    """How much to simulate."""
 
     workers: int
     quick: bool = False
     series: int = 2000
-    """For each window and autocorrelation of tier 3."""
+    """Repetitions for each window and autocorrelation of the equivalence tier."""
     short: int = 400
     """Experiments for each law and length of short runs."""
     groups: int = 1000
@@ -60,12 +60,12 @@ class Size:
     """Experiments for each law and length."""
     lengths: tuple[int, ...] = LENGTHS
     right: int = 400
-    """Experiments for each situation: without an alarm, their rate is surely below 1%."""
+    """Experiments for each situation: enough to show a rate below 1% if there is no alarm."""
     situations: tuple[Situation, ...] = SITUATIONS
 
 
 def quick_size(workers: int) -> Size:
-    """Enough to see that it works, in half a minute."""
+    """A smoke test of half a minute."""
     short = tuple(one for one in SITUATIONS if one.steps <= LENGTHS[2])
     return Size(
         workers,
@@ -104,7 +104,7 @@ def real_tables(repeats: Sequence[Path], matrix: Sequence[Path]) -> Iterator[tup
 
 
 def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, str]]:
-    """Name and Markdown of every other table; draws the figures unless quick."""
+    """Name and Markdown of all other tables; draws the figures unless quick."""
     if "equivalence" in only:
         yield "equivalence", long_run_table(long_runs(size.series))
     if "short runs" in only:
@@ -127,7 +127,7 @@ def simulated_tables(only: Collection[str], size: Size) -> Iterator[tuple[str, s
 
 
 def with_table(page: str, name: str, table: str) -> str:
-    """The page with a table in its place; raises ValueError when it has no such place."""
+    """The page with a table inserted; raises ValueError if it has no place for it."""
     begin, end = f"<!-- {name}: measured -->", f"<!-- {name}: end -->"
     place = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     replaced, count = place.subn(lambda _: f"{begin}\n{table}\n{end}", page)

@@ -1,12 +1,13 @@
-"""What the harness costs and what it saves, against the same jobs run bare.
+"""What converge costs and saves, compared with the same jobs without it.
 
-``nox -s bench`` prints, from one run and side by side:
+``nox -s bench`` prints, from one run:
 
 * one FSDP 2 job: ``converge run`` with a fresh store (plan, corpus, seed checkpoint, training,
   judging, reports) against bare torchrun of the same torchtitan config without our probe, seed
-  checkpoint included. Then the job alone, both started cold: what the probe and the supervision
-  cost. Harness and bare alternate, so that a slow spell of the machine hits both.
-* the whole matrix by the harness, against its jobs run by torchrun one after the other.
+  checkpoint included. Then the job alone, both from a cold start: the cost of probe and
+  supervision. Runs with and without converge alternate, so that slow phases of the machine affect
+  both.
+* the whole matrix with converge, against its jobs run by torchrun one after the other.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ MATRIX = ROOT / "experiments" / "smoke.toml"
 ONE_JOB_GOAL = 1.03
 MATRIX_GOAL = 0.7
 JUDGED = (0, 1, 3)
-"""Exit codes of a matrix that ran: verdicts do not matter here."""
+"""Exit codes of a matrix that ran, whatever its verdicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class BareJob:
-    """A job's torchrun call, in a folder of its own."""
+    """A job's torchrun call, in its own folder."""
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
     harness_wall_s: float
-    """How long the harness took for the same job, from torchrun's start to its end."""
+    """Time of the same job under converge, from torchrun's start to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: paired measurements, and what their ratio should be at most."""
+    """One line of the table: paired measurements, and the largest allowed ratio."""
 
     what: str
     harness_s: tuple[float, ...]
@@ -116,7 +117,7 @@ def one_job(experiment: Path, pairs: int, scratch: Path) -> Iterator[Row]:
 
 
 def whole_matrix(experiment: Path, scratch: Path) -> Row:
-    """All jobs of an experiment: side by side by the harness, one after the other bare."""
+    """All jobs of an experiment: in parallel with converge, one after the other without it."""
     harness_s = harness_run(experiment, scratch / "matrix")
     jobs = bare_jobs(scratch / "matrix", scratch / "matrix-bare")
     bare_s = sum(bare_run(job) for job in jobs)
@@ -131,9 +132,9 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], t
 
 
 def converge(*arguments: str | Path) -> None:
-    """Run our command line.
+    """Run the converge command.
 
-    Raises SystemExit with what it printed when nothing could be run.
+    Raises SystemExit with its output if nothing could be run.
     """
     argv = [sys.executable, "-m", "converge_harness", *map(str, arguments)]
     done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
@@ -162,10 +163,11 @@ def bare_run(job: BareJob) -> float:
 
 
 def bare_jobs(store: Path, target: Path, script: Path | None = None) -> tuple[BareJob, ...]:
-    """The jobs that a harness ran in a store, seed checkpoints first, to be run again bare.
+    """The jobs of a store, seed checkpoints first, to be run again without converge.
 
-    Each gets a copy of its ``job.json`` in which every path into the store's runs leads to
-    ``target`` instead, seed checkpoints too. With ``script``, ranks run that instead of ours.
+    Each gets a copy of its ``job.json`` in which every path into the store's runs is replaced by
+    one into ``target``, also for seed checkpoints. With ``script``, ranks run that instead of our
+    program.
     """
     folders = [path.parent for path in (store / "runs").glob("*/record.json")]
     records = {folder: json.loads((folder / "record.json").read_text()) for folder in folders}

@@ -1,24 +1,25 @@
 """What the probe costs: time and memory of a training step with the probe off, on and sampling.
 
-``nox -s bench -- probe`` trains torchtitan's real trainer on two gloo ranks. From step to step the
-probe is switched off, on, and on with a sample of every tensor, in an order drawn anew for every
-three steps: a slow spell of the machine hits all alike. Times are medians over rounds of three;
-their intervals hold 95% of 2,000 medians of rounds drawn with replacement (Efron's bootstrap).
-Beside the wall's time of whole steps stands the processors' time within the probe's hooks: it is
-not what a user waits for, but other programs on the machine hardly disturb it.
+``nox -s bench -- probe`` trains torchtitan's real trainer on two gloo ranks. In every three steps
+the probe is once off, once on, and once on with a sample of every tensor, in random order, so that
+slow phases of the machine affect all three. Times are medians over rounds of three; their intervals
+contain 95% of 2,000 medians of rounds drawn with replacement (Efron's bootstrap). Besides the wall
+time of whole steps, the CPU time within the probe's hooks is measured: it is not what a user waits
+for, but other programs hardly disturb it.
 
 A run of 64 steps at the default cadence has 57 steps without a sample, 7 with one, and one of step
-0, which is measured where it happens, caches still empty.
+0, which is measured with caches still empty.
 
-Memory is what torch allocates in a step and in the probe's hooks, from its profiler, in a job of
-its own whose embedding is large. FSDP 2 has no copies to compare; DDP 2 compares everything.
+Memory is what torch allocates in a step and in the probe's hooks, according to its profiler, in a
+separate job with a large embedding. FSDP 2 has no copies to compare; DDP 2 compares everything.
 
-In low precision a control and its test sets make frozen steps before training, and every control
-has a reference in float32, which makes the same and trains one step. A frozen step is compared with
-the steps without the probe of the same run.
+In low precision a control and its test sets make frozen steps before training, and so does the
+control's float32 reference, which then trains one step. A frozen step is compared with the steps
+without the probe of the same run.
 
-The library is measured in a loop of one's own (``probed_script.py``), one process and DDP 2: a bare
-loop and a probed one take turns in one program, in the same order of modes.
+The library is measured in a plain training loop (``probed_script.py``), with one process and with
+DDP on 2 ranks: a loop without the probe and one with it alternate in one program, in the same order
+of modes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SCRIPT = ROOT / "benchmarks" / "probed_script.py"
 SCRIPT_RANKS = {"a script, one process": 1, "a script, DDP 2": 2}
 MODES = ("off", "on", "sampled")
 WARM_UP = 2
-"""Rounds left out: they pay for caches and for the optimizer's state."""
+"""Rounds left out, because they fill caches and allocate the optimizer's state."""
 DEFAULT_CADENCE_GOAL = 1.02
 SAMPLED_STEP_GOAL = 1.25
 
@@ -64,12 +65,12 @@ DEGREES = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"), 1)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job to measure: a model's shape and how two ranks share it."""
+    """A job to measure: a model's shape, and how it is spread over two ranks."""
 
     name: str
     parallelism: Mapping[str, int]
     model: Mapping[str, int] = field(default_factory=dict)
-    """In place of the train config's."""
+    """Replaces the train config's."""
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -97,17 +98,18 @@ WEIGHED = (
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds per round, and of the sample of step 0."""
+    """Seconds per round, and for the sample of step 0."""
 
     rounds: npt.NDArray[np.float64]
     """Shape (rounds, 3), columns as in MODES."""
     step_0_s: float
     clock: str
-    """``wall``: whole steps, of the slowest rank; ``processors``: the same, time of rank 0's
-    processors; ``hooks``: see ``in_hooks``."""
+    """``wall``: whole steps, slowest rank; ``processors``: the same in CPU time of rank 0;
+    ``hooks``: see ``in_hooks``.
+    """
 
     def ratios(self) -> dict[str, Estimate]:
-        """Time with the probe over time without, by what is compared."""
+        """Ratio of time with the probe to time without, by what is compared."""
         resampled = np.random.default_rng(0).integers(
             len(self.rounds), size=(2000, len(self.rounds))
         )
@@ -142,11 +144,11 @@ class Memory:
     """Bytes on rank 0."""
 
     step: Mapping[str, float]
-    """Peak of a whole step, by mode; the median of some."""
+    """Peak of a whole step by mode, median of several."""
     hook: tuple[int, str]
-    """Peak within the probe's hook, at a sampled step, that takes most; and which it is."""
+    """Largest peak within a hook of the probe at a sampled step, and which hook."""
     kept: int
-    """Held by the probe all the time."""
+    """Permanently held by the probe."""
     largest_shard: int
 
 
@@ -190,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def timed(case: Case, rounds: int, scratch: Path) -> tuple[Times, Times]:
-    """Time the steps of a case, by the wall's clock and by the processors'."""
+    """Measure the steps of a case, in wall and CPU time."""
     modes = shuffled_modes(WARM_UP + rounds)
     result = _train(case, "seconds", modes, scratch)
     seconds = by_mode(modes, result["steps"])
@@ -207,13 +209,13 @@ def frozen(case: Case, rounds: int, scratch: Path) -> tuple[list[float], list[fl
 
 
 def timed_script(name: str, ranks: int, rounds: int, scratch: Path) -> tuple[Times, Times]:
-    """Time steps with the library and without, by the wall's clock and rank 0's processors'."""
+    """Measure steps with and without the library, in wall time and CPU time of rank 0."""
     modes = shuffled_modes(WARM_UP + rounds)
     probed = [mode for mode in modes if mode != "off"]
     print(f"seconds: {name}, {len(modes)} steps", flush=True)
     folder = Path(tempfile.mkdtemp(dir=scratch))
     job = {
-        **_told(name, len(probed), folder),
+        **_common_job(name, len(probed), folder),
         "dialect": "command",
         "train_config": {"path": str(SCRIPT)},
         "parallelism": {**DEGREES, "dp_replicate": ranks},
@@ -230,17 +232,17 @@ def timed_script(name: str, ranks: int, rounds: int, scratch: Path) -> tuple[Tim
 def in_hooks(
     cpu: npt.NDArray[np.float64], hooks: npt.NDArray[np.float64], first_step_s: float
 ) -> Times:
-    """Processor time of both ranks: of a step without the probe, and with what its hooks take.
+    """CPU time of both ranks: of a step without the probe, and plus the time in its hooks.
 
     ``cpu`` and ``hooks`` have shape (rounds, 3): of whole steps, and within the hooks. The first
-    step samples step 0 besides itself.
+    step also takes the sample of step 0.
     """
     step_0_s = max(0.0, first_step_s - float(np.median(hooks[:, MODES.index("sampled")])))
     return Times(cpu[:, :1] + hooks, step_0_s, "hooks")
 
 
 def by_mode(modes: Sequence[str], seconds: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Shape (rounds, 3): the steps of each round sorted by mode, without the warm-up."""
+    """Shape (rounds, 3): steps of each round sorted by mode, without warm-up."""
     rounds = [
         [seconds[first + modes[first : first + 3].index(mode)] for mode in MODES]
         for first in range(WARM_UP * 3, len(modes), 3)
@@ -249,7 +251,7 @@ def by_mode(modes: Sequence[str], seconds: Sequence[float]) -> npt.NDArray[np.fl
 
 
 def weighed(case: Case, scratch: Path) -> Memory:
-    """Count what the steps of a case allocate."""
+    """Measure what the steps of a case allocate."""
     modes = shuffled_modes(WARM_UP + 3)
     result = _train(case, "bytes", modes, scratch)
     steps = [(modes[step], step) for step in range(WARM_UP * 3, len(modes))]
@@ -263,9 +265,9 @@ def weighed(case: Case, scratch: Path) -> Memory:
 
 
 def shuffled_modes(rounds: int) -> list[str]:
-    """What the probe does in each step: all modes once a round, in any order.
+    """The probe's mode in each step: all modes once per round, in random order.
 
-    The first step samples: step 0 is sampled in it.
+    The first step samples, because step 0 is sampled in it.
     """
     draw = random.Random(0)
     later = [mode for _ in range(rounds - 1) for mode in draw.sample(MODES, len(MODES))]
@@ -273,7 +275,7 @@ def shuffled_modes(rounds: int) -> list[str]:
 
 
 def _step_0(result: Mapping[str, Any]) -> float:
-    """Seconds that the sample of step 0 took, which the first step begins with."""
+    """Seconds of the sample of step 0, which is part of the first step."""
     return next(value for step, name, value in result["parts"] if _is_step_0(step, name))
 
 
@@ -289,7 +291,7 @@ def _train(
 ) -> dict[str, Any]:
     """Run a case's job with torchrun.
 
-    Raises SystemExit with what it printed when it fails.
+    Raises SystemExit with its output if it fails.
     """
     print(f"{measure}: {case.name}, {len(modes)} steps", flush=True)
     folder = Path(tempfile.mkdtemp(dir=scratch))
@@ -301,9 +303,9 @@ def _train(
 def _torchrun(
     program: Path, ranks: int, job: Mapping[str, Any], plan: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """What a program of ours leaves as its result.
+    """Run one of our programs; return its result.
 
-    Raises SystemExit with what it printed when it fails.
+    Raises SystemExit with its output if it fails.
     """
     plan = {**plan, "result": str(folder / "result.json")}
     (folder / "plan.json").write_text(json.dumps(plan))
@@ -324,8 +326,8 @@ def _torchrun(
     return result
 
 
-def _told(name: str, steps: int, folder: Path) -> dict[str, Any]:
-    """What every ``job.json`` has."""
+def _common_job(name: str, steps: int, folder: Path) -> dict[str, Any]:
+    """The keys of every ``job.json``."""
     return {
         "schema": 1,
         "name": name,
@@ -344,7 +346,7 @@ def _job(case: Case, modes: Sequence[str], folder: Path, data: Path) -> dict[str
     model = {**ours["model"], **case.model}
     corpus = prepare(SyntheticData(vocab_size=ours["data"]["vocab_size"], tokens=100_000), data)
     return {
-        **_told("probe_cost", len(modes), folder),
+        **_common_job("probe_cost", len(modes), folder),
         "dialect": "titan_0_3",
         "parallelism": {**DEGREES, **case.parallelism},
         "train_config": {

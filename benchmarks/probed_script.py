@@ -1,7 +1,7 @@
-"""A training loop of one's own, twice in one process: bare, and with the library in it.
+"""A plain training loop, twice in one process: without and with the probe library.
 
 ``torchrun benchmarks/probed_script.py JOB.json PLAN.json``, started by ``probe_cost.py``. The two
-take turns, as the plan's modes say: so a slow spell of the machine hits both.
+alternate as the plan's modes say, so that slow phases of the machine affect both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 def loop(job: str) -> Callable[[], None]:
-    """A function that trains one step, probed as the job says; an empty path is no job."""
+    """A function that trains one step, probed as the job says; an empty path means no probe."""
     os.environ["CONVERGE_JOB"] = job
     model: nn.Module = Model()
     if dist.is_initialized():
@@ -75,7 +75,7 @@ def since(began: dict[str, float]) -> dict[str, float]:
 
 
 def main(job: str, plan_path: str) -> None:
-    """Leaves seconds per step, and of making the probed loop, at the plan's ``result``."""
+    """Write seconds per step, and for making the probed loop, to the plan's ``result``."""
     plan = json.loads(Path(plan_path).read_text())
     torch.set_num_threads(1)
     if int(os.environ["WORLD_SIZE"]) > 1:

@@ -1,4 +1,4 @@
-"""One rank of a torchtitan 0.3 job whose probe is on, off or sampling, another in every step.
+"""One rank of a torchtitan 0.3 job whose probe changes between on, off and sampling.
 
 ``torchrun … benchmarks/probed_titan.py JOB.json PLAN.json`` trains, and rank 0 writes what it
 measured to the plan's ``result``: the seconds of every step, or the bytes that it allocated. The
@@ -31,7 +31,7 @@ def main(job_path: str, plan_path: str) -> None:
     job = read_job(job_path)
     plan = json.loads(Path(plan_path).read_text(encoding="utf-8"))
     v0_3.preload(job.device)
-    # Only now: preload patches torch before torchtitan is imported.
+    # Imported only now: preload patches torch before torchtitan is imported.
     from torchtitan.tools.logging import init_logger  # noqa: PLC0415
 
     from converge_harness.rank.titan.v0_3 import hooks  # noqa: PLC0415
@@ -66,14 +66,14 @@ def main(job_path: str, plan_path: str) -> None:
 
 
 class _Seconds:
-    """Wall time: of the slowest rank, for all ranks meet before and after."""
+    """Wall time of the slowest rank, since all ranks synchronise before and after."""
 
     def __init__(self) -> None:
         self.steps: list[float] = []
         self.cpu: list[float] = []
-        """Processor seconds of this rank, which other programs on the machine disturb less."""
+        """CPU seconds of this rank, which other programs on the machine disturb less."""
         self.hooks_cpu: list[float] = []
-        """Those of them that the probe's hooks take."""
+        """CPU seconds in the probe's hooks."""
         self.parts: list[tuple[int, str, float]] = []
         """Step (counted from 0), hook, seconds."""
         self.kept = 0
@@ -100,7 +100,7 @@ class _Seconds:
 
 
 class _Bytes:
-    """The most memory that torch held during a step, or a hook, beyond what it held before."""
+    """Peak memory of torch during a step or a hook, minus what it held before."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -111,9 +111,9 @@ class _Bytes:
         """Step (counted from 0), hook, bytes."""
         self._spans: list[tuple[str, int, int]] = []
         self._events: list[tuple[int, int]] = []
-        """Time, bytes allocated or, if negative, freed."""
+        """Time, and bytes allocated or, if negative, freed."""
         self.kept = 0
-        """Bytes that the probe holds from its start on."""
+        """Bytes that the probe holds permanently."""
 
     @contextmanager
     def attaching(self) -> Iterator[None]:
@@ -150,7 +150,7 @@ class _Bytes:
 
 
 def _rotate(trainer: Any, probe: Any, modes: list[str], measure: _Seconds | _Bytes) -> None:
-    """Measure every step, with the probe doing what the step's mode says, on all ranks alike."""
+    """Measure every step, with the probe in the step's mode on all ranks."""
     train_step = trainer.train_step
     at_work = {name: _part(getattr(probe, name), name, measure) for name in _HOOKS}
 
@@ -168,7 +168,7 @@ def _rotate(trainer: Any, probe: Any, modes: list[str], measure: _Seconds | _Byt
 
 
 def _watch_frozen(probe: Any) -> list[float]:
-    """When each frozen step begins, and when the last has ended, by the wall's clock."""
+    """Wall times at which each frozen step begins and the last one ends."""
     times: list[float] = []
 
     def timed(hook: Callable[[], None]) -> Callable[[], None]:

@@ -1,9 +1,9 @@
-"""The benchmark of injected bugs: runs every matrix, and says what is caught, when, and named how.
+"""The benchmark of injected bugs: runs every matrix; reports what is caught, when, and as what.
 
-``nox -s prove`` brings every bug, detection-limit ladder and correct configuration of
-``benchmarks/bugs`` to a verdict with ``converge run``, and writes ``benchmark.md``, ``.json``,
-``.png`` and ``.svg``. ``--regime`` puts all of them into another precision. It goes on where it was
-when it is interrupted: finished runs are in the store. ``docs/bugs.md`` says what is measured.
+``nox -s prove`` runs and judges every bug, detection-limit ladder and correct configuration of
+``benchmarks/bugs`` with ``converge run``, and writes ``benchmark.md``, ``.json``, ``.png`` and
+``.svg``. ``--regime`` runs all of them in another precision. After an interruption the same command
+continues, because finished runs are in the store. ``docs/bugs.md`` says what is measured.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ ALL = "all"
 
 
 class Exit(IntEnum):
-    """What the process ends with."""
+    """The exit codes."""
 
     MET = 0
     """Every goal is met."""
     MISSED = 1
     USAGE = 2
-    """Nothing was launched, or the part after a mistake was not."""
+    """Nothing was launched, or nothing after a mistake."""
     TROUBLE = 3
-    """A set crashed or could not be judged: the benchmark itself has to be repaired."""
+    """A set crashed or could not be judged: the benchmark itself must be repaired."""
     INTERRUPTED = 130
 
 
-class Stopped(Exception):  # noqa: N818 - an interruption or a mistake, as the code says
+class Stopped(Exception):  # noqa: N818 - an interruption or a mistake, depending on the code
     """``converge run`` ended without verdicts."""
 
     def __init__(self, code: Exit) -> None:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> Exit:
         results = []
         for each, other in zip(parts, others, strict=True):
             results.append(_result(each, other, arguments))
-            # Written after each regime: an interruption loses none of those before it.
+            # Written after each regime, so that an interruption loses none of the earlier ones.
             _write(results, arguments.out, part=part)
     except ConfigError as error:
         count = len(error.problems)
@@ -96,18 +96,18 @@ def main(argv: Sequence[str] | None = None) -> Exit:
         return Exit.USAGE
     except (KeyboardInterrupt, Stopped) as stop:
         code = stop.code if isinstance(stop, Stopped) else Exit.INTERRUPTED
-        print("stopped; finished runs are kept: the same command goes on from here")
+        print("stopped; finished runs are kept: the same command continues from here")
         return code
     return _summary(results, arguments.out, part=part)
 
 
 def _regimes(asked: Sequence[str]) -> list[Regime]:
-    """In their own order; fp32 where none is asked for."""
+    """The regimes to run, in their own order; fp32 by default."""
     return [regime for regime in Regime if ALL in asked or regime.value in (asked or [Regime.FP32])]
 
 
 def _require_some(parts: Sequence[Part]) -> None:
-    """Raise ConfigError when there is nothing to run, with why."""
+    """Raise ConfigError with the reasons if there is nothing to run."""
     if any(part.catalogue.matrices for part in parts):
         return
     left_out = dict.fromkeys(
@@ -119,7 +119,7 @@ def _require_some(parts: Sequence[Part]) -> None:
 
 
 def _announce(part: Part) -> None:
-    """What a regime runs, and what it does not and why."""
+    """Print what a regime runs, and what it does not and why."""
     catalogue = part.catalogue
     right = sum(len(matrix.sets) for matrix in catalogue.matrices if matrix.correct)
     rungs = sum(bug.magnitude is not None for bug in catalogue.bugs)
@@ -133,7 +133,7 @@ def _announce(part: Part) -> None:
 
 
 def _result(part: Part, hidden: Part | None, arguments: argparse.Namespace) -> Result:
-    """One regime, run; its wall time is printed."""
+    """Run one regime and print its wall time."""
     began = time.monotonic()
     title = part.regime.title
     print(f"\n===== {title} =====", flush=True)
@@ -162,9 +162,9 @@ def _prove(catalogue: Catalogue, regime: Regime, arguments: argparse.Namespace) 
 
 
 def _run(matrix: Matrix, reports: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """``converge run`` on one matrix; its parsed ``report.json``.
+    """Run ``converge run`` on one matrix; return its parsed ``report.json``.
 
-    Raises Stopped when it was interrupted or refused the matrix.
+    Raises Stopped if it was interrupted or refused the matrix.
     """
     folder = reports / matrix.name
     command = [
@@ -186,15 +186,15 @@ def _run(matrix: Matrix, reports: Path, arguments: argparse.Namespace) -> dict[s
 
 
 def _call(command: Sequence[str]) -> int:
-    """Run a command whose output is this process's (on a terminal its bars stay alive).
+    """Run a command that writes directly to this process's output, so that its bars are live.
 
-    An interruption is passed on, and waited for: the command puts its runs in order first.
+    After an interruption, wait for the command, which first cleans up its runs.
     """
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             return process.wait()
         except KeyboardInterrupt as interruption:
-            if interruption.args:  # by SIGTERM; a Ctrl-C has reached the command by itself
+            if interruption.args:  # by SIGTERM; a Ctrl-C has also reached the command
                 process.terminate()
             process.wait()
             raise
@@ -244,9 +244,9 @@ def _summary(results: Sequence[Result], folder: Path, *, part: bool) -> Exit:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nox -s prove --",
-        description="Break real training on purpose, and see what the harness says.",
+        description="Break real training on purpose, and see what converge says.",
         epilog="exit codes: 0 every goal met; 1 a goal missed; 2 usage; 3 a set crashed or could "
-        "not be judged; 130 interrupted, the same command goes on.",
+        "not be judged; 130 interrupted, the same command continues.",
     )
     parser.add_argument(
         "--only",
@@ -254,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="only these bugs or correct configurations; also a matrix, or a class as C3",
+        help="only these bugs or correct configurations; also a matrix, or a class such as C3",
     )
     parser.add_argument(
         "--regime",
@@ -267,12 +267,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--nightly",
         action="store_true",
-        help="each second bug and correct configuration, with one seed; ladders whole",
+        help="every second bug and correct configuration, with one seed; complete ladders",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what would be run in each regime, and what not and why",
+        help="print what would run in each regime, and what would not and why",
     )
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="where runs are kept (default: as converge run)"
@@ -284,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
         "--steps",
         type=int,
         metavar="N",
-        help="train N steps instead of what the matrices say: quicker, and late bugs do not show",
+        help="train N steps instead of the matrices' own: quicker, but late bugs do not show",
     )
     parser.add_argument(
         "--bugs", type=Path, default=BUGS, metavar="FOLDER", help="default: benchmarks/bugs"
@@ -295,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FOLDER",
-        help="further bugs, which the harness was not made with; reported apart, no goal has them",
+        help="further bugs, which converge was not developed with; reported separately, no goals",
     )
     return parser
 

@@ -1,9 +1,9 @@
 """Size of report.html and its time to ready in headless Chromium: ``nox -s bench -- report``.
 
-Curves are made up (a matrix of 12 test sets, a control and 3 repeats, with four signals each);
-the report is made from them by the same code as any other. A page is ready when its verdict table
-answers and the figures on its first screen are drawn, from the start of its navigation; the other
-figures of the overview follow, those of a test set when they are scrolled to.
+Curves are synthetic (a matrix of 12 test sets, a control and 3 repeats, with four signals each);
+the usual code makes the report from them. A page is ready when its verdict table reacts and the
+figures on its first screen are drawn, counted from the start of the navigation. The other figures
+of the overview follow, and those of a test set when they are scrolled to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ READY = "document.documentElement.dataset.ready"
 
 
 def view_of(steps: int) -> ReportView:
-    """A matrix whose sets differ from the control by noise."""
+    """A matrix whose sets differ from the control by noise only."""
     rng = np.random.default_rng(0)
     at = np.arange(1, steps + 1)
     clean = 3 + np.exp(-at / steps * 5) + 0.02 * rng.normal(size=steps)
@@ -58,7 +58,7 @@ def view_of(steps: int) -> ReportView:
 
 
 def seconds_to_ready(page_file: Path, chromium: str, rounds: int) -> list[float]:
-    """One page load each, in a browser that is already running, with nothing cached."""
+    """Times of page loads in a running browser, without a cache."""
     found = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])

@@ -1,4 +1,4 @@
-"""How far right set-ups lie from float32, over models, their sizes, precisions and seeds.
+"""How much correct set-ups differ from float32, over models, sizes, precisions and seeds.
 
 ``nox -s bench -- right_errors`` trains the set-ups of ``right_sets`` for one step by ``converge
 run``, with the frozen steps that every run of low precision makes, and measures each against its
@@ -6,8 +6,8 @@ matched control as the judge does (``converge_harness.judge.compare.precision_er
 multiples that the judge allows stand on what is printed here. All set-ups are right, so one outside
 of a limit is a false alarm; it is named, and the exit code is 1.
 
-The sets of one seed, of all models, are one matrix: torch is imported once for it. An interrupted
-benchmark goes on where it was, and more seeds or models add to what is there.
+The sets of one seed, of all models, are one matrix, so that torch is imported only once. An
+interrupted benchmark continues where it was, and more seeds or models add to existing results.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ ROOT = Path(__file__).parent.parent
 SETS = ROOT / "benchmarks" / "right_sets"
 OUT = Path("reports/right_errors")
 CHECKS = ("reference-sound", "gradient-errors", "gradient-scale", "frozen-loss")
-"""Those that judge by the reference; every set has to pass them."""
+"""Checks that use the reference; every set has to pass them."""
 FAILED, INTERRUPTED = 1, 130
-"""Exit codes of ``converge run``: a set failed; a user's Ctrl-C."""
+"""Exit codes of ``converge run`` after a failed set, and after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Model:
     """A model to train: a train config of the repository, with another shape."""
 
     name: str
-    """As in names of sets."""
+    """Its name in names of sets."""
     title: str
     config: str
     """In ``train_configs``."""
     base: Mapping[str, str] = field(default_factory=dict)
-    """Keys of ``[converge]`` in place of the config's."""
+    """Keys of ``[converge]`` that replace the config's."""
     shape: Mapping[str, int] = field(default_factory=dict)
-    """Keys of ``[converge.model]`` beside the config's."""
+    """Keys of ``[converge.model]`` in addition to the config's."""
     sets: str = "dense"
     """File in ``right_sets``."""
 
@@ -130,18 +130,18 @@ class Measured:
     name: str
     """Of the set, within its group."""
     errors: Errors | None
-    """None where there is nothing to measure: then a check is outside, too."""
+    """None if nothing could be measured: then a check is outside, too."""
     outside: tuple[str, ...]
-    """Checks that it does not pass, with their words."""
+    """Checks that it does not pass, with their details."""
 
 
 def matrix_of(groups: Sequence[Group], seed: int, configs: Path) -> dict[str, Any]:
-    """A matrix of all groups, as a parsed file; ``configs`` has their train configs."""
+    """A matrix of all groups as a parsed file; ``configs`` is the folder of their train configs."""
     whole: dict[str, Any] = {"controls": {}, "test": []}
     for model, regime in groups:
         path = SETS / f"{model.sets}.toml"
         data = rewritten(tomllib.loads(path.read_text(encoding="utf-8")), regime, frozenset())
-        # `rewritten` gives low precision its own repeats; here nothing is repeated.
+        # `rewritten` adds repeats for low precision; here nothing is repeated.
         own = {"train_config": str(configs / f"{model.name}.toml")}
         whole |= {"schema": data["schema"], "trainer": data["trainer"] | own, "repeats": []}
         group = Group(model, regime)
@@ -161,7 +161,7 @@ def matrix_of(groups: Sequence[Group], seed: int, configs: Path) -> dict[str, An
 def run_matrix(groups: Sequence[Group], seed: int, out: Path, store: Path | None) -> Path:
     """``converge run`` on the groups with a seed; returns the folder of its report.
 
-    Raises SystemExit where there are no verdicts.
+    Raises SystemExit if there are no verdicts.
     """
     configs = out.resolve() / "train_configs"
     configs.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def run_matrix(groups: Sequence[Group], seed: int, out: Path, store: Path | None
     with subprocess.Popen(command) as process:
         try:
             code = process.wait()
-        except KeyboardInterrupt:  # it has reached the command, too, which puts its runs in order
+        except KeyboardInterrupt:  # the command got it too, and cleans up its runs
             process.wait()
             raise
     if code in (2, INTERRUPTED) or code < 0:
@@ -218,28 +218,28 @@ def _not_passed(verdict: Mapping[str, Any]) -> Iterable[str]:
 
 
 class Row(NamedTuple):
-    """What a group of sets reached."""
+    """The results of a group of sets."""
 
     sets: int
     outside: int
     error: tuple[float, float]
-    """Of the matched control, of the median parameter: least and most."""
+    """Smallest and largest error of the matched control, for the median parameter."""
     ratio: float
-    """Largest ratio of errors, embeddings aside: their rows are added up token by token."""
+    """Largest ratio of errors without embeddings, whose rows are summed token by token."""
     spread: float
-    """Standard deviation of the logarithm of the ratios, the noise of sketches in it."""
+    """Standard deviation of the logarithm of the ratios, including the sketches' noise."""
     of_limit: float
-    """Largest ratio of errors over its limit, embeddings too."""
+    """Largest ratio of errors relative to its limit, including embeddings."""
     mean: float
-    """Largest logarithm of the scale of all gradients, its mean over the batches, in errors."""
+    """Largest mean over batches of the logarithm of the scale of all gradients, in errors."""
     size: float
-    """The same of its root mean square."""
+    """The same for its root mean square."""
     each: float
-    """Largest scale of one parameter over its limit."""
+    """Largest scale of one parameter relative to its limit."""
 
 
 def row_of(sets: Sequence[Measured]) -> Row | None:
-    """None where nothing could be measured."""
+    """The results of some sets; None if nothing could be measured."""
     errors = [each.errors for each in sets if each.errors is not None]
     if not errors:
         return None
@@ -267,7 +267,7 @@ HEAD = (
 
 
 def table(first: str, sets: Sequence[Measured], key: Callable[[Measured], str]) -> str:
-    """In Markdown, a row for each value of the key in the order in which they come."""
+    """A Markdown table with a row per value of the key, in order of appearance."""
     lines = [f"| {first} | {' | '.join(HEAD)} |", "|---" * (1 + len(HEAD)) + "|"]
     for title in dict.fromkeys(map(key, sets)):
         row = row_of([each for each in sets if key(each) == title])
@@ -307,7 +307,7 @@ def page(sets: Sequence[Measured]) -> str:
 
 
 def groups_by_seed(parts: Iterable[Part]) -> dict[int, list[Group]]:
-    """What is trained with every seed."""
+    """The groups to train with every seed."""
     of = {model.name: model for model in MODELS}
     found: dict[int, list[Group]] = {}
     for regime, models, seeds in parts:
@@ -317,7 +317,7 @@ def groups_by_seed(parts: Iterable[Part]) -> dict[int, list[Group]]:
 
 
 def _asked(arguments: argparse.Namespace) -> list[Part]:
-    """The parts to run; models, precisions and seeds that are named are each run with each."""
+    """The parts to run: all combinations of the given models, precisions and seeds."""
     parts = QUICK if arguments.quick else PARTS
     if arguments.models:
         asked = {part.regime: part.seeds for part in reversed(parts)}

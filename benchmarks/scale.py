@@ -1,9 +1,9 @@
-"""How the harness itself scales: many sets, many jobs in a queue, many runs at once.
+"""How converge itself scales: many sets, many queued jobs, many running jobs.
 
 ``nox -s bench -- scale`` prints a row per measurement, with its goal and whether it is met, and
-fails when one is missed. Clusters are real Slurm daemons on loopback. What is timed is what
-``converge plan``, ``submit`` and ``run`` do; only the ranks are stood in for, by programs that
-write what ranks would.
+fails if one is missed. Clusters are real Slurm daemons on loopback. The real code of ``converge
+plan``, ``submit`` and ``run`` is timed; only the ranks are replaced, by programs that write what
+ranks would.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def main() -> int:
 
 
 def _measured(name: str, scratch: Path) -> Iterator[Row]:
-    """The rows of a measurement, from a process of its own.
+    """The rows of a measurement in its own process.
 
-    Raises SystemExit when it fails.
+    Raises SystemExit if it fails.
     """
     command = [sys.executable, __file__, "--measure", name, "--scratch", str(scratch)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -1,7 +1,7 @@
-"""Pictures of a report as people see it, on a phone, a laptop and a large screen.
+"""Screenshots of a report on a phone, a laptop and a large screen.
 
 ``python benchmarks/screenshots.py REPORT.html FOLDER [--set NAME]``: ``NAME`` is the fragment of
-a test set's section (``set-float8``), which is then pictured as well, in light and in dark.
+a test set's section (``set-float8``), which is then also captured, in light and dark mode.
 """
 
 from __future__ import annotations

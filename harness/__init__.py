@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from converge_harness.notebook import compare, load
 
 DISTRIBUTION = "converge-harness"
-"""What pip calls this package."""
+"""The name of this package for pip."""
 __version__ = "0.1.0"
 __all__ = ["DISTRIBUTION", "__version__", "compare", "load"]
 

@@ -5,17 +5,17 @@
     ConvergeError
     ├── ConfigError        the experiment or train config is wrong: exit code 2
     ├── ToolchainError     a named Python environment is missing or broken: exit code 2
-    ├── StoreError         a file of ours cannot be read or written: exit code 2
+    ├── StoreError         one of converge's files cannot be read or written: exit code 2
     ├── HistoryError       the history file cannot be read or written: exit code 2
     ├── EvidenceError      curves given to a reader cannot be understood: exit code 2
     ├── ClusterError       a scheduler cannot be reached or understood: exit code 2
     └── Interrupted        the user or a signal stopped the harness: exit code 130
 
-Exit code 2 says that nothing was launched: of an error that comes once jobs run (a full disk, say)
-it is 3.
+Exit code 2 says that nothing was launched. An error after jobs were launched (such as a full disk)
+gives exit code 3.
 
-A user's mistake ends in one of these, never in a traceback. The message names the value, the
-place, what is allowed and the next command to run.
+A user's mistake ends in one of these, never in a traceback. The message names the value, the place,
+what is allowed and the next command to run.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 MAX_LISTED = 20
-"""More valid words than this are not listed in a message."""
+"""A message lists the valid words only if there are at most this many."""
 
 
 def suggest(word: str, valid: Collection[str]) -> str:
-    """A hint for a word that is not known: the nearest valid one, and all when they are few."""
+    """A hint for an unknown word: the nearest valid one, and all of them if they are few."""
     nearest = difflib.get_close_matches(word, list(valid), n=1)
     meant = f"did you mean {nearest[0]!r}?" if nearest else ""
     listing = f"valid: {', '.join(valid)}" if 0 < len(valid) <= MAX_LISTED else ""
@@ -39,7 +39,7 @@ def suggest(word: str, valid: Collection[str]) -> str:
 
 
 def installing(package: str) -> str:
-    """The command that puts a package of PyPI into the Python that runs converge."""
+    """The command that installs a PyPI package into the Python that runs converge."""
     return shlex.join([sys.executable, "-m", "pip", "install", package])
 
 
@@ -73,11 +73,11 @@ class ToolchainError(ConvergeError):
 
 
 class StoreError(ConvergeError):
-    """A file of ours is missing, unreadable, of a newer schema, or cannot be written."""
+    """One of converge's files is missing, unreadable, of a newer schema, or cannot be written."""
 
 
 class HistoryError(ConvergeError):
-    """The history file is missing, damaged, of a newer release, or cannot be written."""
+    """The history file is missing, damaged, from a newer release, or cannot be written."""
 
 
 class EvidenceError(ConvergeError):
@@ -85,8 +85,8 @@ class EvidenceError(ConvergeError):
 
 
 class ClusterError(ConvergeError):
-    """A scheduler is not there, or does not answer as it should."""
+    """A scheduler is missing, or does not answer as expected."""
 
 
-class Interrupted(ConvergeError):  # noqa: N818 - an interruption is no error
+class Interrupted(ConvergeError):  # noqa: N818 - an interruption is not an error
     """Stopped by Ctrl-C or a signal; everything finished so far is kept."""

@@ -1,4 +1,4 @@
-"""The curves of a judged matrix, and their distance to the control, as runs that other tools draw.
+"""The curves of a judged matrix, and their differences to the control, as runs in other tools.
 
 ``exported`` gathers a run's curves (pure). ``write_tensorboard`` writes a folder for ``tensorboard
 --logdir`` with TensorBoard's own record writer, which needs neither torch nor TensorFlow;
@@ -23,19 +23,20 @@ from converge_harness.store import atomic_write, slug
 
 DIFFERENCE = "difference"
 LIMIT = "limit"
-"""Tags are a signal's own name (``loss``, ``grad_norm``, ``lr`` …), or one of these, a slash and
-the signal's name."""
+"""A tag is a signal's name (``loss``, ``grad_norm``, ``lr`` …), or one of these, a slash and the
+signal's name.
+"""
 _TIME = "seconds"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Points:
-    """Values over steps; steps at which there is none are left out."""
+    """Values over steps; steps without a value are left out."""
 
     steps: Integers
     """Shape (points,)."""
     values: Floats
-    """Shape (points,): may be NaN or infinite, where a run left that."""
+    """Shape (points,): NaN or infinite where the run's values are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,9 +48,9 @@ class ExportedRun:
     curves: Mapping[str, Points]
     """By tag."""
     seconds: Mapping[int, float]
-    """Since the run's training began, by step."""
+    """Since training began, by step."""
     facts: Mapping[str, str | int | float | None] = field(default_factory=dict)
-    """Degrees, toolchain, verdict …, for tools that list runs by such."""
+    """Degrees, toolchain, verdict …, for tools that list and filter runs."""
 
 
 def exported(
@@ -60,7 +61,7 @@ def exported(
     limits: Mapping[str, Points],
     facts: Mapping[str, str | int | float | None],
 ) -> ExportedRun:
-    """A run with all that it left, and what it was judged by.
+    """A run's curves, its differences and their limits.
 
     ``differences`` and ``limits`` are relative to the control's values, by signal.
     """
@@ -89,13 +90,13 @@ def _seconds(evidence: Evidence) -> dict[int, float]:
 
 
 EVENT_FILE = "events.out.tfevents.converge"
-"""One name for all exports: writing again replaces what an earlier export wrote."""
+"""The same file name for every export, so that a new one replaces the old one."""
 _FORMAT = "brain.Event:2"
-"""What every event file begins with."""
+"""First record of every event file."""
 
 
 def write_tensorboard(runs: Sequence[ExportedRun], folder: Path) -> list[Path]:
-    """Write one folder per run, each file at once; return the files in the order of the runs.
+    """Write one folder per run, each file atomically; return the files in the order of the runs.
 
     Values are float32, as TensorBoard's scalars are. A point's wall time is the seconds since the
     run's training began, so that TensorBoard's relative time is the training's.
@@ -111,7 +112,7 @@ def write_tensorboard(runs: Sequence[ExportedRun], folder: Path) -> list[Path]:
 
 
 def _folders(runs: Iterable[ExportedRun]) -> Iterator[str]:
-    """A folder name for each run; names that become the same one are told apart by a number."""
+    """A folder name for each run; equal names get a number."""
     taken: set[str] = set()
     for run in runs:
         plain = slug(run.name)
@@ -124,7 +125,7 @@ def _folders(runs: Iterable[ExportedRun]) -> Iterator[str]:
 def _event_file(run: ExportedRun, folder: Path) -> bytes:
     try:
         from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415 # imported on use:
-        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415 # the light part
+        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415 # converge
         from tensorboard.summary.writer.record_writer import (  # noqa: PLC0415 # works without it
             RecordWriter,
         )
@@ -148,18 +149,18 @@ def write_wandb(
 ) -> list[Path]:
     """Log every run to a project, grouped; return the runs' own folders below ``folder``/wandb.
 
-    Offline, nothing leaves this machine: ``wandb sync FOLDER`` sends it later. A NaN or infinity
-    stays one. Every call makes new runs.
+    Offline, nothing leaves this machine: ``wandb sync FOLDER`` sends it later. NaN and infinities
+    are kept. Every call makes new runs.
 
     Raises StoreError when wandb is not installed, is not logged in, or cannot be reached.
     """
     try:
-        import wandb  # noqa: PLC0415 # imported on use: the light part works without it
+        import wandb  # noqa: PLC0415 # imported on use: converge works without it
     except ImportError as error:
         raise StoreError(
             f"{folder}: writing for Weights & Biases needs wandb: {installing('wandb')}"
         ) from error
-    # It may print only what went wrong, and need not watch this process: nothing trains in it.
+    # Print errors only, and do not monitor this process: nothing trains in it.
     settings = wandb.Settings(
         console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True
     )
@@ -190,7 +191,7 @@ def write_wandb(
 
 
 def _by_step(run: ExportedRun) -> dict[int, dict[str, float]]:
-    """What is logged at once: steps only ever grow, else wandb drops them."""
+    """What is logged together, by step: wandb drops a step that comes after a later one."""
     steps: defaultdict[int, dict[str, float]] = defaultdict(dict)
     for tag, points in run.curves.items():
         for step, value in zip(points.steps.tolist(), points.values.tolist(), strict=True):

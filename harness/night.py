@@ -1,8 +1,8 @@
-"""What to report of a night: on the first bad one, and not again on the next. Pure.
+"""The message about a night of a nightly gate: a failure is reported once, not every night. Pure.
 
 ``night`` finds what is new among the results of an experiment, ``reported`` reads results from a
-``report.json`` where the history has none, and ``body`` writes the Markdown of an issue, a comment
-or a mail.
+``report.json`` if the history has none, and ``body`` writes the Markdown of an issue, a comment or
+a mail.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class BadSet:
     """A test set that did not PASS."""
 
     entry: Entry
-    told: bool
+    already_reported: bool
     """Whether a night since its last PASS had the same verdict and class of cause."""
     last_good: Entry | None
     """Its newest PASS; None when it never had one."""
 
     @property
     def changed(self) -> tuple[Changed, ...]:
-        """Circumstances that differ from the last good night; empty, too, when there was none."""
+        """Circumstances that differ from the last good night; empty if there was none."""
         if self.last_good is None:
             return ()
         return changed_between(self.last_good.circumstances, self.entry.circumstances)
@@ -40,23 +40,23 @@ class BadSet:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """One night of an experiment, as a person is told of it."""
+    """One night of an experiment, as it is reported to people."""
 
     bad: tuple[BadSet, ...]
     recovered: tuple[Entry, ...]
-    """Sets that PASS, and did not in their night before."""
+    """Sets that PASS and did not in the night before."""
 
     @property
     def news(self) -> tuple[BadSet, ...]:
-        """Bad sets that nobody was told of yet."""
-        return tuple(each for each in self.bad if not each.told)
+        """Bad sets that were not reported yet."""
+        return tuple(each for each in self.bad if not each.already_reported)
 
 
 def night(entries: Iterable[Entry], number: int) -> Night:
-    """Night ``number`` among the results of an experiment, newest first; later ones do not count.
+    """Night ``number`` of an experiment; ``entries`` are newest first, later nights are ignored.
 
-    A set that goes from FAIL to ERROR and back is told of twice, not three times: what counts is
-    what was told since its last PASS. A FAIL of another class of cause is told of.
+    A set is reported once per verdict and class of cause since its last PASS. So one that goes from
+    FAIL to ERROR and back is reported twice, not three times.
     """
     known = [entry for entry in entries if entry.night <= number]
     tonight = [entry for entry in known if entry.night == number]
@@ -81,7 +81,7 @@ def _bad(entry: Entry, before: Sequence[Entry]) -> BadSet:
     since = before[:good]
     return BadSet(
         entry=entry,
-        told=any(_state(each) == _state(entry) for each in since),
+        already_reported=any(_state(each) == _state(entry) for each in since),
         last_good=None if good is None else before[good],
     )
 
@@ -93,16 +93,15 @@ def _state(entry: Entry) -> tuple[object, ...]:
 def reported(
     document: Mapping[str, Any], folder: str, before: Sequence[Entry] = ()
 ) -> tuple[Entry, ...]:
-    """The test sets of a report, as the night after all those before it.
+    """The test sets of a report, as the night that follows ``before``.
 
     Args:
-        document: ``report.json``.
-        folder: that it lies in.
-        before: earlier results of the experiment, newest first. What the report does not tell of
-            the circumstances (driver, commit) is taken to be as it was in the newest of them.
+        document: ``report.json``. folder: the folder it is in. before: earlier results of the
+        experiment, newest first. Circumstances that the report does not name (driver, commit) are
+        copied from the newest of them.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no report of ours.
+        KeyError, TypeError, ValueError: it is not a report of converge.
     """
     known = dict(before[0].circumstances) if before else {}
     last = {entry.test_set: entry.verdict for entry in reversed(before)}
@@ -130,17 +129,17 @@ def reported(
 
 
 MOST_CHARACTERS = 40_000
-"""Of what is told set by set; GitHub refuses an issue or a comment of more than 65,536."""
+"""Limit of the part about single sets; GitHub refuses issues and comments above 65,536."""
 LISTED = 100
-"""Test sets that one sentence names."""
+"""Most test sets that one sentence names."""
 LOG_LINES = 30
-"""Of what a failed command said, in a message."""
+"""Lines of a failed command's output that are quoted."""
 
 
 def body(night: Night, note: str = "") -> str | None:
-    """What to tell of a night; None when it has no news, whether it was good or bad.
+    """The message about a night; None if there is no news, be the night good or bad.
 
-    ``note`` is told under the title.
+    ``note`` goes under the title.
     """
     if not night.news:
         return None
@@ -152,33 +151,33 @@ def body(night: Night, note: str = "") -> str | None:
         *([escape(plain(note))] if note else []),
         *_sets(night.news),
     ]
-    told = [each.entry for each in night.bad if each.told]
-    if told:
-        blocks.append(f"Still bad, told of before: {_listed(told)}.")
+    old = [each.entry for each in night.bad if each.already_reported]
+    if old:
+        blocks.append(f"Still bad, already reported: {_listed(old)}.")
     if night.recovered:
         blocks.append(f"Good again: {_listed(night.recovered)}.")
     report, name = shlex.quote(plain(first.report)), shlex.quote(plain(first.experiment))
     commands = f"converge report {report}\nconverge history {name} --html history.html"
-    blocks += ["What to do next stands in docs/nightly.md.", fenced(commands, "console")]
+    blocks += ["docs/nightly.md says what to do next.", fenced(commands, "console")]
     return "\n\n".join(blocks) + "\n"
 
 
 def nothing_judged(
     experiment: str, when: datetime, last: NightMark | None, log: str, history: str = ""
 ) -> str:
-    """What to tell of a night that came to no report.
+    """The message about a night that ended without a report.
 
     Args:
         experiment: its name.
-        when: the night ended.
+        when: when the night ended.
         last: the newest night that judged something; None when there was none.
-        log: what `converge run` said; its last lines are quoted.
-        history: why the history was of no help; empty when it was.
+        log: the output of `converge run`; its last lines are quoted.
+        history: why the history could not be read; empty if it could.
     """
     title = f"{escape(plain(experiment))}: nothing was judged"
     blocks = [
         f"**{title}** ({when:%Y-%m-%d %H:%M} UTC)",
-        "The matrix ended without a report, so no test set has an answer.",
+        "The matrix ended without a report, so no test set has a verdict.",
     ]
     if history:
         blocks.append(escape(plain(history)))
@@ -187,20 +186,20 @@ def nothing_judged(
     else:
         blocks.append(f"The last night that judged something was {last.finished:%Y-%m-%d}.")
     if said := tail(plain_block(log), LOG_LINES):
-        blocks += ["What it said last:", fenced(said)]
-    blocks.append("What to do next stands in docs/nightly.md.")
+        blocks += ["The last lines of its output:", fenced(said)]
+    blocks.append("docs/nightly.md says what to do next.")
     return "\n\n".join(blocks) + "\n"
 
 
 def _sets(bad: Sequence[BadSet]) -> Iterator[str]:
-    """A block for each, as long as they fit; of the others the names that fit."""
+    """A block per set while they fit, then only names."""
     room = MOST_CHARACTERS
     for place, each in enumerate(bad):
         block = _set(each)
         room -= len(block)
         if room < 0:
             rest = _listed([each.entry for each in bad[place:]])
-            yield f"There is no room to tell more of {rest}: see the report."
+            yield f"No room for details of {rest}: see the report."
             return
         yield block
 

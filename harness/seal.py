@@ -1,9 +1,9 @@
-"""What a finished run leaves and what it was made of, as digests in its record.
+"""Digests of a finished run's evidence and sources, kept in its record.
 
-A run is taken again by its identity, which is known before it starts. Its record holds what is only
-known afterwards: the digest of every evidence file, so that evidence which somebody changed is not
-judged; and of the files outside of the toolchain that its ranks imported or that its config names,
-so that a run is not taken again once one of them is another.
+Whether a run can be reused is decided by its identity, which is known before it starts. Its record
+adds what is known only afterwards: the digest of every evidence file, so that evidence that was
+changed later is not judged; and the digests of files outside of the toolchain that its ranks
+imported or that its config names, so that a run is not reused once one of them has changed.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from converge_harness.run_folder.layout import (
 )
 
 _LARGEST = 1 << 30
-"""Bytes of a folder of data beyond which it is not read through."""
+"""Bytes: a larger folder of data gets no digest."""
 _MOST = 10_000
-"""The same of files."""
+"""Files: a folder with more gets no digest."""
 
 
 def evidence_of(folder: Path) -> dict[str, str]:
     """SHA-256 of every evidence file of a run folder, by its path from there.
 
-    That is all that ranks left but logs and checkpoints, and the curve of a program that is not
-    probed.
+    Evidence is everything that the ranks wrote except logs and checkpoints, and the curve file of a
+    program without the probe.
     """
     return {name: _digest(path) for name, path in _evidence_files(folder)}
 
 
 def broken_seal(folder: Path, evidence: Mapping[str, str]) -> str:
-    """Which evidence of a run folder is not what the run left, in a clause; empty if all is."""
+    """A clause that names an evidence file changed since the run finished; empty if none was."""
     there = dict(_evidence_files(folder))
     for name, digest in evidence.items():
         if name not in there:
@@ -58,26 +58,26 @@ def broken_seal(folder: Path, evidence: Mapping[str, str]) -> str:
 
 
 def stale(record: RunRecord) -> str:
-    """Why a finished run cannot be taken again, in a clause; empty when it can."""
+    """Why a finished run cannot be reused, in a clause; empty when it can."""
     broken = "" if record.evidence is None else broken_seal(record.folder, record.evidence)
     return broken or changed_source(record.sources)
 
 
 def sources_of(folder: Path) -> dict[str, str | None]:
-    """Digest of what a run was made of besides its identity's facts, by path.
+    """Digests of a run's sources that its identity does not cover, by path.
 
-    Those are modules that its ranks imported from outside of the toolchain's packages, and files
-    and folders that its config names. None where there is no digest, or where the file was written
-    while the run trained: nothing then shows that what is there is what it was made of.
+    These are the modules that its ranks imported from outside of the toolchain's packages, and the
+    files and folders that its config names. None where there is no digest, or where the file was
+    written while the run trained: then it may not be the file that the run used.
     """
     left = [json.loads(path.read_bytes()) for path in sorted((folder / IMPORTED).glob("*.json"))]
     found: dict[str, str | None] = {}
     for name, digest in (each for one in left for each in one["files"].items()):
-        # A package that this machine does not have is that of a container's image, which the
+        # A package that does not exist on this machine is part of the container image, which the
         # identity names.
         if _in_packages(Path(name)) and not Path(name).exists():
             continue
-        # Of ranks that do not agree, one imported another file.
+        # Ranks whose digests differ imported different files.
         found[name] = digest if found.get(name, digest) == digest else None
     began = min((one.get("began", math.inf) for one in left), default=math.inf)
     for path in _named_by_config(folder):
@@ -86,7 +86,7 @@ def sources_of(folder: Path) -> dict[str, str | None]:
 
 
 def changed_source(sources: Mapping[str, str | None]) -> str:
-    """Which of a run's sources is not what it was, in a clause; empty if all are."""
+    """A clause that names a source that has changed since the run; empty if none has."""
     for name, digest in sources.items():
         path = Path(name)
         if digest is None:
@@ -113,9 +113,9 @@ def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _curves(folder: Path) -> Path | None:
-    """Where a program that is not probed left its curve; the folder may have been moved since.
+    """The curve file of a program without the probe; the run folder may have been moved since.
 
-    None for other runs, and for what lies outside of the folder, which is never read.
+    None for other runs, and for a file outside of the folder, which is never read.
     """
     job = _job(folder)
     try:
@@ -133,13 +133,13 @@ def _job(folder: Path) -> JobDocument:
 
 
 def _named_by_config(folder: Path) -> Iterator[Path]:
-    """Files and folders that the config in force names; relative paths are the run folder's."""
+    """Files and folders that the config in force names; relative paths start at the run folder."""
     try:
         config = json.loads(_content(folder / IN_FORCE))["config"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return
     job = _job(folder)
-    # The identity holds the digests of our corpus and of the seed checkpoint.
+    # The identity already covers our corpus and the seed checkpoint.
     data: Mapping[str, Any] = job.get("data") or {}
     given = (data.get("folder"), job.get("seed_checkpoint"))
     run = folder.resolve()
@@ -149,7 +149,7 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
         if "/" not in value:
             continue
         path = (folder / value).resolve()
-        # What holds the run itself is where results go.
+        # A folder that contains the run folder is an output folder, not a source.
         known = any(path.is_relative_to(each) for each in covered) or run.is_relative_to(path)
         if path not in seen and not known and path.exists():
             seen.add(path)
@@ -157,7 +157,7 @@ def _named_by_config(folder: Path) -> Iterator[Path]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All texts in a JSON value, however deep; keys are none."""
+    """All strings in a JSON value, at any depth, without keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -166,7 +166,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _content(path: Path) -> bytes:
-    """Raises OSError, also for what is no file: a pipe would be waited for, for ever."""
+    """Raises OSError, also if the path is not a regular file: reading a pipe may block forever."""
     if not path.is_file():
         raise FileNotFoundError(path)
     return path.read_bytes()
@@ -182,10 +182,10 @@ def _in_packages(path: Path) -> bool:
 
 
 def _digest_of_data(path: Path, *, written_by: float = math.inf) -> str | None:
-    """Of a file, or of all files of a folder by name.
+    """Digest of a file, or of all files of a folder with their names.
 
-    None for what is too large, unreadable, or written after a time (seconds since the epoch).
-    Empty files have no content that could have been another: libraries make locks of them.
+    None if it is too large, unreadable, or was written after ``written_by`` (seconds since the
+    epoch). That does not apply to empty files, which libraries use as locks.
     """
     try:
         if path.is_file():
@@ -208,7 +208,7 @@ def _digest_of_data(path: Path, *, written_by: float = math.inf) -> str | None:
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
-    """Files in a folder and in those that it links to, each folder once."""
+    """Files below a folder, symbolic links followed, each folder once."""
     seen = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         here = os.path.realpath(place)

@@ -1,8 +1,7 @@
-"""The only reader and writer of our files: run folders, records, schema versions, locks.
+"""The only reader and writer of converge's own files: run folders, records, schema versions, locks.
 
-Everything is written to a temporary sibling first and moved into place, so that a reader never
-sees half a file and a failed write (read-only folder, full disk, kill) loses nothing that was
-there before.
+Everything is written to a temporary sibling first and moved into place. A reader never sees half a
+file, and a failed write (read-only folder, full disk, kill) keeps the old content.
 """
 
 from __future__ import annotations
@@ -50,20 +49,20 @@ def default_root(environment: Mapping[str, str]) -> Path:
 
 
 def folder_key(identity: str) -> str:
-    """What the name of an identity's run folder ends in."""
+    """The suffix of the name of an identity's run folder."""
     return identity[:_IDENTITY_DIGITS]
 
 
 def slug(name: str) -> str:
-    """A short ASCII folder name for a person's eyes; what keeps folders apart is the identity."""
+    """A short readable ASCII folder name; only the identity makes it unique."""
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9_.]+", "-", plain).strip("-.")[:_SLUG_LENGTH] or "run"
 
 
 def folder_name(*names: str) -> str:
-    """A folder name that other names do not share, where nothing else keeps folders apart.
+    """A unique folder name, for folders without an identity.
 
-    Of one short ASCII name that is its ``slug``, of others the slug and eight digits of their hash.
+    For one short ASCII name it is its ``slug``, otherwise the slug and eight digits of a hash.
     """
     text = slug("-".join(names))
     if len(names) == 1 and names[0].isascii() and len(names[0]) <= _SLUG_LENGTH:
@@ -76,10 +75,10 @@ def folder_name(*names: str) -> str:
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Replace a file's content all at once, making its folder when missing.
+    """Replace a file's content atomically; make its folder if missing.
 
-    Raises StoreError when the folder cannot be written or the disk is full; the old content is
-    then still there and no temporary file is left.
+    Raises StoreError when the folder cannot be written or the disk is full; then the old content is
+    kept and no temporary file is left.
     """
     temporary: Path | None = None
     try:
@@ -87,7 +86,8 @@ def atomic_write(path: Path, content: bytes) -> None:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as stream:
-            # mkstemp makes files that only their owner may read; a report is read by others too.
+            # mkstemp makes files that only their owner may read; others should be able to read
+            # reports.
             os.fchmod(descriptor, 0o644)
             stream.write(content)
             stream.flush()
@@ -118,18 +118,20 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of ours, as written: NaN and infinities stay strings (see ``number``).
+    """A JSON object that ``write_json`` wrote; NaN and infinities stay strings (see ``number``).
 
-    Raises StoreError when the file is missing, is no JSON object, or has a newer schema.
+    Raises StoreError when the file is missing, is not a JSON object, or has a newer schema.
     """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, for ever
-            raise StoreError(f"{path}: is no file; delete it to have it made again")
+        if path.exists() and not path.is_file():  # reading a pipe could block forever
+            raise StoreError(f"{path}: is not a file; delete it and it will be made again")
         value = json.loads(path.read_bytes(), object_pairs_hook=unique_keys)
     except OSError as error:
         raise StoreError(_explain("read", path, error)) from error
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: not JSON ({error}); delete it to have it made again") from error
+        raise StoreError(
+            f"{path}: not JSON ({error}); delete it and it will be made again"
+        ) from error
     if not isinstance(value, dict):
         raise StoreError(f"{path}: holds a {type(value).__name__}, not a JSON object")
     check_schema(path, value.get("schema"))
@@ -137,7 +139,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_schema(path: Path, schema: object) -> None:
-    """Raise StoreError unless this version of converge reads files of that schema."""
+    """Raise StoreError unless this converge can read files of that schema."""
     try:
         documents.check_schema(schema)
     except documents.SchemaError as error:
@@ -145,10 +147,10 @@ def check_schema(path: Path, schema: object) -> None:
 
 
 def _explain(verb: str, path: Path, error: OSError) -> str:
-    """What an OSError means for a user, with the next thing to do."""
+    """What an OSError means to a user, and what to do about it."""
     remedy = {
         errno.ENOSPC: "the disk is full: free some space, or give another folder",
-        errno.EACCES: "no permission: give a folder that you may write",
+        errno.EACCES: "no permission: give a folder that you can write to",
     }.get(error.errno or 0, f"{error.strerror or error}: give another folder")
     return f"{path}: cannot {verb}: {remedy}"
 
@@ -165,15 +167,15 @@ class Store:
     def run_folder(
         self, name: str, identity: str, folders: Mapping[str, Path] | None = None
     ) -> Path:
-        """The folder of a job: the existing one of that identity, else the one to be made.
+        """A job's folder: the existing one of that identity, else the path of a new one.
 
-        ``folders`` is what ``run_folders`` gave: one look at the disk for many jobs.
+        ``folders`` is the result of ``run_folders``, which scans the disk once for many jobs.
         """
         there = self._existing(identity) if folders is None else folders.get(folder_key(identity))
         return there or self.root / "runs" / f"{slug(name)}-{folder_key(identity)}"
 
     def run_folders(self) -> dict[str, Path]:
-        """Every run folder by the first digits of its identity (``folder_key``), in one look."""
+        """All run folders by the first digits of their identity (``folder_key``), in one scan."""
         try:
             names = sorted(entry.name for entry in os.scandir(self.root / "runs"))
         except OSError:  # no store yet
@@ -185,17 +187,17 @@ class Store:
         return found
 
     def calibration_file(self, identity: str) -> Path:
-        """Where what repeats of that control taught is kept (``harness/references/``)."""
+        """File with the limits learnt from that control's repeats (``harness/references/``)."""
         return self.root / "calibrations" / f"{identity}.json"
 
     def checked_file(self, identity: str) -> Path:
-        """Its presence says that the job's config was found valid by the toolchain."""
+        """A file that exists once the toolchain has found the job's config valid."""
         return self.root / "checked" / f"{identity}.json"
 
     def record(self, identity: str) -> RunRecord | None:
-        """What an earlier harness recorded for that identity; None for no or an unfinished run.
+        """The stored record of that identity; None if there is no finished run.
 
-        Raises StoreError for a damaged record or one of a newer schema.
+        Raises StoreError if the record is damaged or has a newer schema.
         """
         folder = self._existing(identity)
         if folder is None or not (folder / RECORD).is_file():
@@ -204,13 +206,11 @@ class Store:
         return record if record.identity == identity else None
 
     def finish_run(self, record: RunRecord, facts: Mapping[str, Any]) -> RunRecord:
-        """Remove what nobody needs again, and write ``record.json`` last; return it as written.
+        """Clean up, then write ``record.json`` last; return the record as written.
 
-        That is compiled kernels and, of a run in several passes that has finished, the checkpoints
-        that joined them.
-
-        ``facts`` go beside it: ``started`` (ISO 8601, UTC), ``host``, ``versions``, ``job``.
-        Raises StoreError as ``atomic_write`` does.
+        Removed are compiled kernels and, if a run in several passes has finished, the checkpoints
+        between the passes. ``facts`` are written beside the record: ``started`` (ISO 8601, UTC),
+        ``host``, ``versions``, ``job``. Raises StoreError as ``atomic_write`` does.
         """
         done_with = [COMPILED]
         if record.status is RunStatus.FINISHED and (record.folder / PASSES).is_dir():
@@ -225,13 +225,14 @@ class Store:
         return sealed
 
     def start_run(self, folder: Path, job: Mapping[str, Any]) -> None:
-        """Make a run folder that holds ``job.json`` and nothing of an earlier attempt.
+        """Make a run folder with ``job.json`` and nothing from an earlier attempt.
 
         Raises StoreError when it cannot be cleaned or written.
         """
         try:
             if folder.exists():
-                # The record goes first: whatever interrupts the cleaning leaves an unfinished run.
+                # The record is removed first, so that an interrupted cleanup leaves an unfinished
+                # run.
                 (folder / RECORD).unlink(missing_ok=True)
                 shutil.rmtree(folder)
             folder.mkdir(parents=True)
@@ -240,11 +241,11 @@ class Store:
         write_json(folder / JOB, job)
 
     def lock(self, identity: str) -> RunLock:
-        """The lock that a harness holds while it runs the job of that identity."""
+        """The lock that converge holds while it runs the job of that identity."""
         return RunLock(self.root / "locks" / f"{identity}.lock")
 
     def require_writable(self) -> None:
-        """Raise StoreError, before anything is launched, when nothing can be written here."""
+        """Raise StoreError if the store cannot be written; called before anything is launched."""
         require_writable(self.root)
 
     def _existing(self, identity: str) -> Path | None:
@@ -255,14 +256,14 @@ class Store:
                 for entry in os.scandir(self.root / "runs")
                 if entry.name.endswith(suffix) and not entry.name.startswith(".")
             ]
-        except OSError:  # no store yet; writing will say what is wrong, if something is
+        except OSError:  # no store yet; if something else is wrong, writing will say so
             return None
         return Path(min(found)) if found else None
 
 
 @dataclass(slots=True)
 class RunLock:
-    """An advisory lock on one identity, freed by the kernel when its holder dies."""
+    """An advisory lock on one identity; the kernel frees it when its holder dies."""
 
     path: Path
     _held: FileLock | None = None
@@ -290,7 +291,7 @@ class RunLock:
 
 
 def _digests(value: object) -> Mapping[str, Any] | None:
-    """Digests by path. Raises TypeError for anything else but None."""
+    """Check that a value is None or digests by path; raises TypeError otherwise."""
     if value is None:
         return None
     if not isinstance(value, dict) or not all(
@@ -301,9 +302,9 @@ def _digests(value: object) -> Mapping[str, Any] | None:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The record of a run folder, wherever the folder was moved to.
+    """Read a run folder's record; the folder may have been moved.
 
-    Raises StoreError for a damaged record or one of a newer schema.
+    Raises StoreError if the record is damaged or has a newer schema.
     """
     path = folder / RECORD
     value = cast("RecordDocument", read_json(path))
@@ -323,5 +324,5 @@ def read_record(folder: Path) -> RunRecord:
         )
     except (KeyError, TypeError, ValueError) as problem:
         raise StoreError(
-            f"{path}: no complete record ({problem!r}); delete the folder to run the job again"
+            f"{path}: incomplete record ({problem!r}); delete the folder to run the job again"
         ) from problem

@@ -1,4 +1,4 @@
-"""Reads what lies outside an experiment file and can change a job's numbers."""
+"""Reads everything outside an experiment file that can change a job's numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from converge_harness.model import Cluster, Experiment, SetSpec, Surroundings, S
 from converge_harness.trainers import trainer_of
 
 PACKAGE = __name__.partition(".")[0]
-"""By which programs and ranks import this package."""
+"""The name by which programs and ranks import this package."""
 RANK_CODE = tuple(Path(__file__).parent / name for name in ("rank", "probe", "run_folder"))
 GPU_INFORMATION = Path("/proc/driver/nvidia/gpus")
 CPU_INFORMATION = Path("/proc/cpuinfo")
@@ -28,12 +28,12 @@ DRIVER_INFORMATION = Path("/proc/driver/nvidia/version")
 def read_surroundings(
     experiment: Experiment, data_digest: Callable[[SyntheticData], str], *, on_gpu: bool
 ) -> Surroundings:
-    """Everything that ``make_plan`` needs to know and may not look up.
+    """Everything outside the file that ``make_plan``, which is pure, needs to know.
 
     Args:
-        experiment: as loaded.
-        data_digest: from the values of a synthetic corpus to the digest of its bytes.
-        on_gpu: whether ranks will run on GPUs of this machine; a cluster says it itself.
+        experiment: as loaded. data_digest: maps the values of a synthetic corpus to the digest of
+        its bytes. on_gpu: whether ranks will run on GPUs of this machine; a ``[cluster]`` table
+        says it itself.
 
     Raises:
         ConfigError: a file to inject, one of a program, or the seed checkpoint cannot be read; or
@@ -57,9 +57,9 @@ def read_surroundings(
 
 
 def rank_code_digest(*folders: Path) -> str:
-    """Hex SHA-256 of every Python source under the folders, with its path from there.
+    """Hex SHA-256 of every Python source under the folders, with its relative path.
 
-    By default of all that runs inside ranks: adapters, CPU shim, and the probe as a library.
+    The default is all code that runs inside ranks: adapters, CPU shim, and the probe as a library.
     """
     digest = hashlib.sha256()
     for folder in folders or RANK_CODE:
@@ -73,8 +73,8 @@ def rank_code_digest(*folders: Path) -> str:
 def hardware_class(*, on_gpu: bool) -> str:
     """``gpu NVIDIA H200``, or ``cpu-x86_64`` and the processor's model.
 
-    Processors of another model may sum in another order, so bit-identical reuse of a finished run
-    is claimed within one model only.
+    Another processor model may sum in another order, so a finished run is reused as bit-identical
+    on the same model only.
     """
     if on_gpu:
         models = sorted(set(gpu_models())) or ["of unknown model"]
@@ -83,11 +83,11 @@ def hardware_class(*, on_gpu: bool) -> str:
 
 
 def cluster_hardware(cluster: Cluster) -> str:
-    """``gpu H100 in nodes of 8``, or ``cpu slurm PARTITION in nodes of 8`` where it has no name.
+    """``gpu H100 in nodes of 8``, or ``cpu slurm PARTITION in nodes of 8`` without ``hardware``.
 
-    What is asked for stands for the hardware then. A partition of several kinds of nodes needs a
-    name, or a constraint. How many ranks a node has decides which links a collective goes over, and
-    so in which order it sums.
+    Without a name the resources that are requested identify the hardware. A partition with several
+    kinds of nodes therefore needs a name, or a constraint. The number of ranks per node decides
+    which links a collective uses, and so in which order it sums.
     """
     asked = ("slurm", cluster.partition, cluster.gres, cluster.constraint)
     named = cluster.hardware or " ".join(each for each in asked if each)
@@ -96,9 +96,9 @@ def cluster_hardware(cluster: Cluster) -> str:
 
 
 def cluster_software(cluster: Cluster) -> dict[str, Any]:
-    """What a cluster's jobs are given besides their toolchain; empty where that is nothing.
+    """What a cluster's jobs get besides their toolchain; empty if nothing.
 
-    A variable of the environment can choose another algorithm, a container another NCCL.
+    An environment variable can choose another algorithm, a container another NCCL.
     """
     given = {
         "container": list(cluster.container),
@@ -111,9 +111,9 @@ def cluster_software(cluster: Cluster) -> dict[str, Any]:
 
 
 def local_software(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Variables that choose other algorithms of torch and its libraries; empty without any.
+    """Environment variables that select algorithms in torch and its libraries; empty without any.
 
-    Ranks inherit the environment. What only says where files lie and what is logged is left out.
+    Ranks inherit the environment. Variables that only concern paths and logging are left out.
     """
     chosen = {
         name: value
@@ -133,13 +133,13 @@ _NO_NUMBERS = re.compile(
     "|VERSION|VISIBLE|CAPABILITIES|REQUIRE|SOCKET|TIMEOUT|TRACE|DUMP|TOKEN|KEY|SECRET|PASSWORD)(_|$)"
     "|^OMP_NUM_THREADS$"
 )
-"""Whole words of names: where files lie, what is logged, what hardware there is, what is secret;
-ranks have one thread each anyway. PYTHONHASHSEED is not looked at: without it hashes differ by run.
+"""Parts of variable names that concern paths, logging, hardware or secrets, and the number of
+threads, which is one per rank anyway. PYTHONHASHSEED is ignored: without it hashes differ by run.
 """
 
 
 def gpu_models(information: Path = GPU_INFORMATION) -> tuple[str, ...]:
-    """Model of every NVIDIA GPU that this process may use, by the driver's own files.
+    """Model of every NVIDIA GPU that this process may use, read from the driver's files.
 
     ``CUDA_VISIBLE_DEVICES`` set to nothing hides them all, as it does from CUDA.
     """
@@ -166,7 +166,7 @@ def checkout_commit(folder: Path) -> str:
 
     Empty outside of a checkout, or without git.
     """
-    # "--exclude *": no tag stands for the commit.
+    # "--exclude *": print the commit, not a tag.
     command = ["git", "describe", "--always", "--exclude", "*", "--abbrev=40", "--dirty"]
     try:
         found = subprocess.run(
@@ -180,7 +180,7 @@ def checkout_commit(folder: Path) -> str:
 def _cpu_model(information: Path = CPU_INFORMATION) -> str:
     try:
         text = information.read_text()
-    except OSError:  # no Linux, or /proc is hidden
+    except OSError:  # not Linux, or /proc is hidden
         return platform.processor()
     model = re.search(r"(?m)^model name\s*:\s*(.+?)\s*$", text)
     return model[1] if model else platform.processor()
@@ -224,12 +224,13 @@ def _require_own_name(experiment: Experiment, specs: Sequence[SetSpec]) -> None:
     for spec in probed:
         for path, folder, key in trainer_of(spec).sources(spec):
             where = f"{experiment.path}: trainer.{key}"
-            # First on the path is a script's own folder; with ``-m`` that where it is started.
+            # The first entry of sys.path is the script's folder; with ``-m``, the working
+            # directory.
             for each in (path.parent, folder) if path.suffix == ".py" else (folder,):
                 asked[each] = (where, "rename it, or move the program to another folder")
     on_path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)) if probed else ()
     for each in map(Path, on_path):
-        if _bearer(each) is not None:  # what comes later hides nothing
+        if _bearer(each) is not None:  # later entries cannot shadow it
             asked.setdefault(each, ("$PYTHONPATH", f"rename it, or take {each} off PYTHONPATH"))
             break
     problems = [
@@ -252,7 +253,7 @@ _OWN_FOLDER = Path(__file__).resolve().parent
 def _bearer(folder: Path) -> Path | None:
     """The module or package in a folder that has this package's name, ours or another.
 
-    A folder without ``__init__.py`` is none: Python takes any package later on the path before it.
+    A folder without ``__init__.py`` does not count: Python prefers any package later on the path.
     """
     found = PathFinder.find_spec(PACKAGE, [str(folder)])
     if found is None or found.origin is None:
@@ -262,7 +263,7 @@ def _bearer(folder: Path) -> Path | None:
 
 
 def _digest_of(path: Path, folders: Sequence[Path]) -> str:
-    """Hex SHA-256 of a file and, of a Python one, of all that it imports from the folders."""
+    """Hex SHA-256 of a file and, if it is Python, of all that it imports from the folders."""
     sources = _with_imports(path, folders) if path.suffix == ".py" else [path]
     digest = hashlib.sha256()
     for source in sources:
@@ -273,7 +274,7 @@ def _digest_of(path: Path, folders: Sequence[Path]) -> str:
 def _checkpoint_digest(experiment: Experiment) -> str | None:
     """Hex SHA-256 of a distributed checkpoint: its metadata, and names and sizes of its files.
 
-    Shards may be terabytes, so their bytes are not read.
+    Shards may be terabytes, so their content is not read.
     """
     folder = experiment.seed_checkpoint
     if folder is None:
@@ -295,10 +296,10 @@ def _checkpoint_digest(experiment: Experiment) -> str | None:
 
 
 def _with_imports(path: Path, folders: Sequence[Path]) -> list[Path]:
-    """A Python file and, by name, the files in the folders that it imports, however indirectly.
+    """A Python file and the files in the folders that it imports, directly or indirectly, sorted.
 
-    Of a package that is imported all files count. A file that cannot be parsed imports nothing; the
-    rank says what is wrong with it.
+    Of an imported package all files count. A file that cannot be parsed imports nothing; the rank
+    will report what is wrong with it.
     """
     found = {path}
     left = [path]
@@ -321,14 +322,14 @@ def _module(folder: Path, name: str) -> list[Path]:
         return sorted(package.rglob("*.py"))
     if file.is_file():
         return [file]
-    # Without __init__.py it may be any folder of that name, as large as it likes: what it has
-    # itself, and what of it is asked for.
+    # Without __init__.py it may be any folder of that name, however large: take its own files, and
+    # of its subfolders only what is imported.
     found = set(package.glob("*.py"))
     return sorted(found.union(_module(package, rest)) if rest and package.is_dir() else found)
 
 
 def _imported(path: Path) -> set[str]:
-    """Dotted names of all that a file may import anywhere, without leading dots."""
+    """Dotted names of everything that a file imports anywhere, without leading dots."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

@@ -1,10 +1,10 @@
-"""TOML files as strict tables: whatever is wrong in one is found, each with its place.
+"""TOML files as strict tables: every mistake is reported, each with its place.
 
 ::
 
     read_toml    a file as plain dicts, or a ConfigError that says where it breaks
-    find         where the paths of a file lead: beside it, one folder up, or the current folder
-    Table        the base of all tables, pydantic models; and the kinds of value that they share
+    find         resolves a file's paths: beside it, one folder up, or the current folder
+    Table        the pydantic base of all tables, and the kinds of value that they share
     validate     a dict as a table, or all its problems
 """
 
@@ -26,14 +26,15 @@ from converge_harness.errors import ConfigError, Problem, suggest
 SCHEMA = 1
 MAX_NAME = 80
 MAX_BYTES = 4 * 1024 * 1024
-"""Larger than any experiment a person writes; keeps a mistaken path (a log, a checkpoint) cheap."""
+"""Larger than any experiment a person writes; a wrong path (a log, a checkpoint) fails quickly."""
 MAX_DEPTH = 32
-"""Deepest table or array nesting: everything downstream may then recurse."""
+"""Deepest nesting of tables and arrays, so that all other code may recurse."""
 UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
-"""Unicode categories kept out of names: control characters, surrogates, line separators."""
+"""Unicode categories refused in names: control characters, surrogates, line separators."""
 UNSEEN = "Cf"
-"""Kept out, too: characters without a width, and those that turn the direction of text. With them a
-name reads as another ("Trojan Source", CVE-2021-42574)."""
+"""Also refused: characters without a width, and those that change the direction of text. With them
+a name looks like another one ("Trojan Source", CVE-2021-42574).
+"""
 
 KINDS = {
     "bool_type": "true or false",
@@ -47,13 +48,13 @@ KINDS = {
 }
 """pydantic's error types to TOML's words."""
 SUBJECT = re.compile(r"\A(Input|String|List|Value) should")
-"""How pydantic's own messages start."""
+"""Start of pydantic's own messages."""
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 
 Where: TypeAlias = Callable[[str], str]
-"""From a key within a table to its place in the file, for messages."""
+"""Maps a key within a table to its place in the file, for messages."""
 
 
 # ----------------------------------------------------------------------- files
@@ -63,8 +64,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Parse a TOML file.
 
     Raises:
-        ConfigError: the file is missing, no regular file, unreadable, too large, empty, not UTF-8,
-            no TOML, or nested deeper than ``MAX_DEPTH``.
+        ConfigError: the file is missing, not a regular file, unreadable, too large, empty, not
+        UTF-8, not TOML, or nested deeper than ``MAX_DEPTH``.
     """
     text = _read_text(path)
     if not text.strip():
@@ -72,7 +73,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         tables = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
-        raise ConfigError(Problem(str(path), f"this is no TOML: {error}")) from None
+        raise ConfigError(Problem(str(path), f"this is not TOML: {error}")) from None
     except RecursionError:
         raise ConfigError(_too_deep(path)) from None
     except ValueError as error:  # Python refuses to convert an integer of thousands of digits
@@ -82,7 +83,7 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise ConfigError(_too_deep(path))
         if isinstance(value, datetime | date | time):
             raise ConfigError(
-                Problem(f"{path}: {key}", "dates and times have no place here", "quote it")
+                Problem(f"{path}: {key}", "dates and times are not supported here", "quote it")
             )
     return tables
 
@@ -103,8 +104,8 @@ def _read_text(path: Path) -> str:
             raise ConfigError(Problem(str(path), "this is a folder, not a file"))
         if not path.exists():
             raise ConfigError(Problem(str(path), "there is no such file", _neighbours(path)))
-        if not path.is_file():  # reading a pipe or a device may never end
-            raise ConfigError(Problem(str(path), "this is no regular file"))
+        if not path.is_file():  # reading a pipe or a device could block forever
+            raise ConfigError(Problem(str(path), "this is not a regular file"))
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise ConfigError(
@@ -113,7 +114,7 @@ def _read_text(path: Path) -> str:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
-            Problem(str(path), f"this is no UTF-8 text: {error.reason} at byte {error.start}")
+            Problem(str(path), f"this is not UTF-8 text: {error.reason} at byte {error.start}")
         ) from None
     except OSError as error:
         raise ConfigError(Problem(str(path), f"cannot be read: {error.strerror}")) from None
@@ -133,7 +134,7 @@ def _too_deep(path: Path) -> Problem:
 
 
 def _walk(tables: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Every value with its dotted key and depth. Iterative: depth is what it is there to find."""
+    """Every value with its dotted key and depth. Not recursive, because it measures the depth."""
     stack: list[tuple[str, Any, int]] = [("", tables, 0)]
     while stack:
         key, value, depth = stack.pop()
@@ -149,38 +150,38 @@ def _walk(tables: dict[str, Any]) -> Iterator[tuple[str, Any, int]]:
 def expanded(written: str) -> Path:
     """The path with a leading ``~`` or ``~user`` replaced.
 
-    Raises ValueError when there is no such user, or no home folder.
+    Raises ValueError if there is no such user, or no home folder.
     """
     try:
         return Path(written).expanduser()
     except RuntimeError:
         user = Path(written).parts[0]
-        raise ValueError(f"nobody's home folder is known as {user!r}") from None
+        raise ValueError(f"no home folder is known for {user!r}") from None
 
 
 def find(
     written: str, folders: Sequence[Path], is_right: Callable[[Path], bool] = Path.exists
 ) -> Path | None:
-    """The first of ``folders`` in which the path exists; None when none has it.
+    """The path in the first of ``folders`` that has it; None if none has.
 
     Args:
         written: the path as the experiment file writes it, absolute or not.
-        folders: where a relative path is looked up.
-        is_right: what it should be, as ``Path.is_file``.
+        folders: where to look for a relative path.
+        is_right: test that the path has to pass, such as ``Path.is_file``.
     """
     path = expanded(written)
     return next((each for folder in folders if _is(is_right, each := folder / path)), None)
 
 
 def find_file(written: str, folders: Sequence[Path]) -> Path | None:
-    """The first of ``folders`` in which the path exists as a file; None when none has it."""
+    """The file in the first of ``folders`` that has it; None if none has."""
     return find(written, folders, Path.is_file)
 
 
 def _is(is_right: Callable[[Path], bool], path: Path) -> bool:
     try:
         return is_right(path)
-    except OSError:  # a name that is too long, a folder that may not be searched
+    except OSError:  # a name that is too long, a folder without permission
         return False
 
 
@@ -188,7 +189,7 @@ def _is(is_right: Callable[[Path], bool], path: Path) -> bool:
 
 
 def one_of(valid: Iterable[str]) -> AfterValidator:
-    """A validator that lets these words through; for any other the nearest is suggested."""
+    """A validator that accepts these words; for any other it suggests the nearest."""
     words = tuple(map(str, valid))
 
     def check(value: str) -> str:
@@ -226,7 +227,7 @@ def _is_name(value: str) -> str:
 
 
 def is_printable(value: str) -> str:
-    """A text of one line.
+    """Check that a text is one printable line.
 
     Raises pydantic's error, which becomes a problem of the file.
     """
@@ -235,7 +236,9 @@ def is_printable(value: str) -> str:
     if unseen := {letter for letter in value if unicodedata.category(letter) == UNSEEN}:
         listed = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(unseen))
         raise PydanticCustomError(
-            "name", "holds {listed}, which nobody sees and which may turn text", {"listed": listed}
+            "name",
+            "holds {listed}, which is invisible or changes the direction of text",
+            {"listed": listed},
         )
     return value
 
@@ -262,7 +265,7 @@ FilePath = Annotated[
 
 
 class Table(BaseModel):
-    """Strict: ``"2"`` is no number, ``true`` is no integer, an unknown key is an error."""
+    """Strict: ``"2"`` is not a number, ``true`` is not an integer, an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -273,12 +276,12 @@ def validate(
     where: Callable[[str], str],
     problems: list[Problem],
 ) -> ModelT | None:
-    """The table as its model; or None, with every problem added to ``problems``.
+    """Validate a table; return its model, or None with every problem added to ``problems``.
 
     Args:
         model: what the table should be.
-        table: the table as TOML gave it.
-        where: from a dotted key within the table to its place, for messages.
+        table: the table as parsed.
+        where: maps a dotted key within the table to its place, for messages.
         problems: where problems are collected.
     """
     try:
@@ -305,12 +308,12 @@ def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str
         case kind if kind in KINDS:
             return Problem(place, f"must be {KINDS[kind]}, not {show(value)}")
     message = SUBJECT.sub("must", error["msg"])
-    # Messages of our own validators say by themselves what is wrong with the value.
+    # Messages of our own validators already say what is wrong with the value.
     return Problem(place, f"{message}, not {show(value)}" if "must" in message else message)
 
 
 def show(value: object) -> str:
-    """A value as TOML writes it, shortened."""
+    """A value in TOML, shortened."""
     text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_NAME else f"{text[: MAX_NAME - 1]}…"
 

@@ -1,14 +1,13 @@
 """Finds toolchains on disk and reads their versions without starting them.
 
-A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by
-``nox -s toolchain -- NAME``; what else is in it may follow torchtitan's version in its name
-(``torchtitan-0.3.0-streaming``), and so may ``@REVISION``: then torchtitan is that commit of a git
-checkout (``torchtitan-0.3.0@main``), spoken to as that release is, and the commit is part of its
-version. The root is
+A toolchain is a virtual environment ``<root>/<name>`` with one torchtitan in it, made by ``nox -s
+toolchain -- NAME``. A suffix of the name says what else is in it (``torchtitan-0.3.0-streaming``).
+With ``@REVISION`` torchtitan is that commit of a git checkout (``torchtitan-0.3.0@main``): it is
+driven like that release, and the commit is part of its version. The root is
 ``$CONVERGE_TOOLCHAINS``, else ``.toolchains`` in the current directory.
 
-What else trains needs no torchtitan, and may be any Python by its path; that one is started to ask
-it what is installed. What a trainer needs in its toolchain it says itself (``harness/trainers``).
+Other trainers need no torchtitan, and may use any Python by its path; it is started once to ask
+what is installed. Each trainer says itself what its toolchain needs (``harness/trainers``).
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ DISTRIBUTIONS = (
     *("torchdata", "torchvision", "transformer-engine", "transformers", "trl", "xformers"),
     DISTRIBUTION,
 )
-"""What can change a job's numbers, or says which rank code runs."""
+"""Packages that can change a job's numbers, or that decide which rank code runs."""
 PACKAGES = "packages"
-"""Stands among versions for all distributions of its environment: any may change its numbers."""
+"""Key among the versions for a digest of all distributions: any may change the numbers."""
 _QUESTION = (
     "import json, platform, sys; print(json.dumps([sys.executable, "
     "[path for path in sys.path if path], platform.python_version()]))"
@@ -50,7 +49,7 @@ _QUESTION = (
 _ANSWER_TIMEOUT_S = 60.0
 _CODE = (".py", ".so", ".pyd", ".dylib")
 _INSTALLING_S = 2.0
-"""How long installers still write after the ``RECORD``; also covers coarse clocks."""
+"""Installers may still write files this long after the ``RECORD``; also covers coarse clocks."""
 
 
 def toolchain_root() -> Path:
@@ -83,9 +82,9 @@ def build_hint(name: str) -> str:
 
 
 def find_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
-    """Any Python environment by its name under the root, or by the absolute path of its Python.
+    """A Python environment, by its name under the root or by the absolute path of its Python.
 
-    Raises ToolchainError: it is not there, or does not start.
+    Raises ToolchainError if it does not exist or does not start.
     """
     if Path(name).is_absolute():
         python, paths, release = _ask(Path(name))
@@ -98,7 +97,7 @@ def find_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
 
 
 def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
-    """The same as it will be once built, where it is not there yet: no version is known then."""
+    """The same, or if it is not built yet, what it will be, without versions."""
     folder = (root or toolchain_root()) / name
     if folder.exists():  # or a Python by its path
         return find_environment(name, root, dialect)
@@ -106,16 +105,16 @@ def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
 
 
 class _Answer(NamedTuple):
-    """What a Python says of itself."""
+    """What a Python reports about itself."""
 
     python: Path
-    """Itself, where it was started by a stand-in (pyenv)."""
+    """The real executable, in case a shim (pyenv) was called."""
     paths: list[str]
     release: str
 
 
 def _ask(python: Path) -> _Answer:
-    """Where a Python looks for modules: system Pythons and conda have no one layout."""
+    """Ask a Python for its module paths: system Pythons and conda have different layouts."""
     try:
         asked = subprocess.run(
             [python, "-c", _QUESTION],
@@ -135,10 +134,10 @@ def _ask(python: Path) -> _Answer:
 
 
 def own_source() -> str:
-    """What pip is to install of this package: the checkout that runs, or what was installed.
+    """What pip has to install to get this package: this checkout, or its original source.
 
-    pip keeps where it installed from in ``direct_url.json`` (PEP 610), but not for a package index.
-    By its name alone it could be another's package, so a person has to say.
+    pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
+    alone it could be a stranger's package, so then a person has to say.
     """
     packages = Path(__file__).parent.parent
     checkout = packages.parent  # which has a link in src/
@@ -171,7 +170,7 @@ def versions(paths: list[str], names: Iterable[str]) -> dict[str, str]:
 
 
 def _all_packages(paths: list[str]) -> str:
-    """A digest of the names and versions of all distributions but this one."""
+    """A digest of the names and versions of all distributions except converge itself."""
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
@@ -182,11 +181,11 @@ def _all_packages(paths: list[str]) -> str:
 
 
 def _version(distribution: Distribution) -> str:
-    """The version; with the commit of what was built from a git checkout: ``0.3.0+g1a2b3c…``.
+    """The version, plus the commit of a package built from a git checkout: ``0.3.0+g1a2b3c…``.
 
-    Two commits of one version are two releases: their runs must not be taken for each other. pip
-    leaves the commit in ``direct_url.json`` (PEP 610). Nor is a package that somebody has edited
-    where it lies the released one: ``2.15.0+edited.1a2b3c4d``, a digest of the files it concerns.
+    Two commits of one version are different code: a run of one must not be reused for the other.
+    pip records the commit in ``direct_url.json`` (PEP 610). An installed package that was edited in
+    place gets a digest of the edited files: ``2.15.0+edited.1a2b3c4d``.
     """
     version = distribution.version
     try:
@@ -203,13 +202,13 @@ def _with(version: str, local: str) -> str:
 
 
 def _edited(distribution: Distribution) -> str:
-    """A digest of the code that was written after the installer wrote ``RECORD``; empty: none."""
+    """A digest of the code that changed after the installer wrote ``RECORD``; empty if none did."""
     lines = (distribution.read_text("RECORD") or "").splitlines()
     names = sorted(line.partition(",")[0] for line in lines)
     record = next((name for name in names if name.endswith(".dist-info/RECORD")), None)
     if record is None:
         return ""
-    # A torch lists 10,000 files: as strings they take a third of the time that paths do.
+    # torch lists 10,000 files; strings take a third of the time of Path objects.
     base = str(distribution.locate_file(""))
     installed = _written(f"{base}/{record}") + _INSTALLING_S
     code = (name for name in names if name.endswith(_CODE))
@@ -221,7 +220,7 @@ def _edited(distribution: Distribution) -> str:
 
 
 def _written(path: str) -> float:
-    """When a file was last written, in seconds since 1970; of none: -inf."""
+    """When a file was last written, in seconds since 1970; -inf if it does not exist."""
     try:
         return os.stat(path).st_mtime  # noqa: PTH116
     except OSError:

@@ -152,7 +152,7 @@ def test_damaged_file_is_refused(tmp_path, content):
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["pipe", "folder"])
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, make):
     make(tmp_path / "record.json")
-    with pytest.raises(StoreError, match=r"record\.json: is no file; delete it"):
+    with pytest.raises(StoreError, match=r"record\.json: is not a file; delete it"):
         read_json(tmp_path / "record.json")
 
 
@@ -160,7 +160,7 @@ def test_incomplete_record_is_refused(tmp_path):
     store = Store(tmp_path)
     record = finish(store)
     write_json(record.folder / "record.json", {"name": "fsdp2"})
-    with pytest.raises(StoreError, match="no complete record"):
+    with pytest.raises(StoreError, match="incomplete record"):
         store.record(IDENTITY)
 
 
@@ -170,7 +170,7 @@ def test_a_record_whose_digests_are_none_is_refused(tmp_path, key, value):
     store = Store(tmp_path)
     path = finish(store).folder / "record.json"
     write_json(path, {**json.loads(path.read_text()), key: value})
-    with pytest.raises(StoreError, match=r"no complete record .*digests by path are"):
+    with pytest.raises(StoreError, match=r"incomplete record .*digests by path are"):
         store.record(IDENTITY)
 
 

@@ -1,1 +1,1 @@
-"""How often the judge is wrong, measured: on simulated runs, and on real repeats of a control."""
+"""Measures how often the judge is wrong, on simulated runs and on real repeats of a control."""

@@ -1,7 +1,7 @@
-"""How far right test sets of a real matrix lie from the control, in units of what repeats teach.
+"""How much correct test sets of a real matrix deviate, in units of the repeats' scale.
 
 The judge allows a test set ``IMPLEMENTATION_FACTOR`` times the scale of the repeats, and the
-simulated laws try such factors: this is where both can be checked.
+simulations assume such factors; both can be checked here.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class Deviation:
 
     name: str
     loss: tuple[float, float]
-    """Recomputed, over all steps."""
+    """Of the recomputed signal, over all steps."""
     grad_norm: tuple[float, float]
-    """Recomputed, over all steps."""
+    """Of the recomputed signal, over all steps."""
     gradients: tuple[float, float]
-    """Of all parameters, over all samples."""
+    """Over all parameters and all samples."""
 
 
 def deviations(runs: Sequence[Evidence]) -> list[Deviation]:
-    """Compare the test sets of a matrix with its control, the run whose name others prolong.
+    """Compare the test sets of a matrix with its control, whose name is a prefix of its repeats'.
 
-    ``fsdp2.ulp`` is a repeat of ``fsdp2``. Runs of another precision than the control's really
-    compute something else, and are left out. Raises ValueError without repeats or test sets.
+    ``fsdp2.ulp`` is a repeat of ``fsdp2``. Runs in another precision than the control's compute
+    something else, and are left out. Raises ValueError without repeats or test sets.
     """
     control = _control(runs)
     repeats = [run for run in runs if run.name.startswith(f"{control.name}.")]
@@ -61,7 +61,7 @@ def _control(runs: Sequence[Evidence]) -> Evidence:
     for run in runs:
         if any(other.name.startswith(f"{run.name}.") for other in runs):
             return run
-    raise ValueError("none of the runs has repeats beside it")
+    raise ValueError("none of the runs has repeats")
 
 
 def _signal(

@@ -17,7 +17,7 @@ _MARKERS = "osD^vP"
 
 
 def draw_false_alarms(found: Sequence[FalseAlarms], path: Path) -> None:
-    """Rate per experiment with its interval, a row per situation."""
+    """False-alarm rate per experiment with its interval, a row per situation."""
     figure = Figure(figsize=(7.5, 0.28 * len(found) + 1.2), layout="constrained")
     axes = figure.subplots()
     laws = list(dict.fromkeys(one.situation.law.name for one in found))
@@ -37,13 +37,13 @@ def draw_false_alarms(found: Sequence[FalseAlarms], path: Path) -> None:
     )
     axes.set_ylim(len(found) - 0.4, -1.2)
     axes.set_xlim(left=0)
-    axes.set_xlabel("experiments of 11 right test sets with a FAIL, in % (95% interval)")
+    axes.set_xlabel("experiments of 11 correct test sets with a FAIL, in % (95% interval)")
     _plain(axes)
     figure.savefig(path, dpi=_DPI)
 
 
 def draw_power(found: Sequence[Power], path: Path) -> None:
-    """A panel per law and start of the bias: how often a bias is a FAIL, by length of the run."""
+    """A panel per law and start of the bias: how often a bias gives FAIL, by length of the run."""
     laws = list(dict.fromkeys(one.law.name for one in found))
     figure = Figure(figsize=(2.3 * len(laws) + 0.6, 4.6), layout="constrained")
     panels = figure.subplots(2, len(laws), sharex=True, sharey=True, squeeze=False)

@@ -1,4 +1,4 @@
-"""Error rates of tier 3 alone: size, coverage and foresight of the test of equivalence."""
+"""Error rates of the equivalence tier alone: size, coverage and predicted run length."""
 
 from __future__ import annotations
 
@@ -13,34 +13,35 @@ from converge_harness.model import Floats
 
 MARGIN = 1e-3
 SPREAD = 3e-4
-"""Standard deviation of the noise: a third of the margin, so that long runs decide."""
+"""Standard deviation of the noise: a third of the margin, so that long runs can decide."""
 WINDOWS = (10, 50, 150, 1500)
 CORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95)
 FREEDOM = 3.0
-"""Student-t innovations of infinite third moment."""
+"""Student-t innovations with an infinite third moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongRuns:
-    """Answers of the test for noise of one autocorrelation, over a window of one length."""
+    """Answers of the test for one autocorrelation of the noise and one window length."""
 
     window: int
     correlation: float
     covered: Rate
-    """The interval around the mean, of nominally 90%, holds the true mean."""
+    """The interval around the mean, nominally 90%, contains the true mean."""
     wrongly_equivalent: Rate
-    """The true mean is the margin, and the answer is equivalent: at most 5% are asked for."""
+    """The true mean is the margin, and the answer is equivalent: should be at most 5%."""
     wrongly_different: Rate
-    """The true mean is the margin, and the answer is different: at most 5% are asked for."""
+    """The true mean is the margin, and the answer is different: should be at most 5%."""
     drift_equivalent: Rate
     """The difference grows from nothing to the margin, and the answer is equivalent."""
     equivalent: Rate
     """There is no true difference, and the answer is equivalent."""
     noisy_different: Rate
-    """There is no true difference, noise is three times the margin, and the answer is different:
-    what the check asks the repeats of the control for."""
+    """There is no true difference, the noise is three times the margin, and the answer is
+    different: because of this the check also asks the repeats of the control.
+    """
     settled: Rate
-    """Inconclusive answers that foresaw further steps, and had an answer after them."""
+    """Inconclusive answers that predicted further steps, and were settled by these."""
 
 
 def long_runs(repetitions: int, seed: int = 3) -> list[LongRuns]:
@@ -91,7 +92,7 @@ def _rate(found: list[Equivalence], answer: Answer) -> Rate:
 def _foresight(
     window: int, correlation: float, repetitions: int, chance: np.random.Generator
 ) -> Rate:
-    """Go on by as many steps as the answer asked for, with noise as large as the margin."""
+    """Continue by as many steps as the answer predicted, with noise as large as the margin."""
     longest = 20 * window
     settled = foreseen = 0
     for one in MARGIN * noise(correlation, (repetitions, longest), chance):

@@ -1,4 +1,4 @@
-"""Error rates of the whole judge: false alarms of right runs, and power against a lasting bias."""
+"""Error rates of the whole judge: false alarms, and power against a lasting bias."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from converge_harness.model import Calibration, Evidence, Judgement, Outcome, Ti
 
 TIERS = (Tier.FIRST_STEP, Tier.ENVELOPE, Tier.EQUIVALENCE)
 CHUNK = 25
-"""Experiments that one worker draws at a time."""
+"""Experiments per task of a worker."""
 
 
 class Judged(NamedTuple):
-    """What matters of a verdict here."""
+    """The parts of a verdict that matter here."""
 
     judgement: Judgement
     failed: tuple[str, ...]
@@ -28,7 +28,7 @@ class Judged(NamedTuple):
     tier: Tier | None
     """The first tier that failed."""
     onset: int
-    """The first failing check's first step outside; the last step where it has none."""
+    """The first failing check's first step outside its limit; the last step if it has none."""
 
 
 def judged(test: Evidence, control: Evidence, calibration: Calibration) -> Judged:
@@ -75,7 +75,7 @@ class Rate:
 
 
 class Situation(NamedTuple):
-    """What right runs are drawn from."""
+    """From what correct runs are drawn."""
 
     law: Law
     steps: int
@@ -85,7 +85,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FalseAlarms:
-    """Verdicts on right test sets."""
+    """Verdicts on correct test sets."""
 
     situation: Situation
     experiments: Rate
@@ -95,7 +95,7 @@ class FalseAlarms:
     inconclusive: Rate
     """Test sets that are INCONCLUSIVE."""
     invalid: Rate
-    """Test sets that are INVALID: a right repeat was taken for one that is out of line, say."""
+    """Test sets that are INVALID, for example because a correct repeat was taken for an outlier."""
     checks: tuple[str, ...]
     """Names of the checks that failed, once per test set."""
 
@@ -110,7 +110,7 @@ SITUATIONS = tuple(
 def false_alarms(
     situations: Sequence[Situation], count: int, workers: int, seed: int = 1
 ) -> list[FalseAlarms]:
-    """Judge ``count`` experiments of right runs in every situation."""
+    """Judge ``count`` experiments of correct runs in every situation."""
     chunks = [
         (situation, size, seed + 1000 * index)
         for situation in situations
@@ -163,7 +163,7 @@ class Bias(NamedTuple):
 
     size: float
     from_middle: bool
-    """From the middle of the run on, instead of from step 1."""
+    """From the middle of the run, instead of from step 1."""
 
     def start(self, steps: int) -> int:
         return steps // 2 + 1 if self.from_middle else 1
@@ -185,7 +185,7 @@ class Power:
     doubted: Rate
     """Not PASS."""
     tier: Tier | None
-    """The first tier that failed, in most of the FAILs; None without one."""
+    """The most frequent first tier among the FAILs; None without a FAIL."""
     delay: float | None
     """Median number of steps from the bias's first step to the onset; None without a FAIL."""
 
@@ -227,6 +227,6 @@ def _power(law: Law, steps: int, bias: Bias, verdicts: Sequence[Judged]) -> Powe
 
 
 def _sizes(count: int) -> Iterable[int]:
-    """Chunks of a number of experiments."""
+    """Split a number of experiments into chunks."""
     whole, rest = divmod(count, CHUNK)
     return [CHUNK] * whole + ([rest] if rest else [])

@@ -1,8 +1,9 @@
-"""Error rates on real runs: repeats of one control, each in turn judged against the others.
+"""Error rates on real runs: repeats of one control, each judged against the others.
 
-All of them are right by construction (a rerun, an ulp on the initial weights, the samples of a
-batch dealt out in another order), so every check that fails is a false alarm. But for one: runs
-with an ulp on their initial weights do begin with other weights, and the judge says so.
+All of them are correct by construction (a rerun, an ulp on the initial weights, the samples of a
+batch given to the ranks in another order), so every failed check is a false alarm. There is one
+exception: runs with an ulp on their initial weights start from other weights, and the judge says
+so.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from converge_harness.judge.compare.curves import pair, signed_difference
 from converge_harness.model import Evidence, Judgement, RepeatKind
 
 REPEATS = 6
-"""As many as the harness makes by default."""
-RIGHTLY_FAILED = "same-initial-parameters"
-"""What an ulp repeat fails by construction."""
+"""As many as converge makes by default."""
+EXPECTED_FAILURE = "same-initial-parameters"
+"""The check that an ulp repeat fails by construction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +34,21 @@ class RealRuns:
     runs: int
     steps: int
     controls: Rate
-    """Runs that, as the control, raised at least one false alarm."""
+    """Runs with at least one false alarm when used as the control."""
     pairs: Rate
-    """Pairs with a false alarm. They share runs: the interval takes them as independent."""
+    """Pairs with a false alarm. They share runs, but the interval treats them as independent."""
     undecided: Rate
-    """Pairs without a false alarm that do not pass, either."""
+    """Pairs without a false alarm that do not PASS."""
     checks: Counter[str]
     """How often each check failed."""
     correlation: float
-    """Of the recomputed loss's differences at neighbouring steps, over all pairs."""
+    """Correlation of the recomputed loss's differences at neighbouring steps, over all pairs."""
     kurtosis: float
-    """Excess kurtosis of the same differences, each step by its own scale: 0 for normal noise."""
+    """Excess kurtosis of these differences, scaled per step: 0 for normal noise."""
 
 
 def real_runs(runs: Sequence[Evidence], seed: int = 4) -> RealRuns:
-    """Judge every run against every other as its control, by :data:`REPEATS` of the rest.
+    """Judge every run against every other as its control, with :data:`REPEATS` of the rest.
 
     Raises ValueError for too few runs, or for runs that are not repeats of one control.
     """
@@ -74,13 +75,13 @@ def real_runs(runs: Sequence[Evidence], seed: int = 4) -> RealRuns:
 
 
 def _as_repeat(run: Evidence) -> Evidence:
-    """The control itself is a rerun of any of its repeats, but for what makes them repeats."""
+    """A run as a repeat: the control itself becomes a rerun."""
     return replace(run, repeat=run.repeat or RepeatKind.RERUN)
 
 
 def _alarms(verdict: Judged) -> list[str]:
-    """Names of the checks that failed wrongly."""
-    return [name for name in verdict.failed if name != RIGHTLY_FAILED]
+    """Names of the checks that failed although the run is correct."""
+    return [name for name in verdict.failed if name != EXPECTED_FAILURE]
 
 
 def _shape(runs: Sequence[Evidence]) -> tuple[float, float]:
@@ -105,6 +106,6 @@ def _refuse_others(runs: Sequence[Evidence]) -> None:
     for run in runs[1:]:
         if not np.array_equal(run.steps, first.steps) or run.batch_digests != first.batch_digests:
             raise ValueError(
-                f"{run.source} and {first.source} are no repeats of one control: their steps or "
+                f"{run.source} and {first.source} are not repeats of one control: their steps or "
                 "samples differ"
             )

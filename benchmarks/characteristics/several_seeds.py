@@ -1,4 +1,4 @@
-"""Error rates of the comparison over seeds: of its answers, and of what it says would settle it."""
+"""Error rates of the comparison over seeds, and of its predicted number of seeds."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ SPREAD = 2e-3
 """Standard deviation of the level from seed to seed, relative."""
 STEPS = 400
 EFFECTS = (0.0, 0.5, 1.0, 2.0)
-"""Of the test set, in margins, through the whole run."""
+"""True differences of the test set, in margins, through the whole run."""
 NOISES = (3e-3, 1.5e-2)
 """Standard deviation of the noise of a step, relative."""
 CORRELATIONS = (0.5, 0.9)
 MOST_FURTHER = 60
-"""Further seeds a side that are drawn to see whether they settle it."""
+"""Most further seeds per side that are drawn to test the prediction."""
 _BURN_IN = 200
 _SHARE = ALPHA / 2
 
 
 class Setting(NamedTuple):
-    """What two groups of runs are drawn from."""
+    """From what two groups of runs are drawn."""
 
     noise: float
     correlation: float
     tests: int
     controls: int
     wider: float = 1.0
-    """How many times the control's spread of levels the test set has."""
+    """The test set's spread of levels, as a multiple of the control's."""
     shared: float = 0.0
-    """Standard deviation of what a seed makes of both sides alike; above 0, they are pairs."""
+    """Standard deviation of a seed's effect on both sides; above 0, runs are paired."""
 
     @property
     def paired(self) -> bool:
@@ -74,7 +74,7 @@ class SeveralSeeds:
     by_trajectory: Rate
     """FAIL of the trajectory alone."""
     settled: Rate
-    """INCONCLUSIVE answers on the level that foresaw further seeds, and had an answer with them."""
+    """INCONCLUSIVE answers on the level that predicted further seeds, and were settled by these."""
 
 
 def several_seeds(
@@ -121,7 +121,7 @@ def _level(test: Floats, control: Floats, *, paired: bool) -> OverSeeds:
 
 
 def _no_worse(test: Floats, control: Floats, last: tuple[int, int]) -> Answer:
-    """As the check answers: by the second half, and by the last part where that is higher."""
+    """The check's answer: by the second half, and by the last part if that is higher."""
     windows = (slice(STEPS // 2, None), slice(last[0], last[1] + 1))
     level, end = (
         over_seeds(
@@ -143,7 +143,7 @@ def _with_more(
     further: int,
     chance: np.random.Generator,
 ) -> bool:
-    """Whether the further seeds that were foreseen settle the question on the level."""
+    """Whether the predicted further seeds settle the question on the level."""
     more = _draw(setting, effect, (further, further), chance)
     grown = [np.concatenate(each) for each in zip(groups, more, strict=True)]
     answer = _level(grown[0], grown[1], paired=setting.paired).outcome
@@ -180,7 +180,7 @@ def _rates(answers: Sequence[Answer]) -> tuple[Rate, Rate]:
 
 
 def not_kept(found: Sequence[SeveralSeeds]) -> Iterator[SeveralSeeds]:
-    """The measurements whose stated rate is surely not kept: none may be."""
+    """Measurements whose rate of wrong answers is surely above 5%: there should be none."""
     for one in found:
         wrong = []
         if one.effect <= 1:

@@ -1,4 +1,4 @@
-"""What tier 3 asks of short runs, by how far right runs may be off before they are asked."""
+"""The equivalence tier on short runs, by how much correct runs may differ before it applies."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from converge_harness.judge.compare.limits import MEAN_ALARMS, USUAL
 from converge_harness.judge.compare.tost import equivalence
 
 UNSTABLE = replace(BF16, name="bf16, unstable", growth=1.5, most=2e-3, correlation=0.9)
-"""As tied weights at a rate of 4e-3: means of repeats are off by 0.2%."""
+"""Like tied weights at a learning rate of 4e-3: means of repeats differ by 0.2%."""
 RUNS = ((BF16, 20), (BF16, 50), (FLOAT8, 20), (FLOAT8, 50), (UNSTABLE, 16), (UNSTABLE, 32))
 """Laws and steps."""
 BIASES = (0.0, 1e-3, 2e-3, 3e-3, 5e-3, 1e-2)
-"""Of the loss, from the middle of the run on: no earlier tier sees how it begins."""
+"""Biases of the loss from the middle of the run: no earlier tier sees their start."""
 LEVELS = (1.0, 0.1, USUAL, 0.01, MEAN_ALARMS)
-"""A right run is asked with this probability if it deviates as repeats do; 1: whenever it looks
-outside of the margin, whatever repeats show."""
+"""Probability that the check applies to a correct run that deviates as repeats do; 1: whenever it
+is outside of the margin, whatever the repeats show.
+"""
 _SIGNAL = "loss_recomputed"
 
 
 @dataclass(frozen=True, slots=True)
 class ShortRuns:
-    """How often runs of one law, length and bias are not passed over, for each of LEVELS."""
+    """How often the check applies to runs of one law, length and bias, for each of LEVELS."""
 
     law: Law
     steps: int
@@ -37,7 +38,7 @@ class ShortRuns:
 
 
 def short_runs(count: int, workers: int, seed: int = 4) -> list[ShortRuns]:
-    """Ask one test set of ``count`` experiments under every law, length and bias."""
+    """Check one test set of ``count`` experiments under every law, length and bias."""
     cells = [(law, steps, count, seed) for law, steps in RUNS]
     with ProcessPoolExecutor(workers) as pool:
         return [row for rows in pool.map(_measure, cells) for row in rows]

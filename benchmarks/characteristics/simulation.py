@@ -1,15 +1,15 @@
-"""Runs that differ by rounding alone, drawn from a law that is meant to be worse than reality.
+"""Simulated runs that differ by rounding alone, from laws meant to be worse than reality.
 
 All runs of an experiment share one learning curve, batch noise included. Every run, the control
-too, deviates from it by ``scale(t) x(t)`` in relative terms: ``x`` is an AR(1) process with
-Student-t innovations, so that deviations last and now and then are large, and ``scale`` grows as a
-power of the step, or doubles every so many steps as in chaotic training, until it saturates. Loss
-and grad norm deviate on their own; the reported ones are rounded to the format that a trainer
-reports in. Gradients and updates of every parameter come as sketches, with noise whose scale grows
-alike and varies by run, step and parameter.
+too, deviates from it by ``scale(t) x(t)`` in relative terms. ``x`` is an AR(1) process with
+Student-t innovations, so that deviations persist and are occasionally large. ``scale`` grows as a
+power of the step, or doubles at regular intervals as in chaotic training, until it saturates. Loss
+and grad norm deviate independently; the reported ones are rounded to the trainer's format.
+Gradients and updates of every parameter are sketches, with noise whose scale grows in the same way
+and varies by run, step and parameter.
 
-A test set sums in another order than any repeat does. How much more it deviates than they do is
-not known, so the laws try several factors.
+A test set sums in another order than any repeat. How much more it deviates than they do is not
+known, so several factors are tried.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ PROJECTIONS = 64
 TESTS = 11
 """Test sets of an experiment, as in experiments/smoke.toml."""
 REPEATS = ("rerun", "ulp", "ulp.2", "ulp.3", "permute", "permute.2")
-"""The harness's own default; the rerun is bit-identical to the control."""
+"""converge's default; the rerun is bit-identical to the control."""
 MOST_TENSOR = 0.4
-"""Tensors of right runs deviate by no more than this, of their norm: they saturate, too."""
+"""Tensors of correct runs deviate by at most this share of their norm: they saturate, too."""
 RUN_SPREAD = 0.3
-"""Standard deviation of the logarithm of how much more one run's tensors deviate than another's."""
+"""Standard deviation of the logarithm of the size of a run's tensor deviations."""
 TENSOR_FREEDOM = 10.0
-"""Degrees of freedom of a tensor's deviation. Together they vary by 0.4 on the scale of natural
-logarithms, as tensors of the real repeats of benchmarks/aa.toml do (0.38 to 0.48)."""
+"""Degrees of freedom of a tensor's deviation. With both, deviations vary by 0.4 in natural
+logarithms, as tensors of the real repeats of benchmarks/aa.toml do (0.38 to 0.48).
+"""
 NORM_TO_LOSS = 5.0
-"""A grad norm deviates this many times as much as a loss (facts of the smoke matrix)."""
+"""A grad norm deviates this many times as much as a loss (as in the smoke matrix)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How far right runs lie from the common curve. Scales are relative differences."""
+    """How much correct runs deviate from the common curve. Scales are relative differences."""
 
     name: str
     precision: Precision
@@ -51,19 +52,19 @@ class Law:
     growth: float
     """Exponent of the power law."""
     most: float
-    """Where the scale saturates."""
+    """Value at which the scale saturates."""
     gradient: float
     """Scale of a parameter's gradient at step 1."""
     update: float
     """Scale of a parameter's update at step 1."""
     doubling: float | None = None
-    """Steps in which the scale doubles; None: it only grows as the power law."""
+    """Steps in which the scale doubles; None: only the power law."""
     correlation: float = 0.7
-    """Of deviations of neighbouring steps."""
+    """Correlation of deviations of neighbouring steps."""
     freedom: float = 4.0
     """Degrees of freedom of the Student-t innovations: 4 has infinite kurtosis."""
     mantissa: int = 24
-    """Bits of the reported grad norm."""
+    """Mantissa bits of the reported grad norm."""
     sharding: float = 0.0
     """Relative offset of a test set's reported grad norm, which is summed shard by shard."""
 
@@ -110,7 +111,7 @@ LAWS = (FP32, FP32_CHAOTIC, BF16, FLOAT8)
 
 
 class Simulated(NamedTuple):
-    """One experiment: a control, its repeats, and test sets that are right."""
+    """One experiment: a control, its repeats, and correct test sets."""
 
     control: Evidence
     repeats: tuple[Evidence, ...]
@@ -140,7 +141,7 @@ def experiment(
 
 
 def biased(run: Evidence, bias: float, start: int) -> Evidence:
-    """The run as it would be if its loss were off by ``bias`` (relative) from a step on."""
+    """The run with its loss off by ``bias`` (relative) from step ``start`` on."""
     off = np.where(run.steps >= start, 1.0 + bias, 1.0)
     changed = {
         name: Column(run.signals[name].values * off, run.signals[name].present)
@@ -192,11 +193,11 @@ class _World:
         return np.asarray(self.scale * lasting, dtype=np.float64)
 
     def _sketch(self) -> Floats:
-        """Sketches of tensors of norm one."""
+        """Sketches of tensors with norm one."""
         return self.chance.standard_normal((PARAMETERS, PROJECTIONS)) / np.sqrt(PROJECTIONS)
 
     def _noise(self, scale: float, step: int) -> Floats:
-        """Sketch of what rounding adds to tensors of norm one: Student-t, more in some runs."""
+        """Sketch of the rounding errors of tensors with norm one: Student-t."""
         grown = scale * self.scale[step - 1] / self.scale[0]
         of_run = np.exp(RUN_SPREAD * self.chance.standard_normal())
         drawn = self.chance.chisquare(TENSOR_FREEDOM, (PARAMETERS, 1))
@@ -225,7 +226,7 @@ class _World:
 
 
 def rounded(values: Floats, mantissa: int) -> Floats:
-    """Values in a floating-point format of so many bits of mantissa."""
+    """Values rounded to a floating-point format with that many mantissa bits."""
     fraction, exponent = np.frexp(values)
     return np.ldexp(np.round(np.ldexp(fraction, mantissa)), exponent - mantissa)
 

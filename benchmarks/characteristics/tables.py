@@ -85,7 +85,7 @@ def long_run_table(found: Sequence[LongRuns]) -> str:
 
 
 def short_run_table(found: Sequence[ShortRuns]) -> str:
-    """Rows by law, length and bias; columns by how often a right run is asked."""
+    """Rows by law, length and bias; columns by how often the check applies to a correct run."""
     rows = [
         (
             one.law.name,
@@ -107,7 +107,7 @@ def several_seeds_table(found: Sequence[SeveralSeeds]) -> str:
     for question, name in (("same", "same"), ("no worse", "no_worse")):
         for setting in settings:
             if setting.paired and name == "no_worse":
-                continue  # is asked of groups, whatever their seeds
+                continue  # applies to groups, whatever their seeds
             wider = f", test x{setting.wider:g}" if setting.wider != 1 else ""
             pairs = [getattr(cells[setting, effect], name) for effect in EFFECTS]
             settled = cells[setting, 0.0].settled

@@ -1,1 +1,1 @@
-"""The benchmark of injected bugs: what there is, what the harness said, and how good that is."""
+"""The benchmark of injected bugs: its bugs, converge's verdicts on them, and their grades."""

@@ -1,8 +1,8 @@
-"""Which bugs, detection-limit ladders and correct configurations there are.
+"""The catalogue of bugs, detection-limit ladders and correct configurations.
 
-A folder holds bugs (``cN_topic.py``, or any file that a matrix injects from), matrices that inject
-them, each test set named after its function, and ``correct*.toml`` (test sets that must pass).
-Everything that does not fit is reported at once.
+A folder has bugs (``cN_topic.py``, or any file that a matrix injects from), matrices that inject
+them, in which each test set is named after its function, and ``correct*.toml`` (test sets that must
+pass). All inconsistencies are reported together.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proof.docstrings import Bug, Function, bug_files, functions, read_bug
 Target: TypeAlias = tuple[Path, str]
 """File and name of a function that a set injects."""
 CORRECT = "correct"
-"""How the name of a matrix of correct configurations begins."""
+"""Prefix of the names of matrices of correct configurations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Matrix:
 
     path: Path
     correct: bool
-    """Whether its test sets are correct configurations; bugs otherwise."""
+    """Whether its test sets are correct configurations, not bugs."""
     sets: tuple[str, ...]
     """Names of its test sets, in order."""
 
@@ -45,15 +45,15 @@ class Catalogue:
 
     matrices: tuple[Matrix, ...]
     bugs: tuple[Bug, ...]
-    """Rungs of ladders among them (those with a magnitude)."""
+    """Includes the rungs of ladders (bugs with a magnitude)."""
 
     def bug(self, name: str) -> Bug | None:
         return next((bug for bug in self.bugs if bug.id == name), None)
 
     def select(self, words: Collection[str]) -> Catalogue:
-        """The part that is asked for: names of sets, of matrices, or classes (``C3``).
+        """The selected part: names of sets, of matrices, or classes (``C3``).
 
-        Raises ConfigError for a word that means nothing here.
+        Raises ConfigError for an unknown word.
         """
         if not words:
             return self
@@ -83,8 +83,8 @@ class Catalogue:
 def read_catalogue(*folders: Path) -> Catalogue:
     """Parse folders of bugs and matrices.
 
-    Raises ConfigError with every problem: a matrix that is wrong, a set without its function, a
-    function without a set, a missing or unknown field, an unknown class of cause, a name twice.
+    Raises ConfigError with every problem: an invalid matrix, a set without its function, a function
+    without a set, a missing or unknown field, an unknown class of cause, a duplicate name.
     """
     problems: list[Problem] = []
     matrices: list[Matrix] = []
@@ -131,14 +131,14 @@ def _read_folder(folder: Path, problems: list[Problem]) -> Catalogue:
 def _functions(
     folder: Path, targets: Collection[Target], problems: list[Problem]
 ) -> dict[Target, Function]:
-    """Every function that may be a bug, of files named like it and of files that sets inject."""
+    """Every function that may be a bug, by its file's name or because a set injects it."""
     files = dict.fromkeys([*bug_files(folder), *(file for file, _ in targets)])
     found: dict[Target, Function] = {}
     for path in {path.resolve(): path for path in files}.values():
         try:
             found |= {(path.resolve(), each.name): each for each in functions(path)}
         except SyntaxError as error:
-            problems.append(Problem(f"{path}:{error.lineno}", f"is no Python: {error.msg}"))
+            problems.append(Problem(f"{path}:{error.lineno}", f"is not Python: {error.msg}"))
     return found
 
 
@@ -173,7 +173,7 @@ def _target(spec: SetSpec) -> Target | None:
 
 
 def _line_of(path: Path, name: str) -> int:
-    """Where a set is named; 1 for one that a product of lists makes."""
+    """Line with a set's name; 1 for a set that is generated from a product of lists."""
     pattern = re.compile(rf"""\s*name\s*=\s*["']{re.escape(name)}["']""")
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((at for at, line in enumerate(lines, 1) if pattern.match(line)), 1)
@@ -185,5 +185,5 @@ def _twice(matrices: Collection[Matrix]) -> Iterator[Problem]:
         for name in matrix.sets:
             if name in first:
                 where = f"{matrix.path}:{_line_of(matrix.path, name)}"
-                yield Problem(where, f"{name!r} is a test set of {first[name]} too")
+                yield Problem(where, f"{name!r} is also a test set of {first[name]}")
             first.setdefault(name, matrix.path)

@@ -1,4 +1,4 @@
-"""What gates elsewhere look at: reported loss and grad norm, as precise as they are logged."""
+"""What other projects' gates compare: reported loss and grad norm, as precisely as logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from converge_harness.readers import read_run
 class Curve:
     """Reported values by step, each rounded to float32 as TensorBoard keeps it.
 
-    A step that the run did not log is not there; NaN is a value that was logged.
+    Steps that the run did not log are missing; NaN is a logged value.
     """
 
     loss: Mapping[int, float]
@@ -24,7 +24,7 @@ class Curve:
 
 
 def read_curve(folder: Path) -> Curve:
-    """The curve of a run folder of ours; empty for a run that left no step.
+    """The curve of a run folder of converge; empty for a run without a finished step.
 
     Raises EvidenceError and StoreError as :func:`converge_harness.readers.read_run` does.
     """

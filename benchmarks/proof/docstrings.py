@@ -1,4 +1,4 @@
-"""What a bug's docstring says, as ``docs/bugs.md`` has it. Read by ``ast``: bugs import torch."""
+"""Parses a bug's docstring (format: ``docs/bugs.md``), with ``ast`` because bugs import torch."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ class Bug:
     """What goes wrong, in one sentence."""
     reference: str
     technique: str
-    """What it hides under."""
+    """The technique under which it hides."""
     first_step: int
     """The earliest step at which any effect exists."""
     signature: str
     """The expected evidence."""
     causes: tuple[CauseClass, ...]
-    """Classes that are right answers."""
+    """Classes of cause that are correct answers."""
     says: tuple[str, ...] = ()
-    """The cause's sentence has to contain one of these, in any case; empty: any will do."""
+    """The cause's sentence must contain one of these, ignoring case; empty: any sentence."""
     needs: str = ""
     """The special configuration without which it hides."""
     magnitude: float | None = None
-    """How large, for a rung of a detection-limit ladder; None for every other bug."""
+    """Size of a rung of a detection-limit ladder; None for every other bug."""
     regimes: tuple[Regime, ...] = ()
-    """In which it exists; empty: in all."""
+    """Regimes in which it exists; empty: all."""
     elsewhere: str = ""
-    """Why it does not in the others."""
+    """Why it does not exist in the others."""
 
 
 class Function(NamedTuple):
-    """A top-level function that may be injected: it takes the trainer and nothing else."""
+    """A top-level function that may be injected: its only argument is the trainer."""
 
     file: Path
     name: str
@@ -68,7 +68,7 @@ class Function(NamedTuple):
 
     @property
     def means_a_bug(self) -> bool:
-        """Whether it is one by its file's name (``cN_topic.py``) or by its fields."""
+        """Whether its file's name (``cN_topic.py``) or its fields say that it is a bug."""
         return bool(_BUG_FILE.fullmatch(self.file.name) or _CLASS_LINE.search(self.docstring))
 
 
@@ -78,9 +78,9 @@ def bug_files(folder: Path) -> list[Path]:
 
 
 def functions(path: Path) -> Iterator[Function]:
-    """Every public top-level function of a file that takes ``trainer`` and nothing else.
+    """Every public top-level function of a file whose only argument is ``trainer``.
 
-    Raises SyntaxError for a file that is no Python.
+    Raises SyntaxError for a file that is not Python.
     """
     for node in ast.parse(path.read_text(encoding="utf-8"), str(path)).body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
@@ -91,7 +91,7 @@ def functions(path: Path) -> Iterator[Function]:
 
 
 def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | None:
-    """The bug that a function's docstring describes; None after any problem."""
+    """The bug that a function's docstring describes; None if there was a problem."""
     problems: list[Problem] = []
 
     def wrong(message: str, hint: str = "") -> None:
@@ -100,7 +100,7 @@ def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | N
 
     summary, fields = _split(function.docstring, wrong)
     if not summary:
-        wrong("has no first line that says what goes wrong")
+        wrong("has no first line on what goes wrong")
     for name in REQUIRED:
         if not fields.get(name):
             wrong(f"has no field {name!r}", f"required: {', '.join(REQUIRED)}")
@@ -126,7 +126,7 @@ def read_bug(function: Function, complain: Callable[[Problem], None]) -> Bug | N
 
 
 def _split(docstring: str, wrong: Wrong) -> tuple[str, dict[str, str]]:
-    """First line and fields. A field is one line; what is indented below it belongs to it."""
+    """First line and fields. A field is one line and the indented lines below it."""
     lines = inspect.cleandoc(docstring).splitlines()
     summary = lines[0].strip() if lines else ""
     begin = next((i for i, line in enumerate(lines) if line.startswith("Reference:")), len(lines))
@@ -144,7 +144,7 @@ def _split(docstring: str, wrong: Wrong) -> tuple[str, dict[str, str]]:
         elif line.startswith(" ") and last:
             fields[last] = f"{fields[last]} {line.strip()}"
         elif line.strip():
-            wrong(f"has a line among its fields that is none: {line.strip()!r}")
+            wrong(f"has a line among its fields that is not a field: {line.strip()!r}")
     return summary, fields
 
 
@@ -178,13 +178,13 @@ def _regimes(text: str | None, wrong: Wrong) -> tuple[tuple[Regime, ...], str]:
         if word not in known:
             wrong(f"Regimes: there is no {word!r}", suggest(word, known))
     if not match or not words:
-        wrong("Regimes: say which, and why not the others", "write fp32 | float8 (the reason)")
+        wrong("Regimes: name them, and why not the others", "write fp32 | float8 (the reason)")
     return tuple(Regime(word) for word in words if word in known), match[2] if match else ""
 
 
 def _step(text: str, wrong: Wrong) -> int:
     if text and not text.isdecimal():
-        wrong(f"First step: {text!r} is no step", "write 1, or 0 for wrong initial weights")
+        wrong(f"First step: {text!r} is not a step", "write 1, or 0 for wrong initial weights")
     return int(text) if text.isdecimal() else 1
 
 
@@ -196,5 +196,5 @@ def _magnitude(text: str | None, wrong: Wrong) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
-        wrong(f"Magnitude: {text!r} is no positive number", "write 1e-4")
+        wrong(f"Magnitude: {text!r} is not a positive number", "write 1e-4")
     return value

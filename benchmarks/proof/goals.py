@@ -1,4 +1,4 @@
-"""What the harness should reach on the benchmark in each regime, and whether it does."""
+"""The goals of the benchmark in each regime, and whether they are met."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from proof.regimes import Regime
 from proof.results import EARLY, Proof, ProvenBug
 
 CERTAIN = ("C1", "C2", "C3", "C4", "C5", "C6")
-"""Classes of which bugs should be caught; C7 is near the noise and has limits instead."""
+"""Classes whose bugs should be caught; C7 is near the noise and has detection limits instead."""
 SHARE = 0.9
-"""Of bugs in fp32 that should be caught by step 2."""
+"""Share of bugs in fp32 that should be caught by step 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a regime asks for."""
+    """The goals of a regime."""
 
     caught: float
-    """Share of the bugs of C1 to C6 that exist in it."""
+    """Share of the bugs of C1 to C6 that exist in this regime."""
     named: float
-    """Share of the caught whose cause is right."""
+    """Share of the caught bugs whose cause is correct."""
     limits: Mapping[str, float]
-    """By ladder, the largest detection limit."""
+    """By ladder, the largest allowed detection limit."""
 
 
 TARGETS: Mapping[Regime, Targets] = {
@@ -58,10 +58,10 @@ class Goal:
 
 
 def goals(proof: Proof, *, part: bool, regime: Regime = Regime.FP32) -> tuple[Goal, ...]:
-    """Every goal, measured. Of nothing (part of the benchmark has no bugs, say) a goal is met.
+    """Every goal with its measurement. Without data (a part without bugs, say) a goal is met.
 
-    Of the whole benchmark, bugs that have no effect by step 2 count against the goal of that step;
-    a ``part`` may hold nothing else, so there they do not.
+    In the whole benchmark, bugs without an effect by step 2 count against the goal of that step; a
+    ``part`` may contain only such bugs, so there they do not.
     """
     targets = TARGETS[regime]
     certain = [each for each in proof.bugs if each.graded.bug.kind in CERTAIN]
@@ -85,7 +85,7 @@ def goals(proof: Proof, *, part: bool, regime: Regime = Regime.FP32) -> tuple[Go
         *([_early(proof, part=part)] if regime is Regime.FP32 else []),
         Goal(
             "named",
-            f"the cause is right for at least {targets.named:.0%} of the caught",
+            f"the cause is right for at least {targets.named:.0%} of the caught bugs",
             share(right, len(caught)),
             _reached(right, len(caught), targets.named),
         ),
@@ -118,7 +118,7 @@ def _none_wrong(proof: Proof) -> Goal:
 
 
 def _limits(proof: Proof, targets: Targets) -> list[Goal]:
-    """Of those ladders that were run and reach down to their goal."""
+    """The goals of ladders that were run and reach down to their goal."""
     found = []
     for ladder in proof.ladders:
         target = targets.limits.get(ladder.name)
@@ -142,7 +142,7 @@ def _limits(proof: Proof, targets: Targets) -> list[Goal]:
 
 
 def can_show_early(proof: Proof) -> tuple[ProvenBug, ...]:
-    """The bugs that have an effect by step 2; no harness can catch the others by then."""
+    """The bugs with an effect by step 2; the others cannot be caught by then."""
     return tuple(each for each in proof.bugs if each.graded.bug.first_step <= EARLY)
 
 

@@ -1,8 +1,9 @@
-"""What the harness said about one set, and whether that is right.
+"""What converge said about one set, and whether that is correct.
 
-Caught means found by evidence: FAIL, or INVALID for a reason that is the bug's own trace (other
-samples, another learning rate, a technique that never ran). A run that crashed is not caught: a bug
-that stops training is not silent, and an injection that does so is a mistake of the benchmark.
+A bug is caught if evidence shows it: FAIL, or INVALID for a reason that is an effect of the bug
+(other samples, another learning rate, a technique that never ran). A crashed run does not count as
+caught: a bug that stops training is not silent, and an injection that crashes is a mistake of the
+benchmark.
 """
 
 from __future__ import annotations
@@ -26,30 +27,33 @@ OWN_EVIDENCE = (
     "nothing-unnamed",
 )
 """Checks whose INVALID is about what the test set did: its inputs, its parameters, what ran. The
-others are about evidence that is not whole, or about the control."""
+others are about incomplete evidence, or about the control.
+"""
 KNOWN_AFTER_STEP = 1
 """``in_force.json`` is written once, after the first step."""
 OF_THE_FIRST_STEP = ("C1", "C2", "C4", "C7")
-"""Classes whose whole effect is in the forward and backward passes, that frozen steps look at."""
+"""Classes whose whole effect is in the forward and backward passes, which frozen steps measure."""
 ROUNDING = 1.2
-"""A gradient that is no further from float32 than this many times the matched control's may be off
-by rounding alone: right configurations reach it."""
+"""A gradient whose error against float32 is at most this multiple of the matched control's may
+differ by rounding alone: correct configurations reach this.
+"""
 _MULTIPLE = re.compile(r"([-+.\de]+) x the error of ")
 NAMES_NOTHING = (CauseClass.UNKNOWN, CauseClass.LATER)
-"""Classes that say where a difference is and not what it is: neither right nor wrong."""
+"""Classes that say where a difference is but not what it is: neither right nor wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How large what a set does is, in the rounding error of its regime."""
+    """Size of a set's effect, relative to the rounding error of its regime."""
 
     error: float
-    """Error of the gradient that is nearest to its limit, in the matched control's; 1: rounding
-    alone. Both are against float32."""
+    """Error of the gradient nearest to its limit, as a multiple of the matched control's; 1:
+    rounding alone. Both errors are against float32.
+    """
     scale: float
-    """How far gradients are longer or shorter, as a share of what rounding may do."""
+    """Change of the gradients' length, as a share of what rounding may do."""
     loss: float | None
-    """The same of the loss at frozen weights; None where there were no frozen steps."""
+    """The same for the loss at frozen weights; None without frozen steps."""
 
     @property
     def is_rounding(self) -> bool:
@@ -65,37 +69,37 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the harness said about one test set, from ``report.json``."""
+    """converge's result for one test set, from ``report.json``."""
 
     name: str
     judgement: Judgement
     caught: bool
     tier: Tier | None
-    """Of the check that saw it first."""
+    """Tier of the check that found it first."""
     first_step: int | None
-    """The first step at which anything was off."""
+    """The first step at which a check found something."""
     cause: str
-    """The sentence."""
+    """The sentence on the cause."""
     cause_class: CauseClass | None
     error: str
-    """Why the run did not end by itself; empty if it did."""
+    """Why the run crashed; empty if it did not."""
     effect: Effect | None = None
-    """None where nothing was measured against a reference in float32."""
+    """None if nothing was measured against a reference in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """A bug with the harness's answer, and what that is worth."""
+    """A bug with converge's answer, and its grade."""
 
     bug: Bug
     answer: Answer
 
     @property
     def cause_right(self) -> bool | None:
-        """Whether the named cause is right; None when none is named, or not what it is about.
+        """Whether the named cause is right; None if it does not say what is wrong.
 
-        Right: a class that the bug accepts, and a sentence that says what it should. Wrong: a class
-        that it does not accept and that names something.
+        Right: a class that the bug accepts, and a sentence that says what it should. Wrong: any
+        other class that says what is wrong.
         """
         named = self.answer.cause_class
         if not self.answer.caught or named is None:
@@ -108,10 +112,10 @@ class Graded:
 
     @property
     def below_rounding(self) -> bool:
-        """Whether it was missed, and what it does is less than the rounding of its regime.
+        """Whether it was missed, and its effect is below the rounding of its regime.
 
-        Only where all that it does was looked at: an effect that begins later, or that is in
-        updates, replicas or reported numbers, is none of the passes at frozen weights.
+        Only if its whole effect was measured: passes at frozen weights do not show an effect that
+        begins later, or that is in updates, replicas or reported numbers.
         """
         effect = self.answer.effect
         return (
@@ -124,7 +128,7 @@ class Graded:
 
     @property
     def delay(self) -> int | None:
-        """Steps from the first effect to the first sign of it."""
+        """Steps from the first effect to its detection."""
         first = self.answer.first_step
         return first - self.bug.first_step if self.answer.caught and first is not None else None
 
@@ -136,7 +140,7 @@ class Graded:
 def read_answer(test: Mapping[str, Any]) -> Answer:
     """The answer in one entry of ``tests`` of a ``report.json``.
 
-    Raises KeyError or ValueError for what is no such entry.
+    Raises KeyError or ValueError if it is not such an entry.
     """
     judgement = Judgement(test["verdict"])
     signs = _signs(judgement, test["checks"])
@@ -181,7 +185,7 @@ def _effect(checks: Sequence[Mapping[str, Any]]) -> Effect | None:
 
 
 def _signs(judgement: Judgement, checks: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The checks that caught it; none when it was not caught."""
+    """The checks that caught it; empty if it was not caught."""
     if judgement not in (Judgement.FAIL, Judgement.INVALID):
         return []
     return [
@@ -200,6 +204,6 @@ def _onset(check: Mapping[str, Any]) -> int | None:
 
 
 def _order(check: Mapping[str, Any]) -> tuple[float, int]:
-    """Earliest first; of checks that begin together, the one of the earlier tier."""
+    """Sort key: earliest step first, then the earlier tier."""
     onset = _onset(check)
     return (float("inf") if onset is None else onset, list(Tier).index(Tier(check["tier"])))

@@ -1,4 +1,4 @@
-"""``benchmark.md``: the result for people. One sentence and a picture first, then every number."""
+"""``benchmark.md``: the result for people: one sentence and a picture, then all numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proof.results import (
 )
 
 _SENTENCE = 180
-"""Letters of a cause's sentence in the table."""
+"""Most characters of a cause's sentence in the table."""
 MEANING = {
     "C1": "gradient scale wrong",
     "C2": "gradient direction wrong",
@@ -35,9 +35,9 @@ MEANING = {
 
 
 def page(results: Sequence[Result], *, part: bool, generated: str) -> str:
-    """The Markdown page; its picture is ``benchmark.png`` beside it.
+    """The Markdown page; its picture is ``benchmark.png`` next to it.
 
-    What every regime is asked comes first, as one table; then each regime with all of its bugs.
+    First a table of the goals of all regimes, then each regime with all of its bugs.
     """
     several = len(results) > 1
     sections = [
@@ -51,7 +51,7 @@ def page(results: Sequence[Result], *, part: bool, generated: str) -> str:
 
 
 def _of(result: Result, *, several: bool) -> list[list[str]]:
-    """The sections of one regime; below a heading of its own where there are several."""
+    """The sections of one regime, with a heading if there are several regimes."""
     proof, held_out = result.proof, result.held_out
     sub = "###" if several else "##"
     return [
@@ -76,7 +76,7 @@ def _headlines(results: Sequence[Result], *, part: bool) -> list[str]:
 
 
 def headline(proof: Proof, *, part: bool, follows: bool = False) -> str:
-    """The result in a sentence; one that ``follows`` has no words before it."""
+    """The result in a sentence; ``follows``: as the continuation of a line."""
     caught = sum(each.graded.answer.caught for each in proof.bugs)
     right = sum(each.graded.cause_right is True for each in proof.bugs)
     wrong = sum(each.graded.cause_right is False for each in proof.bugs)
@@ -86,14 +86,14 @@ def headline(proof: Proof, *, part: bool, follows: bool = False) -> str:
     begin = "" if follows else begin
     return (
         f"**{begin}the harness catches {caught} of {len(proof.bugs)} silent bugs, names the cause "
-        f"of {right} rightly and of {wrong} wrongly, and raises {_alarms(alarms)} on "
+        f"of {right} correctly and of {wrong} wrongly, and raises {_alarms(alarms)} on "
         f"{len(proof.correct)} correct configurations; the best rule in use elsewhere "
         f"({theirs.name}) catches {theirs.bugs_caught} with {_alarms(theirs.false_alarms)}.**"
     )
 
 
 def _informedness(score: RuleScore, proof: Proof) -> float:
-    """Share of bugs caught less share of correct sets alarmed on (Youden 1950); 0: a coin."""
+    """Share of bugs caught minus share of false alarms (Youden 1950); 0: as good as chance."""
     caught = score.bugs_caught / max(len(proof.bugs), 1)
     return caught - score.false_alarms / max(len(proof.correct), 1)
 
@@ -179,7 +179,7 @@ def _named(answer: Answer) -> str:
 
 
 def _rules(results: Sequence[Result]) -> str:
-    """A row per rule; bugs caught and false alarms of each regime side by side."""
+    """A row per rule, with bugs caught and false alarms in each regime."""
     scores = [result.proof.scores for result in results]
     rows = []
     for same_rule in zip(*scores, strict=True):
@@ -194,11 +194,11 @@ def _rules(results: Sequence[Result]) -> str:
         before = f"{result.regime.title}: " if len(results) > 1 else ""
         header += [f"{before}bugs caught", f"{before}false alarms"]
     how = (
-        "Each rule was written anew from its published code (`benchmarks/proof/rules.py` says how "
-        "it treats NaN and missing steps) and judges the losses, or grad norms, that these very "
+        "Each rule was reimplemented from its published code (`benchmarks/proof/rules.py` says how "
+        "it treats NaN and missing steps) and judges the losses, or grad norms, that the same "
         "runs reported. Correct configurations are other parallelisms, techniques and seeds "
-        "against their control: what the rules are used for, though most were made to compare a "
-        "configuration with itself."
+        "against their control. The rules are used for that, though most were made to compare "
+        "a configuration with itself."
     )
     return _table(header, rows) + f"\n\n{how}"
 
@@ -219,9 +219,9 @@ def _limits(ladders: Sequence[Ladder]) -> str:
             )
         )
     return _table(("bug", "magnitudes tried", "not caught", "detection limit"), rows) + (
-        "\n\nThe detection limit is the smallest magnitude that is caught with all larger ones. In "
-        "brackets: by how much a rung that is not caught takes gradients further from float32 than "
-        "the matched control's rounding does (1: not at all)."
+        "\n\nThe detection limit is the smallest magnitude that is caught, as are all larger ones. "
+        "In brackets, for a rung that is not caught: its gradients' error against float32, as "
+        "a multiple of the matched control's (1: rounding alone)."
     )
 
 
@@ -250,10 +250,10 @@ def _correct(proof: Proof) -> str:
 
 
 def _misses(proof: Proof) -> str:
-    """The five worst one by one, then the others in a line each."""
+    """The five worst in detail, then the others in one line each."""
     misses = proof.misses
     if not misses:
-        return "Every bug was caught and its cause named rightly."
+        return "Every bug was caught and its cause named correctly."
     worst = [f"{at}. {miss(each)}" for at, each in enumerate(misses[:WORST], 1)]
     rest = [f"- {miss(each, short=True)}" for each in misses[WORST:]]
     first = f"The worst {len(worst)} of {len(misses)}, one by one:" if rest else "One by one:"
@@ -282,7 +282,7 @@ def miss(proven: ProvenBug, *, short: bool = False) -> str:
 
 
 def _left_out(result: Result) -> str:
-    """Grouped by why."""
+    """Sets that were not run, grouped by reason."""
     reasons: dict[str, list[str]] = {}
     for each in result.left_out:
         reasons.setdefault(each.why, []).append(f"`{each.name}`")
@@ -294,7 +294,7 @@ def _because(cause: str) -> str:
 
 
 def _held_out(proof: Proof) -> str:
-    words = "Bugs that the harness was not made with; no goal counts them."
+    words = "Bugs that the harness was not developed with; they do not count towards goals."
     rows = [_counts(kind, proof.of(kind)) for kind in proof.classes]
     header = ("class", "bugs", "caught", f"by step {EARLY}", "cause right", "cause wrong")
     return "\n\n".join(
@@ -325,8 +325,8 @@ def _reproduce(results: Sequence[Result], generated: str) -> str:
     )
     return (
         f"```console\n{command}\n```\n\n{_table(header, rows)}\n\n"
-        f"Written {generated}. Bugs share controls and their repeats; references in float32 are in "
-        "the minutes alone. A call that goes on makes only what is missing. Versions: "
+        f"Written {generated}. Bugs share controls and their repeats; references in float32 "
+        "count in the minutes only. A repeated call runs only what is missing. Versions: "
         f"{versions}. What a class is, how it is graded, and how to add a bug: `docs/bugs.md`."
     )
 

@@ -1,4 +1,4 @@
-"""Which sets are run in which regime, and the experiment files that ``converge run`` gets."""
+"""Which sets run in which regime, and the experiment files for ``converge run``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from proof.catalogue import Catalogue, Matrix
 from proof.regimes import Regime, home_of, rewritten, why_not
 
 SEEDED = "correct_seeds"
-"""How the name of a matrix begins that is run with every seed of ``SEEDS``."""
+"""Prefix of the names of matrices that are run with every seed of ``SEEDS``."""
 SEEDS = (43, 44, 45, 46)
-"""The others are run with the seed that they name, or 42."""
+"""The others are run with their own seed, or 42."""
 EVERY = 2
-"""The nightly part has each second bug and each second correct configuration."""
+"""The nightly part has every second bug and every second correct configuration."""
 _STEPS = "training.steps"
 _SETS = ("control", "controls", "test")
 _REFUSED = ("matrix", "anchor")
@@ -31,12 +31,12 @@ _PATH_KEYS = ("train_config", "inject")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much of the benchmark is run."""
+    """How much of the benchmark to run."""
 
     steps: int | None = None
-    """Optimizer steps in place of those that the matrices say."""
+    """Optimizer steps, instead of those in the matrices."""
     nightly: bool = False
-    """Each second set, and one seed; ladders whole."""
+    """Every second set with one seed; complete ladders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +49,19 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one regime runs."""
+    """The part of the benchmark that a regime runs."""
 
     regime: Regime
     catalogue: Catalogue
-    """Its matrices are those to run: copies, where anything differs from what is written."""
+    """With the matrices to run: copies, if they differ from the originals."""
     left_out: tuple[LeftOut, ...]
-    """What is asked for, and cannot be had in this regime."""
+    """What was selected but cannot run in this regime."""
 
 
 def part_of(catalogue: Catalogue, regime: Regime, folder: Path, extent: Extent) -> Part:
     """The part of a catalogue that a regime runs; copies of matrices are written below a folder.
 
-    Raises ConfigError for a matrix of which no copy can be made.
+    Raises ConfigError if a matrix cannot be copied.
     """
     matrices: list[Matrix] = []
     left_out: list[LeftOut] = []
@@ -81,7 +81,7 @@ def part_of(catalogue: Catalogue, regime: Regime, folder: Path, extent: Extent) 
 
 
 def folder_of(out: Path, regime: Regime) -> Path:
-    """Where the reports of a regime's matrices are."""
+    """Folder with the reports of a regime's matrices."""
     return out / "bugs" / (regime.value if regime is not Regime.FP32 else "")
 
 
@@ -103,7 +103,7 @@ def _reasons(
 
 
 def _thinned(names: Sequence[str], catalogue: Catalogue) -> tuple[str, ...]:
-    """Each second set, but every rung of a ladder: a limit needs all rungs above it."""
+    """Every second set, but all rungs of a ladder: a limit needs all rungs above it."""
     rungs = {bug.id for bug in catalogue.bugs if bug.magnitude is not None}
     others = [name for name in names if name not in rungs][::EVERY]
     return tuple(name for name in names if name in rungs or name in others)
@@ -112,7 +112,7 @@ def _thinned(names: Sequence[str], catalogue: Catalogue) -> tuple[str, ...]:
 def _copies(
     matrix: Matrix, experiment: Experiment, regime: Regime, folder: Path, extent: Extent
 ) -> list[Matrix]:
-    """The matrix itself where nothing is changed, else its copies: one, or one per seed."""
+    """The matrix itself if nothing changes, else its copies: one, or one per seed."""
     data = tomli.loads(matrix.path.read_text(encoding="utf-8"))
     if regime is not Regime.FP32:
         _refuse(matrix.path, data, regime)
@@ -145,7 +145,7 @@ def _suffix(regime: Regime) -> str:
 
 
 def _refuse(path: Path, data: Mapping[str, Any], regime: Regime) -> None:
-    """Raise ConfigError for tables that say nothing of a precision set by set."""
+    """Raise ConfigError for tables in which the precision cannot be set per test set."""
     if found := [key for key in _REFUSED if key in data]:
         raise ConfigError(
             [
@@ -162,7 +162,7 @@ def _refuse(path: Path, data: Mapping[str, Any], regime: Regime) -> None:
 def _seeded(
     names: Iterable[str], data: Mapping[str, Any], seed: int | None
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The seed is added to the names of the sets, so that no two are the same."""
+    """Add the seed to the names of the sets, to make them unique."""
     if seed is None:
         return tuple(names), dict(data)
     tests = [{**test, "name": _of_seed(test["name"], seed)} for test in data.get("test", [])]
@@ -174,9 +174,9 @@ def _of_seed(name: str, seed: int) -> str:
 
 
 def _shorten(path: Path, data: dict[str, Any], steps: int) -> None:
-    """Have a parsed matrix train fewer steps, in place.
+    """Let a parsed matrix train fewer steps; changes it in place.
 
-    Raises ConfigError when it does not say how many it trains.
+    Raises ConfigError if it does not set the number of steps.
     """
     common = data.setdefault("trainer", {}).setdefault("set", {})
     tables = [common, *(table.get("set", {}) for table in _set_tables(data))]
@@ -196,7 +196,7 @@ def _set_tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _placed(data: Mapping[str, Any], original: Path) -> dict[str, Any]:
-    """The same with files that lie beside the original, or one folder up, found from anywhere."""
+    """The matrix with absolute paths for files next to the original or one folder up."""
     folders = (original.resolve().parent, original.resolve().parent.parent)
 
     def place(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _found(written: str, folders: Iterable[Path]) -> str:
 
 def _write(path: Path, data: Mapping[str, Any], original: Path) -> None:
     head = f"# Written by benchmarks/prove.py, from {original}.\n"
-    # Scalars of the file come before its tables, as TOML asks; tomli_w sees to no order of its own.
+    # TOML needs a file's scalars before its tables; tomli_w keeps the given order.
     plain = {key: value for key, value in data.items() if not _is_table(value)}
     tables = {key: value for key, value in data.items() if _is_table(value)}
     atomic_write(path, (head + tomli_w.dumps({**plain, **tables})).encode())

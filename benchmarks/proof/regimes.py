@@ -1,7 +1,7 @@
 """The precisions in which the benchmark is run: the same bugs and configurations in each of them.
 
-A regime is put over a matrix as it is written: every control and test set that names no precision
-of its own gets the regime's. What a regime asks of the harness is in ``proof.goals``.
+A regime is applied to an existing matrix: every control and test set that does not name a precision
+gets the regime's. The goals of a regime are in ``proof.goals``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from converge_harness.plan.sizes import DTYPE_KEYS, numerics_of
 _STORED, _COMPUTED = DTYPE_KEYS
 _BFLOAT16 = "bfloat16"
 _NOT_1D = "control-is-1d-fsdp"
-"""The rule that a control with a technique is excused from."""
+"""The rule that is waived for a control with a technique."""
 
 
 class Regime(StrEnum):
@@ -25,7 +25,7 @@ class Regime(StrEnum):
 
     FP32 = "fp32"
     MIXED = "mixed"
-    """Parameters in float32, and FSDP casts what it computes with to bfloat16."""
+    """Parameters in float32, cast to bfloat16 by FSDP for computing."""
     BF16 = "bf16"
     """Parameters, gradients and optimizer state in bfloat16."""
     FLOAT8 = "float8"
@@ -51,7 +51,7 @@ _SETTINGS: Mapping[Regime, Mapping[str, str]] = {
 
 
 def regime_of(spec: SetSpec) -> Regime:
-    """The regime whose arithmetic a set has as it is written."""
+    """The regime of a set as written."""
     numerics = numerics_of(spec)
     if numerics.float8:
         return Regime.FLOAT8
@@ -61,9 +61,10 @@ def regime_of(spec: SetSpec) -> Regime:
 
 
 def home_of(test: SetSpec, control: SetSpec) -> Regime | None:
-    """The one regime that a test set belongs to; None: it names no precision, and fits in each.
+    """The only regime of a test set; None: it names no precision, and fits in all.
 
-    That of its control: one of low precision against a control in fp32 is judged with fp32.
+    It is the regime of its control: a set in low precision against a control in fp32 is run with
+    fp32.
     """
     if regime_of(test) is regime_of(control) is Regime.FP32:
         return None
@@ -71,7 +72,7 @@ def home_of(test: SetSpec, control: SetSpec) -> Regime | None:
 
 
 def why_not(test: SetSpec, control: SetSpec, regime: Regime) -> str:
-    """Why a regime cannot have a test set; empty if it can."""
+    """Why a test set cannot run in a regime; empty if it can."""
     home = home_of(test, control)
     if home not in (None, regime):
         if home is Regime.FP32:
@@ -85,18 +86,18 @@ def why_not(test: SetSpec, control: SetSpec, regime: Regime) -> str:
 
 
 def rewritten(data: Mapping[str, Any], regime: Regime, named: frozenset[str]) -> dict[str, Any]:
-    """A copy of a parsed matrix whose sets are of a regime.
+    """A copy of a parsed matrix for a regime.
 
     Args:
         data: the matrix.
-        regime: that of the copy.
-        named: names of controls and test sets that name a precision, and are left as they are.
+        regime: the regime of the copy.
+        named: names of controls and test sets with their own precision, which is kept.
     """
     result: dict[str, Any] = copy.deepcopy(dict(data))
     if regime is Regime.FP32:
         return result
-    # Those that a matrix names were chosen for its fp32 controls: an ulp of a float32 weight is
-    # lost in a cast. In low precision users get the harness's own.
+    # The repeats in a matrix were chosen for its fp32 controls: a cast would lose an ulp of a
+    # float32 weight. In low precision, use the defaults, as users would.
     result.pop("repeats", None)
     for name, table, is_control in _tables(result):
         if name in named:

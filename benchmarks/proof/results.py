@@ -1,4 +1,4 @@
-"""The ``report.json`` of every matrix becomes one result: bugs, ladders, correct sets, cost."""
+"""Combines the ``report.json`` of all matrices: bugs, ladders, correct sets, cost."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from proof.regimes import Regime
 from proof.rules import RULES
 
 EARLY = 2
-"""A bug is caught early if it is by this step."""
+"""A bug is caught early if it is caught by this step."""
 _RUNG = re.compile(r"(.+?)_\d+(?:_\d+)?e_?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a set is and what it took."""
+    """What a set is, and what it cost."""
 
     matrix: str
     what: str
     """Degrees and techniques, for a person."""
     steps: int
-    """Steps that it left."""
+    """Number of finished steps."""
     rank_seconds: float
-    """Ranks times seconds on the clock, start-up included."""
+    """Ranks times wall seconds, start-up included."""
     flagged_by: tuple[str, ...]
-    """Names of the rules of elsewhere that call it broken."""
+    """Names of the other projects' rules that call it broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ProvenCorrect:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """One bug in several magnitudes."""
+    """One bug at several magnitudes."""
 
     name: str
     rungs: tuple[ProvenBug, ...]
@@ -63,7 +63,7 @@ class Ladder:
 
     @property
     def limit(self) -> float | None:
-        """The smallest magnitude that is caught with all larger ones; None: not the largest."""
+        """The smallest magnitude caught, as are all larger ones; None: not even the largest."""
         limit = None
         for rung in self.rungs:
             if not rung.graded.answer.caught:
@@ -74,12 +74,12 @@ class Ladder:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of all runs once: controls and repeats are shared by many sets."""
+    """Cost of all runs; controls and repeats, which many sets share, count once."""
 
     runs: int
     rank_seconds: float
     shared_rank_seconds: float
-    """Of controls and repeats alone."""
+    """Of controls and repeats only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ OURS = "converge"
 
 
 WORST = 5
-"""How many misses are listed one by one."""
+"""How many misses are described in detail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Proof:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those that have bugs, in order."""
+        """Classes that have bugs, in order."""
         present = {each.graded.bug.kind for each in self.bugs}
         return tuple(kind for kind in CLASSES if kind in present)
 
@@ -119,17 +119,17 @@ class Proof:
 
     @property
     def misses(self) -> tuple[ProvenBug, ...]:
-        """Bugs not caught or not named rightly, the worst first.
+        """Bugs that were not caught or whose cause is not right, worst first.
 
-        Those that do the most without being caught, then wrong causes, then unnamed ones; last,
-        those whose effect is below rounding.
+        First missed bugs by size of their effect, then wrong causes, then missing causes, and last
+        missed bugs whose effect is below rounding.
         """
         missed = [each for each in self.bugs if each.graded.cause_right is not True]
         return tuple(sorted(missed, key=_badness))
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """Sets that say nothing about the harness: they crashed, or their evidence is not whole."""
+        """Sets without a meaningful result: they crashed, or their evidence is incomplete."""
         rungs = [rung for ladder in self.ladders for rung in ladder.rungs]
         answers = [each.graded.answer for each in (*self.bugs, *rungs)]
         answers += [each.answer for each in self.correct if each.answer.judgement is _ERROR]
@@ -137,7 +137,7 @@ class Proof:
 
     @property
     def scores(self) -> tuple[RuleScore, ...]:
-        """The harness first, then the rules of elsewhere, on the same runs."""
+        """The score of converge first, then of the other projects' rules, on the same runs."""
         ours = RuleScore(
             OURS,
             "this harness",
@@ -161,7 +161,7 @@ class Proof:
 def _badness(proven: ProvenBug) -> tuple[int, str, float]:
     graded = proven.graded
     if not graded.answer.caught:
-        # Without a number nobody knows how much it does: worse than any number.
+        # An unknown effect counts as worse than any number.
         effect = graded.answer.effect.error if graded.answer.effect else float("inf")
         return 3 if graded.below_rounding else 0, graded.bug.kind, -effect
     return 1 if graded.cause_right is False else 2, graded.bug.kind, 0.0
@@ -169,16 +169,16 @@ def _badness(proven: ProvenBug) -> tuple[int, str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One regime, run."""
+    """The result of one regime."""
 
     regime: Regime
     proof: Proof
     held_out: Proof | None = None
-    """Bugs that the harness was not made with: no goal has them."""
+    """Bugs that converge was not developed with; they do not count towards goals."""
     left_out: tuple[LeftOut, ...] = ()
-    """What the regime cannot have."""
+    """What cannot run in the regime."""
     seconds: float = 0.0
-    """On the clock, in this call: runs that were there already took none."""
+    """Wall time of this call; runs that were already in the store take none."""
 
 
 _ERROR = Judgement.ERROR
@@ -189,20 +189,20 @@ def _trouble(answer: Answer) -> str:
         return f"{answer.name} did not run: {answer.error or answer.cause}"
     if answer.judgement is Judgement.INVALID and not answer.caught:
         return f"{answer.name} cannot be judged: {answer.cause}"
-    # A trainer stops by itself when numbers are not finite; any other end is the injection's fault.
+    # A trainer stops when numbers are not finite; any other crash is the injection's fault.
     if answer.error and answer.cause_class is not CauseClass.NOT_FINITE:
         return f"{answer.name} failed and then crashed: {answer.error}"
     return ""
 
 
 def collect(catalogue: Catalogue, reports: Mapping[str, Mapping[str, Any]]) -> Proof:
-    """Join what was proven with what the harness said.
+    """Join the catalogue with converge's results.
 
     Args:
-        catalogue: what was asked for.
+        catalogue: what was selected.
         reports: parsed ``report.json`` by the matrix's name.
 
-    Raises KeyError or ValueError for a report that is none of ours, or lacks a set;
+    Raises KeyError or ValueError for a file that is not our report, or that lacks a set;
     EvidenceError or StoreError for a run folder that cannot be read.
     """
     curves = _Curves()

@@ -1,9 +1,9 @@
-"""Gates in use elsewhere, from their published code: which runs they call broken.
+"""Other projects' gates, reimplemented from their published code: which runs they call broken.
 
 Each is a pure function of the test curve, its control's curve and the curves of the control's
-repeats, written anew from what the original does, its treatment of NaN and of missing steps
-included. The versions looked at are those of 2025 and 2026. Originals compare one configuration
-with its own golden values; here they compare configurations, as people use them for.
+repeats. It does what the original does, also with NaN and missing steps. Versions are those of 2025
+and 2026. The originals compare a configuration with its own golden values; here they compare two
+configurations, for which people use them too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Gate = Callable[[Curve, Curve, Sequence[Curve]], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A gate with its name and where it is from."""
+    """A gate with its name and source."""
 
     name: str
     source: str
@@ -45,8 +45,8 @@ def close_1e5(test: Curve, control: Curve, _repeats: Sequence[Curve] = ()) -> bo
     """Every loss is within atol 1e-8 + rtol 1e-5 of the control's.
 
     Liger-Kernel, ``test/utils.py: assert_verbose_allclose`` with its defaults, as its convergence
-    tests use it for fp32 losses. Other numbers of steps fail; NaN or an infinity on one side only
-    fails, on both sides at the same step passes.
+    tests use it for fp32 losses. A different number of steps fails; NaN or infinity on one side
+    only fails, on both sides at the same step passes.
     """
     if len(test.loss) != len(control.loss):
         return True
@@ -65,18 +65,18 @@ def megatron_exact(test: Curve, control: Curve, _repeats: Sequence[Curve] = ()) 
 
     Megatron-LM, ``tests/functional_tests/python_test_utils/common.py``, ``DeterministicTest`` on
     "lm loss": ``np.isclose`` with no tolerance, every step. A missing step counts as infinity, and
-    infinity equals infinity; NaN equals nothing. Goldens hold every fifth step or every step: here
-    every step, which is the stricter.
+    infinity equals infinity; NaN equals nothing. Goldens have every fifth step or every step; here
+    every step, which is stricter.
     """
     return not all(_megatron_close(test, control, rtol=0.0))
 
 
 def megatron_5_percent(test: Curve, control: Curve, _repeats: Sequence[Curve] = ()) -> bool:
-    """Losses are within 5%, but for one step in a hundred, and at least for one.
+    """Losses are within 5%, except for one step in a hundred, and always for one step.
 
     The same file, ``ApproximateTest(rtol=0.05)``, as ``test_pretraining_regular_pipeline.py`` sets
     it for "lm loss": the share of close steps must reach 1 - k / n with k = n // 100, at least 1
-    and at most 50. So one step of a run may be anything, NaN too.
+    and at most 50. So one step of a run may have any value, even NaN.
     """
     close = _megatron_close(test, control, rtol=0.05)
     if len(close) == 1:
@@ -112,7 +112,7 @@ def _beyond_1_percent(mine: float | None, golden: float) -> bool:
 
 
 def megatron_bridge(test: Curve, control: Curve, _repeats: Sequence[Curve] = ()) -> bool:
-    """Shape, bands and end of the loss curve: a validation of convergence by several measures.
+    """Shape, bands and end of the loss curve: convergence is validated by several measures.
 
     Megatron-Bridge, ``scripts/performance/utils/evaluate.py: validate_convergence`` with its
     defaults: Pearson correlation at least .95; relative difference at most 10% where the golden
@@ -145,8 +145,8 @@ def _seven_digits(value: float) -> float:
 def final_1_percent(test: Curve, control: Curve, _repeats: Sequence[Curve] = ()) -> bool:
     """The last loss is within 1% of the control's.
 
-    What is looked at when two runs are compared by where they end. A NaN, or no value at the
-    control's last step, fails: nobody takes either for agreement.
+    A common way to compare two runs by their end. A NaN, or no value at the control's last step,
+    fails.
     """
     last = max(control.loss)
     mine, golden = test.loss.get(last, math.nan), control.loss[last]
@@ -156,21 +156,21 @@ def final_1_percent(test: Curve, control: Curve, _repeats: Sequence[Curve] = ())
 def converges_too_fast(test: Curve, control: Curve, repeats: Sequence[Curve] = ()) -> bool:
     """A one-sided t-test at 5%: the run reaches a target loss earlier than reference runs do.
 
-    MLPerf, ``mlperf_logging/rcp_checker``: reference convergence points. There, epochs to a
-    quality target; here, steps until the loss first reaches the control's of three quarters of
-    the run, interpolated between steps. References are the control and its repeats; as there, the
-    fastest and the slowest are left out, the standard deviation is the references' own for both
-    sides, without Bessel's correction, and without any spread the limit is their mean. There, a
-    submission is several runs; here it is one. Slower never fails, unless the target is not
-    reached at all (NaN included), which is no result there either. Fewer than four references
-    tell nothing, and nothing fails.
+    MLPerf, ``mlperf_logging/rcp_checker``: reference convergence points. There, epochs to a quality
+    target; here, steps until the loss first reaches the control's of three quarters of the run,
+    interpolated between steps. References are the control and its repeats; as there, the fastest
+    and the slowest are left out, the standard deviation is the references' own for both sides,
+    without Bessel's correction, and without any spread the limit is their mean. There, a submission
+    is several runs; here it is one. A slower run never fails, unless it does not reach the target
+    at all (NaN included), which is not a result there either. With fewer than four references
+    nothing fails.
     """
     if len(repeats) < 3:  # noqa: PLR2004 - two are left out, and a spread needs two
         return False
     steps = sorted(control.loss)
     target = control.loss[steps[math.ceil(0.75 * len(steps)) - 1]]
     references = sorted(_steps_to(target, run.loss) for run in (control, *repeats))[1:-1]
-    with np.errstate(invalid="ignore"):  # a reference that never reaches it: infinity less itself
+    with np.errstate(invalid="ignore"):  # a reference that never reaches it: infinity - infinity
         mean, deviation = float(np.mean(references)), float(np.std(references))
     count = len(references)
     margin = scipy.stats.t.ppf(0.95, count - 1) * deviation * math.sqrt(1 / count + 1)
@@ -179,7 +179,7 @@ def converges_too_fast(test: Curve, control: Curve, repeats: Sequence[Curve] = (
 
 
 def _steps_to(target: float, loss: Mapping[int, float]) -> float:
-    """Steps until the loss is first at the target or below; infinite if it never is."""
+    """Steps until the loss first reaches the target; infinite if it never does."""
     before: tuple[int, float] | None = None
     for step, value in sorted(loss.items()):
         if value <= target:
@@ -195,8 +195,8 @@ def grad_norm_1_percent(test: Curve, control: Curve, _repeats: Sequence[Curve] =
     """Every grad norm is within 1% of the control's, or within 0.01.
 
     slime (THUDM), ``--ci-load-grad-norm``: ``math.isclose(rel_tol=0.01, abs_tol=0.01)`` in each
-    step of the run against the value that was saved for that step. NaN is close to nothing; a
-    step without a saved value fails; steps that the run did not reach are not asked for.
+    step of the run against the value that was saved for that step. NaN is never close; a step
+    without a saved value fails; steps that the run did not reach are not compared.
     """
     return any(
         step not in control.grad_norm
@@ -216,4 +216,4 @@ RULES: tuple[Rule, ...] = (
     Rule("one-sided t-test", "MLPerf reference convergence points", converges_too_fast),
     Rule("grad norm 1%", "slime --ci-load-grad-norm", grad_norm_1_percent),
 )
-"""All of them, on the loss but for the last; strictest first."""
+"""All rules, on the loss except the last one; strictest first."""

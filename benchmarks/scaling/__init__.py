@@ -1,1 +1,1 @@
-"""How the harness itself scales: plans of many sets, and clusters with many jobs."""
+"""How converge itself scales: plans with many sets, and clusters with many jobs."""

@@ -1,4 +1,4 @@
-"""A plan in the queue of a real Slurm, and rounds of the real loop that follows it."""
+"""A plan in the queue of a real Slurm, and rounds of the real loop that polls it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DEVICE = "cpu"
 
 
 class Enough(Exception):  # noqa: N818 - a measurement has ended
-    """Raised by whoever watches the rounds; the loop then cancels what it has submitted."""
+    """Raised by the callback of the rounds; the loop then cancels its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A plan and where its jobs go."""
+    """A plan and the cluster for its jobs."""
 
     plan: Plan
     site: Site
@@ -43,13 +43,13 @@ class Queue:
 
 @contextmanager
 def queue(scratch: Path, jobs: int, cluster: Cluster) -> Iterator[Queue]:
-    """As many jobs for a Slurm of two nodes of 64 CPUs, which is gone afterwards.
+    """Jobs for a temporary Slurm with two nodes of 64 CPUs.
 
-    Raises SystemExit where Slurm is not installed.
+    Raises SystemExit if Slurm is not installed.
     """
     if missing := missing_programs():
         raise SystemExit(f"there is no {', '.join(missing)}: {INSTALL}")
-    # Besides: the control, its repeat, and the seed checkpoint that all start from.
+    # In addition: the control, its repeat, and the common seed checkpoint.
     file = write_experiment(scratch, jobs - 3, KINDS[:1])
     experiment = replace(load_with_cluster(file), cluster=cluster)
     plan = plan_experiment(experiment, on_gpu=False, find=assume_toolchain)
@@ -67,7 +67,7 @@ def queue(scratch: Path, jobs: int, cluster: Cluster) -> Iterator[Queue]:
 def follow(queued: Queue, at_round: Callable[[int, Overview], None]) -> None:
     """Follow a plan as ``converge run`` does, display included, until Enough is raised.
 
-    ``at_round`` is called at the end of every round, with its number from 1 on.
+    ``at_round`` is called at the end of every round, with its number, starting at 1.
     """
     rounds = 0
     with Path("/dev/null").open("w") as nowhere, Display(Console(file=nowhere)) as display:

@@ -42,11 +42,11 @@ faults = [{ kind = "kill", step = 6, rank = 1 }]""",
 kind = "elastic"
 segments = [{ until = 50_000, dp_shard = 2 }, { until = 100_000, dp_shard = 1 }]""",
 )
-"""What test sets are by turns."""
+"""Kinds of test sets, used in turn."""
 
 
 def write_experiment(folder: Path, tests: int, kinds: Sequence[str] = KINDS) -> Path:
-    """An experiment file: every test set has a setting, and so an identity, of its own."""
+    """An experiment file in which every test set has its own setting, and so its own identity."""
     tables = (
         f'[[test]]\nname = "set_{index:05}"\n{kinds[index % len(kinds)]}\n'
         f'set = {{ "lr_scheduler.min_lr_factor" = {index / (2 * tests)} }}\n'

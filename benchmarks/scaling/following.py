@@ -1,4 +1,4 @@
-"""A hundred jobs that run at once: what following them takes of memory as their metrics grow."""
+"""Memory needed to follow a hundred running jobs while their metrics files grow."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ with open(os.path.join(folder, "metrics.jsonl.part"), "a") as out:
         out.flush()
         time.sleep(0.25)
 """
-"""Stands where a container would: it is given the ranks' command, and writes what they would."""
+"""Used as the container: it gets the ranks' command, and writes what ranks would."""
 
 
 def following(scratch: Path) -> Iterator[Row]:
-    """Follow jobs that run under Slurm, and weigh this process at the end of every round."""
+    """Follow jobs under Slurm, and measure this process's memory at the end of every round."""
     program = scratch / "writes_steps"
     program.write_text(_PROGRAM)
     program.chmod(0o755)

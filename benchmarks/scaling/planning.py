@@ -20,7 +20,7 @@ GOAL_S = 5.0
 
 
 def planning(scratch: Path) -> Iterator[Row]:
-    """The whole command in a process of its own, and its parts in this one."""
+    """The whole command in its own process, and its parts in this one."""
     file = write_experiment(scratch, SETS)
     seconds, cpu_s = _command(file)
     yield Row(f"`converge plan --json` of {SETS:,} sets", seconds, "s", GOAL_S)
@@ -37,9 +37,9 @@ def planning(scratch: Path) -> Iterator[Row]:
 
 
 def _command(file: Path) -> tuple[float, float]:
-    """Seconds of the whole command: by the clock, and of the processor.
+    """Wall and CPU seconds of the whole command.
 
-    Raises SystemExit with what it printed when it planned something else.
+    Raises SystemExit with its output if it did not plan as expected.
     """
     argv = [sys.executable, "-m", "converge_harness", "plan", str(file), "--json"]
     began, cpu_began = time.perf_counter(), _of_children()

@@ -1,4 +1,4 @@
-"""A thousand jobs in Slurm's queue: what it costs to ask after all of them."""
+"""The cost of polling a thousand jobs in Slurm's queue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOAL_S = 1.0
 
 
 def polling(scratch: Path) -> Iterator[Row]:
-    """Submit jobs that are held, poll them alone, and in rounds of the loop that follows them."""
+    """Submit held jobs; measure polling alone, and whole rounds of the loop that follows them."""
     held = Cluster(
         ranks_per_node=4, device=DEVICE, gpus_per_node=False, sbatch=("--hold",), poll_s=0
     )
@@ -65,7 +65,7 @@ def polling(scratch: Path) -> Iterator[Row]:
 
 @contextmanager
 def processes_started() -> Iterator[list[str]]:
-    """The programs that this process starts meanwhile."""
+    """The programs that this process starts in the meantime."""
     programs: list[str] = []
     counting = True
 

@@ -1,4 +1,4 @@
-"""A measurement beside its goal."""
+"""A measurement with its goal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Row:
     measured: float
     unit: str
     goal: float | None = None
-    """The most that it should be; None: no goal of its own."""
+    """Largest allowed value; None: no goal."""
 
     @property
     def missed(self) -> bool:
-        # Not `measured > goal`: what is no number is no goal met.
+        # Not `measured > goal`: NaN must not meet a goal.
         return self.goal is not None and not self.measured <= self.goal
 
     def __str__(self) -> str:

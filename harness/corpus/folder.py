@@ -1,15 +1,15 @@
-"""A corpus on disk: generated once, found again by its digest.
+"""A corpus on disk: generated once, then found by its digest.
 
 The folder ``<root>/<digest>/`` holds::
 
     corpus.json             what it is: sizes, special tokens, entropy, hashes of its content
-    tokens.npy              the whole corpus as one int32 stream: bos text eos bos text eos ...
+    tokens.npy              the whole corpus as one int32 array: bos text eos bos text eos ...
     tokenizer.json          the tokenizer, for ``tokenizers`` and torchtitan
     tokenizer_config.json   which of its tokens are bos and eos
-    sample.txt              the first documents, one a line, for people
-    text/documents.jsonl    every document, {"text": ...} a line, for loaders that tokenize
+    sample.txt              the first documents, one per line, for people
+    text/documents.jsonl    every document, one {"text": ...} per line, for loaders that tokenize
 
-The tokenizer is byte-pair encoding, trained on the language it is for.
+The tokenizer is a byte-pair encoding, trained on the corpus' own language.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from converge_harness.errors import ConfigError, Problem, StoreError
 from converge_harness.model import SyntheticData
 
 GENERATOR = 1
-"""Version of all that decides the bytes of a corpus; a test pins them, so a change is noticed."""
+"""Version of everything that determines a corpus' bytes; a test pins these."""
 SCHEMA = 1
 SMALLEST_VOCABULARY = 64
 TRAINING_CHARACTERS = 500
-"""Characters of text, per entry of the vocabulary, that the tokenizer is trained on."""
+"""Characters of training text for the tokenizer, per entry of its vocabulary."""
 SAMPLE_DOCUMENTS = 20
 DOCUMENTS = "text/documents.jsonl"
-"""In a folder of their own: Hugging Face's ``load_dataset`` may also be given the folder."""
+"""In a folder of their own, so that Hugging Face's ``load_dataset`` can read the folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A corpus that lies ready in a folder."""
+    """A corpus that is ready in a folder."""
 
     folder: Path
     digest: str
     entropy_nats_per_token: float
-    """Lowest mean loss that any model can expect on this corpus without having seen it.
+    """The lowest expected mean loss of any model on this corpus without having seen it.
 
     It is the sum of the exact -log p(document) under the source, divided by the number of
     predicted tokens: every token of a document after its bos, its eos included. A bos is never
-    predicted. Training that goes round the corpus more than once can get below by memorising.
+    predicted. Training for more than one epoch can get below it by memorising.
     """
     tokens: int
     """Length of ``tokens.npy``, special tokens included."""
@@ -64,19 +64,19 @@ class PreparedData:
 
 
 def digest(data: SyntheticData) -> str:
-    """Name of the corpus that these values make, without making it: 64 hex digits."""
+    """Name of the corpus with these values, 64 hex digits; does not make it."""
     values = {"generator": GENERATOR, **asdict(data)}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(data: SyntheticData, root: Path) -> PreparedData:
-    """Return the corpus below ``root``, made now unless it is there.
+    """Return the corpus below ``root``; make it if it is not there.
 
-    Several processes may do this at once: each makes a folder of its own, the first to finish
-    names it, the others take that one.
+    Several processes may do this at once: each makes its own folder, the first to finish renames it
+    into place, and the others use that one.
 
     Raises:
-        ConfigError: a value of ``data`` makes no corpus.
+        ConfigError: a value of ``data`` is too small or too large for a corpus.
         StoreError: the folder cannot be written, or an earlier one cannot be read.
     """
     _validate(data)
@@ -101,7 +101,7 @@ def _make(data: SyntheticData, folder: Path) -> None:
         _write(data, unfinished)
         unfinished.rename(folder)
     except OSError:
-        # A rename fails when another process was first: its folder holds the same bytes.
+        # The rename fails if another process was first; its folder has the same content.
         if not folder.is_dir():
             raise
     finally:
@@ -145,7 +145,7 @@ def _read(folder: Path) -> PreparedData:
 
 def _write(data: SyntheticData, folder: Path) -> None:
     source = language(data.seed, data.vocab_size)
-    # The lexicon has drawn from Random(seed): documents need a stream of their own.
+    # The lexicon already drew from Random(seed): documents need their own random stream.
     spoken = source.documents(Random(2**32 + data.seed))
     sample = list(_take_characters(spoken, TRAINING_CHARACTERS * data.vocab_size))
     tokenizer = train(sample, data.vocab_size)
@@ -179,7 +179,7 @@ def _write(data: SyntheticData, folder: Path) -> None:
         "tokens_sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
         "text_sha256": hashlib.sha256("\n".join(documents).encode()).hexdigest(),
     }
-    # Neither tokenizer.save() nor np.save() to a path: they hide that a disk is full.
+    # Not tokenizer.save() or np.save() to a path: they hide a full disk.
     array = io.BytesIO()
     np.save(array, tokens)
     (folder / "tokens.npy").write_bytes(array.getbuffer())
@@ -194,7 +194,7 @@ def _write(data: SyntheticData, folder: Path) -> None:
 
 
 def _write_documents(folder: Path, documents: list[str]) -> None:
-    """Several processes may do this at once: each writes a file of its own and names it."""
+    """Several processes may do this at once: each writes its own file and renames it."""
     path = folder / DOCUMENTS
     path.parent.mkdir(exist_ok=True)
     unfinished = path.with_name(f".{uuid.uuid4().hex}")
@@ -207,10 +207,10 @@ def _write_documents(folder: Path, documents: list[str]) -> None:
 
 
 def _documents_of(folder: Path) -> list[str]:
-    """The documents of a corpus that was made before they were kept, from its tokens.
+    """The documents of a corpus of an older version that did not store them, from its tokens.
 
     Raises:
-        StoreError: the tokens are not those that the corpus was made with.
+        StoreError: the tokens are not those of the corpus.
     """
     corpus = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -237,7 +237,7 @@ def _take_characters(documents: Iterator[str], characters: int) -> Iterator[str]
 
 
 def _entropy(source: Language, documents: list[str], tokens: int) -> float:
-    """Nats per predicted token, rounded so that libm's last bits do not show."""
+    """Nats per predicted token, rounded to hide differences in libm's last bits."""
     nats = -math.fsum(source.log_probability(document) for document in documents)
     return round(nats / (tokens - len(documents)), 9)
 
@@ -247,10 +247,10 @@ BOS_ID, EOS_ID = 0, 1
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Train byte-level BPE; decoding gives back every text made of the training texts' letters.
+    """Train byte-level BPE, which can encode any text in the letters of the training texts.
 
-    Its vocabulary has ``vocab_size`` entries, special tokens included, or fewer when the texts
-    hold too few different words.
+    Its vocabulary has ``vocab_size`` entries, special tokens included, or fewer if the texts have
+    too few different words.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,9 +1,9 @@
 """The project's language: its words and its sentences.
 
-Words are made of syllables and end in what their category and gender ask for. Determiners,
+Words consist of syllables, with an ending for their category and gender. Determiners,
 adjectives and nouns agree in gender, and a verb agrees with its subject even when a relative
 clause stands between them; a sentence that opens with the question word ends in a question mark.
-So there is something to learn at every distance: letters, words, neighbours, sentences, topics.
+So there is something to learn at every scale: letters, words, neighbours, sentences, topics.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from converge_harness.corpus.language import Arc, Category, Distribution, Langua
 
 TOPICS = 8
 TOPIC_BOOST = 10
-"""How many times likelier a content word is in its home topic than in the others."""
+"""How many times more likely a content word is in its own topic than in others."""
 MEDIAN_SENTENCES = Decimal(5)
 SENTENCES_SIGMA = Decimal("1.25")
 LARGEST_DOCUMENT = 400
@@ -67,7 +67,7 @@ def _lexicon(random: Random, vocab_size: int) -> dict[str, Category]:
         categories[f"noun {gender}"] = _content_words(nouns, _ENDINGS["noun"][gender])
     categories["adverb"] = _content_words(stems(max(8, vocab_size // 16), 3), "")
     for name, share in (("adjective", 8), ("verb", 4)):
-        # One stem for both genders: how often it is said does not depend on the gender.
+        # One stem for both genders, equally frequent in both.
         inflected = stems(max(8, vocab_size // share), 3, _ENDINGS[name])
         for gender in _GENDERS:
             categories[f"{name} {gender}"] = _content_words(inflected, _ENDINGS[name][gender])
@@ -85,7 +85,7 @@ def _function_words(words: list[str]) -> Category:
 
 
 def _content_words(stems: list[str], ending: str) -> Category:
-    """Zipf-like frequencies; each word is at home in one topic."""
+    """Zipf-like frequencies; each word belongs to one topic."""
     weights = zipf(len(stems))
     by_topic = [
         Distribution.of(

@@ -1,7 +1,7 @@
-"""A source of documents that knows the exact probability of everything it says.
+"""A source of documents whose exact probabilities are known.
 
 A document has a hidden topic and a number of sentences; a sentence is a walk through a
-right-linear grammar; each arc of the walk says a word of one category, drawn by the topic. Every
+right-linear grammar; each arc of the walk emits a word of one category, drawn by the topic. Every
 word belongs to one category and no state has two arcs of one category, so a sentence has exactly
 one derivation and the probability of a text is
 
@@ -41,7 +41,7 @@ class Distribution:
 
     @classmethod
     def of(cls, weights: Sequence[int]) -> Distribution:
-        """Scale positive integer weights to ``TOTAL``; what rounding leaves goes to the largest."""
+        """Scale positive integer weights to ``TOTAL``; the largest gets the remainder."""
         whole = sum(weights)
         scaled = [max(1, weight * TOTAL // whole) for weight in weights]
         scaled[scaled.index(max(scaled))] += TOTAL - sum(scaled)
@@ -56,7 +56,7 @@ class Distribution:
 
 
 def zipf(ranks: int) -> list[int]:
-    """Integer weights proportional to 1 / (rank + 2), from the most frequent on."""
+    """Integer weights proportional to 1 / (rank + 2), most frequent first."""
     return [TOTAL // (rank + 2) for rank in range(ranks)]
 
 
@@ -76,7 +76,7 @@ _WORD = re.compile(rf"[a-z]+|[{PUNCTUATION}]")
 
 @dataclass(frozen=True, slots=True)
 class Arc:
-    """From a state: how often (integer weight), what category of word is said, where to then."""
+    """An arc of a state: its weight, the category of the word it emits, the next state."""
 
     weight: int
     category: str
@@ -86,7 +86,7 @@ class Arc:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """The words of one category and, for each topic, how often each is said."""
+    """The words of one category and, for each topic, their frequencies."""
 
     words: tuple[str, ...]
     by_topic: tuple[Distribution, ...]
@@ -108,15 +108,15 @@ class Language:
         """Refuse a language with more than one derivation of a text.
 
         Raises:
-            ValueError: two arcs of a state say the same category, a word is in two categories or
-                is no word, or a category lacks a topic.
+            ValueError: two arcs of a state emit the same category, a word is in two categories or
+            is not a word, or a category lacks a topic.
         """
         for state, arcs in self.arcs.items():
             if len({arc.category for arc in arcs}) < len(arcs):
                 raise ValueError(f"state {state!r} has two arcs of one category")
         words = [word for category in self.categories.values() for word in category.words]
         if len(set(words)) < len(words):
-            raise ValueError("a word stands in two categories, or twice in one")
+            raise ValueError("a word is in two categories, or twice in one")
         if bad := [word for word in words if not _WORD.fullmatch(word)]:
             raise ValueError(f"no words of the language: {bad[:3]}")
         for name, category in self.categories.items():
@@ -145,7 +145,7 @@ class Language:
     # ------------------------------------------------------------- judging
 
     def log_probability(self, document: str) -> float:
-        """Exact log p(document) in nats; minus infinity for a text that cannot be said."""
+        """Exact log p(document) in nats; minus infinity for a text that the source cannot emit."""
         words = _WORD.findall(document)
         by_topic = [self.topics.log_probability(t) for t in range(len(self.topics.weights))]
         known = self._log_words
@@ -189,7 +189,7 @@ class Language:
 
 
 def render(words: Sequence[str]) -> str:
-    """Words and punctuation marks as text: a blank between words, none before a mark."""
+    """Words and punctuation marks as text: a space between words, none before a mark."""
     return "".join(
         word if word in PUNCTUATION or not index else f" {word}" for index, word in enumerate(words)
     )

@@ -1,4 +1,4 @@
-"""TOML to ``Experiment``: everything that can be wrong in a file is found here, at the edge.
+"""TOML to ``Experiment``: all mistakes in a file are found here, before anything else runs.
 
 An experiment file (``schema = 1``)::
 
@@ -21,20 +21,20 @@ An experiment file (``schema = 1``)::
     kind = "torchtitan"             # the default, or "command"
     train_config = "train_configs/llama3_debug.toml"
     toolchain = "torchtitan-0.3.0"  # the default
-    spmd_backend = "spmd_types"     # the default on torch 2.15; of a control or a test, too
+    spmd_backend = "spmd_types"     # the default on torch 2.15; also a key of controls and tests
     startup_timeout_s = 600         # launch to first finished step
     progress_timeout_s = 300        # between two finished steps
-    cpu_ranks = 4                   # ranks side by side on a CPU; default: the launcher decides
+    cpu_ranks = 4                   # ranks at the same time on a CPU; default: the launcher decides
     seed_checkpoint = "step-0"      # a distributed checkpoint to start from; default: one is made
     [trainer.set]                   # train config keys for all sets, dotted or quoted
     "training.steps" = 20
 
     [control]
     name = "fsdp2"                  # default: "control"
-    parallelism = { dp_shard = 2 }  # dp_replicate dp_shard tp cp pp ep; what is not named is 1
+    parallelism = { dp_shard = 2 }  # dp_replicate dp_shard tp cp pp ep; each is 1 by default
 
-    [anchor]                        # what the control is itself judged against: same keys, train
-    parallelism = {}                # config and toolchain of the control unless it names its own
+    [anchor]                        # a set against which the control is judged: same keys; train
+    parallelism = {}                # config and toolchain are the control's unless named
 
     [controls.float8]               # further controls: same keys, own train_config or toolchain
     parallelism = { dp_shard = 2 }
@@ -54,17 +54,17 @@ An experiment file (``schema = 1``)::
     train_config = "…"              # default: its control's, as for toolchain
     inject = "path/to/file.py:function"
     without_fixes = ["act-grad"]    # fixes of the CPU shim to leave out
-    waive = ["same-dp-degree"]      # rules of the guide (harness/plan/rules) it is excused from
+    waive = ["same-dp-degree"]      # rules of the guide (harness/plan/rules) that it may break
     note = "why this set is there"
     kind = "parallel"               # the default; others: see harness/experiment/tables.py
 
     [matrix]                        # test sets by product: see harness/experiment/matrix.py
 
-Relative paths are looked up beside the experiment file, in the folder above it, and in the current
+Relative paths are resolved in the folder of the experiment file, in its parent, and in the current
 directory; the first match wins. A set's degrees and techniques are its own: a test inherits only
-the train config and the toolchain of its control, and ``[trainer.set]``.
+its control's train config and toolchain, and ``[trainer.set]``.
 
-Places in messages are dotted keys with indices from 0, and the set's name where it has one:
+Places in messages are dotted keys with indices from 0, and the set's name if it has one:
 ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``.
 """
 

@@ -5,12 +5,12 @@ As TOML::
     launcher = "slurm"              # default: "local", torchrun on this machine
 
     [cluster]
-    ranks_per_node = 8              # ranks (GPUs) on a full node: the only key that must be there
+    ranks_per_node = 8              # ranks (GPUs) on a full node: the only required key
     partition = "h100"
     account = "lab"
     qos = "long"
-    time = "04:00:00"               # of a job, as sbatch takes it
-    gpus_per_node = true            # ask for a GPU per rank; default: true without gres, on GPUs
+    time = "04:00:00"               # of a job, in sbatch's format
+    gpus_per_node = true            # request a GPU per rank; default: true without gres, on GPUs
     gres = "gpu:h100:8"             # instead of --gpus-per-node
     cpus_per_rank = 12
     memory_per_node = "900G"
@@ -23,18 +23,17 @@ As TOML::
     environment = { NCCL_SOCKET_IFNAME = "ib0" }
     device = "cuda"                 # or "cpu"
     hardware = "H100"               # part of identities; default: partition, gres, constraint
-    max_jobs = 4                    # at once
+    max_jobs = 4                    # at the same time
     requeue = true                  # after node failure and preemption
-    checkpoint_every = 100          # steps; a requeued job goes on from there
+    checkpoint_every = 100          # steps; a requeued job continues from the last one
     poll_s = 10
 
-A user's own file has ``schema = 1`` and the same keys at its top. The experiment's keys replace its
-keys one by one.
+A user's own file has ``schema = 1`` and the same keys at its top level. Each key of the experiment
+replaces the user's.
 
-Options of sbatch and srun that a ``[cluster]`` may add, and those that it may not.
-
-sbatch and srun read their options by ``getopt_long``, which takes any beginning of a long option
-for the whole: ``--out=x`` is ``--output=x``. So a beginning of what is refused is refused too.
+This module also decides which further options of sbatch and srun a ``[cluster]`` may add. Both read
+options with ``getopt_long``, which accepts any prefix of a long option: ``--out=x`` is
+``--output=x``. So the prefixes of a refused option are refused too.
 """
 
 from __future__ import annotations
@@ -62,10 +61,11 @@ from converge_harness.toml import (
 
 DEVICES = ("cuda", "cpu")
 WORD = re.compile(r"[!$-&(-\[\]-~]+")
-"""Printable ASCII without space, quotes, backslash and ``#``: what a ``#SBATCH`` line takes as it
-stands (sbatch reads quotes, escapes and comments there)."""
+"""Printable ASCII without space, quotes, backslash and ``#``: safe in a ``#SBATCH`` line, in which
+sbatch interprets quotes, escapes and comments.
+"""
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED", re.ASCII)
-TIMES = "as 90 (minutes), 04:00:00, 1-12 (days-hours) or 1-12:30:00"
+TIMES = "such as 90 (minutes), 04:00:00, 1-12 (days-hours) or 1-12:30:00"
 MEMORY = re.compile(r"\d+[KMGT]?", re.ASCII)
 MODULE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+:@=-]*")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -91,7 +91,7 @@ MINIMAL = """
 
 
 def _shaped(shape: re.Pattern[str], message: str) -> AfterValidator:
-    """A validator that lets texts of this shape through."""
+    """A validator that accepts texts of this form."""
 
     def check(value: str) -> str:
         if not shape.fullmatch(value):
@@ -115,12 +115,14 @@ def _is_variable(name: str) -> str:
 
 def _starts_a_command(argv: list[str]) -> list[str]:
     if argv and argv[0].startswith("-"):
-        raise PydanticCustomError("argv", "must start with a command, as ['apptainer', 'exec']")
+        raise PydanticCustomError(
+            "argv", "must start with a command, such as ['apptainer', 'exec']"
+        )
     return argv
 
 
 def _has_no_newline(line: str) -> str:
-    # Tabs are at home in bash; other control characters are not.
+    # Tabs are normal in bash; other control characters are not.
     is_printable(line.replace("\t", " "))
     return line
 
@@ -146,13 +148,16 @@ class ClusterTable(Table):
     gres: Word | None = None
     cpus_per_rank: Count | None = None
     memory_per_node: (
-        Annotated[str, _shaped(MEMORY, "must be a memory size of sbatch, as 64G or 512000M")] | None
+        Annotated[str, _shaped(MEMORY, "must be a memory size of sbatch, such as 64G or 512000M")]
+        | None
     ) = None
     constraint: Word | None = None
     sbatch: list[Annotated[Text, AfterValidator(check_sbatch)]] | None = None
     srun: list[Annotated[Text, AfterValidator(check_srun)]] | None = None
     container: Annotated[list[Text], AfterValidator(_starts_a_command)] | None = None
-    modules: list[Annotated[str, _shaped(MODULE, "must be a module, as cuda/12.8")]] | None = None
+    modules: list[Annotated[str, _shaped(MODULE, "must be a module, such as cuda/12.8")]] | None = (
+        None
+    )
     prologue: (
         list[Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_has_no_newline)]] | None
     ) = None
@@ -178,7 +183,7 @@ class UserClusterTable(ClusterTable):
 
 
 class PlacedCluster(NamedTuple):
-    """A cluster, and where each of its keys is written."""
+    """A cluster, and the place of each of its keys."""
 
     cluster: Cluster
     where: Where
@@ -187,13 +192,13 @@ class PlacedCluster(NamedTuple):
 def cluster_of(
     own: dict[str, Any], where: Where, user_file: Path | None, problems: list[Problem]
 ) -> PlacedCluster | None:
-    """The cluster of an experiment; None when anything is wrong with it.
+    """The cluster of an experiment; None if anything is wrong with it.
 
     Args:
-        own: ``[cluster]`` of the experiment, empty where there is none.
-        where: from a key of it to its place.
-        user_file: the user's own file, whose keys the experiment's replace.
-        problems: where problems are collected, those of the user's file included.
+        own: ``[cluster]`` of the experiment, empty if there is none.
+        where: maps a key of it to its place.
+        user_file: the user's own file; keys of the experiment take precedence.
+        problems: list to which problems are added, including those of the user's file.
     """
     table = validate(ClusterTable, own, where, problems)
     before = len(problems)
@@ -206,7 +211,7 @@ def cluster_of(
         problems.append(
             Problem(
                 where("ranks_per_node"),
-                f'is missing: launcher "slurm" has to know how many ranks fill a node; add{there}\n'
+                f'is missing: launcher "slurm" needs the number of ranks per node; add{there}\n'
                 f"{MINIMAL}",
             )
         )
@@ -219,12 +224,12 @@ def cluster_of(
 
 
 def check_cluster(own: dict[str, Any], where: Where, problems: list[Problem]) -> None:
-    """Add what is wrong with a ``[cluster]`` that this run does not need."""
+    """Check a ``[cluster]`` that this run does not need."""
     validate(ClusterTable, own, where, problems)
 
 
 def _read_user_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """What the user's file says by key."""
+    """The values of the user's file by key."""
     try:
         data = read_toml(path)
     except ConfigError as error:
@@ -233,7 +238,7 @@ def _read_user_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
     if isinstance(data.get("cluster"), dict):
         problems.append(
             Problem(
-                f"{path}: cluster", "is no table here", "its keys stand at the top of this file"
+                f"{path}: cluster", "is not a table here", "its keys belong at the top of this file"
             )
         )
         del data["cluster"]
@@ -246,7 +251,7 @@ def _written(table: ClusterTable) -> dict[str, Any]:
 
 
 def _cluster(values: dict[str, Any]) -> Cluster:
-    # A GPU per rank is asked for unless the file says it otherwise or there is none.
+    # A GPU per rank is requested unless the file does so itself or there are none.
     gpus = "gres" not in values and values.get("device") != "cpu"
     lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
     return Cluster(**{"gpus_per_node": gpus, **values, **lists})
@@ -256,18 +261,18 @@ OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?=[= ]|\Z)")
 BY_SCRIPT = "the batch script of a job sets it"
 BY_DEGREES = "a set's degrees and ranks_per_node decide it"
 BY_GPUS = "use gres or gpus_per_node"
-BY_HARNESS = "converge submits by itself"
+BY_HARNESS = "converge submits the jobs itself"
 BY_REQUEUE = "use requeue"
 
 SBATCH: Mapping[str, str] = {
     "account": "use account",
-    "array": "every set is a job of its own",
+    "array": "every set is a separate job",
     "chdir": BY_SCRIPT,
     "cluster": "converge follows the jobs of one cluster, the default of its commands",
     "clusters": "converge follows the jobs of one cluster, the default of its commands",
     "constraint": "use constraint",
     "cpus-per-task": "use cpus_per_rank",
-    "dependency": "converge knows what a job needs; max_jobs limits how many run at once",
+    "dependency": "converge knows what a job needs; max_jobs limits how many run at a time",
     "error": BY_SCRIPT,
     "export": "use environment",
     "export-file": "use environment",
@@ -277,7 +282,7 @@ SBATCH: Mapping[str, str] = {
     "gpus-per-task": BY_GPUS,
     "gres": "use gres",
     "help": BY_HARNESS,
-    "job-name": "a job is found again by the name that converge gives it",
+    "job-name": "converge finds a job by the name that it gave it",
     "kill-on-invalid-dep": BY_SCRIPT,
     "mem": "use memory_per_node",
     "no-requeue": BY_REQUEUE,
@@ -302,7 +307,7 @@ SBATCH: Mapping[str, str] = {
     "wait": BY_HARNESS,
     "wrap": BY_SCRIPT,
 }
-"""Long option of sbatch to why it is refused."""
+"""By long option of sbatch, why it is refused."""
 SRUN: Mapping[str, str] = {
     **{
         option: why
@@ -322,25 +327,25 @@ SRUN: Mapping[str, str] = {
     "relative": BY_SCRIPT,
     "version": BY_HARNESS,
 }
-"""The same of srun, which starts one agent on every node."""
+"""The same for srun, which starts one agent on every node."""
 
 
 def check_sbatch(line: str) -> str:
-    """An option as on a ``#SBATCH`` line: ``--exclusive``, ``--mail-type=END``.
+    """Check an option for a ``#SBATCH`` line: ``--exclusive``, ``--mail-type=END``.
 
     Raises pydantic's errors, which become problems of the file.
     """
     if "#" in line:
-        raise PydanticCustomError("option", "must hold no #: sbatch ends the line there")
+        raise PydanticCustomError("option", "must not have a #: sbatch ends the line there")
     if not line.isascii():
         raise PydanticCustomError("option", "must be ASCII")
     if any(word.startswith("-") for word in line.split()[1:]):
-        raise PydanticCustomError("option", "must be one option: each has a line of its own")
+        raise PydanticCustomError("option", "must be one option: each gets its own line")
     return _checked(line, SBATCH)
 
 
 def check_srun(argument: str) -> str:
-    """An argument of srun: ``--container-image=…``.
+    """Check an argument of srun: ``--container-image=…``.
 
     Raises pydantic's errors, which become problems of the file.
     """
@@ -350,13 +355,13 @@ def check_srun(argument: str) -> str:
 def _checked(text: str, refused: Mapping[str, str]) -> str:
     found = OPTION.match(text)
     if found is None:
-        raise PydanticCustomError("option", "must be a long option, as --name or --name=value")
+        raise PydanticCustomError("option", "must be a long option, --name or --name=value")
     name = found[1]
     whole = [name] if name in refused else [each for each in refused if each.startswith(name)]
     if whole:
         raise PydanticCustomError(
             "option",
-            "--{option} is not set here: {why}",
+            "--{option} cannot be set here: {why}",
             {"option": whole[0], "why": refused[whole[0]]},
         )
     return text

@@ -1,4 +1,4 @@
-"""An experiment file as an ``Experiment``: all its problems at once, or none."""
+"""Loads an experiment file as an ``Experiment``, or raises all its problems together."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from converge_harness.toml import Table, Where, expanded, find, find_file, read_
 from converge_harness.trainers import read_trainer
 
 GENERATED = re.compile(r"seed(\.\d+)?")
-"""Names that the plan gives to seed-checkpoint jobs."""
+"""Names that a plan gives to seed-checkpoint jobs."""
 
 
 class PlacedControl(NamedTuple):
@@ -65,10 +65,9 @@ def load_experiment(
     """Read and validate an experiment file.
 
     Args:
-        path: the file.
-        launcher: replaces the file's.
-        cluster: the user's own cluster file, whose keys those of ``[cluster]`` replace; or a whole
-            cluster that replaces both. Looked at only where the launcher needs one.
+        path: the file. launcher: replaces the file's. cluster: the user's own cluster file, over
+        which ``[cluster]`` takes precedence; or a complete cluster that replaces both. Used only if
+        the launcher needs one.
 
     Raises:
         ConfigError: with every problem of the file. Rules that need batch sizes and toolchains
@@ -89,7 +88,7 @@ def load_experiment(
     launcher = launcher or Launcher(top.launcher if top else Launcher.LOCAL)
     builder = SetBuilder(trainer, _place(path, "trainer"), _folders(path), problems)
     of_file, can = builder.of_file, builder.of_file.trainer.can
-    # That no scheduler runs its trainer is said below.
+    # A trainer that cannot run under a scheduler is reported below.
     placed = _cluster(
         path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
     )
@@ -104,7 +103,7 @@ def load_experiment(
     if top is not None and probe is not None:
         problems += _drawing_problems(path, test_specs, top, probe)
     if problems or top is None or probe is None:
-        # Sets generated from one table share what is wrong with it.
+        # Sets generated from one table share its problems.
         raise ConfigError(list(dict.fromkeys(problems)))
     return Experiment(
         name=top.name or path.stem,
@@ -134,16 +133,18 @@ def load_experiment(
 def _drawing_problems(
     path: Path, tests: Sequence[SetSpec], top: FileTable, probe: ProbeTable
 ) -> Iterator[Problem]:
-    """What the file says that leaves a set with random numbers of its own without frozen steps."""
+    """Settings that leave a set with ``own_random_numbers`` without enough frozen steps."""
     names = ", ".join(repr(spec.name) for spec in tests if spec.own_random_numbers)
     if not names:
         return
-    draw = f"which {names} with own_random_numbers cannot be judged without"
+    draw = f"but {names} with own_random_numbers cannot be judged without them"
     if probe.frozen < FEWEST_DRAWN:
-        why = f"is {probe.frozen}: that many frozen steps, {draw}"
-        yield Problem(_place(path, "probe")("frozen"), why, f"use {FEWEST_DRAWN} or more, as 16")
+        why = f"is {probe.frozen}: too few frozen steps, {draw}"
+        yield Problem(
+            _place(path, "probe")("frozen"), why, f"use {FEWEST_DRAWN} or more, such as 16"
+        )
     if not top.reference:
-        why = f"is false: it switches frozen steps off, {draw}"
+        why = f"is false, which turns frozen steps off, {draw}"
         yield Problem(_place(path)("reference"), why, "leave it out")
 
 
@@ -151,7 +152,7 @@ def _drawing_problems(
 
 
 def _place(path: Path, prefix: str = "", name: object = None) -> Where:
-    """Places read ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``."""
+    """Places such as ``experiments/smoke.toml: test[2].parallelism.tp of 'fsdp2_tp2'``."""
 
     def where(key: str) -> str:
         dotted = ".".join(part for part in (prefix, key) if part)
@@ -161,13 +162,13 @@ def _place(path: Path, prefix: str = "", name: object = None) -> Where:
 
 
 def _folders(path: Path) -> tuple[Path, ...]:
-    """Where the file's relative paths are looked up: beside it, one up, the current directory."""
+    """Where relative paths are resolved: the file's folder, its parent, the current directory."""
     folder = path.resolve().parent
     return tuple(dict.fromkeys((folder, folder.parent, Path.cwd())))
 
 
 def _tables_of(data: dict[str, Any], key: str) -> dict[str, Any]:
-    """A table of the file; what is no table is reported by ``FileTable``."""
+    """A table of the file; ``FileTable`` reports a value that is not a table."""
     value = data.get(key, {})
     return value if isinstance(value, dict) else {}
 
@@ -179,7 +180,7 @@ def _cluster(
     given: Path | Cluster | None,
     problems: list[Problem],
 ) -> PlacedCluster | None:
-    """The cluster that the launcher needs, if it does; ``[cluster]`` is looked at in any case."""
+    """The cluster if the launcher needs one; ``[cluster]`` is checked in any case."""
     table, where = _tables_of(data, "cluster"), _place(path, "cluster")
     if launcher is Launcher.LOCAL:
         check_cluster(table, where, problems)
@@ -190,7 +191,7 @@ def _cluster(
 
 
 def _control_tables(data: dict[str, Any]) -> dict[str, Any]:
-    """Every control as written, by its place; ``[control]`` first, names filled in."""
+    """Every control as written, by place; ``[control]`` first, with names filled in."""
     tables = {"control": data["control"]} if "control" in data else {}
     for name, table in _tables_of(data, "controls").items():
         tables[f"controls.{name}"] = {"name": name, **table} if isinstance(table, dict) else table
@@ -198,13 +199,13 @@ def _control_tables(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _control_names(data: dict[str, Any]) -> list[str]:
-    """Names that a test may give as its control, those of broken controls included."""
+    """Names that a test may give as its control, including those of invalid controls."""
     tables = [table for table in _control_tables(data).values() if isinstance(table, dict)]
     return [str(table.get("name", ControlTable.model_fields["name"].default)) for table in tables]
 
 
 def _controls(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedControl]:
-    """The controls that are right in themselves, ``[control]`` first."""
+    """The controls that are valid by themselves, ``[control]`` first."""
     for prefix, table in _control_tables(data).items():
         if isinstance(table, dict):
             where = _place(path, prefix, table.get("name"))
@@ -213,7 +214,7 @@ def _controls(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iter
 
 
 def _anchor(path: Path, data: dict[str, Any], problems: list[Problem]) -> PlacedAnchor | None:
-    """``[anchor]``, if there is one and it is right in itself."""
+    """``[anchor]``, if there is one and it is valid by itself."""
     table = data.get("anchor")
     if not isinstance(table, dict):
         return None
@@ -223,7 +224,7 @@ def _anchor(path: Path, data: dict[str, Any], problems: list[Problem]) -> Placed
 
 
 def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterator[PlacedTest]:
-    """The test sets that are right in themselves: ``[[test]]`` first, then the matrix."""
+    """The test sets that are valid by themselves: ``[[test]]`` first, then the matrix."""
     tables = data.get("test", [])
     for index, table in enumerate(tables if isinstance(tables, list) else []):
         if isinstance(table, dict):
@@ -239,7 +240,7 @@ def _tests(path: Path, data: dict[str, Any], problems: list[Problem]) -> Iterato
             yield PlacedTest(test, _place(path, "matrix", test.name))
 
 
-# ------------------------------------------------- what tables mean together
+# ------------------------------------------------- checks across tables
 
 
 def _check_names(
@@ -250,7 +251,7 @@ def _check_names(
     other_seeds: Sequence[int],
     problems: list[Problem],
 ) -> None:
-    """Names are unique in any case and encoding, generated names included."""
+    """Check that names are unique ignoring case and encoding, including generated names."""
     placed: list[PlacedControl | PlacedAnchor | PlacedTest] = [*controls, *tests]
     taken = {
         _folded(other_seed_name(each.table.name, seed)): f"{each.table.name!r} by seed {seed}"
@@ -267,13 +268,13 @@ def _check_names(
     for table, where in placed:
         folded = _folded(table.name)
         if GENERATED.fullmatch(folded):
-            problems.append(Problem(where("name"), "is kept for the seed checkpoint's job"))
+            problems.append(Problem(where("name"), "is reserved for the seed checkpoint's job"))
         elif folded in taken:
             problems.append(
                 Problem(
                     where("name"),
                     f"is already the name of {taken[folded]}",
-                    "names must differ in more than upper and lower case",
+                    "names must differ in more than case",
                 )
             )
         taken.setdefault(folded, "another set")
@@ -289,7 +290,7 @@ def _build(
     tests: list[PlacedTest],
     known: list[str],
 ) -> tuple[tuple[SetSpec, ...], tuple[SetSpec, ...]]:
-    """Control and test sets that could be built; why others could not is in the problems."""
+    """Control and test sets that could be built; ``problems`` has why others could not."""
     named = {table.name: builder.build(table, table.name, where) for table, where in controls}
     built: list[SetSpec] = []
     for table, where in tests:
@@ -298,7 +299,7 @@ def _build(
         if control is not None:
             spec = builder.build(table, table.name, where, control=control)
             built += [spec] if spec else []
-        elif name not in known and known:  # no control at all has been reported already
+        elif name not in known and known:  # a file without any control has already been reported
             builder.problems.append(
                 Problem(where("control"), f"there is no control {name!r}", suggest(name, known))
             )
@@ -308,7 +309,7 @@ def _build(
 def _build_anchor(
     builder: SetBuilder, anchor: PlacedAnchor | None, controls: tuple[SetSpec, ...]
 ) -> SetSpec | None:
-    """The anchor, with the train config and toolchain of the control that it is to challenge."""
+    """The anchor, with the first control's train config and toolchain."""
     if anchor is None or not controls:  # why there is no control has been reported already
         return None
     table, where = anchor
@@ -328,10 +329,10 @@ SEED = "seed"
 
 
 class _SeedsTable(Table):
-    """``[seeds]``: with how many seeds every control and test set is trained, from the first on.
+    """``[seeds]``: with how many seeds every control and test set is trained.
 
-    What one seed cannot tell, whether a change of the loss is more than another seed would make, is
-    judged over all of them (``docs/judging.md``, "Several seeds").
+    A single seed cannot show whether a change of the loss is larger than that by another seed; this
+    is judged over all of them (``docs/judging.md``, "Several seeds").
     """
 
     count: Annotated[int, Field(ge=FEWEST, le=MOST)]
@@ -351,28 +352,28 @@ def _other_seeds(top: FileTable, where: Where, problems: list[Problem]) -> tuple
 
 
 def _seed_problems(data: Mapping[str, Any], where: Where, builder: SetBuilder) -> Iterator[Problem]:
-    """What a file says beside ``[seeds]`` that leaves several seeds without a meaning."""
+    """What in a file conflicts with ``[seeds]``."""
     if "seeds" not in data:
         return
     if "baseline" in data:
-        why = "cannot be there with a baseline: a golden is of one seed"
+        why = "cannot be combined with a baseline: a golden has one seed"
         yield Problem(where("seeds"), why, "leave out one")
     if builder.of_file.names_weights:
         yield Problem(
             where("seeds"),
-            "cannot be there with trainer.seed_checkpoint: every seed would begin with its weights",
+            "cannot be combined with trainer.seed_checkpoint: every seed would start from it",
             "leave out one",
         )
     if not builder.trainer.takes_seed(builder.of_file.trainer):
         yield Problem(
             where("seeds"),
-            "says nothing to a program that is not given its seed: all of its runs would be one",
-            'give it, as ["train.py", "--seed", "{seed}"]',
+            "has no effect on a program that does not get the seed: all its runs would be the same",
+            'pass it, as in ["train.py", "--seed", "{seed}"]',
         )
 
 
 def _repeats_of(top: FileTable, builder: SetBuilder) -> tuple[Repeat, ...]:
-    """The file's own, else the defaults that its trainer can make.
+    """The file's repeats, else those defaults that its trainer can make.
 
     They leave out by themselves what a loader cannot do (``converge_harness.plan``).
     """
@@ -385,7 +386,7 @@ def _repeats_of(top: FileTable, builder: SetBuilder) -> tuple[Repeat, ...]:
 def _repeat_problems(
     where: Where, top: FileTable, builder: SetBuilder, controls: Sequence[SetSpec]
 ) -> Iterator[Problem]:
-    """Repeats that the file asks for and nobody can make."""
+    """Repeats in the file that are not possible."""
     if "repeats" not in top.model_fields_set:
         return
     for index, repeat in enumerate(top.repeats):
@@ -397,32 +398,32 @@ def _repeat_problems(
 def _trainer_problems(
     builder: SetBuilder, launcher: Launcher, data: Mapping[str, object], where: Where
 ) -> Iterator[Problem]:
-    """What a file says at its top that its trainer cannot do.
+    """Top-level settings of a file that its trainer cannot do.
 
-    ``launcher`` is the one that counts.
+    ``launcher`` is the one in force.
     """
     trainer = builder.of_file.trainer
     who = f"a {trainer.kind} trainer"
     if launcher is not Launcher.LOCAL and not trainer.can.several_nodes:
         yield Problem(
             where("launcher"),
-            f"is {launcher.value!r}: {who} runs on this machine only",
+            f"is {launcher.value!r}, but {who} runs on this machine only",
             "leave it out, or --launcher local",
         )
     if "baseline" in data and not trainer.can.goldens:
         yield Problem(
             where("baseline"),
-            f"is a control that torchtitan trained: {who}'s cannot be blessed, for the files that "
-            "make up its program are not all known",
-            "leave it out: the control runs along",
+            f"is a golden, which only torchtitan can have: {who}'s control cannot be blessed, "
+            "because not all files of its program are known",
+            "leave it out: then the control is run",
         )
     yield from builder.trainer.file_problems(trainer, data, where)
 
 
 def _baseline_of(written: str | None, folders: tuple[Path, ...]) -> Path | None:
-    """The golden's folder: ``baselines/NAME``, else the path, be it there or not.
+    """The golden's folder: ``baselines/NAME``, else the path, even if it does not exist.
 
-    ``folders`` are those in which relative paths are looked up.
+    ``folders`` are those in which relative paths are resolved.
     """
     if written is None:
         return None
@@ -434,21 +435,23 @@ def _baseline_of(written: str | None, folders: tuple[Path, ...]) -> Path | None:
 
 
 def _baseline_problems(data: dict[str, Any], where: Where, problems: list[Problem]) -> None:
-    """What a file says beside ``baseline`` that would have no meaning, or two."""
+    """What in a file conflicts with ``baseline``."""
     if "baseline" not in data:
         if "baseline_across" in data:
             problems.append(
-                Problem(where("baseline_across"), "says nothing without a baseline", "leave it out")
+                Problem(
+                    where("baseline_across"), "has no effect without a baseline", "leave it out"
+                )
             )
         return
     reasons = {
-        "calibration": "the golden brings what repeats of it taught",
-        "controls": "a golden stands for the one control of a file",
-        "anchor": "the control is not run, so nothing challenges it",
+        "calibration": "the golden contains what was learnt from its repeats",
+        "controls": "a golden replaces the only control of a file",
+        "anchor": "the control is not run, so it cannot be judged",
     }
     problems += [
         Problem(
-            where(key), f"cannot be there with a baseline: {why}", f"leave out {key} or baseline"
+            where(key), f"cannot be combined with a baseline: {why}", f"leave out {key} or baseline"
         )
         for key, why in reasons.items()
         if key in data

@@ -1,8 +1,8 @@
-"""``[matrix]``: test sets by product.
+"""``[matrix]``: test sets as a product of lists.
 
 Axes are lists of values: every ``parallelism`` degree, ``techniques`` (a list of lists),
-``pipeline_schedule``, ``cp_rotation``, ``spmd_backend`` and every key of ``set``. Everything else
-means what it means in a ``[[test]]`` and holds for all sets::
+``pipeline_schedule``, ``cp_rotation``, ``spmd_backend`` and every key of ``set``. All other keys
+mean the same as in a ``[[test]]`` and apply to all sets::
 
     [matrix]
     name = "tp{tp}_pp{pp}_{techniques}"     # optional
@@ -10,13 +10,13 @@ means what it means in a ``[[test]]`` and holds for all sets::
     techniques = [[], ["compile"]]
     pipeline_schedule = ["1F1B", "Interleaved1F1B"]
 
-Where ``pp`` is 1 there is no schedule and where ``cp`` is 1 no rotation to vary, so combinations
-that differ in nothing else are one set.
+With ``pp = 1`` there is no schedule to vary, and with ``cp = 1`` no rotation, so combinations that
+differ only in these are one set.
 
-A name is filled in from the degrees (``{dp_replicate} {dp_shard} {tp} {cp} {pp} {ep}``),
-``{techniques}`` (joined by ``+``, ``plain`` when there are none), ``{schedule}``, ``{rotation}``
-and the last part of a ``set`` key (``{seq_len}``). Without a template it lists what is not at its
-default, as ``fsdp2_tp2_pp2_interleaved1f1b_compile``, and then every ``set`` key that varies.
+The placeholders of a name are the degrees (``{dp_replicate} {dp_shard} {tp} {cp} {pp} {ep}``),
+``{techniques}`` (joined by ``+``, ``plain`` if there are none), ``{schedule}``, ``{rotation}`` and
+the last part of a ``set`` key (``{seq_len}``). Without a template a name lists what is not at its
+default, as in ``fsdp2_tp2_pp2_interleaved1f1b_compile``, and then every ``set`` key that varies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from converge_harness.model import Ask
 from converge_harness.toml import Name, Table, flatten, validate
 
 MAX_SETS = 1000
-"""More sets than this are a slip of the hand, not an experiment."""
+"""More sets than this are a mistake, not an experiment."""
 
 Degrees = Annotated[list[Degree], Field(min_length=1)]
 
@@ -60,7 +60,7 @@ class ParallelismAxes(Table):
 
 
 class MatrixTable(FixedTable):
-    """``[matrix]``: lists where a ``[[test]]`` has a value."""
+    """``[matrix]``: lists instead of the values of a ``[[test]]``."""
 
     name: str | None = None
     control: Name | None = None
@@ -151,7 +151,7 @@ def _named(
 
 
 def _test(matrix: MatrixTable, combination: dict[str, Any], name: str) -> dict[str, Any]:
-    """One combination as a ``[[test]]`` writes it."""
+    """One combination as a ``[[test]]`` table."""
     test = matrix.model_dump(exclude={"parallelism", "overrides"}) | {"parallelism": {}, "set": {}}
     for key, value in combination.items():
         table, _, inner = key.partition(".")
@@ -176,7 +176,7 @@ def _name(template: str | None, combination: dict[str, Any], varying: list[str])
     """``str.format`` without its attribute access and format specifications.
 
     Raises:
-        ValueError: the template asks for what is not there, or its braces do not match.
+        ValueError: the template has an unknown placeholder, or its braces do not match.
     """
     if template is None:
         yield "_".join(_parts(combination, varying))
@@ -187,12 +187,12 @@ def _name(template: str | None, combination: dict[str, Any], varying: list[str])
         if wanted is None:
             continue
         if wanted not in fields or specification or conversion:
-            raise ValueError(f"{{{wanted}}} is nothing that a name can be filled in from")
+            raise ValueError(f"{{{wanted}}} is not a placeholder of names")
         yield fields[wanted]
 
 
 def _parts(combination: dict[str, Any], varying: list[str]) -> Iterator[str]:
-    """The default name, piece by piece, safe for a folder."""
+    """The parts of the default name, safe for a folder."""
     degree = {key.removeprefix("parallelism."): value for key, value in combination.items()}
     replicate, shard = degree["dp_replicate"], degree["dp_shard"]
     if replicate > 1:

@@ -1,4 +1,4 @@
-"""What the script of a fault set means, and whether it can strike and be survived."""
+"""The script of a fault set, and whether its faults can happen and be survived."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ OF_A_RANK = frozenset(
 )
 OF_A_CHECKPOINT = frozenset({FaultKind.CKPT_TORN, FaultKind.DISK_FULL})
 AFTER_THE_STEP = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
-"""Faults that strike between steps: after the last one there is nothing left to break."""
+"""Faults between steps: after the last step there is nothing left to interrupt."""
 KEYS = {
     "rank": OF_A_RANK,
     "node": frozenset({FaultKind.AGENT_LOSS}),
     "torn": frozenset({FaultKind.CKPT_TORN}),
 }
-"""Which faults a key of a fault is for."""
+"""By key of a fault, the kinds of faults that it belongs to."""
 COLLECTIVE_TIMEOUT = "comm.train_timeout_seconds"
 HANG_FLOOR_S = 10.0
-"""A rank that hangs is noticed by its silence, which takes half of the time to recover."""
+"""A hanging rank is detected by its silence, which takes half of the time to recover."""
 
 
 class _Wrong(NamedTuple):
-    """What is wrong with a fault: which of its keys, why, and what would be right."""
+    """What is wrong with a fault: the key, why, and what would be right."""
 
     key: str
     message: str
@@ -43,7 +43,7 @@ class _Wrong(NamedTuple):
 
 
 class _At(NamedTuple):
-    """A fault of the script, and how many nodes there are when it strikes."""
+    """A fault of the script, and the number of nodes when it happens."""
 
     fault: FaultTable
     kind: FaultKind
@@ -53,13 +53,13 @@ class _At(NamedTuple):
 def recovery_of(
     table: FaultSetTable, spec: SetSpec, where: Where, problems: list[Problem]
 ) -> Recovery:
-    """The script in the order of its steps; what is wrong with it is added to ``problems``.
+    """The script in the order of its steps; problems are added to ``problems``.
 
     Args:
         table: the set as written.
-        spec: the set without its recovery: it has the degrees and the number of steps.
-        where: from a key of the table to its place.
-        problems: where problems are collected.
+        spec: the set without its recovery, for its degrees and number of steps.
+        where: maps a key of the table to its place.
+        problems: list to which problems are added.
     """
     in_order = sorted(enumerate(table.faults), key=lambda placed: placed[1].step)
     recovery = Recovery(
@@ -94,21 +94,21 @@ def _fault(table: FaultTable) -> Fault:
 
 
 def _node_problems(recovery: Recovery, spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Every node has the same ranks, and what shrinks with the nodes is dp_shard."""
+    """Check that nodes have equally many ranks, and that dp_shard can shrink with the nodes."""
     fewest, most = recovery.nodes
     degrees = spec.parallelism
     if fewest < most and degrees.dp_shard % most:
         yield Problem(
             where("nodes"),
-            f"dp_shard {degrees.dp_shard} is no multiple of {most} nodes: a node that leaves takes "
-            "its part of dp_shard with it",
+            f"dp_shard {degrees.dp_shard} is not a multiple of {most} nodes: a node that leaves "
+            "takes its part of dp_shard with it",
         )
     elif degrees.world_size % most:
         yield Problem(where("nodes"), f"{degrees.world_size} ranks do not fill {most} nodes")
 
 
 def _time_problems(recovery: Recovery, where: Where) -> Iterator[Problem]:
-    """There have to be restarts for all faults, and time to notice that a rank hangs."""
+    """Check that there are enough restarts, and time to detect a hang."""
     needed = sum(fault.kind is not FaultKind.JOIN for fault in recovery.faults)
     if needed > recovery.max_restarts:
         faults = (
@@ -119,7 +119,7 @@ def _time_problems(recovery: Recovery, where: Where) -> Iterator[Problem]:
     if hangs and recovery.within_s < HANG_FLOOR_S:
         yield Problem(
             where("recover_within_s"),
-            f"{recovery.within_s:g} s are too few to notice a rank that hangs and to start again",
+            f"{recovery.within_s:g} s are too few to detect a hanging rank and to restart",
             f"at least {HANG_FLOOR_S:g} s in a script with hang",
         )
 
@@ -127,37 +127,37 @@ def _time_problems(recovery: Recovery, where: Where) -> Iterator[Problem]:
 def _script_problems(
     in_order: Sequence[tuple[int, FaultTable]], recovery: Recovery, where: Where
 ) -> Iterator[Problem]:
-    """Faults must not race with each other, and one of them has to lead to a checkpoint's load."""
+    """Check that faults do not race, and that at least one leads to loading a checkpoint."""
     for (earlier, first), (later, second) in pairwise(in_order):
         if first.step == second.step:
             yield Problem(
                 where(f"faults[{later}].step"),
-                f"{second.kind} strikes at step {second.step}, and so does faults[{earlier}], "
-                f"{first.kind}: they would race, and could not each end a pass",
-                "one fault a step at most",
+                f"{second.kind} happens at step {second.step}, and so does faults[{earlier}], "
+                f"{first.kind}: they would race, and only one of them would end a pass",
+                "at most one fault per step",
             )
     every = recovery.checkpoint_every
     if not any(_comes_after(every, fault) for fault in recovery.faults):
         yield Problem(
             where("faults"),
-            "none strikes after a whole checkpoint, so there is nothing to recover from: with "
-            f"checkpoint_every = {every} the first is that of step {every}",
+            "none happens after a complete checkpoint, so there is nothing to recover from: with "
+            f"checkpoint_every = {every} the first one is at step {every}",
             f"a fault after step {every}",
         )
 
 
 def _comes_after(checkpoint: int, fault: Fault) -> bool:
-    """Whether a fault strikes when that step's checkpoint is whole, if need be in a replay."""
-    at_its_step = fault.kind in AFTER_THE_STEP  # checkpoints are written before these strike
+    """Whether that step's checkpoint is complete when the fault happens, perhaps in a replay."""
+    at_its_step = fault.kind in AFTER_THE_STEP  # checkpoints are written before these happen
     return fault.step > checkpoint or (at_its_step and fault.step == checkpoint)
 
 
 def _fault_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
-    """Key, message and hint of whatever keeps one fault from being a test."""
+    """Key, message and hint for everything that prevents one fault from being a test."""
     for key, kinds in KEYS.items():
         if getattr(at.fault, key) is not None and at.kind not in kinds:
             valid = ", ".join(kind.value for kind in FaultKind if kind in kinds)
-            yield _Wrong(key, f"is no key of {at.kind.value}", f"of {valid}")
+            yield _Wrong(key, f"is not a key of {at.kind.value}", f"of {valid}")
     yield from _step_problems(at, recovery, spec)
     yield from _target_problems(at, recovery, spec)
     yield from _restart_problems(at, recovery, spec)
@@ -172,7 +172,7 @@ def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wron
     elif step == steps and at.kind in AFTER_THE_STEP | OF_A_CHECKPOINT:
         yield _Wrong(
             "step",
-            f"{at.kind.value} strikes when step {step} has ended, and that is the last: "
+            f"{at.kind.value} happens when step {step} has ended, and that is the last: "
             "nothing is left to recover",
             f"from 1 to {steps - 1}",
         )
@@ -185,13 +185,13 @@ def _step_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wron
 
 
 def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
-    """The rank or node has to be there, and the job has to stay within its nodes."""
+    """Check that the rank or node exists, and that the job stays within its number of nodes."""
     fewest, most = recovery.nodes
     ranks = spec.parallelism.world_size // most * at.nodes
     rank = at.fault.rank
     if at.kind is FaultKind.CKPT_TORN and rank is not None and at.fault.torn != Torn.TRUNCATED:
         yield _Wrong(
-            "rank", "every rank dies: only a truncated shard is one rank's", 'torn = "truncated"'
+            "rank", "every rank dies: only a truncated shard has a rank", 'torn = "truncated"'
         )
     elif rank is not None and rank >= ranks:
         there = f" on the {at.nodes} of {most} nodes that are there" if at.nodes < most else ""
@@ -201,7 +201,9 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
     if at.kind not in (FaultKind.AGENT_LOSS, FaultKind.JOIN):
         return
     if fewest == most:
-        yield _Wrong("kind", f"{at.kind.value} needs nodes that may change", "as nodes = [1, 2]")
+        yield _Wrong(
+            "kind", f"{at.kind.value} needs nodes that may change", "such as nodes = [1, 2]"
+        )
     elif at.kind is FaultKind.JOIN and at.nodes == most:
         yield _Wrong("kind", f"no node can join: all {most} are there by step {at.fault.step}")
     elif at.kind is FaultKind.AGENT_LOSS and at.nodes == fewest:
@@ -211,7 +213,7 @@ def _target_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wr
 
 
 def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_Wrong]:
-    """What torchrun's restarts in place cannot survive."""
+    """Faults that torchrun's restarts in place cannot survive."""
     if recovery.restarts is not RestartOwner.TORCHRUN:
         return
     harness = 'restarts = "harness"'
@@ -226,15 +228,15 @@ def _restart_problems(at: _At, recovery: Recovery, spec: SetSpec) -> Iterator[_W
     if at.kind is FaultKind.CKPT_TORN and at.fault.torn == Torn.TRUNCATED:
         yield _Wrong(
             "torn",
-            "a truncated checkpoint looks whole: torchrun's restarts would load it and die, again "
-            "and again, and only the harness sets it aside",
+            "a truncated checkpoint looks complete: torchrun's restarts would load it and die, "
+            "again and again; only the harness sets it aside",
             harness,
         )
     timeout = spec.setting(COLLECTIVE_TIMEOUT)
     if at.kind is FaultKind.HANG and not (isinstance(timeout, int) and timeout < recovery.within_s):
         yield _Wrong(
             "kind",
-            "torchrun notices no rank that hangs: only the collectives' timeout does, and "
+            "torchrun does not detect a hanging rank: only the collectives' timeout does, and "
             f"{COLLECTIVE_TIMEOUT} is {timeout or 'not set'}, recover_within_s "
             f"{recovery.within_s:g}",
             f"set it below recover_within_s, or {harness}",

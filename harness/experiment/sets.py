@@ -1,4 +1,4 @@
-"""A validated table of a control or test set as a ``SetSpec``, with its defaults filled in."""
+"""Turns a validated table of a control or test set into a ``SetSpec``, with defaults."""
 
 from __future__ import annotations
 
@@ -42,32 +42,32 @@ from converge_harness.trainers import (
 )
 
 INLINE = "[trainer.config]"
-"""What the train config in the experiment file itself is called in messages."""
+"""Name of a train config inside the experiment file, in messages."""
 TECHNIQUES = (
     *("techniques", "pipeline_schedule", "cp_rotation", "spmd_backend"),
     *("inject", "without_fixes"),
 )
-"""Keys of a set that only adapters of ours give a meaning."""
+"""Keys of a set that only our rank adapters understand."""
 
 
 @dataclass
 class SetBuilder:
-    """Builds the sets of one file, adding what is wrong to ``problems``."""
+    """Builds the sets of one file, and adds what is wrong to ``problems``."""
 
     table: TrainerTable
     """``[trainer]``."""
     where_trainer: Where
     folders: tuple[Path, ...]
-    """Where relative paths are looked up; the first match wins."""
+    """Where relative paths are resolved; the first match wins."""
     problems: list[Problem]
     cluster: PlacedCluster | None = None
     common: dict[str, Setting] = field(init=False)
     """``[trainer.set]``, dotted."""
     train_configs: dict[str, TrainConfig | None] = field(default_factory=dict)
-    """By path as written; None when it could not be read (its problem is known by then)."""
+    """By path as written; None if it could not be read, which was already reported."""
     trainer: Trainer = field(init=False)
     of_file: TrainerOfFile = field(init=False)
-    """What ``[trainer]`` means for all sets."""
+    """``[trainer]``, for all sets."""
     inline: TrainConfig | None = field(init=False, default=None)
     """``[trainer.config]``."""
 
@@ -90,7 +90,7 @@ class SetBuilder:
         *,
         control: SetSpec | None = None,
     ) -> SetSpec | None:
-        """The set; None when a problem keeps it from being built.
+        """The set; None if a problem prevents it.
 
         A test set takes its train config and toolchain from its control unless it names its own.
         """
@@ -137,7 +137,7 @@ class SetBuilder:
     def _backend(self, table: SetTable | ElasticTable, control: SetSpec | None) -> str | None:
         """The SPMD backend of a set that names none: its control's, else the experiment's.
 
-        Not its control's in another toolchain, whose torch may be fit for another.
+        Not its control's if it has another toolchain, whose torch may need another backend.
         """
         same = control is not None and table.toolchain in (None, control.toolchain)
         if control is not None and same:
@@ -147,7 +147,7 @@ class SetBuilder:
     def _with_kind(
         self, spec: SetSpec, table: SetTable | ElasticTable, where: Where, control: SetSpec | None
     ) -> SetSpec:
-        """The set with what only its kind has."""
+        """The set with the attributes of its kind."""
         match table:
             case ElasticTable():
                 self.problems += self._pass_problems(spec, table, where)
@@ -163,7 +163,7 @@ class SetBuilder:
         return self._requeued(spec, table, where)
 
     def _requeued(self, spec: SetSpec, table: SetTable | ElasticTable, where: Where) -> SetSpec:
-        """The set as a scheduler may interrupt it, if it is to go on from checkpoints then."""
+        """The set with the checkpoints for requeues, if the cluster has ``checkpoint_every``."""
         if self.cluster is None:
             return spec
         recovery = requeued(self.cluster, spec, self.problems)
@@ -226,9 +226,9 @@ class SetBuilder:
         for key, value in flatten(table):
             place = where(f"set.{key}")
             if word := self.trainer.own_words.get(key):
-                self.problems.append(Problem(place, "is not set here", f"use {word}"))
+                self.problems.append(Problem(place, "cannot be set here", f"use {word}"))
             elif not all(part.strip() for part in key.split(".")):
-                self.problems.append(Problem(place, f"{key!r} is no dotted key"))
+                self.problems.append(Problem(place, f"{key!r} is not a dotted key"))
             elif key in overrides:
                 self.problems.append(Problem(place, "is set twice"))
             elif isinstance(value, dict):
@@ -238,7 +238,7 @@ class SetBuilder:
         return overrides
 
     def _inject(self, written: str | None, where: Where) -> str | None:
-        """``path:function`` with the path made absolute: ranks start in another folder."""
+        """``path:function`` with an absolute path, because ranks start in another folder."""
         if written is None:
             return None
         file, _, function = written.rpartition(":")
@@ -258,19 +258,19 @@ class SetBuilder:
 
 
 def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """What a set asks for that its trainer cannot do."""
+    """Settings of a set that its trainer cannot do."""
     can, who = spec.trainer.can, f"a {spec.trainer.kind} trainer"
     for key in () if can.techniques else TECHNIQUES:
         if getattr(table, key, None):
             yield Problem(
                 where(key),
-                f"is known of torchtitan only: of {who} all settings are in its config",
-                "put it into trainer.config, and choose it by `set`",
+                f"is for torchtitan only: all settings of {who} are in its config",
+                "put it into trainer.config, and set it by `set`",
             )
     if spec.own_random_numbers and not can.frozen_steps:
         yield Problem(
             where("own_random_numbers"),
-            "needs frozen steps, which converge makes of torchtitan only",
+            "needs frozen steps, which converge can make in torchtitan only",
             'leave it out; ask = "no worse" compares the loss alone',
         )
     kind = getattr(table, "kind", Kind.PARALLEL)
@@ -279,45 +279,45 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
     if isinstance(table, GeneratedTable):
         yield Problem(
             where("kind"),
-            f"'space_time' needs torchtitan: {who} has sets of kind 'parallel'",
+            f"'space_time' needs torchtitan: {who} can only have sets of kind 'parallel'",
             "write each as a [[test]] with its degrees and training.local_batch_size",
         )
     else:
         yield Problem(
             where("kind"),
-            f"{kind!r} needs torchtitan, whose checkpoints join its passes: {who} has sets of "
+            f"{kind!r} needs torchtitan's checkpoints between its passes: {who} can only have "
             "kind 'parallel'",
         )
 
 
 def _undrawable(spec: SetSpec, where: Where) -> Iterator[Problem]:
-    """Why a set with random numbers of its own cannot be judged in the mean over frozen steps."""
+    """Why a set with ``own_random_numbers`` cannot be judged by the mean over frozen steps."""
     place = where("own_random_numbers")
     if spec.ask is Ask.NO_WORSE:
-        yield Problem(place, f"changes nothing where ask is {spec.ask.value!r}", "leave it out")
+        yield Problem(place, f"has no effect if ask is {spec.ask.value!r}", "leave it out")
     if not spec.train_config.own_loader:
         why = "needs frozen steps, which only converge's own loader makes"
         yield Problem(place, why, 'use loader = "converge" under [converge.data]')
 
 
 def written_degrees(table: ParallelismTable) -> Parallelism:
-    """The degrees in a table that may hold more."""
+    """The degrees in a table that may have further keys."""
     return Parallelism(**{name: getattr(table, name) for name in ParallelismTable.model_fields})
 
 
 def schedule_of(written: str | None, degrees: Parallelism) -> str | None:
-    """The pipeline schedule: 1F1B where there is a pipeline and nothing else is asked for."""
+    """The pipeline schedule; 1F1B by default if there is a pipeline."""
     return written or ("1F1B" if degrees.pp > 1 else None)
 
 
 def segments_of(
     table: ElasticTable, spec: SetSpec, where: Callable[[str], str], problems: list[Problem]
 ) -> tuple[Segment, ...]:
-    """The segments in order; what keeps them from covering all steps is added to ``problems``.
+    """The segments in order; a gap or overlap is added to ``problems``.
 
     Args:
         table: the set as written.
-        spec: the set without its segments: it says how many steps there are, and the local batch.
+        spec: the set without its segments, for the number of steps and the local batch.
         where: from a key of the table to its place.
         problems: where problems are collected.
     """
@@ -341,7 +341,7 @@ def segments_of(
                 "the segments cover all steps, because steps shape the lr schedule",
             )
         )
-    # What is no number is refused with the sizes of the set (harness/plan).
+    # A value that is not a number is refused with the sizes of the set (harness/plan).
     local = spec.setting(LOCAL_BATCH)
     default = local if isinstance(local, int) else 1
     degrees = [written_degrees(segment) for segment in table.segments]
@@ -357,11 +357,11 @@ def segments_of(
 
 
 def requeued(placed: PlacedCluster, spec: SetSpec, problems: list[Problem]) -> Recovery | None:
-    """Its checkpoints, if the cluster asks for them; None: a requeued job starts over.
+    """The set's checkpoints for requeues; None: a requeued job starts over.
 
     Args:
-        placed: the cluster, and where its keys are written.
-        spec: the set, which has no checkpoints of its own.
+        placed: the cluster, and the places of its keys.
+        spec: a set without its own checkpoints.
         problems: where problems are collected.
     """
     every = placed.cluster.checkpoint_every
@@ -373,7 +373,7 @@ def requeued(placed: PlacedCluster, spec: SetSpec, problems: list[Problem]) -> R
             Problem(
                 placed.where("checkpoint_every"),
                 f"{every} comes after the last step of {spec.name!r}: training.steps is {steps}",
-                f"at most {steps}, or requeue = false; [cluster] of the experiment may say it",
+                f"at most {steps}, or requeue = false; [cluster] of the experiment may set it",
             )
         )
     return Recovery(

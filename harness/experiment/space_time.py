@@ -1,10 +1,10 @@
-"""``kind = "space_time"``: the sets that hold data-parallel degree x gradient accumulation.
+"""``kind = "space_time"``: sets with the same product of data-parallel degree and accumulation.
 
-From ``product = 4`` and ``pp = [1, 2]``, named after the table: FSDP of every divisor with the
-accumulation that is left (``st_fsdp4_acc1 st_fsdp2_acc2 st_fsdp1_acc4``), the same in pipelines
-where the ranks are no more than the product (``st_fsdp2_pp2_acc2 st_fsdp1_pp2_acc4``), and without
-accumulation all ways to hold the parameters: replicated (``st_ddp4``), in replicated groups
-(``st_hsdp2x2``), and sharded with and without the parameters' gathering again in the backward
+From ``product = 4`` and ``pp = [1, 2]``, named after the table: FSDP with every divisor and the
+remaining accumulation (``st_fsdp4_acc1 st_fsdp2_acc2 st_fsdp1_acc4``); the same in pipelines whose
+ranks do not exceed the product (``st_fsdp2_pp2_acc2 st_fsdp1_pp2_acc4``); and without accumulation
+all ways of distributing the parameters: replicated (``st_ddp4``), in replicated groups
+(``st_hsdp2x2``), and sharded with and without gathering the parameters again in the backward pass
 (``st_fsdp4_zero3``, ``st_fsdp4_zero2``: what ZeRO-3 and ZeRO-2 keep in memory).
 """
 
@@ -34,7 +34,7 @@ GROUPS = 2
 def expand(
     table: SpaceTimeTable, where: Callable[[str], str], problems: list[Problem]
 ) -> Iterator[GeneratedTable]:
-    """The sets of a table; what it cannot mean is added to ``problems``."""
+    """The sets of a table; contradictions are added to ``problems``."""
     asked = {key for key, _ in flatten(table.overrides)}
     if table.local_batch_size is not None and LOCAL_BATCH in asked:
         problems.append(Problem(where("local_batch_size"), f"is also set.{LOCAL_BATCH}"))
@@ -66,9 +66,9 @@ def hold_global_batch(
     where: Callable[[str], str],
     problems: list[Problem],
 ) -> dict[str, Setting]:
-    """The overrides of a generated set, with the global batch that its product makes.
+    """The overrides of a generated set, with the global batch that follows from its product.
 
-    What keeps its samples from being the control's is added to ``problems``.
+    Reasons why its samples are not the control's are added to ``problems``.
     """
     config = spec.train_config
     if config.data is None or config.loader is Loader.TORCHTITAN:
@@ -76,8 +76,8 @@ def hold_global_batch(
             Problem(
                 where("kind"),
                 f"space_time needs [converge.data] in {config.path}, read by a loader whose order "
-                "does not depend on the data-parallel degree: other samples a step, or equally "
-                "many valid tokens on every rank, would test nothing",
+                "does not depend on the data-parallel degree: with other samples per step, or "
+                "equally many valid tokens on every rank, it would test nothing",
                 'loader = "converge" in [converge.data]',
             )
         )
@@ -85,7 +85,7 @@ def hold_global_batch(
     if not isinstance(local, int):  # refused with the sizes of the set (harness/plan)
         return dict(spec.overrides)
     total = table.product * local
-    made = f"{table.product} x local batch {local} = {total} samples a step"
+    made = f"{table.product} x local batch {local} = {total} samples per step"
     own = spec.setting(GLOBAL_BATCH, -1)
     wanted = _global_batch(control)
     if own not in (-1, total):
@@ -98,7 +98,7 @@ def hold_global_batch(
 
 
 def _global_batch(control: SetSpec) -> int | None:
-    """Samples of a step; None where the sizes are wrong, which is reported with them."""
+    """Samples per step; None if the sizes are wrong, which is reported elsewhere."""
     stated = control.setting(GLOBAL_BATCH, -1)
     local = control.setting(LOCAL_BATCH)
     if stated == -1 and isinstance(local, int):
@@ -107,7 +107,7 @@ def _global_batch(control: SetSpec) -> int | None:
 
 
 def _layouts(table: SpaceTimeTable) -> Iterator[tuple[str, dict[str, int], str | None]]:
-    """Name after the prefix, degrees, and when FSDP reshards."""
+    """Rest of the name, degrees, and when FSDP reshards."""
     product = table.product
     for pp in dict.fromkeys(table.pp):
         for dp in range(product, 0, -1):
@@ -126,7 +126,7 @@ def _layouts(table: SpaceTimeTable) -> Iterator[tuple[str, dict[str, int], str |
 def _generated(
     table: SpaceTimeTable, name: str, degrees: dict[str, int], reshard: str | None
 ) -> dict[str, Any]:
-    """One set as a ``[[test]]`` would write it."""
+    """One set as a ``[[test]]`` table."""
     overrides: dict[str, Any] = dict(flatten(table.overrides))
     if table.local_batch_size is not None:
         overrides[LOCAL_BATCH] = table.local_batch_size

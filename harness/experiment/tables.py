@@ -1,29 +1,29 @@
 """The tables of an experiment file, as pydantic models.
 
-A model says what one table may hold by itself. What needs several tables (a test's control, unique
-names) or files is checked in ``load.py``; what needs batch sizes and toolchains in
-``harness/plan/rules``; what ``[trainer]`` may hold is up to the trainer.
+A model checks one table by itself. Checks across tables (a test's control, unique names) and of
+files are in ``load.py``, those that need batch sizes and toolchains in ``harness/plan/rules``. Each
+trainer defines its own ``[trainer]`` table.
 
 Kinds of ``[[test]]`` other than ``parallel``::
 
     [[test]]
-    kind = "elastic"                # a run resized on its way
+    kind = "elastic"                # a run that is resized
     name = "resized"
-    segments = [                    # `until` is a segment's last step, that of the last all steps;
-      { until = 4, dp_shard = 2 },  # local_batch_size: default that of the set
+    segments = [                    # `until` is a segment's last step; the last one ends the run
+      { until = 4, dp_shard = 2 },  # local_batch_size: by default the set's
       { until = 12, dp_shard = 2, pp = 2, local_batch_size = 2, pipeline_schedule = "1F1B" },
     ]
 
     [[test]]
-    kind = "fault"                  # a run that is broken and has to recover
+    kind = "fault"                  # a run that is interrupted and has to recover
     name = "killed"
     parallelism = { dp_shard = 2 }
     checkpoint_every = 4            # steps
     faults = [{ kind = "kill", step = 6, rank = 1 }]
-    restarts = "torchrun"           # in place; or "harness" (the default): another torchrun call
+    restarts = "torchrun"           # in place; or "harness" (the default): a new torchrun call
     max_restarts = 3                # the default
     recover_within_s = 120          # the default: from a fault to the first step that ends after it
-    nodes = [1, 2]                  # fewest and most; the default is [1, 1]
+    nodes = [1, 2]                  # least and most; the default is [1, 1]
 
     [[test]]
     kind = "space_time"             # sets of equal product: see harness/experiment/space_time.py
@@ -31,7 +31,7 @@ Kinds of ``[[test]]`` other than ``parallel``::
     product = 4                     # dp x gradient accumulation
     pp = [1, 2]
 
-Keys that every kind has: ``name kind control techniques set tolerance margin waive toolchain
+Keys of all kinds: ``name kind control techniques set tolerance margin waive toolchain
 train_config inject without_fixes note``.
 """
 
@@ -119,13 +119,15 @@ def repeat_of(written: object) -> Repeat:
         raise PydanticCustomError("choice", "is not known", {"valid": _REPEAT_KINDS})
     if not _REPEAT_SEED.fullmatch(seed):
         raise PydanticCustomError(
-            "seed", "must end in a seed from 1 to 999999, as {example}", {"example": f"{kind}.2"}
+            "seed",
+            "must end in a seed from 1 to 999999, such as {example}",
+            {"example": f"{kind}.2"},
         )
     return Repeat(RepeatKind(kind), int(seed))
 
 
 def cadence_of(written: object) -> Cadence:
-    """At which steps per-tensor evidence is taken, as the model has it.
+    """The steps of per-tensor evidence, as a ``Cadence``.
 
     Raises pydantic's errors, which become problems of the file.
     """
@@ -158,7 +160,9 @@ def _listed(written: list[object]) -> tuple[int, ...]:
 Degree = Annotated[int, Field(ge=1, le=65_536)]
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Margin = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-"""Relative: 1 and more is a percentage by mistake, and would let everything pass."""
+"""Relative: a value of 1 or more is probably meant as a percentage, and would let everything
+pass.
+"""
 Repeats = Annotated[
     list[Annotated[Repeat, PlainValidator(repeat_of)]], AfterValidator(no_repetition)
 ]
@@ -181,7 +185,7 @@ class ParallelismTable(Table):
 
 
 class FixedTable(Table):
-    """What a control, a test and all sets of a matrix can say in one value."""
+    """Keys of a control, a test and a matrix with a single value."""
 
     overrides: dict[str, Any] = Field(default={}, alias="set")
     tolerance: dict[Annotated[str, one_of(SIGNALS)], Tolerance] = Field(default={})
@@ -195,7 +199,7 @@ class FixedTable(Table):
 
 
 class SetTable(FixedTable):
-    """What a control and a test have in common."""
+    """The keys that a control and a test have in common."""
 
     parallelism: ParallelismTable
     techniques: Techniques = Field(default=[])
@@ -213,7 +217,7 @@ class AnchorTable(SetTable):
 
 
 class TestTable(SetTable):
-    """A test set with degrees of its own; other kinds are in ``harness/experiment/tables.py``."""
+    """A test set with its own degrees; tables of other kinds are below."""
 
     name: Name
     kind: KindWord = Kind.PARALLEL
@@ -221,7 +225,7 @@ class TestTable(SetTable):
     ask: AskWord = Ask.SAME
     own_random_numbers: bool = False
 
-    __test__ = False  # pytest: this is no test class
+    __test__ = False  # pytest: this is not a test class
 
 
 class ProbeTable(Table):
@@ -230,10 +234,9 @@ class ProbeTable(Table):
 
 
 class FileTable(Table):
-    """The top of the file.
+    """The top level of the file.
 
-    The tables in it are validated one by one, so that one broken table does not hide the problems
-    of another.
+    Its tables are validated separately, so that an invalid table does not hide problems of another.
     """
 
     schema_version: SchemaVersion = Field(alias="schema")
@@ -263,28 +266,32 @@ FEWEST_AND_MOST = 2
 MAX_NODES = 4096
 MAX_PRODUCT = 4096
 RESTARTS = (RestartOwner.TORCHRUN, RestartOwner.HARNESS)
-"""Who may restart a fault set: a cluster answers to faults that no script names."""
+"""What may restart a fault set. A cluster only reacts to real faults, not to those of a script."""
 
 
 def _several_segments(segments: list[T]) -> list[T]:
     if len(segments) < FEWEST_SEGMENTS:
         raise PydanticCustomError(
-            "segments", "must be two segments or more: it is their borders that are tested"
+            "segments", "must be two or more segments: the resumes between them are tested"
         )
     return segments
 
 
 def _some_fault(faults: list[T]) -> list[T]:
     if not faults:
-        raise PydanticCustomError("faults", "must name a fault, as [{kind = 'kill', step = 6}]")
+        raise PydanticCustomError(
+            "faults", "must name a fault, such as [{kind = 'kill', step = 6}]"
+        )
     return faults
 
 
 def _fewest_and_most(nodes: list[int]) -> list[int]:
     if len(nodes) != FEWEST_AND_MOST:
-        raise PydanticCustomError("nodes", "must be the fewest and the most nodes, as [1, 2]")
+        raise PydanticCustomError(
+            "nodes", "must be the least and the largest number of nodes, such as [1, 2]"
+        )
     if nodes[0] > nodes[1]:
-        raise PydanticCustomError("nodes", "must have the fewest nodes first")
+        raise PydanticCustomError("nodes", "must have the smaller number first")
     return nodes
 
 
@@ -294,7 +301,7 @@ Product = Annotated[int, Field(ge=2, le=MAX_PRODUCT)]
 
 
 class SegmentTable(ParallelismTable):
-    """One segment of an elastic set: its degrees beside its last step."""
+    """One segment of an elastic set: its last step and its degrees."""
 
     until: Step
     local_batch_size: Step | None = None
@@ -302,7 +309,7 @@ class SegmentTable(ParallelismTable):
 
 
 class ElasticTable(FixedTable):
-    """``kind = "elastic"``. Degrees and schedule are those of its segments."""
+    """``kind = "elastic"``. Its segments have the degrees and the schedule."""
 
     name: Name
     kind: KindWord = Kind.ELASTIC
@@ -322,7 +329,7 @@ class ElasticTable(FixedTable):
 
 
 class FaultTable(Table):
-    """One entry of a script of faults. None: not written."""
+    """One entry of a script of faults. None: not given."""
 
     kind: Annotated[str, one_of(FaultKind)]
     step: Step
@@ -362,7 +369,7 @@ class SpaceTimeTable(FixedTable):
 
 
 class GeneratedTable(TestTable):
-    """One set that a space_time table stands for."""
+    """One set generated from a space_time table."""
 
     kind: KindWord = Kind.SPACE_TIME
     product: Product
@@ -379,13 +386,13 @@ KEYS = {
     kind: {field.alias or name for name, field in model.model_fields.items()}
     for kind, model in TABLES.items()
 }
-"""The keys of every kind, as TOML has them."""
+"""The TOML keys of every kind."""
 ELSEWHERE = {
     (Kind.ELASTIC, "parallelism"): "every segment has its own degrees",
     (Kind.ELASTIC, "pipeline_schedule"): "every segment has its own",
     (Kind.SPACE_TIME, "parallelism"): "its degrees are made of product and pp",
 }
-"""Where a kind says what others say by this key."""
+"""Where a kind has what other kinds have under this key."""
 
 
 class _KindOnly(Table):
@@ -397,7 +404,7 @@ class _KindOnly(Table):
 def read_test(
     table: dict[str, Any], where: Callable[[str], str], problems: list[Problem]
 ) -> KindTable | None:
-    """A ``[[test]]`` as the table of its kind; None when anything is wrong with it."""
+    """A ``[[test]]`` as the table of its kind; None if anything is wrong with it."""
     only = validate(_KindOnly, table, where, problems)
     if only is None:
         return None

@@ -1,10 +1,10 @@
-"""Help with planning: which sets to run for the techniques that somebody named.
+"""Help with planning: which sets to run for given techniques.
 
 ``recommend`` lists the sets that torchtitan's converging guide (its ``docs/converging.md``) asks
 for, ``write_experiment`` is their experiment file, and ``cover_pairs`` finds the fewest jobs in
-which every pair of techniques meets. All of it is pure: what may run together is asked of
-``harness/plan/rules``, and where those have no rule, of the limitations that its
-trainer tells of its release, each with its source.
+which every pair of techniques meets. All of it is pure: which techniques may run together follows
+from ``harness/plan/rules`` and from the trainer's list of its release's limitations, each with its
+source.
 """
 
 from converge_harness.guide.base import Base, control_of, nominal_base, sized_base

@@ -1,4 +1,4 @@
-"""What proposed sets stand beside: a 1D FSDP control with its base config and batch sizes."""
+"""The control of proposed sets: 1D FSDP, with its base config and batch sizes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from converge_harness.trainers import features_of
 MICROBATCH = "parallelism.pipeline_parallel_microbatch_size"
 CUDA_GRAPHS = "training.disable_cuda_graphs"
 PIPELINE_RULES = ("pp-microbatches", "pp-microbatches-fit", "batch-divisible")
-"""Rules that a local batch can be chosen to keep."""
+"""Rules that the choice of the local batch can satisfy."""
 MOST_RAISED = 64
-"""A token budget is raised to at most so many times one local batch per rank."""
+"""The token budget is raised to at most this many times one local batch per rank."""
 MOST_LOCAL = 65_536
-"""No local batch is larger."""
+"""Largest local batch."""
 FUSING_MICROBATCH = 2
 """torchtitan 0.2.2 on torch 2.13: the all-gathers of a pipeline stage fuse for async TP only when
 a microbatch holds several samples (``experiments/four_d.toml``)."""
@@ -44,19 +44,19 @@ a microbatch holds several samples (``experiments/four_d.toml``)."""
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The control that sets are proposed beside, in an experiment of its own."""
+    """The control of proposed sets, in an experiment of its own."""
 
     experiment: Experiment
     control: Job
     sizes_known: bool = True
-    """False for a nominal one: its batch and sequence are made to hold everything."""
+    """False for a nominal one, whose batch and sequence are large enough for everything."""
 
     @property
     def dp(self) -> int:
         return self.control.spec.parallelism.dp
 
     def spec(self, factors: Iterable[Factor], name: str = "proposed") -> SetSpec:
-        """The test set of these factors; its ``overrides`` are the control's and what it needs."""
+        """The test set with these factors; ``overrides`` are the control's and its own."""
         factors = ordered(factors)
         by_slot = {factor.slot: factor for factor in factors}
         axes = {slot: by_slot[slot].degree for slot in ("tp", "cp", "pp", "ep") if slot in by_slot}
@@ -81,7 +81,7 @@ class Base:
         return self._sized(spec)
 
     def job(self, spec: SetSpec) -> Job:
-        """A set as the job that rules look at. It is never launched and has no identity."""
+        """A set as a job for the rules. It is never launched and has no identity."""
         local = spec.setting(LOCAL_BATCH)
         return replace(
             self.control,
@@ -93,11 +93,11 @@ class Base:
         )
 
     def case(self, spec: SetSpec) -> PlannedJob:
-        """A set beside its control."""
+        """A set with its control."""
         return PlannedJob(self.experiment, self.control, self.job(spec), on_cpu=False)
 
     def _sized(self, spec: SetSpec) -> SetSpec:
-        """The set with the local batch that its pipeline takes; as it is where none does."""
+        """The set with a local batch that its pipeline accepts; unchanged if there is none."""
         if spec.parallelism.pp == 1:
             return spec
         overrides = dict(spec.overrides)
@@ -128,15 +128,15 @@ class Base:
 
 
 def control_of(job: Job, experiment: Experiment) -> Base:
-    """The base that a planned control is."""
+    """A planned control as a base."""
     return Base(experiment, job)
 
 
 def nominal_base(dp: int, toolchain: Toolchain, factors: Iterable[Factor]) -> Base:
-    """A base without a config: no batch or sequence of it keeps a set from being proposed."""
+    """A base without a config; its batch and sequence never prevent a set from being proposed."""
     factors = tuple(factors)
     degrees = math.prod({factor.degree for factor in factors})
-    # Two stages a rank, in microbatches of two.
+    # Two stages per rank, in microbatches of two.
     per_rank = 4 * math.lcm(*(factor.degree for factor in factors if factor.slot == "pp"))
     config = TrainConfig(path="any base config", settings={})
     sizes = {"steps": 1, "seq_len": 256 * degrees**2, "local_batch_size": per_rank}
@@ -146,13 +146,13 @@ def nominal_base(dp: int, toolchain: Toolchain, factors: Iterable[Factor]) -> Ba
 def sized_base(
     config: TrainConfig, toolchain: Toolchain, dp: int, factors: Iterable[Factor]
 ) -> Base:
-    """A 1D FSDP control of a config, whose token budget every pipeline among ``factors`` takes.
+    """A 1D FSDP control of a config, with a token budget that suits every pipeline in ``factors``.
 
-    The budget is the config's own where that can be divided over ``dp`` ranks and into enough
-    microbatches, else the least multiple of a local batch on every rank that can.
+    The budget is the config's own if it can be divided over ``dp`` ranks and into enough
+    microbatches, else the smallest multiple of one local batch per rank that can.
 
     Raises:
-        ConfigError: a size is not stated, or no budget of a sensible size does.
+        ConfigError: a size is not stated, or no budget of a sensible size works.
     """
     sizes = _stated(config)
     factors = tuple(factors)
@@ -183,7 +183,7 @@ def sized_base(
 
 
 def config_setting(config: TrainConfig, key: str) -> Setting:
-    """What a train config alone says of a dotted key."""
+    """A dotted key's value in a train config alone."""
     return SetSpec("", Parallelism(), config, "").setting(key)
 
 
@@ -193,7 +193,7 @@ def _takes(base: Base, factors: Iterable[Factor]) -> bool:
 
 
 def _stated(config: TrainConfig) -> dict[str, int]:
-    """Sizes that a plan cannot be made without."""
+    """Sizes without which no plan can be made."""
     problems, sizes = [], {}
     for name in ("steps", "local_batch_size", "seq_len"):
         value: Any = config_setting(config, f"training.{name}")
@@ -240,7 +240,7 @@ def _base(
 
 
 def _data_degrees(factor: Factor | None, dp: int) -> dict[str, int]:
-    """FSDP unless a factor says otherwise; the product is ``dp`` in any case."""
+    """FSDP unless a factor says otherwise; the product is always ``dp``."""
     if factor is None:
         return {"dp_shard": dp}
     if factor.variant == DDP:
@@ -252,5 +252,5 @@ def _data_degrees(factor: Factor | None, dp: int) -> dict[str, int]:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    """Those that can be a local batch, ascending."""
+    """Divisors that can be a local batch, ascending."""
     return tuple(n for n in range(1, min(number, MOST_LOCAL) + 1) if number % n == 0)

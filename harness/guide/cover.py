@@ -22,14 +22,14 @@ from converge_harness.guide.factor import Factor, ordered
 from converge_harness.guide.fit import Combination, feasible, why_apart
 
 TIME_LIMIT_S = 60.0
-"""Of the search for the fewest jobs. Those of a real experiment take milliseconds."""
+"""Time limit of the search for the fewest jobs. A real experiment takes milliseconds."""
 HAS_PROOF = 0
-"""``milp``'s status of a solution that is known to be the best."""
+"""``milp``'s status of a solution that is proved optimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two techniques that meet, or one that meets no other and is tested alone."""
+    """Two techniques in one job, or one that can be combined with no other and is tested alone."""
 
     one: Factor
     other: Factor | None = None
@@ -43,12 +43,12 @@ class ProposedJob:
     factors: tuple[Factor, ...]
     ranks: int
     first: tuple[Pair, ...]
-    """What no job before it covers."""
+    """Pairs that no earlier job covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """A pair that meets in no job."""
+    """A pair that cannot be in one job."""
 
     pair: Pair
     why: str
@@ -60,30 +60,30 @@ class Cover:
 
     factors: tuple[Factor, ...]
     jobs: tuple[ProposedJob, ...]
-    """Those that cover most come first."""
+    """Those that cover the most pairs come first."""
     pairs: int
-    """Pairs that can meet: as many jobs would test each by itself."""
+    """Pairs that can meet: testing each separately would take as many jobs."""
     alone: int
-    """Techniques that meet no other."""
+    """Techniques that can be combined with no other."""
     combinations: int
-    """Combinations of one technique or more that can be one job."""
+    """Combinations of one or more techniques that can be one job."""
     apart: tuple[Apart, ...]
     at_most_more: int
-    """How many jobs more than the least there may be; 0: these are proved to be the fewest."""
+    """By how many jobs this may exceed the minimum; 0: proved minimal."""
 
 
 def cover_pairs(base: Base, factors: Sequence[Factor], gpus: int | None = None) -> Cover:
-    """The fewest jobs in which every pair of factors meets that can meet, and every factor occurs.
+    """The fewest jobs that contain every factor and every pair of factors that can meet.
 
-    Of as few jobs, those with the fewest ranks in all.
+    Among covers with equally few jobs, the one with the fewest ranks in total.
 
     Args:
-        base: the control that the jobs stand beside.
+        base: the control of the jobs.
         factors: what is under test, with what it needs (``completed``).
-        gpus: the largest job; None: as large as it takes.
+        gpus: size of the largest job; None: no limit.
 
     Raises:
-        ConfigError: a factor fits into no job, or there are too many combinations.
+        ConfigError: a factor fits in no job, or there are too many combinations.
     """
     possible = feasible(base, factors, gpus)
     _require_all(base, factors, possible, gpus)
@@ -93,7 +93,7 @@ def cover_pairs(base: Base, factors: Sequence[Factor], gpus: int | None = None) 
         both = frozenset({one, other})
         if any(both <= each for each in largest):
             wanted.append(both)
-        elif one.slot != other.slot:  # two degrees of one parallelism are no pair
+        elif one.slot != other.slot:  # two degrees of one parallelism cannot meet
             apart.append(Apart(Pair(one, other), why_apart(base, both, factors, gpus)))
     met = frozenset().union(*wanted)
     lone = [frozenset({each}) for each in ordered(factors) if each not in met]
@@ -112,13 +112,12 @@ def cover_pairs(base: Base, factors: Sequence[Factor], gpus: int | None = None) 
 def _require_all(
     base: Base, factors: Sequence[Factor], possible: Mapping[Combination, int], gpus: int | None
 ) -> None:
-    """Refuse a factor that fits into no job."""
+    """Refuse a factor that fits in no job."""
     inside = frozenset().union(*possible)
     problems = [
         Problem(
             f"technique {each}",
-            f"fits into no job on dp {base.dp}: "
-            + why_apart(base, frozenset({each}), factors, gpus),
+            f"fits in no job on dp {base.dp}: " + why_apart(base, frozenset({each}), factors, gpus),
             "leave it out, or give it fewer ranks" if each.is_parallelism else "leave it out",
         )
         for each in factors
@@ -129,7 +128,7 @@ def _require_all(
 
 
 def _largest(possible: Mapping[Combination, int]) -> list[Combination]:
-    """Combinations that are part of no other: a cover needs no smaller one."""
+    """Combinations that are not part of another: a cover needs no smaller one."""
     largest: list[Combination] = []
     for each in sorted(possible, key=lambda each: (-len(each), possible[each], _text(each))):
         if not any(each < other for other in largest):
@@ -144,7 +143,7 @@ def _text(combination: Combination) -> str:
 def _fewest(
     wanted: Sequence[Combination], offered: Sequence[Combination], ranks: Mapping[Combination, int]
 ) -> tuple[list[Combination], int]:
-    """The fewest of ``offered`` in which all of ``wanted`` are, and how far that is from proved."""
+    """The fewest of ``offered`` with all of ``wanted``, and the gap to the proved minimum."""
     holds = csr_array(
         np.array([[want <= each for each in offered] for want in wanted], dtype=np.float64)
     )
@@ -153,7 +152,7 @@ def _fewest(
     first, bound, proved = _solve(ones, [every])
     count = int(first.sum())
     at_most_more = 0 if proved else count - math.ceil(bound - 1e-6)
-    # Of as few jobs, those that take the fewest ranks.
+    # Among equally few jobs, prefer those with the fewest ranks.
     sizes = np.array([ranks[each] for each in offered], dtype=np.float64)
     few = LinearConstraint(csr_array(ones.reshape(1, -1)), ub=count)
     second, _, _ = _solve(sizes, [every, few])
@@ -165,9 +164,9 @@ def _fewest(
 def _solve(
     costs: np.ndarray[tuple[int], np.dtype[np.float64]], constraints: list[LinearConstraint]
 ) -> tuple[np.ndarray[tuple[int], np.dtype[np.bool_]], float, bool]:
-    """The cheapest choice of columns, a lower bound of any's cost, and whether it is the cheapest.
+    """The cheapest choice of columns, a lower bound of the cost, and whether it is proved optimal.
 
-    All columns where the time was too short for any choice.
+    All columns if time ran out before any choice was found.
     """
     result = milp(
         costs,
@@ -184,7 +183,7 @@ def _solve(
 def _in_order(
     chosen: Sequence[Combination], wanted: Sequence[Combination], ranks: Mapping[Combination, int]
 ) -> tuple[ProposedJob, ...]:
-    """The jobs, each the one that covers most of what those before it have left."""
+    """The jobs in greedy order: each covers the most pairs that earlier ones left."""
     left, jobs, rest = list(wanted), [], list(chosen)
     while rest:
         best = max(rest, key=lambda each: sum(want <= each for want in left))

@@ -1,4 +1,4 @@
-"""Recommended sets as the text of an experiment file that a person goes on with."""
+"""Recommended sets as the text of an experiment file, for a person to edit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from converge_harness.trainers import features_of, trainer_of
 
 WIDTH = 100
 FEW_REPEATS = ("rerun", "ulp", "ulp.2")
-"""For a config of a size that nobody repeats seven times; as in ``experiments/llama3_8b.toml``."""
+"""For a config too large to repeat seven times; as in ``experiments/llama3_8b.toml``."""
 
 
 def write_experiment(
@@ -31,17 +31,19 @@ def write_experiment(
 
     Args:
         base: the control and its config.
-        named: what ``--technique`` named, for the heading.
+        named: the factors of ``--technique``, for the heading.
         sets: the control first, then the tests.
         name: of the experiment; None: the file's.
-        train_config: path of the base config as the file shall write it.
+        train_config: path of the base config as written in the file.
     """
     control, *tests = sets
     lines = [*_heading(base, named), "schema = 1"]
     if name is not None:
         lines.append(f"name = {_toml(name)}")
     if not base.control.spec.train_config.own_loader:
-        lines.append("# A/A repeats of the control; `converge calibrate` keeps what they teach.")
+        lines.append(
+            "# A/A repeats of the control; `converge calibrate` stores the limits learnt from them."
+        )
         lines.append(f"repeats = {_toml(list(FEW_REPEATS))}")
     lines += ["", "[trainer]", f"train_config = {_toml(train_config)}"]
     lines += [f"toolchain = {_toml(base.control.spec.toolchain)}"]
@@ -52,7 +54,7 @@ def write_experiment(
 
 
 def write_tests(tests: Iterable[Recommended], common: Mapping[str, Setting]) -> list[str]:
-    """``[[test]]`` entries, without what ``common``, the file's ``[trainer.set]``, says already."""
+    """``[[test]]`` entries, without what ``common``, the file's ``[trainer.set]``, already says."""
     return "\n\n".join(
         "\n".join(["[[test]]", *_entry(test, common)]) for test in tests
     ).splitlines()
@@ -88,7 +90,7 @@ def _comment(text: str, indent: str = "") -> Iterator[str]:
 def _common(
     base: Base, common: Mapping[str, Setting], tests: Sequence[Recommended]
 ) -> Iterator[str]:
-    """``[trainer.set]``: what control and tests share beyond the base config."""
+    """``[trainer.set]``: settings that control and tests share beyond the base config."""
     graphs = _excludes_cuda_graphs(base, tests)
     if not common and not graphs:
         return
@@ -103,8 +105,8 @@ def _common(
         yield f"{_toml(key)} = {_toml(value)}"
     if graphs:
         yield from _comment(
-            "torchtitan 0.3 takes no CUDA graphs with pipelines or experts; off in the control "
-            "too, so that only what is under test differs."
+            "torchtitan 0.3 does not allow CUDA graphs with pipelines or experts; off in the "
+            "control too, so that only what is under test differs."
         )
         yield f"{_toml(CUDA_GRAPHS)} = true"
 
@@ -137,7 +139,7 @@ def _entry(written: Recommended, common: Mapping[str, Setting]) -> Iterator[str]
 
 
 def _toml(value: object) -> str:
-    """A value in TOML. Its basic strings are JSON's, but for DEL, which JSON leaves as it is."""
+    """A value in TOML. Its basic strings are JSON's, except that DEL has to be escaped."""
     if isinstance(value, Mapping):
         inside = ", ".join(f"{_key(key)} = {_toml(each)}" for key, each in value.items())
         return f"{{ {inside} }}" if inside else "{}"

@@ -9,31 +9,31 @@ from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.model import Kind, SetSpec, Technique
 
 AXES = ("tp", "cp", "pp", "ep")
-"""Parallelisms that take ranks of their own beside data parallelism, or borrow them (``ep``)."""
+"""Parallelisms that multiply the ranks of data parallelism, or reuse them (``ep``)."""
 DATA = "dp"
-"""Slot of what replaces FSDP: ``hsdp`` and ``ddp``."""
+"""Slot of ``hsdp`` and ``ddp``, which replace FSDP."""
 SLOTS = (DATA, *AXES, *map(str, Technique))
-"""A job has at most one factor in each."""
+"""A job has at most one factor per slot."""
 HSDP, DDP = "hsdp", "ddp"
 ALIASES = {"dp_replicate": HSDP}
 WORDS = (*AXES, HSDP, *ALIASES, DDP, *map(str, Technique))
-"""What ``--technique`` takes, degrees left out."""
+"""What ``--technique`` takes, without degrees."""
 DEFAULT_SCHEDULE = "1F1B"
-"""What a pipeline without a named schedule is."""
+"""Schedule of a pipeline that names none."""
 MOST_RANKS = 65_536
-"""The largest degree that an experiment file takes."""
+"""Largest degree that an experiment file accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """One thing under test: a parallelism with its degree, or a technique that is none."""
+    """One thing under test: a parallelism with its degree, or another technique."""
 
     slot: str
     """One of ``SLOTS``."""
     degree: int = 1
-    """1 for ``ddp`` and for a technique."""
+    """1 for ``ddp`` and for a technique that is not a parallelism."""
     variant: str = ""
-    """Pipeline schedule or rotation where one was named; ``hsdp`` or ``ddp`` in slot ``dp``."""
+    """Pipeline schedule or CP rotation if named; ``hsdp`` or ``ddp`` in slot ``dp``."""
 
     @property
     def is_parallelism(self) -> bool:
@@ -44,7 +44,7 @@ class Factor:
         return None if self.is_parallelism else Technique(self.slot)
 
     def __str__(self) -> str:
-        """As ``--technique`` takes it."""
+        """As in ``--technique``."""
         if self.slot == DATA:
             return DDP if self.variant == DDP else f"{HSDP}={self.degree}"
         if not self.is_parallelism:
@@ -53,7 +53,7 @@ class Factor:
 
 
 def ordered(factors: Iterable[Factor]) -> tuple[Factor, ...]:
-    """Parallelisms first, as names and tables list them."""
+    """Parallelisms first, as in names and tables."""
     return tuple(
         sorted(factors, key=lambda each: (SLOTS.index(each.slot), each.degree, each.variant))
     )
@@ -62,16 +62,15 @@ def ordered(factors: Iterable[Factor]) -> tuple[Factor, ...]:
 def parse_factors(
     texts: Sequence[str], variants: Mapping[str, Sequence[str]], where: str = "--technique"
 ) -> tuple[Factor, ...]:
-    """What ``--technique`` names, in its order, each once.
+    """Parse ``--technique``: its factors in order, without duplicates.
 
     Args:
-        texts: comma-separated words, of one or several options.
-        variants: what may follow a degree, by parallelism: schedules of ``pp``, rotations of
-            ``cp``.
-        where: the option, for messages.
+        texts: comma-separated words of one or several options. variants: by parallelism, what may
+        follow the degree: schedules for ``pp``, rotations for ``cp``. where: the option, for
+        messages.
 
     Raises:
-        ConfigError: with everything wrong in all words.
+        ConfigError: all mistakes in all words.
     """
     words = [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
     problems: list[Problem] = []
@@ -112,7 +111,7 @@ def _parse(
 
 
 def factors_of(specs: Iterable[SetSpec]) -> tuple[Factor, ...]:
-    """What the parallel sets among ``specs`` put to the test, each once, in order of first use."""
+    """Factors that the parallel sets among ``specs`` test, each once, in order of first use."""
     return tuple(
         dict.fromkeys(
             factor for spec in specs if spec.kind is Kind.PARALLEL for factor in _factors(spec)

@@ -1,8 +1,7 @@
-"""What may run in one job: asked of the rules, of the trainer, and of the number of GPUs.
+"""What may run in one job, by the rules, the trainer, and the number of GPUs.
 
-What a trainer's release refuses, or silently makes another run of, its trainer tells, with the
-source. That is asked only when sets are proposed: a set that somebody writes by hand is checked by
-the trainer itself.
+Each trainer lists what its release refuses or silently ignores, with the source. This list is used
+only to propose sets: a set written by hand is checked by the trainer itself.
 """
 
 from __future__ import annotations
@@ -18,30 +17,30 @@ from converge_harness.plan.rules import RULES
 from converge_harness.trainers import trainer_of
 
 NEEDS = "technique-needs"
-"""The rule that says what a technique stands on."""
+"""The rule on what a technique needs."""
 LEAST = (Factor("tp", 2), Factor("cp", 2), Factor("pp", 2))
-"""The least degree of a parallelism that a technique may need."""
+"""Degree of a parallelism that is added because a technique needs it."""
 MOST_NEEDED = 3
-"""No technique needs more than so many others."""
+"""Most others that a technique needs."""
 MOST_COMBINATIONS = 50_000
-"""More are not looked at."""
+"""Most combinations that are enumerated."""
 
 Combination = frozenset[Factor]
 
 
 def completed(base: Base, named: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The factors with what they need and nobody named: compile and ``tp=2`` of async TP."""
+    """The factors plus those that they need, such as compile and ``tp=2`` for async TP."""
     found = list(named)
     for factor in named:
-        supported = standing(base, frozenset({factor}), found)
+        supported = with_needs(base, frozenset({factor}), found)
         found += [each for each in _offered(found) if each in (supported or ())]
     return tuple(dict.fromkeys(found))
 
 
-def standing(base: Base, factors: Combination, named: Sequence[Factor]) -> Combination | None:
-    """The smallest combination in which these factors have what they need, by rule.
+def with_needs(base: Base, factors: Combination, named: Sequence[Factor]) -> Combination | None:
+    """The smallest combination with these factors and all that the rules say they need.
 
-    Those of ``named`` are preferred to others. None when there is no such combination.
+    Factors of ``named`` are preferred. None if there is no such combination.
     """
     offered = [each for each in (*named, *_offered(named)) if each not in factors]
     for count in range(MOST_NEEDED + 1):
@@ -53,19 +52,19 @@ def standing(base: Base, factors: Combination, named: Sequence[Factor]) -> Combi
 
 
 def _offered(named: Sequence[Factor]) -> list[Factor]:
-    """What could be added to the named ones: techniques, and parallelisms that are not there."""
+    """Factors that could be added: techniques, and parallelisms that were not named."""
     taken = {factor.slot for factor in named}
     least = [each for each in LEAST if each.slot not in taken]
     return [*least, *(Factor(each) for each in map(str, Technique) if each not in taken)]
 
 
 def breaches(base: Base, factors: Combination, gpus: int | None = None) -> list[str]:
-    """Why these factors cannot be one job; empty when they can.
+    """Why these factors cannot be one job; empty if they can.
 
     Args:
-        base: the control that the job stands beside.
-        factors: what the job is to hold.
-        gpus: how many there are; None: as many as it takes.
+        base: the control of the job.
+        factors: the factors of the job.
+        gpus: the number of GPUs; None: no limit.
     """
     doubled = list(_doubled(factors))
     if doubled:
@@ -91,7 +90,7 @@ def breaches(base: Base, factors: Combination, gpus: int | None = None) -> list[
 
 
 def ranks(base: Base, factors: Combination) -> int:
-    """How many: dp x tp x cp x pp, since expert parallelism borrows its ranks."""
+    """Number of ranks: dp x tp x cp x pp; expert parallelism adds none."""
     size = base.dp
     for factor in factors:
         if factor.slot in ("tp", "cp", "pp"):
@@ -102,10 +101,10 @@ def ranks(base: Base, factors: Combination) -> int:
 def feasible(
     base: Base, factors: Sequence[Factor], gpus: int | None = None
 ) -> Mapping[Combination, int]:
-    """Every combination of one factor or more that can be one job, with its ranks.
+    """Every combination of one or more factors that can be one job, with its ranks.
 
     Raises:
-        ConfigError: there are more than ``MOST_COMBINATIONS`` to look at.
+        ConfigError: there would be more than ``MOST_COMBINATIONS``.
     """
     choices = [[None, *(each for each in factors if each.slot == slot)] for slot in SLOTS]
     count = 1
@@ -116,7 +115,7 @@ def feasible(
             Problem(
                 "--cover",
                 f"{len(factors)} techniques have {count:,} combinations; at most "
-                f"{MOST_COMBINATIONS:,} are looked at",
+                f"{MOST_COMBINATIONS:,} can be tried",
                 "name fewer degrees with --technique",
             )
         )
@@ -132,13 +131,13 @@ def feasible(
 
 
 def why_apart(base: Base, factors: Combination, named: Sequence[Factor], gpus: int | None) -> str:
-    """Why no job holds these factors, told of the smallest combination in which they stand."""
+    """Why no job can have these factors, for the smallest combination that has what they need."""
     doubled = list(_doubled(factors))
     if doubled:
         return doubled[0]
-    supported = standing(base, factors, named)
+    supported = with_needs(base, factors, named)
     if supported is None:
-        each_alone = [standing(base, frozenset({factor}), named) for factor in factors]
+        each_alone = [with_needs(base, frozenset({factor}), named) for factor in factors]
         all_needed = factors.union(*(each for each in each_alone if each is not None))
         return "; ".join(_rule_findings(base, all_needed, (NEEDS,)))
     reasons = breaches(base, supported, gpus)

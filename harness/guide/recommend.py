@@ -1,4 +1,4 @@
-"""The sets that the converging guide asks for, given the techniques to be tested."""
+"""The sets that the converging guide asks for, given the techniques to test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from converge_harness.errors import ConfigError, Problem
 from converge_harness.guide.base import MICROBATCH, Base, config_setting
 from converge_harness.guide.cover import cover_pairs
 from converge_harness.guide.factor import DATA, DDP, DEFAULT_SCHEDULE, HSDP, Factor, ordered
-from converge_harness.guide.fit import Combination, breaches, completed, standing, why_apart
+from converge_harness.guide.fit import Combination, breaches, completed, why_apart, with_needs
 from converge_harness.model import LOCAL_BATCH, SetSpec, Technique
 from converge_harness.plan.describe import serves
 from converge_harness.plan.rules import count_microbatches, pipeline_stages
@@ -26,9 +26,9 @@ ONE_OF_FEWEST = (
     "The guide lets a combination of higher dimension stand for its subsets.",
 )
 KEPT = ("same-dp-degree", "same-token-budget", "same-steps", "same-initial-weights")
-"""Rules of the guide that every test set keeps, whatever its degrees."""
+"""Rules of the guide that every test set follows, whatever its degrees."""
 MAX_NAME = 80
-"""The longest name that an experiment file takes."""
+"""Longest name that an experiment file accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class Recommended:
     """A control or test set, and why it is there."""
 
     spec: SetSpec
-    """Its ``note`` begins with the sentence of the guide that it serves."""
+    """Its ``note`` begins with what the guide wants it for."""
     comments: tuple[str, ...]
-    """Sentences for the file: what the guide says, which rules it keeps by which settings."""
+    """Comments for the file: what the guide says, and which settings satisfy which rules."""
 
 
 def recommend(base: Base, named: Sequence[Factor]) -> tuple[Recommended, ...]:
-    """The control, then the least test set of every factor, then their composition.
+    """The control, then the minimal test set of every factor, then their composition.
 
-    The composition is one set where everything can run together; else it is the fewest in which
-    every pair meets that can. One that would repeat another set is left out.
+    The composition is one set if everything can run together, else the fewest sets that contain
+    every possible pair. A set that would repeat another is left out.
 
     Raises:
-        ConfigError: with every factor that can run in no set on this base, and why.
+        ConfigError: every factor that cannot run in any set on this base, and why.
     """
     least = [_least(base, factor, named) for factor in named]
     problems = [
@@ -71,17 +71,17 @@ def recommend(base: Base, named: Sequence[Factor]) -> tuple[Recommended, ...]:
 
 
 def _composed(named: Sequence[Factor]) -> list[Factor]:
-    """What is composed: the first degree of every parallelism, and every technique.
+    """The factors of the composition: the first degree of every parallelism, and every technique.
 
-    Not DDP, which the guide has for verifying FSDP on small models; nor further degrees of a
-    parallelism, whose 2D sets are there for a larger degree than a composition can have.
+    Without DDP, which the guide uses only to verify FSDP on small models, and without further
+    degrees of a parallelism, which are tested in their 2D sets.
     """
     first = {factor.slot: factor for factor in reversed(named) if factor.variant != DDP}
     return [factor for factor in named if first.get(factor.slot) == factor]
 
 
 def _least(base: Base, factor: Factor, named: Sequence[Factor]) -> Combination | None:
-    return standing(base, frozenset({factor}), named)
+    return with_needs(base, frozenset({factor}), named)
 
 
 def _problems(
@@ -105,12 +105,12 @@ def _control(base: Base) -> Recommended:
 
 
 def _test(base: Base, combination: Combination, factor: Factor) -> Recommended:
-    spec = base.spec(combination, _name(base, _told(combination, factor)))
+    spec = base.spec(combination, _name(base, _named_factors(combination, factor)))
     return _noted(base, spec, [*_why(base, spec, factor), *_sizes(base, spec)], "")
 
 
 def proposed(base: Base, combination: Combination, *, alone: bool) -> Recommended:
-    """A composition as a test set; ``alone`` where it holds all that is under test."""
+    """A composition as a test set; ``alone`` if it contains everything under test."""
     spec = base.spec(combination, _name(base, combination))
     comments = (*(ALL_AT_ONCE if alone else ONE_OF_FEWEST), *_sizes(base, spec))
     return _noted(base, spec, comments, "Stands for all of its subsets.")
@@ -123,7 +123,7 @@ def _noted(base: Base, spec: SetSpec, comments: Sequence[str], more: str) -> Rec
 
 
 def _why(base: Base, spec: SetSpec, factor: Factor) -> Iterator[str]:
-    """What the guide says of the least set of a factor."""
+    """What the guide says about the minimal set of a factor."""
     count = base.job(spec).world_size
     if factor.slot == DATA:
         other = "DDP" if factor.variant == DDP else "HSDP"
@@ -158,7 +158,7 @@ def _why_technique(base: Base, spec: SetSpec, name: str) -> Iterator[str]:
 
 
 def _sizes(base: Base, spec: SetSpec) -> Iterator[str]:
-    """What a pipeline needs of the batch, and how the token budget stays."""
+    """What batch a pipeline needs, and how the token budget stays the same."""
     if spec.parallelism.pp == 1:
         return
     job = base.job(spec)
@@ -174,7 +174,7 @@ def _sizes(base: Base, spec: SetSpec) -> Iterator[str]:
 
 
 def _kept(spec: SetSpec) -> Iterator[str]:
-    """The rules of the guide that every test set keeps."""
+    """The rules of the guide that every test set follows."""
     names = [*KEPT, *(["pp-microbatches"] if spec.parallelism.pp > 1 else [])]
     yield f"Keeps {', '.join(names)}."
 
@@ -182,8 +182,8 @@ def _kept(spec: SetSpec) -> Iterator[str]:
 # -------------------------------------------------------------------- the names
 
 
-def _told(combination: Combination, factor: Factor) -> Combination:
-    """What the name of a least set tells: the parallelisms, and the technique under test."""
+def _named_factors(combination: Combination, factor: Factor) -> Combination:
+    """The factors in the name of a minimal set: its parallelisms and the technique under test."""
     return frozenset(each for each in combination if each.is_parallelism) | {factor}
 
 
@@ -208,7 +208,7 @@ def _name(base: Base, combination: Combination) -> str:
 
 
 def with_own_names(tests: Sequence[Recommended]) -> list[Recommended]:
-    """The sets with names that differ, where two were cut to the same."""
+    """The sets with unique names, if two were cut to the same."""
     taken: dict[str, int] = {}
     found = []
     for test in tests:

@@ -1,8 +1,7 @@
 """``history.sqlite``: nights go in, one transaction each; listings and trends come out.
 
 Several processes may have the file open at once. Its version is ``PRAGMA user_version``: a later
-change of the tables is one more entry of :data:`MIGRATIONS`; entries that were released are never
-edited.
+change of the tables is a new entry of :data:`MIGRATIONS`; released entries are never edited.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from converge_harness.history.record import Measurement, Night, Result
 from converge_harness.model import CauseClass, Judgement, Outcome, Tier
 
 _ALL = -1
-"""A LIMIT of SQLite that is none."""
+"""LIMIT -1 means no limit in SQLite."""
 _OUTCOMES = {outcome.value: outcome for outcome in Outcome}
 
 
@@ -39,13 +38,13 @@ class History:
     path: Path
 
     def append(self, night: Night) -> bool:
-        """Add a night, whole or not at all; False where it says nothing new.
+        """Add a night, completely or not at all; False if it is not new.
 
-        That is when the newest night of the experiment is of the same day (UTC) and has the same
-        content: somebody judged the same runs again.
+        It is not new if the newest night of the experiment has the same day (UTC) and content: then
+        the same runs were judged again.
 
         Raises:
-            HistoryError: the file cannot be written, is damaged, or of a newer release.
+            HistoryError: the file cannot be written, is damaged, or is from a newer release.
         """
         with opened(self.path) as connection, transaction(connection):
             if is_known(connection, night):
@@ -54,7 +53,7 @@ class History:
         return True
 
     def append_all(self, nights: Iterable[Night]) -> None:
-        """Add many nights in one transaction, without asking whether they say anything new.
+        """Add many nights in one transaction, without checking whether they are new.
 
         Raises:
             HistoryError: as :meth:`append`; then none of them is there.
@@ -64,7 +63,7 @@ class History:
                 insert(connection, night)
 
     def experiments(self) -> dict[str, str]:
-        """Name of every experiment, and the file that it was last read from.
+        """Every experiment's name, and the file from which it was last read.
 
         Raises:
             HistoryError: there is no such file, or it cannot be read.
@@ -77,7 +76,7 @@ class History:
             return {row["experiment"]: row["source"] for row in rows}
 
     def test_sets(self, experiment: str) -> tuple[str, ...]:
-        """Names of the test sets of an experiment, those of the newest night first.
+        """Names of an experiment's test sets, those of the newest night first.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -91,7 +90,7 @@ class History:
             return tuple(row["test_set"] for row in rows)
 
     def newest(self, experiment: str, limit: int) -> tuple[NightMark, ...]:
-        """The newest nights of an experiment, newest first, also those that judged nothing.
+        """The newest nights of an experiment, newest first, including those that judged nothing.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -114,7 +113,7 @@ class History:
             )
 
     def experiment_of(self, report: str) -> str | None:
-        """The experiment whose newest night was reported to a folder; None when none was.
+        """The experiment of the newest night that was reported to a folder; None if there is none.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -127,7 +126,7 @@ class History:
             return str(row["experiment"]) if row else None
 
     def listing(self, wanted: Filter) -> tuple[Entry, ...]:
-        """Results that a filter lets through, newest night first.
+        """Results that match a filter, newest night first.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -147,7 +146,7 @@ class History:
             return tuple(_entry(row, facts[row["facts"]]) for row in rows)
 
     def measurements(self, entry: Entry) -> tuple[Measurement, ...]:
-        """What the checks of a listed result found, in the order in which they are asked.
+        """What the checks of a listed result measured, in the order of the checks.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -174,7 +173,7 @@ class History:
     def nights(
         self, experiment: str, test_set: str, newest: int | None = None
     ) -> tuple[SetNight, ...]:
-        """Every night of a test set, or the newest so many, oldest first.
+        """All nights of a test set, or the newest ``limit``, oldest first.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -202,10 +201,10 @@ class History:
     def series(
         self, experiment: str, test_set: str, since_night: int = 0, check: str | None = None
     ) -> tuple[Series, ...]:
-        """What every check of a test set, or one, measured, in the order in which they are asked.
+        """What one check or all checks of a test set measured, in the order of the checks.
 
-        Checks that never measured anything are left out. ``since_night`` is the number of the
-        first night wanted.
+        Checks that never measured anything are left out. ``since_night`` is the number of the first
+        night to return.
 
         Raises:
             HistoryError: as :meth:`experiments`.
@@ -223,8 +222,8 @@ class History:
     def _read(self) -> Iterator[sqlite3.Connection]:
         if not self.path.is_file():
             raise HistoryError(
-                f"{self.path}: no history yet; `converge run` adds to it, and --history FILE names "
-                "another one"
+                f"{self.path}: no history yet; `converge run` adds to it, and --history FILE "
+                "chooses another one"
             )
         with opened(self.path) as connection:
             yield connection
@@ -242,14 +241,14 @@ def _series(connection: sqlite3.Connection, row: sqlite3.Row, since_night: int) 
         tier=Tier(row["tier"]),
         unit=row["unit"],
         nights=np.array(nights, dtype=np.int64),
-        measured=np.array(measured, dtype=np.float64),  # the word nan becomes the number
+        measured=np.array(measured, dtype=np.float64),  # the text "nan" becomes NaN
         limits=np.array(limits, dtype=np.float64),  # None becomes NaN
         outcomes=tuple(map(_OUTCOMES.__getitem__, outcomes)),
     )
 
 
 def _facts(rows: Iterable[sqlite3.Row]) -> dict[str, dict[str, str]]:
-    """Circumstances by the text that holds them, each read once: results of a night share it."""
+    """Parsed circumstances by their JSON text; the results of a night share it."""
     return {text: json.loads(text) for text in {row["facts"] for row in rows}}
 
 
@@ -278,7 +277,7 @@ def _number(value: float | str | None) -> float | None:
 
 
 def is_known(connection: sqlite3.Connection, night: Night) -> bool:
-    """Whether the newest night of its experiment is of the same day (UTC) and content."""
+    """Whether the newest night of its experiment has the same day (UTC) and content."""
     newest = connection.execute(
         "SELECT finished, content FROM nights WHERE experiment = ? ORDER BY id DESC LIMIT 1",
         (text_of(night.experiment),),
@@ -290,7 +289,7 @@ def is_known(connection: sqlite3.Connection, night: Night) -> bool:
 
 
 def insert(connection: sqlite3.Connection, night: Night) -> None:
-    """Add a night with its results and all that they measured."""
+    """Add a night with its results and their measurements."""
     facts = json.dumps(dict(night.circumstances), sort_keys=True)
     connection.execute("INSERT OR IGNORE INTO circumstances (facts) VALUES (?)", (facts,))
     number = connection.execute(
@@ -349,21 +348,21 @@ def _series_ids(connection: sqlite3.Connection, of_set: tuple[str, str]) -> dict
 
 
 def text_of(value: str) -> str:
-    """Text that UTF-8 has a form for: a path or a log may hold lone surrogates."""
+    """Text that can be encoded in UTF-8: a path or a log may contain lone surrogates."""
     return value.encode(errors="replace").decode()
 
 
 def _spelt(value: float | None) -> float | str | None:
-    """SQLite stores NaN as NULL, and a word in a column of numbers as a word."""
+    """NaN as text, because SQLite would store it as NULL."""
     return "nan" if value is not None and math.isnan(value) else value
 
 
 PATIENCE_S = 60.0
-"""How long one process waits for the transactions of others, which take milliseconds."""
+"""How long a process waits for the transactions of others, which take milliseconds."""
 APPLICATION = 0x436F6E76
-"""``PRAGMA application_id`` of our files: "Conv"."""
+"""``PRAGMA application_id`` of history files: "Conv"."""
 _SHARED = ("nfs", "cifs", "smb", "lustre", "gpfs", "beegfs", "ceph", "afs", "fuse.")
-"""How the types of file systems begin that several machines may mount."""
+"""Prefixes of the types of file systems that several machines may mount."""
 
 
 class Mount(NamedTuple):
@@ -375,12 +374,12 @@ class Mount(NamedTuple):
 
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A history file in autocommit mode, made or brought to today's version if need be.
+    """A history file in autocommit mode, made or migrated if necessary.
 
-    A file that may not be written is only read.
+    A file without write permission is opened read-only.
 
     Raises:
-        HistoryError: for every error of the file, here and in the block.
+        HistoryError: for every error of the file, here or in the block.
     """
     try:
         read_only = path.is_file() and not os.access(path.parent, os.W_OK)
@@ -409,19 +408,19 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of the block or nothing of it, with no other writer in between."""
+    """Run the block as one transaction, with no other writer in between."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
     except BaseException:
-        if connection.in_transaction:  # on a full disk SQLite has rolled back itself
+        if connection.in_transaction:  # on a full disk SQLite has already rolled back
             connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
 
 
 def journal_mode(path: Path, mounts: Iterable[Mount]) -> str:
-    """``WAL``, or ``DELETE`` on a file system that other machines may mount too.
+    """``WAL``, or ``DELETE`` on a file system that other machines may also mount.
 
     Readers and one writer of a write-ahead log share memory, so all of them must be on one machine
     (https://www.sqlite.org/wal.html, "WAL does not work over a network filesystem").
@@ -433,7 +432,7 @@ def journal_mode(path: Path, mounts: Iterable[Mount]) -> str:
 
 
 def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    # Nothing can lie beside a file in a folder that is read-only, not even what readers share.
+    # In a read-only folder SQLite cannot make the files that readers of a WAL share.
     mode = "?mode=ro&immutable=1" if read_only else ""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}{mode}", uri=True, timeout=PATIENCE_S, isolation_level=None
@@ -450,7 +449,7 @@ def _refuse_foreign(connection: sqlite3.Connection) -> None:
 
 
 def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
-    """Choose how transactions are kept; SQLite does not wait by itself for this."""
+    """Set the journal mode; SQLite itself does not wait for a lock here."""
     mounts = [Mount(each.mountpoint, each.fstype) for each in psutil.disk_partitions(all=True)]
     mode = journal_mode(path, mounts)
     until = time.monotonic() + PATIENCE_S
@@ -467,11 +466,11 @@ def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
 
 
 Migration: TypeAlias = Sequence[str]
-"""The statements that bring a file from one version to the next."""
+"""The statements that migrate a file from one version to the next."""
 
 MIGRATIONS: tuple[Migration, ...] = (
     (
-        # What may explain a change; nights share a row as long as nothing does.
+        # What may explain a change; nights with the same circumstances share a row.
         """CREATE TABLE circumstances (
             id INTEGER PRIMARY KEY,
             facts TEXT NOT NULL UNIQUE
@@ -515,7 +514,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             unit TEXT NOT NULL,
             UNIQUE (experiment, test_set, name)
         )""",
-        # By series first: a trend is then one stretch of the file, however many nights there are.
+        # By series first, so that a trend is contiguous in the file, however many nights there are.
         """CREATE TABLE measurements (
             series_id INTEGER NOT NULL REFERENCES series,
             night_id INTEGER NOT NULL REFERENCES nights,
@@ -538,14 +537,14 @@ def migrate(
     application: int,
     migrations: Sequence[Migration] = MIGRATIONS,
 ) -> None:
-    """Bring a file to the newest version, and mark whose it is, in one transaction.
+    """Migrate a file to the newest version, and set its application id, in one transaction.
 
     ``connection`` is in autocommit mode (``isolation_level`` None). Several processes may do this
-    at once: the first one migrates, the others find it done.
+    at once: the first one migrates, the others have nothing left to do.
 
     Raises:
         HistoryError: the file was written by a newer release.
-        sqlite3.Error: it cannot be written; it is then as it was.
+        sqlite3.Error: it cannot be written; then it is unchanged.
     """
     target = len(migrations)
     if version_of(connection) == target:
@@ -559,7 +558,7 @@ def migrate(
         connection.execute(f"PRAGMA user_version = {target}")
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # on a full disk SQLite has rolled back itself
+        if connection.in_transaction:  # on a full disk SQLite has already rolled back
             connection.execute("ROLLBACK")
         raise
 

@@ -1,4 +1,4 @@
-"""What the page shows of a history: test sets with their trends, and moves worth a look."""
+"""What the history page shows: test sets with their trends, and level changes worth a look."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from converge_harness.model import Judgement
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Signals of a test set that went to another level in the same night."""
+    """Signals of a test set that changed their level in the same night."""
 
     steps: tuple[StepChange, ...]
-    """At least one; the one that went furthest first."""
+    """At least one; the largest change first."""
 
     @property
     def lead(self) -> StepChange:
@@ -46,7 +46,7 @@ class SetHistory:
 
     @property
     def verdict_since(self) -> datetime:
-        """The first night of the unbroken row with the newest verdict."""
+        """The first night of the latest uninterrupted run of the newest verdict."""
         since = self.nights[-1]
         for night in reversed(self.nights):
             if night.verdict is not self.verdict:
@@ -63,7 +63,7 @@ def overview(
     since: datetime | None = None,
     newest: int | None = None,
 ) -> tuple[SetHistory, ...]:
-    """The test sets of an experiment, or of all, each with its newest so many nights.
+    """The test sets of one or all experiments, each with its newest nights.
 
     Raises:
         HistoryError: the file cannot be read.
@@ -99,7 +99,7 @@ def _moves(steps: Iterable[StepChange]) -> tuple[Move, ...]:
 
 
 def _length(step: StepChange) -> float:
-    """How far a step went, in decades; from or to zero or infinity, endlessly."""
+    """Size of a step in decades; infinite from or to zero or infinity."""
     with np.errstate(divide="ignore", invalid="ignore"):
         far = abs(float(np.log10(step.after) - np.log10(step.before)))
     return far if np.isfinite(far) else np.inf

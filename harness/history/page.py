@@ -1,4 +1,4 @@
-"""The history as one HTML page: no network, nothing beside it; the tables need no JavaScript."""
+"""The history as one self-contained HTML page: no network; its tables need no JavaScript."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from converge_harness.report.text import ABSENT, anchors, count, number
 
 PACKAGE = "converge_harness.history"
 STRIP = 40
-"""Newest nights whose verdicts the table shows."""
+"""Number of newest nights whose verdicts the table shows."""
 _COMMIT = 10
-"""Digits of a commit, or a digest, that people read."""
+"""Digits shown of a commit or a digest."""
 _LABELLED = 3
-"""Changed circumstances in the label of a mark; the table names them all."""
+"""Most changed circumstances in the label of a mark; the table has them all."""
 
 
 def to_page(sets: Sequence[SetHistory], *, source_file: str, generated: datetime) -> str:
     """Render the page.
 
-    Everything from users is escaped by jinja2, also inside the inline JSON, and the page's content
-    security policy runs only scripts with its nonce and reaches no network.
+    jinja2 escapes everything from users, also inside the inline JSON. The page's content security
+    policy allows only scripts with its nonce, and no network.
     """
     fragments = anchors([f"{each.experiment} {each.name}" for each in sets])
     payload = {
@@ -74,7 +74,7 @@ def to_page(sets: Sequence[SetHistory], *, source_file: str, generated: datetime
 
 
 def headline(sets: Sequence[SetHistory]) -> str:
-    """One sentence: how it stands, and since when."""
+    """One sentence: the current state, and since when."""
     if not sets:
         return "No night is in the history."
     bad = [each for each in sets if each.verdict is not Judgement.PASS]
@@ -86,25 +86,25 @@ def headline(sets: Sequence[SetHistory]) -> str:
     elif young(sets):
         stepped = "too few to tell a trend"
     else:
-        stepped = "no deviation went up to stay"
+        stepped = "no deviation went up for good"
     total = count(len(sets), "test set")
     fail = "does not pass" if len(bad) == 1 else "do not pass"
-    stands = f"{len(bad)} of {total} {fail}" if bad else f"{total}, and nothing but PASS"
-    return f"{stands}; over {count(nights, 'night')}, {stepped}."
+    state = f"{len(bad)} of {total} {fail}" if bad else f"{total}, and nothing but PASS"
+    return f"{state}; over {count(nights, 'night')}, {stepped}."
 
 
 def young(sets: Sequence[SetHistory]) -> bool:
-    """Whether no set has nights enough for a step to be found, had there been one."""
+    """Whether no set has enough nights for a step to be detected."""
     return all(len(each.nights) < FEWEST for each in sets)
 
 
-def told(changed: Sequence[Changed], most: int | None = None) -> str:
-    """What changed, in words: ``torch 2.12.0 → 2.13.0, commit 01234 → 56789``."""
+def changes_text(changed: Sequence[Changed], most: int | None = None) -> str:
+    """What changed, as text: ``torch 2.12.0 → 2.13.0, commit 01234 → 56789``."""
     if not changed:
         return "nothing that is recorded; look at the machine"
-    # Versions and drivers say more than a commit, which is another one every night.
+    # Versions and drivers first: a commit changes every night.
     ordered = sorted(changed, key=lambda each: each.name in ("commit", "rank code"))
-    words = [_told(each) for each in ordered]
+    words = [_change(each) for each in ordered]
     left = 0 if most is None else len(words) - most
     return ", ".join(words[:most]) + (f" and {left} more" if left > 0 else "")
 
@@ -113,7 +113,7 @@ def day(time: datetime) -> str:
     return time.astimezone(UTC).strftime("%Y-%m-%d")
 
 
-def _told(changed: Changed) -> str:
+def _change(changed: Changed) -> str:
     if changed.name == DEFINITION:
         return "the experiment file"
     before, after = (_short(changed.name, value) for value in (changed.before, changed.after))
@@ -158,8 +158,8 @@ def _trend_payload(trend: Trend, index: dict[int, int]) -> dict[str, Any]:
             {
                 "place": index[step.first_after.number],
                 "worse": step.worse,
-                # Plotly reads text as a subset of HTML, and what stands between dollars as TeX.
-                "text": html.escape(told(step.changed, _LABELLED), quote=False).replace(
+                # Plotly interprets text as a subset of HTML, and text between dollar signs as TeX.
+                "text": html.escape(changes_text(step.changed, _LABELLED), quote=False).replace(
                     "$", "&#36;"
                 ),
             }
@@ -169,7 +169,7 @@ def _trend_payload(trend: Trend, index: dict[int, int]) -> dict[str, Any]:
 
 
 def _packed(values: npt.NDArray[Any], dtype: str) -> dict[str, str]:
-    """Plotly's own form of typed arrays."""
+    """Plotly's encoding of typed arrays."""
     return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}
 
 
@@ -190,6 +190,7 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"plain": plain, "day": day, "rest": _rest, "went": _went, "told": told}
+    environment.filters |= {"plain": plain, "day": day, "rest": _rest, "went": _went}
+    environment.filters["changes_text"] = changes_text
     environment.globals |= {"SYMBOLS": SYMBOLS, "ABSENT": ABSENT, "STRIP": STRIP}
     return environment

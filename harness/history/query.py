@@ -1,4 +1,4 @@
-"""What is asked of a history, and the values that answer."""
+"""Queries to a history, and the values of their results."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which results are wanted; what is None lets everything through."""
+    """Which results are wanted; None means any."""
 
     experiment: str | None = None
     test_set: str | None = None
     verdict: Judgement | None = None
     since: datetime | None = None
-    """With its time zone; the night's own time counts."""
+    """With a time zone; compared with the night's time."""
     limit: int | None = None
-    """Newest results, at most so many."""
+    """At most this many results, the newest."""
 
     def sql(self) -> tuple[str, list[str | int]]:
-        """The clauses after FROM, for ``results r`` and ``nights n``, and the values in them."""
+        """The clauses after FROM, for ``results r`` and ``nights n``, and their parameters."""
         asked: dict[str, str | None] = {
             "r.experiment = ?": self.experiment,
             "r.test_set = ?": self.test_set,
@@ -47,7 +47,7 @@ class Entry:
     """One test set of one night, as listed."""
 
     night: int
-    """Number of the night in this file; later nights have larger ones."""
+    """Number of the night in this file; later nights have larger numbers."""
     finished: datetime
     experiment: str
     source: str
@@ -55,7 +55,7 @@ class Entry:
     control: str
     verdict: Judgement
     previous: Judgement | None
-    """Its verdict in the night before; None in its first one."""
+    """Its verdict in the night before; None in its first night."""
     cause_class: CauseClass | None
     cause: str
     onset: int | None
@@ -67,14 +67,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class NightMark:
-    """That a night was, and whether anything came of it."""
+    """A night, and whether it judged anything."""
 
     number: int
     """As :attr:`Entry.night`."""
     finished: datetime
     report: str
     judged: bool
-    """False: nothing was launched, or nothing came to a report."""
+    """False: nothing was launched, or there was no report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +98,16 @@ class Series:
     tier: Tier
     unit: str
     nights: npt.NDArray[np.int64]
-    """Numbers of the nights in which it measured something; gaps are nights without."""
+    """Numbers of the nights in which it measured something; the others are missing."""
     measured: Numbers
     """May be NaN or infinite."""
     limits: Numbers
-    """NaN where there was none."""
+    """NaN where there is none."""
     outcomes: tuple[Outcome, ...]
 
 
 class Changed(NamedTuple):
-    """A circumstance that differs between two nights; empty: it was not known then."""
+    """A circumstance that differs between two nights; an empty value was not known."""
 
     name: str
     before: str
@@ -115,12 +115,12 @@ class Changed(NamedTuple):
 
 
 def changed_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Changed, ...]:
-    """What differs between the circumstances of two nights, in the order of the names."""
+    """The circumstances that differ between two nights, sorted by name."""
     names = sorted({*before, *after})
-    told = [Changed(name, before.get(name, ""), after.get(name, "")) for name in names]
-    return tuple(each for each in told if each.before != each.after)
+    both = [Changed(name, before.get(name, ""), after.get(name, "")) for name in names]
+    return tuple(each for each in both if each.before != each.after)
 
 
 def stamp(time: datetime) -> str:
-    """A time as the file holds it: ISO 8601, UTC, to the millisecond; sorts by time."""
+    """A time as stored: ISO 8601, UTC, milliseconds; its order is that of time."""
     return time.astimezone(UTC).isoformat(timespec="milliseconds")

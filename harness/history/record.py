@@ -29,7 +29,7 @@ class Measurement:
     """What one check of one test set found."""
 
     check: str
-    """Its name: ``loss-envelope``."""
+    """The check's name, such as ``loss-envelope``."""
     tier: Tier
     outcome: Outcome
     measured: float | None
@@ -48,13 +48,14 @@ class Result:
     cause: str
     onset: int | None
     wall_s: float | None
-    """Of the run itself, whenever it was made; None for a run that never began."""
+    """Wall time of the run, even if it was reused; None for a run that never began."""
     reused: bool
     definition: str
-    """Hex digest of what the experiment file asks of the set and its control: another one means
-    that somebody changed the file, and not the software."""
+    """Hex digest of what the experiment file says about the set and its control. It changes if
+    somebody changed the file, not if the software changed.
+    """
     measurements: tuple[Measurement, ...]
-    """Checks that were answered; a skipped one left nothing."""
+    """Checks that were not skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,11 @@ class Night:
     finished: datetime
     """With its time zone."""
     circumstances: Mapping[str, str]
-    """What may explain a change: versions by distribution, ``commit``, ``hardware``, ``driver`` …;
-    what is not known is left out."""
+    """What may explain a change: versions by distribution, ``commit``, ``hardware``, ``driver`` …,
+    if known.
+    """
     runs: str
-    """Hex digest of the very runs it judges: when a job runs again, it is another one."""
+    """Hex digest of the judged runs; it changes when a job is run again."""
     wall_s: float | None
     report: str
     """Absolute path of the report folder."""
@@ -78,13 +80,13 @@ class Night:
 
     @property
     def content(self) -> str:
-        """Hex digest of what was judged, what was found, and under which circumstances.
+        """Hex digest of what was judged, with which result, under which circumstances.
 
-        Not of when, and whether runs were reused: two nights of the same content judged the same
-        runs alike.
+        It does not depend on the time, nor on whether runs were reused: two nights with the same
+        content judged the same runs with the same result.
         """
-        told = [replace(result, reused=False) for result in self.results]
-        everything = (self.runs, sorted(self.circumstances.items()), told)
+        results = [replace(result, reused=False) for result in self.results]
+        everything = (self.runs, sorted(self.circumstances.items()), results)
         return hashlib.sha256(repr(everything).encode(errors="replace")).hexdigest()
 
 
@@ -99,10 +101,10 @@ def night_of(
     circumstances: Mapping[str, str],
     wall_s: float | None,
 ) -> Night:
-    """A judged matrix as the history keeps it.
+    """A judged matrix as the history stores it.
 
-    ``records`` are in the plan's order. Raises KeyError for a verdict on a set that is no job of
-    the plan.
+    ``records`` are in the plan's order. Raises KeyError for a verdict on a set without a job in the
+    plan.
     """
     jobs = {job.name: job for job in plan.jobs}
     ended = {job.name: record for job, record in zip(plan.jobs, records, strict=True)}
@@ -111,7 +113,7 @@ def night_of(
         source=source,
         finished=finished,
         circumstances={name: value for name, value in circumstances.items() if value},
-        # Two executions of one job never take the same time to the last digit.
+        # Two runs of one job never take exactly the same time.
         runs=_digest([[each.identity, each.status.value, each.wall_s] for each in records]),
         wall_s=wall_s,
         report=report,
@@ -152,7 +154,7 @@ def _measurement(check: Check) -> Measurement:
 
 
 def _meaning(job: Job) -> dict[str, Any]:
-    """What the experiment file asks of a job; nothing of versions, machines, names and limits."""
+    """What the experiment file says about a job, without versions, machines, names and limits."""
     spec = job.spec
     return {
         "toolchain": spec.toolchain,

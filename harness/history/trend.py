@@ -1,15 +1,15 @@
 """A test set's deviations over the nights, their step changes, and what changed then. Pure.
 
-A step change is a level that stays for two nights or more, then another. A series is cut into
-levels so that the sum of a bounded loss and of a price per level is least: each night costs the
-squared distance from its level in units of the noise, and at most ``OUTLIER`` squared (the biweight
-loss of Fearnhead and Rigaill, "Changepoint Detection in the Presence of Outliers", JASA 114, 2019).
-So the price decides what one night, or a few, can do: between one and two times the most that a
-night can cost, one odd night never is a level of its own, and two far ones always are.
+A step change separates two levels, each of which lasts for two nights or more. A series is cut into
+levels so that the total cost is minimal: each night costs the squared distance from its level in
+units of the noise, but at most ``OUTLIER`` squared (the biweight loss of Fearnhead and Rigaill,
+"Changepoint Detection in the Presence of Outliers", JASA 114, 2019), and each level has a fixed
+price. With a price between one and two times the maximal cost of a night, a single outlier never
+becomes a level of its own, and two far ones always do.
 
-Their algorithm follows the least cost as a function of the level, piece by piece. Here levels are
-those of a grid finer than the noise, and the same recursion is one array operation a night: exact
-on the grid, and linear in the nights.
+Their algorithm tracks the minimal cost as a piecewise function of the level. Here levels are taken
+from a grid finer than the noise, and the same recursion is one array operation per night: exact on
+the grid, and linear in the number of nights.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from scipy.stats import norm
 from converge_harness.history.query import Changed, Numbers, Series, SetNight, changed_between
 
 DEVIATION = "relative"
-"""Unit of the checks that have a trend: relative differences. Seconds and counts have none."""
+"""Unit of the checks with a trend: relative differences. Seconds and counts have no trend."""
 DEFINITION = "experiment file"
-"""Stands for a circumstance: the file asks for something else of the set or its control."""
+"""Pseudo-circumstance: the file now says something else about the set or its control."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """A deviation that went to another level, and stayed there for two nights or more."""
+    """A deviation that changed its level, for two nights or more."""
 
     check: str
     last_before: SetNight
@@ -42,7 +42,7 @@ class StepChange:
     """The first night on the new level: for a step upwards, the first bad one."""
     before: float
     after: float
-    """Deviations in the middle of the levels, relative; 0 and infinity too."""
+    """Median deviations of the levels, relative; may be 0 or infinity."""
     changed: tuple[Changed, ...]
     """What differs between the two nights."""
 
@@ -57,16 +57,17 @@ class Trend:
 
     series: Series
     decades: Numbers
-    """log10 of the deviation, one per night of the series, all finite: zero counts as one decade
-    below the smallest other, what is not finite as one above the largest and the limit."""
+    """log10 of the deviation, one per night of the series, all finite: zero is placed one decade
+    below the smallest other value, NaN and infinity one above the largest value and the limit.
+    """
     steps: tuple[StepChange, ...]
 
 
 def trends(nights: Sequence[SetNight], every: Iterable[Series]) -> tuple[Trend, ...]:
-    """The trend of every deviation of a test set; of those that were always zero, none.
+    """The trend of every deviation of a test set, except those that were always zero.
 
     Raises:
-        KeyError: a series has a night that is not among ``nights``.
+        KeyError: a series has a night that is not in ``nights``.
     """
     by_number = {night.number: night for night in nights}
     return tuple(
@@ -77,7 +78,7 @@ def trends(nights: Sequence[SetNight], every: Iterable[Series]) -> tuple[Trend, 
 
 
 def what_changed(before: SetNight, after: SetNight) -> tuple[Changed, ...]:
-    """Circumstances that differ between two nights of a test set, in the order of their names."""
+    """Circumstances that differ between two nights of a test set, sorted by name."""
     changed = changed_between(before.circumstances, after.circumstances)
     if before.definition == after.definition:
         return changed
@@ -85,7 +86,7 @@ def what_changed(before: SetNight, after: SetNight) -> tuple[Changed, ...]:
 
 
 def decades(measured: Numbers, limits: Numbers) -> Numbers:
-    """log10 of deviations, with a place for zero and for what is not finite (:class:`Trend`)."""
+    """log10 of deviations, with values for zero, NaN and infinity (see :class:`Trend`)."""
     size = np.abs(measured)
     usual = size[np.isfinite(size) & (size > 0)]
     known = np.concatenate([usual, limits[np.isfinite(limits) & (limits > 0)]])
@@ -100,7 +101,7 @@ def decades(measured: Numbers, limits: Numbers) -> Numbers:
 
 def _trend(nights: Mapping[int, SetNight], series: Series) -> Trend:
     heights = decades(series.measured, series.limits)
-    # NaN counts as endless, so that a level has a middle.
+    # NaN counts as infinity, so that a level has a median.
     sizes = np.where(np.isnan(series.measured), np.inf, np.abs(series.measured))
     found = find_steps(heights)
     bounds = [0, *(step.at for step in found), sizes.size]
@@ -122,19 +123,20 @@ def _trend(nights: Mapping[int, SetNight], series: Series) -> Trend:
 
 
 OUTLIER = 4.0
-"""In units of the noise: nights further from their level than this all cost the same."""
+"""In units of the noise: all nights further from their level than this cost the same."""
 PRICE = 20.0
-"""Of a level, in squared units of the noise; between 1 and 2 times ``OUTLIER`` squared. Measured on
-noise of several kinds, about one series of a year in 100 gets a step that is none, at most
-(``tests/history/test_step_changes.py``)."""
+"""Price of a level, in squared units of the noise; between 1 and 2 times ``OUTLIER`` squared. On
+simulated noise of several kinds, at most about one in 100 year-long series gets a false step
+(``tests/history/test_step_changes.py``).
+"""
 SMALLEST_STEP = 0.1
-"""Decades: a step below a factor of 1.26 is not told, however sure it is."""
+"""Decades: a step by a factor below 1.26 is not reported, however certain it is."""
 NOISE_FLOOR = 0.02
-"""Decades (5%): repeats on one machine may agree bit for bit, and then nothing tells the noise."""
+"""Decades (5%): least noise, because repeats on one machine may agree bit for bit."""
 FEWEST = 5
-"""With fewer nights there is no telling noise from steps."""
+"""With fewer nights noise and steps cannot be distinguished."""
 _WINDOW = 31
-"""Nights by which the noise of the one in the middle is known."""
+"""Window in nights for the noise of the night in its middle."""
 _GRID = 512
 
 
@@ -145,19 +147,19 @@ class Step(NamedTuple):
     """Index of the first value on the new level."""
     before: float
     after: float
-    """Medians of the levels, as given."""
+    """Medians of the two levels."""
 
 
 def find_steps(values: Numbers) -> tuple[Step, ...]:
-    """The steps of a series of finite values, in their order; none in fewer than ``FEWEST``.
+    """The steps of a series of finite values, in order; none if there are fewer than ``FEWEST``.
 
-    Values are logarithms to base 10 of deviations, which nights may have left gaps between.
+    Values are log10 of deviations; nights may be missing between them.
 
     Raises:
         ValueError: a value is not finite.
     """
     if not np.all(np.isfinite(values)):
-        raise ValueError("steps are looked for in finite values only")
+        raise ValueError("steps can be found in finite values only")
     if values.size < FEWEST:
         return ()
     noise = _noise(values)
@@ -175,18 +177,18 @@ def find_steps(values: Numbers) -> tuple[Step, ...]:
 
 
 def _cuts(values: Numbers, noise: Numbers) -> list[int]:
-    """Where the levels of least total cost begin, but for the first."""
+    """Where the levels of minimal total cost begin, except the first."""
     grid = np.linspace(
         values.min(),
         values.max(),
         int(np.clip(np.ptp(values) / noise.min() * 4, 2, _GRID)),
     )
     cost = np.zeros(grid.size)
-    """Least cost of the nights so far with the last of them on this level."""
+    """Minimal cost of the nights so far if the last of them is on this level."""
     begun = np.zeros(grid.size, dtype=np.intp)
-    """At which night that level began."""
+    """The night at which that level began."""
     before = np.zeros(values.size, dtype=np.intp)
-    """For a level that begins at this night: where the one before it began."""
+    """For a level that begins at this night: where the previous one began."""
     for night, value in enumerate(values):
         best = int(cost.argmin())
         anew = cost[best] + PRICE
@@ -203,15 +205,15 @@ def _cuts(values: Numbers, noise: Numbers) -> list[int]:
 
 
 def _noise(values: Numbers) -> Numbers:
-    """Standard deviation of every night's noise, by the differences of neighbours around it.
+    """Standard deviation of every night's noise, from differences of neighbouring nights.
 
-    Half of them lie below the median whatever steps and odd nights there are among the others. It
-    is never taken to be less than that of the whole series, nor than the floor.
+    Their median is robust to steps and outliers. The result is at least that of the whole series,
+    and at least the floor.
     """
     apart = np.abs(np.diff(values))
     to_deviation = 1 / (norm.ppf(0.75) * np.sqrt(2))
     around = median_filter(apart, size=min(_WINDOW, apart.size), mode="nearest")
-    # The median of few differences is often far too small by chance.
+    # By chance the median of few differences is often far too small.
     few = 1 + 4 / values.size
     whole = max(NOISE_FLOOR, few * to_deviation * float(np.median(apart)))
     noise: Numbers = np.maximum(whole, to_deviation * np.append(around, around[-1]))

@@ -1,18 +1,18 @@
-"""Runs the jobs of a plan, and reports to an observer what happens.
+"""Runs the jobs of a plan, and reports events to an observer.
 
 ::
 
     local/              on this machine
-    slurm/              by a scheduler, attached or detached
-    options.py          how a plan is to be run
-    events.py           what an observer is told
-    check.py            before any rank starts: configs against the installed torchtitan
-    dry_run.py          jobs built and stepped here without their GPUs
-    next_call.py        what comes after a torchrun call, and which faults are due
-    progress.py         steps as they end, growing output, forecasts
+    slurm/              under a scheduler, attached or detached
+    options.py          options of a run
+    events.py           events for an observer
+    check.py            before any rank starts: checks configs with the installed torchtitan
+    dry_run.py          builds and steps jobs on this machine without their GPUs
+    next_call.py        what follows a torchrun call, and which faults are due
+    progress.py         finished steps, growing output, time left
     processes.py        starting and ending processes
-    process_guard.py    runs a user's program that has to end with the harness
-    warm.py             servers that fork ranks with their imports done
+    process_guard.py    runs a user's program that has to end with converge
+    warm.py             servers that fork ranks with imports already done
     private_folder.py   folders that only this user can enter
     interruption.py     Ctrl-C and signals
 """

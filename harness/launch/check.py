@@ -1,6 +1,6 @@
-"""What is checked before any rank starts: seed checkpoints, and configs.
+"""Checks before any rank starts: seed checkpoints and configs.
 
-Each toolchain builds the configs of its jobs by the installed torchtitan's real configuration.
+Each toolchain builds its jobs' configs with the real configuration code of its torchtitan.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _TIMEOUT_S = 600.0
 _POLL_S = 0.05
 _SHOWN_KEYS = 12
 _ELSEWHERE = ("ImportError", "ModuleNotFoundError", "AttributeError")
-"""What the rank code ends with where torchtitan has moved a module or a name."""
+"""Exit code of the rank code if torchtitan has moved a module or a name."""
 
 
 def unchecked(jobs: Sequence[Job], store: Store) -> tuple[Job, ...]:
-    """The jobs whose configs no toolchain has approved yet."""
+    """The jobs whose configs were not checked yet."""
     return tuple(job for job in jobs if not store.checked_file(job.identity).is_file())
 
 
 def require_seed_checkpoints(
     jobs: Sequence[Job], records: Mapping[str, RunRecord], store: Store
 ) -> None:
-    """Raise StoreError when a job's initial weights are neither planned nor there."""
+    """Raise StoreError if a job's seed checkpoint is neither planned nor stored."""
     known = {*records, *(job.identity for job in jobs)}
     for job in jobs:
         if job.needs is not None and job.needs not in known:
@@ -63,11 +63,11 @@ def check_jobs(
     servers: WarmServers,
     stop: Interruption,
 ) -> None:
-    """Have each toolchain build the configs of its jobs; remember the good ones in the store.
+    """Let each toolchain build its jobs' configs; record valid ones in the store.
 
     Raises:
-        ConfigError: some job's config is refused; all problems of all jobs together.
-        ToolchainError: a toolchain could not check at all.
+        ConfigError: configs are invalid; all problems of all jobs together.
+        ToolchainError: a toolchain could not run the check.
         Interrupted: a signal came.
     """
     wanted = environment(base_environment, Resources(device=options.device, devices=options.gpus))
@@ -98,7 +98,7 @@ def check_jobs(
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """One toolchain at work on its jobs, whose files are named after their identities."""
+    """A toolchain's running check of its jobs, whose files are named after their identities."""
 
     jobs: Sequence[Job]
     process: subprocess.Popen[bytes]
@@ -149,14 +149,14 @@ def _start(
 
 
 def _unable(toolchain: Toolchain, exit_code: int, log: str) -> str:
-    """Why no config was checked: a commit without what our rank code imports, or a broken build."""
+    """Why the check did not run: our rank code's imports fail, or the build is broken."""
     release, _, revision = toolchain.name.partition("@")
     last = log.rstrip().rpartition("\n")[2]
     if revision and last.startswith(_ELSEWHERE):
         return (
             f"toolchain {toolchain.name}: torchtitan {toolchain.versions['torchtitan']} has moved "
-            f"too far from {release}, as which converge speaks to it ({last}); choose a revision "
-            "nearer to that release"
+            f"too far from {release}, for which converge's rank code is written ({last}); choose a "
+            "revision nearer to that release"
         )
     checkout = "CONVERGE_CHECKOUT=FOLDER " if revision else ""
     return (

@@ -1,4 +1,4 @@
-"""Jobs built and stepped on this machine without their GPUs: one process per job and stage.
+"""Builds and steps jobs on this machine without their GPUs: one process per job and stage.
 
 Each is a rank of its own of the job's whole world (``harness/rank/dry_run/run.py``). Ranks of one
 pipeline stage are alike, so the first of each stand for all; a repeat trains what its control
@@ -30,24 +30,24 @@ from converge_harness.trainers import Resources, comes_in_passes, environment, j
 from converge_harness.trainers.failure import log_tail
 
 _NEEDS_BYTES = 3 * 2**30
-"""Of a process, generously: 8B parameters in a world of 64 take 0.7 GB."""
+"""Memory of a process, a generous estimate: 8B parameters in a world of 64 take 0.7 GB."""
 _POLL_S = 0.05
 BUILT_AS_ANOTHER = (Role.SEED, Role.REPEAT, Role.OTHER_SEED)
-"""Roles of jobs that are built as one of another role is."""
+"""Roles of jobs that are built like a job of another role."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a process dry-runs: a rank of a job, or of a segment of an elastic one."""
+    """One process of a dry run: a rank of a job, or of a segment of an elastic job."""
 
     job: Job
-    """As it is in the segment, where there are segments."""
+    """In the segment, if there are segments."""
     stage: int
     segment: int | None = None
 
     @property
     def rank(self) -> int:
-        """The first of the stage: torchtitan lays the pipeline outermost."""
+        """The first rank of the stage; the pipeline is torchtitan's outermost mesh dimension."""
         degrees = self.job.spec.parallelism
         return self.stage * (degrees.world_size // degrees.pp)
 
@@ -62,14 +62,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process found: the JSON object of its rank."""
+    """Result of a process: the JSON object of its rank."""
 
     part: Part
     found: Mapping[str, Any]
 
     @property
     def unsupported(self) -> str | None:
-        """Why the toolchain has no dry run; None where it has."""
+        """Why the toolchain has no dry run; None if it has."""
         why: str | None = self.found.get("unsupported")
         return why
 
@@ -79,7 +79,7 @@ class Answer:
 
 
 def parts_of(jobs: Sequence[Job]) -> tuple[Part, ...]:
-    """The processes that a dry run of jobs takes, in the jobs' order."""
+    """The processes of a dry run, in the order of the jobs."""
     return tuple(part for job in jobs for part in _parts(job))
 
 
@@ -105,7 +105,7 @@ def dry_run(
     timeout_s: float = 1200.0,
     on_answer: Callable[[Answer], None] = lambda _: None,
 ) -> tuple[Answer, ...]:
-    """Dry-run jobs for a device (``cuda`` or ``cpu``), as many at once as the machine takes.
+    """Dry-run jobs for a device (``cuda`` or ``cpu``), as many at a time as the machine can hold.
 
     Raises:
         ToolchainError: a process ended without an answer.
@@ -140,7 +140,7 @@ def dry_run(
 
 
 def problems_of(answers: Sequence[Answer]) -> list[Problem]:
-    """What is wrong with every job, each thing once, with the set's name and the key."""
+    """All problems of all jobs, each once, with the set's name and the key."""
     found: dict[Problem, None] = {}
     for answer in answers:
         job = answer.part.job
@@ -158,7 +158,7 @@ def problems_of(answers: Sequence[Answer]) -> list[Problem]:
 
 
 def _stages_without_parameters(answers: Sequence[Answer]) -> Iterator[Problem]:
-    """Whether the stages of each job together hold the whole model, and each parameter once."""
+    """Check that each job's stages together hold every parameter of the model exactly once."""
     by_job: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
     for answer in answers:
         held = answer.found.get("parameters")
@@ -181,7 +181,7 @@ class _Process:
     deadline: float
 
     def answer(self) -> Answer | None:
-        """None while it runs. Raises ToolchainError when it ended without one."""
+        """None while it runs. Raises ToolchainError if it ended without an answer."""
         if self.handle.poll() is None:
             if time.monotonic() < self.deadline:
                 return None
@@ -208,7 +208,7 @@ def _start(
     timeout_s: float,
 ) -> _Process:
     folder.mkdir()
-    # Without its corpus: the ranks put a stand-in there, as they do for every other data set.
+    # Without the corpus: the ranks replace it, as every other data set, by dummy data.
     payload = job_payload(whole, folder, data=None, seed_checkpoint=None, device=device)
     write_json(folder / JOB, payload)
     argv = [str(whole.toolchain.python), "-m", options.rank_module, "--dry-run"]
@@ -220,6 +220,6 @@ def _start(
 
 
 def _at_once() -> int:
-    """Processes that the machine has cores and, at this moment, memory for; at least one."""
+    """Number of processes for the machine's cores and free memory; at least one."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, int(psutil.virtual_memory().available // _NEEDS_BYTES)))

@@ -1,16 +1,16 @@
-"""What an observer is told while jobs run: frozen values for a renderer or a log.
+"""Events for an observer while jobs run: frozen values for a display or a log.
 
 Each carries ``at``, seconds since 1970. A job's events are one of::
 
-    Reused                                          an earlier run with its identity is taken
-    Queued (Waiting)? Started Step* Ended           it ran; ``record.status`` says how it went
-    Queued (Waiting)? Started Step* Retrying Started …   an infrastructure fault, tried once more
+    Reused                                          an earlier run with its identity is used
+    Queued (Waiting)? Started Step* Ended           it ran; ``record.status`` has the result
+    Queued (Waiting)? Started Step* Retrying Started …   an infrastructure fault, then a retry
     Queued (Waiting)? Started Step* (GoingOn Step*)* Ended  segments, or restarts after faults
-    Queued Ended                                    skipped: what it needs did not finish
+    Queued Ended                                    skipped: a job that it needs did not finish
 
-On a cluster ``Queued`` comes once a scheduler has taken the job, ``Started`` once it runs it, and
-``GoingOn`` once it runs it again. Jobs that were in the queue before have no ``Queued``, refused
-ones have neither, and one that starts and ends between two polls has no ``Started``.
+On a cluster ``Queued`` means that the scheduler has accepted the job, ``Started`` that it runs, and
+``GoingOn`` that it runs again. Jobs that were already in the queue have no ``Queued``, refused ones
+have neither, and one that starts and ends between two polls has no ``Started``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from converge_harness.model import Job, RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """Work before jobs start that takes a while."""
+    """Slow preparations before jobs start."""
 
     at: float
     what: str
@@ -33,7 +33,7 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something is not as asked for, and the run goes on."""
+    """Something is not as requested, but the run continues."""
 
     at: float
     message: str
@@ -51,12 +51,12 @@ class Queued:
     at: float
     job: Job
     job_id: str = ""
-    """A scheduler's."""
+    """The scheduler's job id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Another harness runs this very job; its result will be taken."""
+    """Another converge process is running the same job; its result will be used."""
 
     at: float
     job: Job
@@ -71,7 +71,7 @@ class Started:
     argv: tuple[str, ...]
     attempt: int
     nodes: str = ""
-    """Of a cluster, as the scheduler writes them."""
+    """Nodes of a cluster, in the scheduler's notation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,14 @@ class Step:
     step: int
     loss: float | None
     elapsed_s: float
-    """Since the job was started."""
+    """Seconds since the job was started."""
     eta_s: float | None
-    """Until its last step, at the pace so far; None until there is a pace."""
+    """Seconds until its last step, at the pace so far; None until the pace is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retrying:
-    """The machine, not the training, failed before the first step: the job starts once more."""
+    """The machine, not the training, failed before the first step: the job is started again."""
 
     at: float
     job: Job
@@ -99,7 +99,7 @@ class Retrying:
 
 @dataclass(frozen=True, slots=True)
 class GoingOn:
-    """A job in several passes goes on with another torchrun call, in the same folder and slots."""
+    """A job in several passes continues with another call, in the same folder and slots."""
 
     at: float
     job: Job
@@ -110,7 +110,7 @@ class GoingOn:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job has its record: finished, crashed, hung or skipped."""
+    """The job has a record: finished, crashed, hung or skipped."""
 
     at: float
     job: Job
@@ -119,18 +119,18 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The whole matrix, about once a second while jobs run."""
+    """State of the whole matrix, about once a second while jobs run."""
 
     at: float
     done: int
     total: int
     running: tuple[str, ...]
     eta_s: float | None
-    """Until the last job ends, as far as can be told; None before any pace is known."""
+    """Estimated seconds until the last job ends; None before any pace is known."""
     queued: int = 0
     """Jobs that wait in a scheduler's queue."""
     reason: str = ""
-    """Why most of them wait, in its word."""
+    """The scheduler's most frequent reason for waiting."""
 
 
 Event: TypeAlias = (

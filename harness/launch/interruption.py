@@ -1,4 +1,4 @@
-"""Ctrl-C and signals as a value to look at, so that nothing is left half done."""
+"""Ctrl-C and signals as a flag that is polled, so that nothing is left half done."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Whether the harness was asked to stop."""
+    """Whether converge was asked to stop."""
 
     def __init__(self) -> None:
         self._signal: signal.Signals | None = None
 
     def request(self, number: int, _frame: FrameType | None) -> None:
-        """A signal handler. Asking again changes nothing: stopping is bounded in time."""
+        """A signal handler. Further signals have no effect: stopping takes a bounded time."""
         self._signal = self._signal or signal.Signals(number)
 
     def check(self) -> None:
-        """Raise Interrupted when a signal came."""
+        """Raise Interrupted if a signal came."""
         if self._signal is not None:
             raise Interrupted(f"stopped by {self._signal.name}")
 
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:
-    """Catch SIGINT, SIGTERM and SIGHUP for the time of a block.
+    """Catch SIGINT, SIGTERM and SIGHUP during a block.
 
-    Outside the main thread Python delivers no signals: there the block runs as it is.
+    Outside the main thread Python delivers no signals: there the block runs without this.
     """
     stop = Interruption()
     if threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""What comes after a torchrun call of a run, and which faults the harness has to make. Pure."""
+"""What follows a torchrun call of a run, and which faults converge has to cause. Pure."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from converge_harness.model import Fault, FaultKind, Job, Recovery, RestartOwner
 from converge_harness.trainers import Call, comes_in_passes
 
 HARNESS_FAULTS = frozenset({FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN})
-"""Faults that the ranks cannot make themselves."""
+"""Faults that the ranks cannot cause themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one call."""
+    """The result of one call."""
 
     ended_well: bool
     reached: int | None = None
-    """The step that its last pass was meant to reach and has; None: that pass did not end well."""
+    """The step that its last pass had to reach and has reached; None: that pass failed."""
     steps: int = 0
-    """Lines of steps during the call."""
+    """Number of step lines during the call."""
     struck: frozenset[int] = frozenset()
-    """Faults of the script that struck during it."""
+    """Faults of the script that happened during it."""
     nodes: int = 1
-    """Nodes that are left to start again with."""
+    """Number of nodes that are left for a restart."""
     checkpoint: bool = True
-    """Whether there is a whole checkpoint of the step it was to reach."""
+    """Whether there is a complete checkpoint of the step that it had to reach."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Go on with another call, or end: well without a problem, else with it."""
+    """Continue with another call, or end: successfully without a problem, else with it."""
 
     call: Call | None = None
     reason: str = ""
     """Why there is another call."""
     problem: str = ""
-    """A sentence, to which the failing rank's error is added if there is one."""
+    """A sentence; the failing rank's error is added if there is one."""
 
 
 def after(job: Job, call: Call, outcome: Outcome) -> Decision:
-    """What comes after a call of a job in several passes that is over."""
+    """What follows a finished call of a job in several passes."""
     if job.spec.recovery is not None:
         return _after_fault(job, job.spec.recovery, call, outcome)
     return _after_segment(job, call, outcome)
@@ -56,12 +56,14 @@ def _after_segment(job: Job, call: Call, outcome: Outcome) -> Decision:
     if not outcome.ended_well:
         return Decision(problem=name)
     if outcome.reached != until:
-        return Decision(problem=f"{name}: every rank ended well, but step {until} was not reached")
+        return Decision(
+            problem=f"{name}: every rank ended with exit code 0, but step {until} was not reached"
+        )
     if index + 1 == len(segments):
         return Decision()
     if not outcome.checkpoint:
         return Decision(
-            problem=f"{name}: left no whole checkpoint/step-{until} for the next one to start from"
+            problem=f"{name}: wrote no complete checkpoint/step-{until} for the next one"
         )
     following = replace(call, number=call.number + 1, segment=index + 1)
     return Decision(following, f"segment {index + 2} of {len(segments)}")
@@ -72,7 +74,7 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> 
         if outcome.reached == job.steps:
             return Decision()
         return Decision(
-            problem=f"every rank ended well, but the last step {job.steps} was not reached"
+            problem=f"every rank ended with exit code 0, but step {job.steps} was not reached"
         )
     restarted = call.number - 1
     if recovery.restarts is RestartOwner.TORCHRUN:
@@ -81,18 +83,18 @@ def _after_fault(job: Job, recovery: Recovery, call: Call, outcome: Outcome) -> 
         times = f"{restarted} restart{'s' * (restarted != 1)}"
         return Decision(problem=f"failed again after {times}, which is max_restarts")
     if not outcome.struck and not outcome.steps:
-        return Decision(problem="failed before any step, and not by a fault of the script")
+        return Decision(problem="failed before any step, but not by a fault of the script")
     following = replace(call, number=call.number + 1, nodes=outcome.nodes)
     return Decision(
         following,
-        f"restarted by the harness, {restarted + 1} of at most {recovery.max_restarts} times",
+        f"restarted by converge, {restarted + 1} of at most {recovery.max_restarts} times",
     )
 
 
 def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[int, Fault]:
-    """Faults for the harness to make, by index, once those steps have ended.
+    """Faults for converge to cause, by index, once those steps have ended.
 
-    ``done`` were made before.
+    ``done`` are those already caused.
     """
     recovery = job.spec.recovery if comes_in_passes(job) else None
     faults = recovery.faults if recovery else ()
@@ -106,11 +108,11 @@ def faults_due(job: Job, steps: Collection[int], done: Collection[int]) -> dict[
 def hang_limit_s(
     job: Job, struck: Collection[int], last_step: int | None, progress_timeout_s: float
 ) -> float | None:
-    """How long a rank that hangs by the script is left before the harness starts all again.
+    """How long a rank may hang by the script before converge restarts the run.
 
-    Half of the time to recover, which leaves the other half for the start. None: none hangs, or
-    not for the harness to restart. ``struck`` are the call's faults that have struck; a hang at a
-    step that has ended is over.
+    Half of the time to recover, which leaves the other half for the restart. None: none hangs, or
+    converge does not restart it. ``struck`` are the faults that have happened in the call; a hang
+    at a finished step is over.
     """
     recovery = job.spec.recovery if comes_in_passes(job) else None
     if recovery is None or recovery.restarts is RestartOwner.TORCHRUN:

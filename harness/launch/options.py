@@ -1,4 +1,4 @@
-"""How a plan is to be run on this machine."""
+"""Options for running a plan on this machine."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from converge_harness.trainers import RANK_MODULE
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the experiment file does not say."""
+    """Options that are not in the experiment file."""
 
     data: Mapping[SyntheticData, Path] = field(default_factory=dict)
-    """The folder of every corpus that the plan's jobs read."""
+    """The folders of the corpora that the plan's jobs read."""
     gpus: tuple[int, ...] = ()
-    """Ids of this machine's GPUs to use, one rank each; empty: ranks run on the CPU."""
+    """Ids of this machine's GPUs to use, one per rank; empty: ranks run on the CPU."""
     cluster_device: str | None = None
-    """What ranks run on where a scheduler places them, ``cuda`` or ``cpu``; None: they run here."""
+    """Device of ranks under a scheduler, ``cuda`` or ``cpu``; None: they run on this machine."""
     fresh: bool = False
-    """Run everything again, even what has finished with the same identity."""
+    """Run everything again, even finished jobs with the same identity."""
     warm: bool = True
-    """Fork ranks from a server with its imports done. Never on GPUs: a CUDA context does not
-    survive a fork."""
+    """Fork ranks from a server that has done the imports. Never on GPUs: a CUDA context does not
+    survive a fork.
+    """
     check: bool = True
-    """Have the toolchain build every config before anything is launched."""
+    """Let the toolchain check every config before anything is launched."""
     grace_s: float = 5.0
-    """Between asking processes to end and killing them."""
+    """Seconds between asking processes to end and killing them."""
     poll_s: float = 0.05
-    """How often running jobs are looked at."""
+    """How often running jobs are checked, in seconds."""
     rank_module: str = RANK_MODULE
-    """What torchrun runs as every rank."""
+    """The module that torchrun runs in every rank."""
 
     @property
     def device(self) -> str:
         return self.cluster_device or ("cuda" if self.gpus else "cpu")
 
     def data_of(self, job: Job) -> Path | None:
-        """The folder of a job's corpus; None when it reads torchtitan's own dataset."""
+        """The folder of a job's corpus; None if it reads torchtitan's own dataset."""
         data = job.spec.train_config.data
         return None if data is None else self.data[data]

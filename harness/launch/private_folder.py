@@ -1,8 +1,8 @@
-"""Folders outside the store that only this user can enter: sockets, and files where agents meet.
+"""Folders outside the store that only this user can enter, for sockets and rendezvous files.
 
-They lie in the folder for temporary files, for a socket's path may have 107 bytes at most. Each
-holds a lock file that is locked as long as its harness lives; the kernel frees it however the
-harness ends. So the next one knows, in whatever container it runs, what a killed one left behind.
+They are in the folder for temporary files, because a socket's path may have at most 107 bytes. Each
+has a lock file that is locked while its converge process lives; the kernel frees it however the
+process ends. So the next one knows, in whatever container it runs, what a killed one left behind.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 _PREFIX = "converge-"
 LOCK = "harness.lock"
-"""Marks a folder as one of these; it gets this name once it is locked."""
+"""Name of the lock file, which marks such a folder; it gets this name once it is locked."""
 
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
     """A new folder of mode 0700, removed at the end of the block.
 
-    Raises OSError when there is no room for one.
+    Raises OSError if there is no space for one.
     """
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # 0700, whatever the umask
     try:
@@ -37,17 +37,17 @@ def private_folder() -> Iterator[Path]:
 
 
 def remove_left_behind() -> None:
-    """Remove such folders of harnesses of this user that were killed; others stay."""
+    """Remove such folders of this user's killed converge processes; others stay."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{LOCK}"):
         try:
             if _is_abandoned(lock):
                 shutil.rmtree(lock.parent)
-        except OSError:  # another harness was faster, or it is somebody else's
+        except OSError:  # another process was faster, or it is another user's
             continue
 
 
 def _is_abandoned(lock: Path) -> bool:
-    """Whether the harness that made a folder of ours has ended."""
+    """Whether the converge process that made the folder has ended."""
     folder = lock.parent.lstat()
     if folder.st_uid != os.getuid() or lock.parent.is_symlink():
         return False

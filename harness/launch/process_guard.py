@@ -1,8 +1,8 @@
-"""``python -I process_guard.py CALL …``: runs a user's program that has to end with the harness.
+"""``python -I process_guard.py CALL …``: runs a user's program that has to end with converge.
 
-Its launcher is not ours, and the ranks that it starts know nothing of the harness. So this process
-is its parent: it dies with the harness, adopts the processes that the launcher leaves behind, and
-ends only when none of them is left. It imports nothing of the package, and so starts at once.
+Its launcher and its ranks know nothing of converge. So this process is its parent: it dies with
+converge, adopts the processes that the launcher leaves behind, and ends only when none of them is
+left. It does not import the package, so that it starts quickly.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _CANNOT_START = 127
 
 
 def main(call: list[str]) -> int:
-    """Exit code of the call; of one that a signal ended 128 and its number, as in a shell."""
+    """Exit code of the call; if a signal ended it, 128 plus its number, as in a shell."""
     starter = int(os.environ.get(PARENT_VARIABLE) or os.getppid())
     _tie()
     if os.getppid() != starter:
         return _CANNOT_START
-    # A rank that hangs is aborted to tell where it stands; nobody wants its memory on disk.
+    # A hanging rank is aborted to print its stack; without a core dump.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     program: subprocess.Popen[bytes] | None = None
     asked = False
@@ -45,7 +45,7 @@ def main(call: list[str]) -> int:
         if program is not None:
             program.send_signal(signal.SIGTERM)
 
-    # Before the program starts: a signal that came just after would leave it behind.
+    # Set before the program starts: otherwise a signal just after its start would leave it behind.
     signal.signal(signal.SIGTERM, end)
     try:
         program = subprocess.Popen(call, env={**os.environ, PARENT_VARIABLE: str(os.getpid())})
@@ -60,7 +60,7 @@ def main(call: list[str]) -> int:
 
 
 def _tie() -> None:
-    """Be told of the starter's end, and be the parent of orphans. No effect outside Linux."""
+    """Get a signal when the starter ends, and become the parent of orphans. Linux only."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -69,7 +69,7 @@ def _tie() -> None:
 
 
 def _end_all() -> None:
-    """SIGKILL of every process below this one, those included that they start meanwhile."""
+    """SIGKILL every descendant of this process, including those started meanwhile."""
     while left := psutil.Process().children(recursive=True):
         for process in left:
             try:

@@ -1,8 +1,8 @@
-"""Starting a job's processes, and ending all of them for certain.
+"""Starting a job's processes, and reliably ending all of them.
 
-Ranks live in sessions of their own, and those of a warm start are children of another process than
-torchrun's agent. What those of one agent share is their working directory: the run folder, or for
-further nodes of a run the agent's log folder.
+Ranks have their own sessions, and after a warm start they are not children of torchrun's agent.
+What the ranks of one agent share is their working directory: the run folder, or for further nodes
+of a run the agent's log folder.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def start(
     log: Path,
     output: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a program in a session of its own, so that Ctrl-C reaches the harness only.
+    """Start a program in its own session, so that Ctrl-C reaches only converge.
 
-    What it prints is appended to ``log``; ``output`` takes its standard output alone.
-    Raises OSError when the program or a file cannot be opened.
+    Its output is appended to ``log``; its standard output goes to ``output`` if given. Raises
+    OSError if the program or a file cannot be opened.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors, (output or log).open("ab") as stream:
@@ -48,9 +48,9 @@ def start(
 def ask_for_stacks(
     jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], by: signal.Signals = signal.SIGUSR1
 ) -> None:
-    """Have every rank of jobs write to its log where it is (``faulthandler``), and let it.
+    """Make every rank of jobs write its stack to its log (``faulthandler``), and wait for it.
 
-    ``by`` is SIGUSR1 for ranks of ours, and SIGABRT for others, which end by it.
+    ``by`` is SIGUSR1 for our ranks, and SIGABRT for others, which it ends.
     """
     for process in _ranks_of(jobs):
         try:
@@ -61,16 +61,17 @@ def ask_for_stacks(
 
 
 def ask_to_end(agent: subprocess.Popen[bytes]) -> None:
-    """SIGTERM of an agent, which hands it on to its ranks."""
+    """Send SIGTERM to an agent, which passes it on to its ranks."""
     if agent.poll() is None:
         agent.send_signal(signal.SIGTERM)
 
 
 def end_all(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]], grace_s: float | None) -> None:
-    """End jobs, each an agent and the folder its ranks work in, and wait for all to be gone.
+    """End jobs, each given as an agent and its ranks' working directory, and wait for all to end.
 
-    By SIGTERM, grace, SIGKILL; without a grace (None) by SIGKILL at once, as a lost node goes.
-    Returns when no process of theirs is left (or one is stuck in the kernel for 10 s).
+    By SIGTERM, then SIGKILL after ``grace_s``; without a grace (None) by SIGKILL immediately, as if
+    a node were lost. Returns when none of their processes is left (or one has been stuck in the
+    kernel for 10 s).
     """
     jobs = list(jobs)
     if not jobs:
@@ -104,9 +105,9 @@ def _wait(agents: Iterable[subprocess.Popen[bytes]], timeout_s: float) -> None:
 
 
 def _ranks_of(jobs: Iterable[tuple[subprocess.Popen[bytes], Path]]) -> set[psutil.Process]:
-    """Our descendants that belong to the jobs, by descent from an agent or by run folder.
+    """Descendants of converge that belong to the jobs, by their agent or by their run folder.
 
-    Without the agents: those are ours to wait for, and psutil would take their exit codes.
+    Without the agents, for which we wait ourselves: psutil would take their exit codes.
     """
     agents = {agent.pid for agent, _ in jobs}
     folders = {folder.resolve() for _, folder in jobs}

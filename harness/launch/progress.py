@@ -1,6 +1,6 @@
-"""How far a run is: new lines of its growing ``metrics.jsonl``, and when it will end.
+"""The progress of a run: new lines of its ``metrics.jsonl``, and estimates of its end.
 
-``Growth`` is for a program that reports no steps: whether what it writes still grows.
+``Growth`` is for a program without step reports: whether its output still grows.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from converge_harness.run_folder.metrics import StepLine, progress_of
 from converge_harness.run_folder.passes import pass_folders
 
 _END_BYTES = 1 << 18
-"""Hundreds of steps' lines, those on replicas included."""
+"""Enough for hundreds of steps, including lines on replicas."""
 
 
 @dataclass(slots=True)
 class MetricsTail:
     """Follows a run's growing ``metrics.jsonl.part`` until it is renamed; every line is read once.
 
-    Of a run in several passes it follows one after another. The ranks of a pass have ended when
-    those of the next start.
+    Passes of a run are followed one after another. The ranks of a pass have ended when those of the
+    next start.
     """
 
     folder: Path
     """The run folder."""
     in_passes: bool = False
     number: int = 0
-    """Of the pass that is followed, from 1; 0: none yet."""
+    """Number of the current pass, from 1; 0: none yet."""
     reached: int | None = None
-    """The last step that the newest pass was meant to reach, once it has."""
+    """The step that the newest pass had to reach, once it has reached it."""
     _offset: int = 0
     _stale: tuple[int, ...] | None = None
-    """Identifies the file that the ranks left before they started again."""
+    """Identifies the file from before the ranks were restarted."""
 
     def start_over(self, *, is_over: bool = False) -> None:
-        """The ranks were started again without passes: what is there is of their last start.
+        """The ranks were restarted without passes: existing files are from the previous start.
 
-        ``is_over``: they have ended meanwhile, and what is there is of this start.
+        ``is_over``: they have already ended, so the files are from this start.
         """
         if self.in_passes:
             return
@@ -57,10 +57,10 @@ class MetricsTail:
             return
 
     def new_steps(self) -> tuple[StepLine, ...]:
-        """Steps whose lines were completed since the last call."""
+        """Steps whose lines were completed since the last time."""
         if not self.in_passes:
             return self._read(metrics_files(self.folder))
-        # Listed before any is read: an older pass is then read to its end.
+        # Listed before any is read, so that an older pass is read to its end.
         folders = pass_folders(self.folder)
         steps: list[StepLine] = []
         if self.number:
@@ -71,7 +71,7 @@ class MetricsTail:
         return tuple(steps)
 
     def _read(self, files: tuple[Path, Path]) -> tuple[StepLine, ...]:
-        """The new lines of a file: while it grows, and renamed when it is complete."""
+        """The new lines of a file, which is renamed when it is complete."""
         for path in files:
             try:
                 with path.open("rb") as stream:
@@ -96,7 +96,7 @@ def _signature(stream: BinaryIO) -> tuple[int, ...]:
 
 
 def last_line(folder: Path, *, in_passes: bool) -> StepLine | None:
-    """The last step that a run has ended so far, from the ends of its files; None before any."""
+    """A run's last finished step, from the ends of its files; None before the first."""
     files = [metrics_files(each) for each in reversed(pass_folders(folder))]
     for pair in files if in_passes else [metrics_files(folder)]:
         for path in pair:
@@ -117,9 +117,9 @@ def _end_of(path: Path) -> bytes:
 
 
 def remaining_s(step: int, steps: int, since_first_step_s: float, made: int) -> float | None:
-    """Seconds until the last step at the pace so far; None while there is no pace.
+    """Seconds until the last step at the pace so far; None while the pace is unknown.
 
-    ``made`` steps ended after the first, replayed ones included.
+    ``made`` is the number of finished steps after the first, including replayed ones.
     """
     if made < 1:
         return None
@@ -128,7 +128,7 @@ def remaining_s(step: int, steps: int, since_first_step_s: float, made: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """One job as the forecast of the matrix sees it; times in seconds."""
+    """One job in the forecast for the matrix; times in seconds."""
 
     ranks: int
     elapsed_s: float | None = None
@@ -142,8 +142,8 @@ def matrix_eta_s(
 ) -> float | None:
     """Seconds until the last job ends, for jobs packed into ``slots``.
 
-    A job without a pace is expected to take, per rank, what finished ones (``(job, wall_s)``) took
-    on average. None until something is known.
+    A job whose pace is unknown is expected to take as long per rank as finished ones (``(job,
+    wall_s)``) on average. None until something is known.
     """
     known = [wall / job.world_size for job, wall in finished]
     known += [
@@ -172,20 +172,20 @@ _LOOK_EVERY_S = 0.5
 
 @dataclass(slots=True)
 class Growth:
-    """Follows the curve of a program that is not probed, and what its ranks print."""
+    """Follows the curve and the output of a program without the probe."""
 
     curves: Path
     """A file, or a folder of files."""
     logs: Path
     grew_at: float = field(default_factory=time.monotonic)
-    """When anything was last seen to have grown; at first the start."""
+    """When growth was last seen; initially the start."""
     begun: bool = False
-    """Whether there is a curve."""
+    """Whether the curve exists."""
     _looked_at: float = 0.0
     _seen: tuple[tuple[str, int], ...] = ()
 
     def look(self) -> None:
-        """See what has grown since the last look; looks no oftener than is of use."""
+        """Check what has grown; does nothing if it was called a moment ago."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return
@@ -205,12 +205,12 @@ class Growth:
         if time.monotonic() - self.grew_at <= limit:
             return ""
         if self.begun:
-            return f"neither its curve nor what its ranks print grew for {limit:g} s ({key})"
-        return f"for {limit:g} s its ranks printed nothing, and there is no {self.curves} ({key})"
+            return f"neither its curve nor its ranks' output grew for {limit:g} s ({key})"
+        return f"its ranks printed nothing for {limit:g} s, and there is no {self.curves} ({key})"
 
 
 def _sizes(path: Path) -> tuple[tuple[str, int], ...]:
-    """Every file at or below a path with its size; empty when there is none."""
+    """Every file at or below a path with its size; empty if there is none."""
     if path.is_dir():
         files = [Path(folder) / name for folder, _, names in os.walk(path) for name in names]
     else:

@@ -1,7 +1,7 @@
 """Warm start: per toolchain a server (``rank.start.warm``) that forks ranks, imports done.
 
-What a job needs of it is a stand-in for the toolchain's ``python``: an executable that has its
-program run as a fork of the server. torchrun starts its ranks with it as well (``PYTHON_EXEC``).
+A job uses it through a replacement for the toolchain's ``python``: an executable that runs its
+program as a fork of the server. torchrun starts its ranks with it as well (``PYTHON_EXEC``).
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class WarmServer:
     """One toolchain's server, from start to close."""
 
     python: Path
-    """The stand-in for the toolchain's Python; usable once the server is ready."""
+    """The replacement for the toolchain's Python; usable once the server is ready."""
     _process: subprocess.Popen[bytes]
     _folder: Path
-    """Private: who can reach the socket in it has programs run as this user."""
+    """Private, because anyone who can reach its socket can run programs as this user."""
     _owned: ExitStack
     """Removes the folder."""
     _deadline: float
     _ready: bool = False
 
     def state(self) -> ServerState:
-        """How it is now; never waits."""
+        """Its current state; does not block."""
         if self._process.poll() is not None:
             return ServerState.FAILED
         if not self._ready:
@@ -64,7 +64,7 @@ class WarmServer:
         return lines[-1] if lines else f"no answer within {START_TIMEOUT_S:.0f} s"
 
     def close(self) -> None:
-        """End the server, and by it every process that it forked."""
+        """End the server, and with it every process that it forked."""
         self._process.kill()
         self._process.wait()
         self._owned.close()
@@ -84,7 +84,7 @@ def start_server(
     environment: Mapping[str, str],
     module: str = SERVER_MODULE,
 ) -> WarmServer:
-    """Start a toolchain's server; its imports go on while the caller does.
+    """Start a toolchain's server, which imports in the background.
 
     ``arguments`` are those of ``converge_harness.rank.start.warm`` but for the socket.
     Raises OSError when the toolchain's Python cannot be started.
@@ -103,7 +103,7 @@ def start_server(
 
 
 class WarmServers:
-    """The servers of a matrix: started when first wanted, ended when no longer."""
+    """The servers of a matrix, started on first use and ended when no longer needed."""
 
     def __init__(self, environment: Mapping[str, str], device: str) -> None:
         self._environment = environment
@@ -119,17 +119,17 @@ class WarmServers:
         self._servers[toolchain] = start_server(python, arguments, self._environment)
 
     def starting(self, toolchain: str) -> bool:
-        """Whether to wait: the server is neither ready nor failed yet."""
+        """Whether the server is neither ready nor failed yet."""
         return self._state(toolchain) is ServerState.STARTING
 
     def python(self, toolchain: str) -> Path | None:
-        """The stand-in for the toolchain's Python; None: start cold."""
+        """The replacement for the toolchain's Python; None: start cold."""
         if self._state(toolchain) is ServerState.READY:
             return self._servers[toolchain].python
         return None
 
     def take_failures(self) -> dict[str, str]:
-        """Toolchains whose server failed since the last call, and what it said."""
+        """Toolchains whose server failed since the last call, with its error."""
         failures = {
             name: server.complaint()
             for name, server in self._servers.items()
@@ -141,7 +141,7 @@ class WarmServers:
         return failures
 
     def keep(self, toolchains: set[str]) -> None:
-        """End the servers of all other toolchains, to have their memory back."""
+        """End the servers of all other toolchains, to free their memory."""
         for name in set(self._servers) - toolchains:
             self._servers.pop(name).close()
 

@@ -1,6 +1,6 @@
 """The frozen values that pass between stages, and nothing else.
 
-Every stage takes some of these and returns others; none changes one. Mappings and arrays inside
+Every stage takes some of these and returns others; none modifies one. Mappings and arrays inside
 are treated as read-only. See ``docs/architecture.md`` for who makes what.
 
 ``calibration`` and ``evidence`` hold arrays. They are imported at the first use of one of their
@@ -182,7 +182,7 @@ _OF_ARRAYS = ("converge_harness.model.calibration", "converge_harness.model.evid
 if not TYPE_CHECKING:  # mypy takes any name to be there where a module has this function
 
     def __getattr__(name: str) -> object:
-        """A name of the modules that need numpy (PEP 562)."""
+        """Import a name from the modules that need numpy on first use (PEP 562)."""
         if name in __all__:
             for module in map(import_module, _OF_ARRAYS):
                 if hasattr(module, name):

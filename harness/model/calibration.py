@@ -1,4 +1,4 @@
-"""What A/A repeats of a control teach about how far right runs may lie apart."""
+"""What is learnt from A/A repeats of a control: how much correct runs differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from converge_harness.model.experiment import Precision
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignalScale:
-    """How far repeats lie from the control on one signal: relative differences, per step."""
+    """How much repeats differ from the control in one signal: relative differences, per step."""
 
     steps: Integers
     """Shape (steps,), increasing."""
@@ -22,10 +22,11 @@ class SignalScale:
     doubling_steps: float | None = None
     """Steps in which the scale doubles, where an exponential fits better; else None."""
     lasting: float | None = None
-    """Root mean square over the repeats of their mean signed difference over the second half of
-    the run: how far right runs stay apart for good. None when unknown."""
+    """Root mean square over the repeats of their mean signed difference over the second half of the
+    run: how much correct runs differ permanently. None when unknown.
+    """
     ending: float | None = None
-    """The same of the level that they drift to, on the least-squares line at the last step."""
+    """The same for the level to which they drift: the least-squares line at the last step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,32 +39,35 @@ class TensorScale:
     update: Floats | None
     """Shape (parameters,): the same for the update since the sample before; None at step 0."""
     gradient_spread: float | None = None
-    """How far one repeat lies above the others: root mean square, over repeats and parameters, of
-    the logarithm of its difference over theirs, where it is larger. None for a single repeat."""
+    """How much larger one repeat's difference is than the others': root mean square, over repeats
+    and parameters, of the logarithm of the ratio, where it is above 1. None for a single repeat.
+    """
     update_spread: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Envelope scales of one control, and what they were learnt from."""
+    """Envelope scales of one control, and from what they were learnt."""
 
     control: str
     """Name of the control."""
     identity: str | None
     """Identity of the control's job; None for foreign curves."""
     precision: Precision
-    """The regime: limits of one are no limits of another."""
+    """The regime: limits of one do not apply to another."""
     repeats: tuple[str, ...]
     """Names of the repeats."""
     taught_by: int
-    """How many of them differ from the control at all: the others teach no scale."""
+    """How many of them differ from the control at all: nothing is learnt from the others."""
     signals: Mapping[str, SignalScale] = field(default_factory=dict)
     tensors: Mapping[int, TensorScale] = field(default_factory=dict)
     """By step."""
     sources: tuple[str, ...] = ()
-    """Where the repeats were read from; empty for a calibration from a file."""
+    """From where the repeats were read; empty for a calibration from a file."""
     alike: Calibration | None = None
-    """The same, learnt without repeats that deal samples out to other ranks: for test sets that
-    deal them out as the control does. None when that would be all or none of the repeats."""
+    """The same, learnt without repeats that distribute samples to the ranks in another order: for
+    test sets that distribute them as the control does. None if that would be all or none of the
+    repeats.
+    """
     problems: tuple[str, ...] = ()
-    """Why repeats cannot teach an envelope; with one of them, nothing may PASS."""
+    """Why no envelope can be learnt from the repeats; if not empty, nothing may PASS."""

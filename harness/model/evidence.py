@@ -1,4 +1,4 @@
-"""All that one run left, as arrays: a curve may have a million steps."""
+"""All evidence of one run, as arrays: a curve may have a million steps."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """One number per step, or none: NaN is a value that a run left, a hole is none."""
+    """A number or nothing per step: NaN is a value that the run reported, a hole is no value."""
 
     values: Floats
     """Shape (steps,); NaN in the holes."""
     present: Flags
-    """Shape (steps,); False where the run left no value."""
+    """Shape (steps,); False where the run reported no value."""
 
     @classmethod
     def of(cls, values: Iterable[float | None] | Floats | Column) -> Column:
-        """A column of numbers, None for a hole; an array has no holes."""
+        """A column from numbers, None for a hole; an array has no holes."""
         if isinstance(values, Column):
             return values
         if isinstance(values, np.ndarray):
             return cls(values.astype(np.float64, copy=False), np.ones(values.size, dtype=np.bool_))
         listed = list(values)
         present = np.fromiter((value is not None for value in listed), np.bool_, len(listed))
-        return cls(np.array(listed, dtype=np.float64), present)  # numpy makes None a NaN
+        return cls(np.array(listed, dtype=np.float64), present)  # numpy converts None to NaN
 
     def __len__(self) -> int:
         return int(self.values.size)
@@ -57,7 +57,7 @@ class Column:
         return float(self.values[index]) if self.present[index] else None
 
     def __eq__(self, other: object) -> bool:
-        """Whether another column or sequence holds the same values and holes (NaN is not NaN)."""
+        """Whether another column or sequence has the same values and holes (NaN != NaN)."""
         if not isinstance(other, Column | Sequence):
             return NotImplemented
         return tuple(self) == tuple(other)
@@ -67,16 +67,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRows:
-    """Measurements of one kind of tensor (gradients, say), a row per parameter."""
+    """Measurements of one kind of tensor (such as gradients), a row per parameter."""
 
     sketch: Floats
     """Shape (parameters, k): signed projections of the whole tensor, in float64."""
     norm: Floats
     """Shape (parameters,): Euclidean norm of the whole tensor, in float64."""
     zeros: Integers
-    """Shape (parameters,): entries that are exactly zero."""
+    """Shape (parameters,): number of entries that are exactly zero."""
     not_finite: Integers
-    """Shape (parameters,): entries that are NaN or infinite."""
+    """Shape (parameters,): number of entries that are NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,14 +84,15 @@ class PostStepState:
     """What a step left behind its gradients, a row per parameter."""
 
     clipped_norm: Floats
-    """Shape (parameters,): norm of the gradient at the end of the step, clipped; NaN when it was
-    gone by then."""
+    """Shape (parameters,): norm of the clipped gradient at the end of the step; NaN if it was
+    already freed.
+    """
     states: tuple[str, ...]
     """Names of the optimizer's states that have a parameter's shape, as ``exp_avg``, sorted."""
     state_norm: Floats
     """Shape (parameters, states): NaN where the optimizer keeps no such state."""
     state_steps: Floats
-    """Shape (parameters,): updates that the optimizer has counted; NaN where it counts none."""
+    """Shape (parameters,): the optimizer's count of updates; NaN if it does not count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,67 +104,68 @@ class BufferRows:
     sizes: Integers
     """Shape (buffers,): entries; a complex one counts twice."""
     norm: Floats
-    """Shape (buffers,): NaN where it could not be told."""
+    """Shape (buffers,): NaN if it could not be measured."""
     sketch: Floats
     """Shape (buffers, k)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorSample:
-    """Per-tensor evidence of one step. Two runs' samples share names, not necessarily order."""
+    """Per-tensor evidence of one step. Two runs' samples may list names in another order."""
 
     step: int
     """0 is before the first step: initial parameters, no gradients."""
     names: tuple[str, ...]
     """Canonical names of all trainable parameters, sorted."""
     sizes: Integers
-    """Shape (parameters,): entries of each whole tensor."""
+    """Shape (parameters,): number of entries of each whole tensor."""
     parameters: TensorRows
     """After the update of the step."""
     gradients: TensorRows | None = None
-    """Before clipping; a parameter without gradient has zeros all over. None at step 0."""
+    """Before clipping; all zeros for a parameter without a gradient. None at step 0."""
     post_step: PostStepState | None = None
-    """None at step 0, and in runs that are older than this evidence."""
+    """None at step 0, and in runs from before this evidence existed."""
     buffers: BufferRows | None = None
     """The same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrozenSamples:
-    """What forward and backward passes at the initial weights left, before training."""
+    """Results of forward and backward passes at the initial weights, before training."""
 
     names: tuple[str, ...]
     """Canonical names of all trainable parameters, sorted."""
     sizes: Integers
-    """Shape (parameters,): entries of each whole tensor."""
+    """Shape (parameters,): number of entries of each whole tensor."""
     sketch: Floats
-    """Shape (batches, parameters, k): of the gradients; NaN where one could not be counted."""
+    """Shape (batches, parameters, k): of the gradients; NaN if one could not be measured."""
     norm: Floats
     """Shape (batches, parameters): their norms."""
     loss: Floats
-    """Shape (batches,): recomputed in float64; NaN where it could not be told."""
+    """Shape (batches,): recomputed in float64; NaN if it could not be."""
     batch_digests: tuple[str, ...]
     """Of the samples of each batch."""
     problems: tuple[str, ...] = ()
-    """What the probe could not measure, in sentences."""
+    """Sentences on what the probe could not measure."""
     again: Floats | None = None
-    """Shape (parameters, k): sketches of a second pass over the first batch, with the random
-    numbers that come next. Only a run that draws some differs from its first pass there. None in
-    runs of before it was made."""
+    """Shape (parameters, k): sketches of a second pass over the first batch, with the next random
+    numbers. It differs from the first pass only in a run that draws random numbers. None in older
+    runs, which did not make it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Ranks that hold the same shard of a tensor and not the same bits."""
+    """Ranks whose copies of a shard of a tensor differ in some bits."""
 
     kind: str
     """``parameter``, ``gradient``, ``optimizer state`` or ``buffer``."""
     tensor: str
     """Canonical name."""
     mesh_dims: tuple[str, ...]
-    """Mesh dimensions along which the copies differ, as ``tp``; empty when unknown."""
+    """Mesh dimensions along which the copies differ, such as ``tp``; empty if unknown."""
     groups: tuple[tuple[int, ...], ...]
-    """Ranks that agree with each other, of the first shard that differs; largest group first."""
+    """For the first shard that differs: groups of ranks that agree, largest group first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,23 +174,23 @@ class ReplicaSample:
 
     step: int
     compared: Mapping[str, int]
-    """Kind of tensor to how many shards with more than one copy were compared."""
+    """Number of compared shards (those with more than one copy), by kind of tensor."""
     disagreements: tuple[Disagreement, ...] = ()
     """The first 20 of each kind, in the order of kind and name."""
     count: int = 0
-    """How many tensors disagree in all."""
+    """How many tensors disagree in total."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateSample:
-    """All that a checkpoint holds, as it was saved or right after it was loaded."""
+    """Content of a checkpoint, as it was saved or right after it was loaded."""
 
     step: int
     """Of the checkpoint."""
     names: tuple[str, ...]
     """Canonical names of all trainable parameters, sorted."""
     sizes: Integers
-    """Shape (parameters,): entries of each whole tensor."""
+    """Shape (parameters,): number of entries of each whole tensor."""
     parameters: TensorRows
     states: tuple[str, ...]
     """Names of the optimizer's states that have a parameter's shape, sorted."""
@@ -197,20 +199,20 @@ class StateSample:
     state_sketch: Floats
     """Shape (parameters, states, k)."""
     state_steps: Floats
-    """Shape (parameters,): updates that the optimizer has counted; NaN where it counts none."""
+    """Shape (parameters,): the optimizer's count of updates; NaN if it does not count."""
     lr: float
-    """The rate that the next optimizer step will use."""
+    """The learning rate of the next optimizer step."""
     trainer_step: int
     """The trainer's own counter of steps."""
     tokens_seen: int | None
-    """The trainer's own counter of tokens, over all ranks; None when it keeps none."""
+    """The trainer's own counter of tokens, over all ranks; None if it has none."""
     samples_consumed: int | None
-    """Samples that all ranks have been given; None when the loader does not tell."""
+    """Samples that the ranks have received in total; None if the loader does not say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One life of a run's ranks: from a start or resume to its end, wanted or not."""
+    """One execution of a run's ranks: from a start or resume to its end, planned or not."""
 
     number: int
     """From 1, in the order of the starts."""
@@ -218,56 +220,57 @@ class Pass:
     """Index into the segments of an elastic set; None for other sets."""
     world_size: int
     loaded_step: int | None
-    """Step of the checkpoint that it started from; 0: the seed checkpoint; None: it died before it
-    had loaded any, or (if ``started`` is known) started from something else."""
+    """Step of the checkpoint from which it started; 0: the seed checkpoint; None: it died before it
+    had loaded one, or (if ``started`` is known) it started from something else.
+    """
     started: float | None
-    """When its ranks had loaded; seconds since 1970, None when unknown."""
+    """When its ranks had loaded; seconds since 1970, None if unknown."""
     steps: Integers
-    """Shape (steps,): those whose evidence it left."""
+    """Shape (steps,): steps with evidence."""
     signals: Mapping[str, Column]
     """As in ``Evidence``; ``at`` is when each step ended, in seconds since 1970."""
     batch_digests: tuple[str | None, ...]
     ended: bool
-    """Whether it came to the end that it was meant to have; False: it died."""
+    """Whether it reached its planned end; False: it died."""
     in_force: Mapping[str, Any] | None = None
     loaded: StateSample | None = None
-    """Right after the load; None for a start from the seed checkpoint."""
+    """State right after the load; None for a start from the seed checkpoint."""
     saved: tuple[StateSample, ...] = ()
-    """At every checkpoint that it wrote, in order."""
+    """State at every checkpoint that it wrote, in order."""
     whole: tuple[int, ...] = ()
     """Steps of the checkpoints whose save had returned, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A fault that really happened."""
+    """A fault that actually happened."""
 
     index: int
-    """Into the script."""
+    """Index into the script of faults."""
     kind: str
     step: int
     at: float
     """Seconds since 1970."""
     number: int | None = None
-    """Pass that it struck; None when unknown."""
+    """Pass in which it happened; None if unknown."""
     torn: bool = False
-    """Whether it left a torn checkpoint at its step."""
+    """Whether it left an incomplete checkpoint at its step."""
     rank: int | None = None
-    """That it struck; None when unknown, or of no single one."""
+    """Rank that it hit; None if unknown, or if not a single one."""
     node: int | None = None
     """The same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """All that one run left, from wherever it came.
+    """All evidence of one run, from any source.
 
-    May be made with plain sequences: they become arrays. Every signal has one entry per step.
+    Plain sequences passed to it become arrays. Every signal has one entry per step.
     """
 
     name: str
     source: str
-    """Where it was read from, for messages."""
+    """From where it was read, for messages."""
     steps: Integers
     """Shape (steps,)."""
     signals: Mapping[str, Column]
@@ -275,60 +278,66 @@ class Evidence:
     (float64, by the probe), ``lr``, ``tokens`` (valid tokens of the step), ``seconds``
     (since training began)."""
     batch_digests: tuple[str | None, ...] = ()
-    """One 16-digit hex digest of the global batch per step; empty when the source has none."""
+    """A 16-digit hex digest of the global batch per step; empty if the source has none."""
     batch_agrees: tuple[bool | None, ...] = ()
     """Whether all ranks of a data-parallel coordinate saw the same samples."""
     in_force: Mapping[str, Any] | None = None
-    """``in_force.json``: what really ran; None when the source has none (tier 0 says so)."""
+    """``in_force.json``: the config that was really used; None if the source has none (an integrity
+    check says so).
+    """
     complete: bool = True
-    """False when the run ended before its last step."""
+    """False if the run ended before its last step."""
     expected_steps: int | None = None
     error: RankError | None = None
     status: RunStatus = RunStatus.FINISHED
     wall_s: float | None = None
     precision: Precision = Precision.FP32
     grads_missing: tuple[str, ...] = ()
-    """Parameters that got no gradient at some step (``signals["grads_missing"]`` counts them)."""
+    """Parameters without a gradient at some step (``signals["grads_missing"]`` counts them)."""
     rounding: Mapping[str, float] = field(default_factory=dict)
-    """Signal name to half a unit of its last printed place: logs round, and that is no difference
-    between runs."""
+    """By signal, half a unit in the last printed place: rounding in a log is not a difference
+    between runs.
+    """
     significant: Mapping[str, int] = field(default_factory=dict)
-    """Signal name to the significant digits that it is printed with, where nothing says that the
-    places are fixed: then large values are printed more coarsely than ``rounding``."""
+    """By signal, the number of significant digits printed, unless the number of decimal places is
+    known to be fixed: then large values are rounded more coarsely than ``rounding``.
+    """
     samples: tuple[TensorSample, ...] = ()
-    """Per-tensor evidence, in the order of the steps; empty when the source has none."""
+    """Per-tensor evidence, in the order of the steps; empty if the source has none."""
     sample_steps: tuple[int, ...] | None = None
-    """Steps at which the run was told to leave samples; None when nothing told it."""
+    """Steps at which the run had to take samples; None if that is not recorded."""
     replicas: tuple[ReplicaSample, ...] = ()
     """Agreement of replicas, in the order of the steps."""
     frozen: FrozenSamples | None = None
-    """Of the frozen steps before training; None without any."""
+    """Of the frozen steps before training; None if there were none."""
     frozen_steps: int = 0
-    """How many frozen steps the run was told to make."""
+    """How many frozen steps the run had to make."""
     problems: tuple[str, ...] = ()
-    """What the probe could not measure, in sentences, the step in each."""
+    """Sentences on what the probe could not measure, each with its step."""
     contradictions: tuple[str, ...] = ()
-    """What the source says of its own steps that its values do not hold, in clauses."""
+    """Clauses on claims of the source about its steps that its values contradict."""
     replayed: tuple[int, ...] = ()
-    """Steps that the source has more than once (a restart replays): the last values are kept."""
+    """Steps that the source has more than once (replayed after a restart): the last values
+    count.
+    """
     replay_conflicts: tuple[str, ...] = ()
     """Replayed steps whose values differ, in clauses: ``step 12: loss 5.1, then 5.2``."""
     identity: str | None = None
-    """Identity of the job, for runs of ours."""
+    """Identity of the job, for runs by converge."""
     repeat: str | None = None
-    """Kind of A/A repeat that the run is; None for other runs, and where nothing says so."""
+    """Kind of A/A repeat; None for other runs, and if unknown."""
     passes: tuple[Pass, ...] = ()
-    """Of a run that was resumed on purpose, each by itself; everything above is then the one curve
-    that they make: of a replayed step, what its last pass left. Empty for other runs."""
+    """The passes of a resumed run. Everything above is then their combined curve, in which the last
+    pass counts for a replayed step. Empty for other runs.
+    """
     struck: tuple[Struck, ...] = ()
-    """Faults that happened, in the order of the script."""
+    """Faults that happened, in script order."""
     restarts: RestartOwner | None = None
-    """Who starts a run again that was interrupted; None where nobody does, and where nothing says
-    so."""
+    """What restarts an interrupted run; None if nothing does, or if unknown."""
 
     @property
     def requeued(self) -> bool:
-        """Whether it came in several passes because a scheduler interrupted it."""
+        """Whether it has several passes because a scheduler interrupted it."""
         return self.restarts is RestartOwner.CLUSTER and len(self.passes) > 1
 
     def __post_init__(self) -> None:
@@ -339,11 +348,11 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedRuns:
-    """What control and test set left when each was trained with several seeds."""
+    """Evidence of control and test set if each was trained with several seeds."""
 
     control: tuple[Evidence, ...]
-    """One per seed; the first is the control that every other check looks at."""
+    """One per seed; the first is the control of all other checks."""
     test: tuple[Evidence, ...]
-    """As many or another number, of the same seeds or others."""
+    """One per seed; their number and seeds may differ from the control's."""
     paired: bool = False
-    """Whether the runs at one place of both sides have one seed: initial weights and samples."""
+    """Whether runs at the same index have the same seed: initial weights and samples."""

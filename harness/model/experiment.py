@@ -1,4 +1,4 @@
-"""What an experiment file means: sets with their degrees and kinds, and where their jobs run."""
+"""The content of an experiment file: sets with their degrees and kinds, and where jobs run."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from converge_harness.model.trainer import TORCHTITAN, TrainerSpec
 
 
 class Launcher(StrEnum):
-    """Who starts the ranks of a job."""
+    """What starts the ranks of a job."""
 
     LOCAL = "local"
-    """The harness itself, by torchrun on this machine."""
+    """converge itself, with torchrun on this machine."""
     SLURM = "slurm"
-    """Slurm, by one batch script per job."""
+    """Slurm, with one batch script per job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """``[cluster]``: what a scheduler is asked for, and what its nodes need before ranks start.
+    """``[cluster]``: what is requested from a scheduler, and what nodes need before ranks start.
 
     Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
     stands, or quoted: ``converge_harness.experiment.cluster`` refuses what they would read
@@ -32,15 +32,16 @@ class Cluster:
     """
 
     ranks_per_node: int
-    """Ranks (GPUs) on a full node. A job of no more ranks gets one node."""
+    """Ranks (GPUs) on a full node. A job with at most as many ranks gets one node."""
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     time: str | None = None
     """Time limit of a job as sbatch takes it: ``04:00:00``, ``1-12``, ``90`` (minutes)."""
     gpus_per_node: bool = True
-    """Whether to ask for a GPU per rank by ``--gpus-per-node``; off where ``gres`` says it, or
-    where ranks run on CPUs."""
+    """Whether to request a GPU per rank with ``--gpus-per-node``; off if ``gres`` does, or if ranks
+    run on CPUs.
+    """
     gres: str | None = None
     """``gpu:h100:8``; replaces ``--gpus-per-node``."""
     cpus_per_rank: int | None = None
@@ -50,33 +51,35 @@ class Cluster:
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, each as on a ``#SBATCH`` line: ``--exclusive``."""
     srun: tuple[str, ...] = ()
-    """Further arguments of srun, as ``--container-image=…`` of pyxis."""
+    """Further arguments of srun, such as ``--container-image=…`` of pyxis."""
     container: tuple[str, ...] = ()
-    """What the ranks' command is given to: ``apptainer exec --nv image.sif``, as an argv."""
+    """Prefix of the ranks' command as an argv, such as ``apptainer exec --nv image.sif``."""
     modules: tuple[str, ...] = ()
     """Environment modules to load."""
     prologue: tuple[str, ...] = ()
-    """Lines of bash that run on the first node before the ranks start, as they are written."""
+    """Lines of bash that run unchanged on the first node before the ranks start."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of all ranks: ``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME`` …"""
+    """Environment variables of all ranks: ``NCCL_SOCKET_IFNAME``, ``GLOO_SOCKET_IFNAME`` …"""
     device: str = "cuda"
     """``cuda`` or ``cpu``."""
     hardware: str | None = None
-    """Name of the nodes' hardware, as ``H100``: part of every job's identity. None: partition,
-    gres and constraint stand for it."""
+    """Name of the nodes' hardware, such as ``H100``: part of every job's identity. None: partition,
+    gres and constraint are used instead.
+    """
     max_jobs: int | None = None
-    """How many jobs of the experiment may run at once; None: the scheduler decides."""
+    """How many jobs of the experiment may run at the same time; None: the scheduler decides."""
     requeue: bool = True
-    """Whether a job comes back to the queue after a node failure or preemption."""
+    """Whether a job returns to the queue after a node failure or preemption."""
     checkpoint_every: int | None = None
-    """Steps from one checkpoint to the next of every job, which goes on from the newest when it
-    has been requeued; None: it starts over."""
+    """Steps between checkpoints of every job; when requeued, it continues from the newest. None: it
+    starts over.
+    """
     poll_s: float = 10.0
-    """How often the scheduler is asked, in seconds; by one query for all jobs."""
+    """How often the scheduler is queried, in seconds; one query for all jobs."""
 
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None
-"""A value that TOML and a train config can hold."""
+"""A value that both TOML and a train config can have."""
 RESHARD = "parallelism.fsdp_reshard_after_forward"
 """``always`` frees gathered parameters after the forward, ``never`` keeps them for the backward
 (torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""
@@ -87,9 +90,9 @@ SPMD_BACKEND = "parallelism.spmd_backend"
 SPMD_BACKENDS = ("spmd_types", "partial_dtensor", "full_dtensor")
 """Its values."""
 LOCAL_BATCH = "training.local_batch_size"
-"""Train config key of the samples that a rank takes at once."""
+"""Train config key of the samples per rank and microbatch."""
 GLOBAL_BATCH = "training.global_batch_size"
-"""Train config key of the samples of a step, over all ranks; -1: without accumulation."""
+"""Train config key of the samples per step, over all ranks; -1: no accumulation."""
 
 
 class Role(StrEnum):
@@ -97,49 +100,52 @@ class Role(StrEnum):
 
     SEED = "seed checkpoint"
     ANCHOR = "anchor"
-    """What the control is judged against."""
+    """A set against which the control is judged."""
     CONTROL = "control"
     REPEAT = "repeat"
     REFERENCE = "reference"
-    """A control's own configuration in float32: what errors of low precision are measured from."""
+    """A control's own configuration in float32, from which errors of low precision are measured."""
     MATCHED = "matched control"
     """A control's own configuration in the precision of a test set that computes in a coarser one.
     """
     TEST = "test"
     OTHER_SEED = "other seed"
-    """A control or a test set once more, by another seed."""
+    """A control or test set again, with another seed."""
 
 
 class RepeatKind(StrEnum):
     """How an A/A repeat of the control differs from it (mathematically: not at all)."""
 
     RERUN = "rerun"
-    """The same job again: shows whether the set-up is deterministic."""
+    """The same job again; shows whether the set-up is deterministic."""
     ULP = "ulp"
-    """Every initial weight moved by one unit in the last place: shows how rounding grows. Where a
-    control computes in less than float32 a cast loses it, and ``ROUNDING`` is made in its place."""
+    """Every initial weight moved by one unit in the last place; shows how rounding grows. If a
+    control computes in less than float32, a cast would undo it, and ``ROUNDING`` replaces it.
+    """
     ROUNDING = "rounding"
-    """What is computed in low precision rounded another way, in every step: shows what the rounding
-    of another implementation does."""
+    """Low-precision results rounded in another way, in every step; shows the effect of another
+    implementation's rounding.
+    """
     PERMUTE = "permute"
-    """The samples of every global batch dealt out to the ranks in another order: shows what
-    another order of the same sums does."""
+    """The samples of every global batch given to the ranks in another order; shows the effect of
+    another order of summation.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """One A/A repeat: a kind, and a seed that decides its directions or its order."""
+    """One A/A repeat: its kind, and a seed for its directions or its order."""
 
     kind: RepeatKind
     seed: int = 1
 
     @property
     def in_low_precision(self) -> Repeat:
-        """What is made of it where a control computes in less than float32."""
+        """The repeat that replaces it if a control computes in less than float32."""
         return Repeat(RepeatKind.ROUNDING, self.seed) if self.kind is RepeatKind.ULP else self
 
     def __str__(self) -> str:
-        """As experiment files and job names write it: ``ulp``, ``ulp.2``."""
+        """As in experiment files and job names: ``ulp``, ``ulp.2``."""
         return self.kind.value if self.seed == 1 else f"{self.kind.value}.{self.seed}"
 
 
@@ -151,18 +157,18 @@ DEFAULT_REPEATS = (
     Repeat(RepeatKind.PERMUTE),
     Repeat(RepeatKind.PERMUTE, 2),
 )
-"""Repeats of every control unless the file names others."""
+"""Repeats of every control, unless the file names others."""
 FROZEN_STEPS = 16
-"""Frozen steps of every run that is judged by a reference, unless the file says otherwise."""
+"""Frozen steps of every run that is judged by a reference, by default."""
 FEWEST_DRAWN = 4
-"""Frozen steps that a mean over random numbers takes (``own_random_numbers``)."""
+"""Frozen steps needed for a mean over random numbers (``own_random_numbers``)."""
 
 
 class Across(StrEnum):
-    """What a golden may differ in from the runs judged against it, where a file says so."""
+    """In what a golden may differ from the runs judged against it, if the file allows it."""
 
     HARDWARE = "hardware"
-    """Another hardware class: kernels sum in another order."""
+    """Another hardware class, on which kernels sum in another order."""
     DTYPE = "dtype"
     """Another data type of parameters or of the arithmetic."""
 
@@ -175,7 +181,7 @@ CADENCE_OFF = "off"
 
 
 class Technique(StrEnum):
-    """A technique that is no parallelism. What it sets is up to the trainer's adapter."""
+    """A technique that is not a parallelism. The trainer's adapter decides what it sets."""
 
     COMPILE = "compile"
     ASYNC_TP = "async_tp"
@@ -183,13 +189,13 @@ class Technique(StrEnum):
     """Float8 linear layers, tensorwise scaling."""
     FLOAT8_ROWWISE = "float8_rowwise"
     FLOAT8_TP = "float8_tp"
-    """Float8 all-gathers of tensor parallelism (Float8 TP styles), on top of ``float8``."""
+    """Float8 all-gathers in tensor parallelism (Float8 TP styles), in addition to ``float8``."""
     BF16 = "bf16"
     """Parameters, gradients and optimizer state in bfloat16."""
 
 
 class Precision(StrEnum):
-    """The coarsest arithmetic of a run: it decides the floating-point floor of its checks."""
+    """The coarsest arithmetic of a run, which decides the floating-point floor of its checks."""
 
     FP32 = "fp32"
     BF16 = "bf16"
@@ -197,13 +203,14 @@ class Precision(StrEnum):
 
 
 class Ask(StrEnum):
-    """What a test set has to show."""
+    """What a test set has to prove."""
 
     SAME = "same"
-    """That it learns the same thing as the control: every check."""
+    """It learns the same thing as the control: every check."""
     NO_WORSE = "no worse"
-    """Of a change that is meant to change numbers (another optimizer, schedule, precision, part of
-    the architecture): that its run is whole, and that its loss is no higher than the control's."""
+    """For a change that is meant to change numbers (another optimizer, schedule, precision, part of
+    the architecture): its run is complete, and its loss is no higher than the control's.
+    """
 
 
 DATA_TYPES: Mapping[str, Precision] = MappingProxyType(
@@ -215,14 +222,14 @@ DATA_TYPES: Mapping[str, Precision] = MappingProxyType(
         "float8": Precision.FLOAT8,
     }
 )
-"""What a command trainer's config may call its arithmetic, and the floor by which it is judged:
-none is finer than that of its own (float16 has more bits than bfloat16, and no floor of its own).
+"""Names of data types in a command trainer's config, and the floor used for each. A floor is never
+finer than the type's own (float16 has more bits than bfloat16, but no floor of its own).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticData:
-    """The project's own corpus (``harness/corpus``). Same values, same bytes, everywhere."""
+    """The project's own corpus (``harness/corpus``): the same values, the same bytes."""
 
     seed: int = 1
     vocab_size: int = 512
@@ -232,19 +239,19 @@ class SyntheticData:
 
 
 class Loader(StrEnum):
-    """What reads the project's corpus."""
+    """The loader that reads the project's corpus."""
 
     CONVERGE = "converge"
-    """Our own: which samples make up a step depends on no degree."""
+    """Our own: the samples of a step do not depend on degrees."""
     TORCHTITAN = "torchtitan"
-    """torchtitan's stock text loader: splits documents by data-parallel rank."""
+    """torchtitan's stock text loader, which splits documents by data-parallel rank."""
     STREAMING = "streaming"
     """MosaicML Streaming's ``StreamingDataset``, from MDS shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """A trusted base config: torchtitan's own keys, and one table ``[converge]`` of ours."""
+    """A trusted base config: torchtitan's own keys, and a table ``[converge]``."""
 
     path: str
     """As written in the experiment file, for messages."""
@@ -258,70 +265,74 @@ class TrainConfig:
     """``[converge.model]``: shape overrides: ``dim n_layers n_heads n_kv_heads vocab_size``,
     ``head_dim`` of a Qwen 3 and ``moe_hidden_dim num_experts top_k`` of one with experts."""
     data: SyntheticData | None = None
-    """``[converge.data]``; None means torchtitan's own dataset, as the settings name it."""
+    """``[converge.data]``; None: torchtitan's own dataset, named in the settings."""
     loader: Loader = Loader.CONVERGE
-    """``[converge.data] loader``: what reads the corpus."""
+    """``[converge.data] loader``."""
 
     @property
     def own_loader(self) -> bool:
-        """Whether our own loader reads the corpus: then no degree changes the samples of a step."""
+        """Whether our own loader reads the corpus: then samples do not depend on degrees."""
         return self.data is not None and self.loader is Loader.CONVERGE
 
 
 @dataclass(frozen=True, slots=True)
 class SetSpec:
-    """One control set or test set as the experiment file means it, defaults filled in."""
+    """One control or test set of the experiment file, with defaults filled in."""
 
     name: str
     parallelism: Parallelism
     train_config: TrainConfig
     toolchain: str
-    """A name under the toolchain root, as ``torchtitan-0.3.0``; of a command trainer perhaps the
-    absolute path of a Python instead."""
+    """A name under the toolchain root, such as ``torchtitan-0.3.0``; for a command trainer it may
+    be the absolute path of a Python.
+    """
     techniques: tuple[Technique, ...] = ()
     pipeline_schedule: str | None = None
     """``1F1B``, ``Interleaved1F1B``, …; None when pp is 1."""
     cp_rotation: str | None = None
-    """``allgather`` or ``alltoall``; None leaves torchtitan's default and audits nothing."""
+    """``allgather`` or ``alltoall``; None: torchtitan's default, which is not audited."""
     spmd_backend: str | None = None
-    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``: how torchtitan 0.3 keeps track of
-    what is sharded; None where nothing was said, until a plan fills in what the toolchain's torch
-    is fit for, and where there is no such choice."""
+    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``: how torchtitan 0.3 tracks sharding.
+    None if not specified, until a plan fills in the default for the toolchain's torch; also None if
+    there is no such choice.
+    """
     overrides: Mapping[str, Setting] = field(default_factory=dict)
     """The file's ``set``: dotted keys in the toolchain's own config."""
     tolerances: Mapping[str, float] = field(default_factory=dict)
-    """Signal name to largest allowed relative difference: replaces the learnt envelope."""
+    """Largest allowed relative difference by signal; replaces the learnt envelope."""
     margin: float | None = None
     """Largest relative difference of the mean loss that still counts as equivalent; None: the
-    default of the pair's precision."""
+    default for the pair's precision.
+    """
     ask: Ask = Ask.SAME
     own_random_numbers: bool = False
-    """Draws other random numbers than its control, and should, as dropout does under another
-    parallelism. It is then compared in the mean over frozen steps, not step by step."""
+    """Whether it legitimately draws other random numbers than its control, as dropout does under
+    another parallelism. Then the mean over frozen steps is compared, not single steps.
+    """
     waive: tuple[str, ...] = ()
-    """Names of rules of the converging guide that this set is excused from."""
+    """Names of the rules of the converging guide that this set waives."""
     inject: str | None = None
     """``path/to/file.py:function``, called in every rank with the built trainer."""
     without_fixes: tuple[str, ...] = ()
-    """Fixes of the CPU shim for upstream bugs that are left out, to show the bug."""
+    """The CPU shim's fixes of upstream bugs that are left out, to show the bug."""
     control: str | None = None
     """Name of the control that this test set is judged against; None for a control or anchor."""
     note: str = ""
-    """The file's ``note``: one sentence on why the set is there; printed in reports."""
+    """The file's ``note``: one sentence on the set's purpose; printed in reports."""
     kind: Kind = Kind.PARALLEL
     segments: tuple[Segment, ...] = ()
-    """Of an elastic set, in order; ``parallelism`` is that of the first."""
+    """Segments of an elastic set, in order; ``parallelism`` is that of the first."""
     recovery: Recovery | None = None
-    """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
+    """For a fault set, and for any other that a scheduler may interrupt and requeue."""
     trainer: TrainerSpec = TORCHTITAN
 
     @property
     def resumes(self) -> bool:
-        """Whether the run is made in several passes, joined by checkpoints."""
+        """Whether the run consists of several passes, joined by checkpoints."""
         return bool(self.segments) or self.recovery is not None
 
     def setting(self, key: str, default: Setting = None) -> Setting:
-        """What a dotted train-config key resolves to: ``set`` first, then the train config."""
+        """The value of a dotted train-config key: from ``set``, else from the train config."""
         if key in self.overrides:
             return self.overrides[key]
         value: Any = self.train_config.settings
@@ -344,39 +355,43 @@ class Experiment:
     seed: int = 42
     """Of initial weights and data order."""
     other_seeds: tuple[int, ...] = ()
-    """With which every control, and every test set that trains in one pass, is trained as well."""
+    """Further seeds with which every control and every one-pass test set is trained."""
     repeats: tuple[Repeat, ...] = DEFAULT_REPEATS
-    """A/A repeats made of every control; where one computes in less than float32, ``rounding`` is
-    made for ``ulp``."""
+    """A/A repeats of every control; for one that computes in less than float32, ``rounding``
+    replaces ``ulp``.
+    """
     reference: bool = True
-    """Whether what computes in less than float32 is also judged by a run in float32."""
+    """Whether sets in less than float32 are also judged against a run in float32."""
     frozen: int = FROZEN_STEPS
-    """Batches whose gradients are compared at the initial weights, where there is a reference."""
+    """Number of batches whose gradients are compared at the initial weights, if there is a
+    reference.
+    """
     frozen_sets: frozenset[str] | None = None
-    """Names of the sets that make frozen steps, in a part of an experiment; None in a whole one."""
+    """In a selection from an experiment, the names of sets with frozen steps; None otherwise."""
     referenced: frozenset[str] = frozenset()
-    """Names of controls whose reference is run although no test set here asks for it."""
+    """Names of controls whose reference is run although no test set here needs it."""
     calibration: Path | None = None
-    """A calibration file to judge by; then no repeats are made."""
+    """A calibration file to use; then no repeats are run."""
     baseline: Path | None = None
-    """Folder of a golden that stands for the control; then neither it nor repeats are run."""
+    """Folder of a golden that replaces the control; then neither control nor repeats are run."""
     baseline_across: tuple[Across, ...] = ()
-    """What that golden may differ in."""
+    """In what that golden may differ."""
     cadence: Cadence = POWERS_OF_TWO
-    """At which steps every run leaves per-tensor evidence."""
+    """Steps at which every run writes per-tensor evidence."""
     anchor: SetSpec | None = None
-    """``[anchor]``: what the first control is itself judged against (one device, DDP …)."""
+    """``[anchor]``: a set against which the first control is judged (one device, DDP …)."""
     startup_timeout_s: float = 600.0
     """Longest time from launch to the first finished step."""
     progress_timeout_s: float = 300.0
     """Longest time between two finished steps."""
     cpu_ranks: int | None = None
-    """How many ranks may run side by side on the CPU; None: the launcher decides."""
+    """How many ranks may run at the same time on the CPU; None: the launcher decides."""
     seed_checkpoint: Path | None = None
-    """Absolute path of the distributed checkpoint that every set starts from; None: the harness
-    makes one."""
+    """Absolute path of the distributed checkpoint from which every set starts; None: converge makes
+    one.
+    """
     launcher: Launcher = Launcher.LOCAL
     cluster: Cluster | None = None
-    """``[cluster]``, completed by the user's own file; None where the launcher needs none."""
+    """``[cluster]``, completed from the user's own file; None if the launcher needs none."""
     tokens_per_gpu_second: float | None = None
-    """Stated throughput, for estimates of cost; None: costs are not told."""
+    """Stated throughput, for estimates of cost; None: no estimates."""

@@ -1,4 +1,4 @@
-"""Degrees, what a test set puts to the test, and the parts of a run in several passes."""
+"""Degrees, kinds of test sets, and the parts of a run in several passes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Parallelism degrees. ``ep`` borrows ranks from dp_shard, cp and tp, so it adds none."""
+    """Parallelism degrees. ``ep`` uses the ranks of dp_shard, cp and tp, so it adds none."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -27,7 +27,7 @@ class Parallelism:
         return self.dp * self.tp * self.cp * self.pp
 
     def __str__(self) -> str:
-        """As people write it: ``FSDP 2 x TP 2``, ``HSDP 2x2``, ``DDP 2``."""
+        """Label such as ``FSDP 2 x TP 2``, ``HSDP 2x2``, ``DDP 2``."""
         parts = []
         if self.dp_replicate > 1 and self.dp_shard > 1:
             parts.append(f"HSDP {self.dp_replicate}x{self.dp_shard}")
@@ -49,28 +49,29 @@ class Parallelism:
 
 
 class Kind(StrEnum):
-    """What a test set puts to the test."""
+    """What a test set tests."""
 
     PARALLEL = "parallel"
-    """One uninterrupted run of other degrees or techniques."""
+    """One uninterrupted run with other degrees or techniques."""
     SPACE_TIME = "space_time"
     """The same, generated: data-parallel degree against gradient accumulation, and DDP, HSDP and
-    FSDP's shardings."""
+    FSDP's ways of sharding.
+    """
     ELASTIC = "elastic"
     """A schedule of segments with their own degrees, joined by resharded checkpoints."""
     FAULT = "fault"
-    """A run that is broken by a script of faults and has to recover."""
+    """A run that a script of faults interrupts, and that has to recover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of an elastic run: from the step after the segment before to ``until``."""
+    """A part of an elastic run: from the step after the previous segment to ``until``."""
 
     until: int
     """Its last step; a checkpoint is written then."""
     parallelism: Parallelism
     local_batch_size: int
-    """The global batch is held by accumulation."""
+    """Gradient accumulation keeps the global batch the same."""
     pipeline_schedule: str | None = None
 
 
@@ -80,17 +81,17 @@ class FaultKind(StrEnum):
     HANG = "hang"
     """One rank stops answering, in the middle of the step."""
     NAN_BATCH = "nan_batch"
-    """One rank's forward pass gives NaN, in this step and this pass only."""
+    """The loss of one rank becomes NaN, in this step and this pass only."""
     CKPT_TORN = "ckpt_torn"
-    """The checkpoint of the step is torn: death before it is whole, or a shard cut short."""
+    """The checkpoint of the step is torn: the job dies before it is complete, or a shard is cut."""
     DISK_FULL = "disk_full"
     """No space is left (ENOSPC) for one rank's shard of the checkpoint of the step."""
     PREEMPT = "preempt"
-    """SIGTERM of the whole job once the step has ended, as a spot instance gets."""
+    """SIGTERM to the whole job after the step, as on a spot instance."""
     AGENT_LOSS = "agent_loss"
-    """One node (torchrun's agent and its workers) is killed once the step has ended."""
+    """One node (torchrun's agent and its workers) is killed after the step."""
     JOIN = "join"
-    """A node joins the elastic job once the step has ended."""
+    """A node joins the elastic job after the step."""
 
 
 class Torn(StrEnum):
@@ -99,19 +100,19 @@ class Torn(StrEnum):
     DEATH = "death"
     """Every rank dies after the shards and before the metadata."""
     TRUNCATED = "truncated"
-    """The checkpoint looks whole, one shard is cut short, and the job dies after it."""
+    """The checkpoint looks complete, but one shard is cut, and the job dies after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One entry of a script of faults. It strikes once, however often its step is replayed."""
+    """One entry of a script of faults. It happens once, however often its step is replayed."""
 
     kind: FaultKind
     step: int
     rank: int = 0
-    """Of ``kill hang nan_batch disk_full`` and a truncated shard."""
+    """For ``kill hang nan_batch disk_full`` and a truncated shard."""
     node: int = 1
-    """Of ``agent_loss``: 0 is the node with the rendezvous store."""
+    """For ``agent_loss``: 0 is the node with the rendezvous store."""
     torn: Torn = Torn.DEATH
 
 
@@ -119,17 +120,17 @@ class RestartOwner(StrEnum):
     TORCHRUN = "torchrun"
     """torchrun restarts its workers in place (``--max-restarts``)."""
     HARNESS = "harness"
-    """The harness starts torchrun again."""
+    """converge starts torchrun again."""
     CLUSTER = "cluster"
-    """The scheduler requeues the job, after faults of its own: no script names them."""
+    """The scheduler requeues the job after real faults, which are not in a script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a ``fault`` set is broken, and how it is to recover.
+    """How a ``fault`` set is interrupted, and how it should recover.
 
-    Any other set has one without faults where a scheduler may interrupt and requeue its job
-    (``restarts`` is then ``CLUSTER``).
+    Any other set has one without faults if a scheduler may interrupt and requeue its job (then
+    ``restarts`` is ``CLUSTER``).
     """
 
     faults: tuple[Fault, ...]
@@ -140,11 +141,13 @@ class Recovery:
     within_s: float = 120.0
     """Longest time from a fault to the first step that ends after it."""
     nodes: tuple[int, int] = (1, 1)
-    """Fewest and most nodes; the set's degrees are those of the most, dp_shard shrinks with it."""
+    """Least and largest number of nodes; the set's degrees are for the largest, and dp_shard
+    shrinks with the nodes.
+    """
 
     @property
     def first_nodes(self) -> int:
-        """Nodes at the start: the most, unless one is to join before any is lost."""
+        """Nodes at the start: the largest number, unless one joins before any is lost."""
         kinds = (fault.kind for fault in self.faults)
         first = next((k for k in kinds if k in (FaultKind.JOIN, FaultKind.AGENT_LOSS)), None)
         return self.nodes[0] if first is FaultKind.JOIN else self.nodes[1]

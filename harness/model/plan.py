@@ -1,4 +1,4 @@
-"""What is to be run: jobs, and what they depend on."""
+"""What to run: jobs, and what they depend on."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from converge_harness.model.kinds import Segment
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A Python environment with given versions, found on disk. Nothing in it was imported."""
+    """A Python environment with given versions, found on disk, not imported from."""
 
     name: str
     python: Path
     dialect: str
-    """Which rank adapter speaks to its torchtitan: ``titan_0_3`` or ``titan_0_2``; ``command``
-    where a program of the user's trains."""
+    """Which rank adapter drives its torchtitan: ``titan_0_3`` or ``titan_0_2``; ``command`` if a
+    user's program trains.
+    """
     versions: Mapping[str, str]
     """Distribution name to version: torch, torchtitan, torchao, triton, converge …"""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What lies outside the experiment file and can still change a job's numbers."""
+    """What is outside the experiment file but can change a job's numbers."""
 
     hardware: str
-    """Hardware class: bit-identical results are expected within one, and only there."""
+    """Hardware class: bit-identical results are expected only within one."""
     rank_code: str
     """Hex digest of the code that runs inside ranks (probe, CPU shim, adapters, the library)."""
     data: Mapping[SyntheticData, str] = field(default_factory=dict)
@@ -44,12 +45,13 @@ class Surroundings:
     injected: Mapping[str, str] = field(default_factory=dict)
     """Hex digest of the file of every ``inject``, by ``inject`` as the set has it."""
     sources: Mapping[Path, str] = field(default_factory=dict)
-    """Hex digest of every file of ``Command.sources``, with what it imports beside it."""
+    """Hex digest of every file of ``Command.sources``, with the local files that it imports."""
     seed_checkpoint: str | None = None
-    """Hex digest of the checkpoint that the experiment's sets start from, where it names one."""
+    """Hex digest of the checkpoint from which the experiment's sets start, if it names one."""
     software: Mapping[str, Any] = field(default_factory=dict)
-    """What a cluster gives its jobs besides the toolchain (container, environment variables …), as
-    JSON values; empty on this machine."""
+    """What jobs get besides their toolchain (container, environment variables …), as JSON values;
+    empty if nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +69,33 @@ class Job:
     seq_len: int
     precision: Precision
     identity: str
-    """Hex SHA-256 of all that can change the job's numbers."""
+    """Hex SHA-256 of everything that can change the job's numbers."""
     sample_steps: tuple[int, ...] = ()
-    """Steps at which the ranks leave per-tensor evidence, in order; 0 is before training."""
+    """Steps at which the ranks write per-tensor evidence, in order; 0 is before training."""
     frozen: int = 0
-    """Batches whose gradients it leaves at the initial weights, before training."""
+    """Number of batches whose gradients are measured at the initial weights, before training."""
     repeat: Repeat | None = None
     needs: str | None = None
-    """Identity of the seed-checkpoint job whose weights this one starts from."""
+    """Identity of the seed-checkpoint job with the initial weights."""
     starts_from: Path | None = None
-    """The distributed checkpoint that it starts from instead, where the file names one."""
+    """Or the distributed checkpoint that the file names."""
     golden: Path | None = None
-    """Folder of the golden that it is: then it is not run."""
+    """Folder of the golden that replaces it: then it is not run."""
     matched: str | None = None
-    """Name of the job of its own precision whose errors are the measure of its own."""
+    """Name of the job in the same precision with whose errors its errors are compared."""
     reference: str | None = None
-    """Name of the job in float32 from which these errors are measured."""
+    """Name of the float32 job from which both errors are measured."""
 
     @property
     def world_size(self) -> int:
-        """Ranks that run side by side; of an elastic set, in its largest segment."""
+        """Number of ranks; for an elastic set, in its largest segment."""
         if self.role is Role.SEED:
             return 1
         sizes = [segment.parallelism.world_size for segment in self.spec.segments]
         return max(sizes, default=self.spec.parallelism.world_size)
 
     def in_segment(self, segment: Segment) -> Job:
-        """The job as it is in one of its segments."""
+        """The job with the degrees and batch sizes of a segment."""
         spec = replace(
             self.spec,
             parallelism=segment.parallelism,
@@ -113,7 +115,7 @@ class Job:
 
 
 def other_seed_name(name: str, seed: int) -> str:
-    """Name of the job that trains a set by another seed."""
+    """Name of the job that trains a set with another seed."""
     return f"{name}.seed{seed}"
 
 
@@ -124,7 +126,7 @@ class Plan:
     experiment: Experiment
     jobs: tuple[Job, ...]
     waived: tuple[str, ...] = ()
-    """Sentences: which rule was waived by which set. Printed in the report."""
+    """Sentences on which set waived which rule. Printed in the report."""
     surroundings: Surroundings = Surroundings(hardware="", rank_code="")
     """As they were when the plan was made: the identities of its jobs are made of them."""
 

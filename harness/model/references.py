@@ -1,6 +1,7 @@
-"""What later runs are judged against: a golden, and MLPerf's reference convergence points.
+"""References for later runs: goldens, and MLPerf's reference convergence points.
 
-A golden is a control that somebody has blessed: it is judged against without running again.
+A golden is a stored control that somebody has blessed: runs are judged against it without running
+it again.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from converge_harness.model.experiment import Precision, SetSpec
 from converge_harness.model.plan import Toolchain
 
 GOLDENS = "baselines"
-"""The folder of a project's goldens: each is a folder ``baselines/NAME``."""
+"""The folder of a project's goldens, each in a folder ``baselines/NAME``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blessing:
-    """Who took a control for right, when and why."""
+    """Who declared a control correct, when and why."""
 
     author: str
     reason: str
@@ -29,47 +30,47 @@ class Blessing:
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """A blessed control. Its folder is a run folder, of which nothing but evidence is left."""
+    """A blessed control. Its folder is a run folder with nothing but evidence."""
 
     name: str
     folder: Path
     identity: str
     """Of the control's job."""
     spec: SetSpec
-    """What its ranks were told to be."""
+    """The set that its ranks trained."""
     precision: Precision
     toolchain: Toolchain
-    """With the versions of then; its Python may be gone."""
+    """With the versions of that time; its Python may no longer exist."""
     frozen: int
-    """Frozen steps that the control made."""
+    """Number of frozen steps of the control."""
     reference: tuple[Path, str] | None
-    """Folder and identity of the control in float32; None where the golden has none."""
+    """Folder and identity of the control in float32; None if the golden has none."""
     facts: Mapping[str, Any]
-    """All that the identity is a hash of, JSON values."""
+    """The inputs of the identity, as JSON values."""
     blessing: Blessing
 
     @property
     def words(self) -> str:
         """``golden nightly, blessed by ada on 2026-11-22: first release``."""
-        told = self.blessing
-        return f"golden {self.name}, blessed by {told.author} on {told.date[:10]}: {told.reason}"
+        by = self.blessing
+        return f"golden {self.name}, blessed by {by.author} on {by.date[:10]}: {by.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencePoint:
-    """A reference convergence point: how long the reference trains at one global batch size."""
+    """A reference convergence point: how long the reference trains with one global batch size."""
 
     name: str
     benchmark: str
     batch_size: int
     """Global, in samples."""
     lengths: tuple[float, ...]
-    """Samples (of some benchmarks epochs) until each run was at its target, in any order."""
+    """Samples (in some benchmarks epochs) until each run reached its target, in any order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """When one run of a submission was at its target."""
+    """When one run of a submission reached its target."""
 
     name: str
     source: str
@@ -77,4 +78,4 @@ class Convergence:
     batch_size: int
     """Global, in samples."""
     length: float
-    """Samples or epochs, as the reference counts; infinity for a run that never was."""
+    """Samples or epochs, as in the reference; infinity for a run that never reached it."""

@@ -14,29 +14,29 @@ class RunStatus(StrEnum):
     HUNG = "hung"
     """No step finished within a timeout."""
     TIMED_OUT = "timed out"
-    """It ran into the time limit of a scheduler."""
+    """It reached the time limit of a scheduler."""
     CANCELLED = "cancelled"
-    """Somebody took it out of a scheduler's hands."""
+    """Somebody cancelled it in the scheduler."""
     REFUSED = "refused"
-    """A scheduler will never start it: what it asks for does not exist or is not allowed."""
+    """A scheduler will never start it: what it requests does not exist or is not allowed."""
     INTERRUPTED = "interrupted"
     SKIPPED = "skipped"
-    """Something it needs did not finish."""
+    """A job that it depends on did not finish."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """What the first failing rank said (torchelastic error file, else the end of its log)."""
+    """Error of the first failing rank (torchelastic error file, else the end of its log)."""
 
     rank: int | None
-    """None: no rank said it, but the harness, or the scheduler that ran the job."""
+    """None: the message is converge's own or the scheduler's."""
     message: str
     """One line: type and text of the exception."""
     traceback: str = ""
 
     @property
     def words(self) -> str:
-        """The message, and whose it is: ``rank 3: ValueError: …``."""
+        """The message with its rank: ``rank 3: ValueError: …``."""
         return self.message if self.rank is None else f"rank {self.rank}: {self.message}"
 
 
@@ -52,11 +52,12 @@ class RunRecord:
     argv: tuple[str, ...]
     error: RankError | None = None
     requeues: int = 0
-    """How often a scheduler began it again; ``wall_s`` is then that of its last life."""
+    """How often a scheduler restarted it; ``wall_s`` is then that of its last execution."""
     evidence: Mapping[str, str] | None = None
-    """SHA-256 of every evidence file, by its path from the folder; None where an older harness
-    recorded none."""
+    """SHA-256 of every evidence file, by path relative to the folder; None if an older version
+    recorded none.
+    """
     sources: Mapping[str, str | None] = field(default_factory=dict)
-    """Digest of every file, besides what the identity covers, that the run was made of."""
+    """Digest of every file that the run used and that its identity does not cover."""
     reused: bool = False
-    """True when an earlier run with this identity was taken instead of launching."""
+    """True if an earlier run with this identity was used instead of launching."""

@@ -1,7 +1,7 @@
-"""Which trainer a set has, as facts: what asks them knows no trainer by name.
+"""Facts about a set's trainer, so that code that uses them need not know trainers by name.
 
-A trainer itself, what it does, is an object of ``harness/trainers``; it fills these in when an
-experiment file is read. The judge and all others that may not import it go by them.
+The trainer itself is an object in ``harness/trainers``; it fills in these facts when an experiment
+file is read. The judge, and everything else that may not import the trainer, uses them instead.
 """
 
 from __future__ import annotations
@@ -14,48 +14,51 @@ from typing import Any
 from converge_harness.model.kinds import Kind
 
 DEFAULT_TRAINER = "torchtitan"
-"""``[trainer] kind`` of a file that names none."""
+"""Default of ``[trainer] kind``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a trainer can do. By default as little as any program that leaves a curve."""
+    """What a trainer can do. The defaults hold for any program that writes a loss curve."""
 
     probed: bool = False
-    """Its runs leave the probe's evidence; else a curve is all that they leave."""
+    """Its runs write the probe's evidence; otherwise only a curve."""
     all_signals: bool = False
-    """They leave every judged signal; else what its loop happens to compute."""
+    """Its runs write every judged signal; otherwise only what the training loop computes."""
     audits_config: bool = False
-    """``in_force.json`` tells its whole config and every choice that a set can name; else only what
-    can be seen of a program from outside."""
+    """``in_force.json`` has its whole config and every choice that a set can name; otherwise only
+    what is visible from outside of the program.
+    """
     counts_tokens: bool = False
-    """A sample has the tokens that the config says; else only the program knows."""
+    """A sample has as many tokens as the config says; otherwise only the program knows."""
     shares_initial_weights: bool = False
-    """All its runs start from one seed checkpoint; else the program makes them of the seed."""
+    """All its runs start from one seed checkpoint; otherwise the program makes its initial weights
+    from the seed.
+    """
     techniques: bool = False
-    """Sets may name techniques, schedules, injected code: its adapters give them a meaning."""
+    """Sets may name techniques, schedules and injected code, which its adapters apply."""
     guided: bool = False
     """The rules of torchtitan's converging guide are about its parallelism and its loaders."""
     references: bool = False
-    """A run of it can be made once more in another precision, for one step."""
+    """It can train one step of a set in another precision."""
     rounds_otherwise: bool = False
-    """It can round what it computes in low precision another way: ``rounding`` repeats."""
+    """It can round low-precision results in another way: ``rounding`` repeats."""
     frozen_steps: bool = False
-    """It can make forward and backward passes at the initial weights before it trains."""
+    """It can run forward and backward passes at the initial weights before training."""
     kinds: frozenset[Kind] = frozenset({Kind.PARALLEL})
     """Kinds of sets that it can run."""
     checks_config: bool = False
-    """It can be asked whether it would take a config, before anything starts."""
+    """It can check a config before anything starts."""
     dry_run: bool = False
     """It can build a rank of a set without the hardware."""
     warm_start: bool = False
-    """Its ranks can be forked from a process that has imported everything."""
+    """Its ranks can be forked from a process that has already imported everything."""
     several_nodes: bool = False
     """A scheduler can run it."""
     goldens: bool = False
-    """All that makes up a run of it is known, so a control of it can be blessed."""
+    """Everything that determines its runs is known, so a control can be blessed."""
     repeatable_argv: bool = False
-    """The argv of a run makes the run again, by itself."""
+    """The argv of a run is enough to repeat it."""
 
 
 EVERYTHING = Capabilities(
@@ -77,7 +80,7 @@ EVERYTHING = Capabilities(
     goldens=True,
     repeatable_argv=True,
 )
-"""All that the harness may ask of a trainer."""
+"""Everything that a trainer can do."""
 PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
     {
         "training.seq_len": 1,
@@ -85,7 +88,7 @@ PLAIN_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "training.mixed_precision_param": "float32",
     }
 )
-"""What a train config means that leaves a key out: samples may be no sequences."""
+"""Defaults for trainers that have none of their own; samples need not be sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,9 @@ class TrainerSpec:
     """By which ``converge_harness.trainers`` finds it again."""
     can: Capabilities = field(default_factory=Capabilities)
     settings: Any = None
-    """What ``[trainer]`` says to it alone: a frozen value of its own."""
+    """The part of ``[trainer]`` that only it understands: a frozen value of its own type."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: PLAIN_DEFAULTS)
-    """Keys that its train configs may leave out, and what they are then."""
+    """Defaults of keys that its train configs may leave out."""
 
 
 TORCHTITAN = TrainerSpec(
@@ -108,4 +111,4 @@ TORCHTITAN = TrainerSpec(
         {"training.dtype": "float32", "training.mixed_precision_param": "bfloat16"}
     ),
 )
-"""What trains a set of which nothing else is said."""
+"""The default trainer."""

@@ -1,4 +1,4 @@
-"""What was decided about a test set, and on which grounds."""
+"""What was decided about a test set, and why."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Outcome(StrEnum):
     FAIL = "FAIL"
     INVALID = "INVALID"
     INCONCLUSIVE = "INCONCLUSIVE"
-    """There is evidence, and not enough of it."""
+    """There is evidence, but not enough."""
     SKIPPED = "SKIPPED"
-    """The evidence for it is not there by nature (say, a CSV has no batch digest)."""
+    """Such evidence cannot exist (for example, a CSV has no batch digests)."""
 
 
 class Tier(StrEnum):
@@ -26,11 +26,11 @@ class Tier(StrEnum):
     ENVELOPE = "envelope"
     EQUIVALENCE = "equivalence"
     RESUME = "resume"
-    """Of runs made in several passes."""
+    """For runs in several passes."""
 
 
 class Judgement(StrEnum):
-    """Verdict words, from best to worst."""
+    """Verdicts, from best to worst."""
 
     PASS = "PASS"
     INCONCLUSIVE = "INCONCLUSIVE"
@@ -41,7 +41,7 @@ class Judgement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A tolerance that prints itself: a number and where it comes from."""
+    """A tolerance: a number and its origin, which are printed together."""
 
     value: float
     origin: str
@@ -53,7 +53,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One tensor (or group of tensors) of a check that looks at many."""
+    """One tensor (or group of tensors) in a check of many."""
 
     tensor: str
     step: int
@@ -68,24 +68,24 @@ class Check:
     name: str
     """Slug, stable across releases: ``loss-envelope``."""
     title: str
-    """The first line of the check's docstring: the sentence a report prints."""
+    """The first line of the check's docstring, which reports print."""
     tier: Tier
     outcome: Outcome
     measured: float | None = None
     limit: Limit | None = None
     unit: str = ""
     steps: tuple[int, int] | None = None
-    """First and last step looked at."""
+    """First and last step checked."""
     onset: int | None = None
     """First step outside the limit."""
     detail: str = ""
-    """One sentence for a person: what was seen."""
+    """One sentence on what was found."""
     deviations: tuple[Deviation, ...] = ()
-    """Tensors outside the limit, furthest (measured / limit) first, at most 20 of them."""
+    """Tensors outside the limit, largest measured / limit first, at most 20."""
 
 
 class CauseClass(StrEnum):
-    """What kind of bug leaves such evidence."""
+    """What kind of bug the evidence points to."""
 
     NOT_FINITE = "not finite"
     DATA = "data"
@@ -117,15 +117,15 @@ class Verdict:
     control: str
     judgement: Judgement
     cause: str = ""
-    """One sentence: the likely cause, with its evidence; empty on PASS."""
+    """One sentence on the likely cause, with the evidence for it; empty on PASS."""
     cause_class: CauseClass | None = None
     """None unless the judgement is FAIL."""
     look_at: str = ""
-    """What a person should look at first: a place in code or config; empty when unknown."""
+    """Where to look first, in code or config; empty if unknown."""
     onset_step: int | None = None
     checks: tuple[Check, ...] = ()
     next_command: str = ""
     ask: Ask = Ask.SAME
-    """What the test set had to show."""
+    """What the test set had to prove."""
     not_asked: tuple[str, ...] = ()
-    """Names of the checks that an ordinary judgement asks and this one did not."""
+    """Names of checks of an ordinary judgement that were not applied here."""

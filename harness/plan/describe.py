@@ -1,4 +1,4 @@
-"""A plan as rows for people: what each set is, what it costs, which rule of the guide it serves."""
+"""A plan as rows for people: what each set is, what it costs, and what the guide wants it for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlanRow:
     control: str | None
     parallelism: Parallelism
     techniques: tuple[str, ...]
-    """Techniques, then schedule and rotation when there are any."""
+    """Techniques, then pipeline schedule and CP rotation if any."""
     world_size: int
     """Ranks; on GPUs also the number of GPUs."""
     local_batch_size: int
@@ -42,21 +42,21 @@ class PlanRow:
     steps: int
     toolchain: str
     serves: str
-    """The rule of the converging guide that the set serves."""
+    """What the converging guide wants the set for."""
     waives: tuple[str, ...]
     note: str
     identity: str
     kind: Kind = Kind.PARALLEL
     segments: tuple[Segment, ...] = ()
-    """Of an elastic set; degrees and batch sizes above are those of the first."""
+    """Of an elastic set; the degrees and batch sizes above are those of its first segment."""
     recovery: Recovery | None = None
-    """Of a fault set, and of any other that a scheduler may interrupt and requeue."""
+    """For a fault set, and for any other that a scheduler may interrupt and requeue."""
     trainer: str = ""
-    """Of a set that another program than torchtitan trains: which, and what it leaves."""
+    """For a set trained by another program than torchtitan: which, and what it leaves."""
     spmd_backend: str = ""
     """Empty where there is no choice."""
     passes: int = 1
-    """How many passes the run is made of when everything goes as it is meant to."""
+    """How many passes the run has if everything goes as planned."""
 
 
 def describe(plan: Plan) -> tuple[PlanRow, ...]:
@@ -105,9 +105,9 @@ def _passes(spec: SetSpec) -> int:
 
 
 def serves(job: Job, control: Job) -> str:
-    """Which sentence of the converging guide a set answers to.
+    """What the converging guide wants a set for.
 
-    Of a trainer that the guide is not about: what it does otherwise than the control.
+    The guide is not about other trainers: for those, how the set differs from the control.
     """
     if not job.spec.trainer.can.guided:
         return _serves_unguided(job, control)
@@ -136,7 +136,7 @@ def _serves_parallel(job: Job, control: Job) -> str:
 
 
 def _serves_kind(job: Job) -> str:
-    """What a set of a kind of its own puts to the test; empty for a parallel one."""
+    """What a set of another kind than ``parallel`` tests; empty for a parallel one."""
     spec = job.spec
     if spec.segments:
         degrees = ", ".join(str(segment.parallelism) for segment in spec.segments)
@@ -190,7 +190,7 @@ def _names(degrees: Parallelism) -> str:
 
 
 def _serves_unguided(job: Job, control: Job) -> str:
-    """What a set does otherwise than the control that it is judged against."""
+    """How a set differs from the control that it is judged against."""
     on = f"{job.spec.parallelism} on {job.world_size} rank{'s' * (job.world_size > 1)}"
     if job.role is Role.CONTROL:
         return f"control: {on}"
@@ -211,7 +211,7 @@ def _differences(job: Job, control: Job) -> Iterator[str]:
     if ours.train_config.path != theirs.train_config.path:
         yield f"{ours.train_config.path} against {theirs.train_config.path}"
     for key in sorted(ours.overrides.keys() | theirs.overrides.keys()):
-        if key in (LOCAL_BATCH, GLOBAL_BATCH):  # told above
+        if key in (LOCAL_BATCH, GLOBAL_BATCH):  # named above
             continue
         value, other = ours.setting(key), theirs.setting(key)
         if value != other:

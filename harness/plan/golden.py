@@ -1,4 +1,4 @@
-"""A plan whose control is a golden: it stands for the control, and nobody repeats it."""
+"""A plan with a golden in place of the control, which is then neither run nor repeated."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from converge_harness.plan.sizes import precision_of
 
 
 def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:
-    """The plan with its control replaced; what only the control needed is left out.
+    """The plan with its control replaced; jobs that only the control needed are left out.
 
-    ``accepted`` says in clauses what the golden differs in and may; it is told like a waived rule.
+    ``accepted`` are clauses on accepted differences of the golden; they are shown like waived
+    rules.
     """
     jobs = [_stand_in(golden, job) for job in plan.jobs]
     needed = {job.needs for job in jobs}
@@ -30,10 +31,10 @@ def judged_by(plan: Plan, golden: Golden, accepted: Sequence[str] = ()) -> Plan:
 
 
 def measured_by(experiment: Experiment, golden: Golden) -> Experiment:
-    """The experiment, without references where the golden cannot be compared with them.
+    """The experiment, without references if the golden cannot be compared with them.
 
-    Its frozen steps have to be as many as the experiment's; in low precision it has to hold its
-    reference, for what float32 would be is not known from another release.
+    The golden must have as many frozen steps as the experiment. In low precision it must contain
+    its own reference, because a float32 run of another release is not comparable.
     """
     (control, *_) = experiment.controls
     needs = precision_of(control) is not Precision.FP32
@@ -42,7 +43,7 @@ def measured_by(experiment: Experiment, golden: Golden) -> Experiment:
 
 
 def _stand_in(golden: Golden, job: Job) -> Job:
-    """The golden in place of a job, where it holds that."""
+    """The golden in place of a job, if it contains that job."""
     if job.role is Role.CONTROL:
         return _standing_for(golden, job)
     if job.role is Role.REFERENCE and golden.reference is not None:
@@ -52,7 +53,7 @@ def _stand_in(golden: Golden, job: Job) -> Job:
 
 
 def _standing_for(golden: Golden, control: Job) -> Job:
-    """The golden as the plan's job of that control: what it was told, by the name of now."""
+    """The golden as the control's job in the plan: its own settings under the current name."""
     now = control.toolchain
     same = golden.toolchain.versions.get("torchtitan") == now.versions.get("torchtitan")
     # Two releases have other config keys: the judge compares only those that both have.

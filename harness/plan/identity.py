@@ -1,7 +1,7 @@
 """The identity of a job: a hash of everything that can change its numbers, and of nothing else.
 
-Names, notes, tolerances, waivers, timeouts and where files lie change no number, so they are not in
-it; a finished run is found again however it was called.
+Names, notes, tolerances, waivers, timeouts and the location of files change no number, so they are
+not in it: a finished run is found again even under another name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from converge_harness.model import (
 from converge_harness.trainers import trainer_of
 
 OF_THE_PROGRAM = "its program"
-"""Stands for the initial weights that a command trainer's program makes itself."""
+"""In place of a seed checkpoint, if the program makes the initial weights itself."""
 MODEL_PREFIXES = ("model.", "model_spec.")
-"""Overrides that shape the model, and so the seed checkpoint (0.2 and 0.3 keys)."""
+"""Overrides that determine the model, and so the seed checkpoint (0.2 and 0.3 keys)."""
 
 
 def model_overrides(spec: SetSpec) -> dict[str, Any]:
@@ -40,9 +40,9 @@ def seed_identity(
 ) -> str:
     """Identity of the seed-checkpoint job that a set starts from.
 
-    Initial weights depend on neither data, parallelism nor techniques: sets that differ in those
-    share one. The train config's settings count in full, which may cost a needless seed job but
-    never a wrong one.
+    Initial weights do not depend on data, parallelism or techniques: sets that differ only in those
+    share a seed checkpoint. All settings of the train config count, which may cost a needless seed
+    job but never gives a wrong one.
     """
     return _digest(
         {
@@ -68,12 +68,12 @@ def job_identity(
 
     Args:
         spec: the set that the job trains.
-        toolchain: where it trains.
+        toolchain: in which it trains.
         seed: of the experiment.
         surroundings: hardware, rank code, corpus and injected code.
-        starts_from: identity of its seed-checkpoint job, or digest of the checkpoint it is given.
-        sample_steps: at which steps it leaves per-tensor evidence.
-        frozen: how many frozen steps it makes before training.
+        starts_from: identity of its seed-checkpoint job, or digest of a given checkpoint.
+        sample_steps: the steps at which it writes per-tensor evidence.
+        frozen: the number of frozen steps before training.
         repeat: how an A/A repeat differs from its control.
 
     Raises:
@@ -92,9 +92,9 @@ def job_identity(
 
 
 def identity_facts(job: Job, surroundings: Surroundings) -> dict[str, Any]:
-    """What the identity of a control is a hash of, as JSON values, for people to compare.
+    """The inputs of a control's identity, as JSON values, for people to compare.
 
-    The seed checkpoint that it starts from follows from the same facts, and is left out.
+    The seed checkpoint follows from the same facts, and is left out.
 
     Raises:
         KeyError: ``surroundings`` lacks the digest of the set's corpus or injected file.
@@ -122,16 +122,16 @@ def _facts(
         "techniques": sorted(spec.techniques),
         "pipeline_schedule": spec.pipeline_schedule,
         "cp_rotation": spec.cp_rotation,
-        # Only where there is such a choice.
+        # Only if there is such a choice.
         **({"spmd_backend": spec.spmd_backend} if spec.spmd_backend else {}),
         "without_fixes": sorted(spec.without_fixes),
         "inject": _injected(spec.inject, surroundings),
         "data": None if data is None else surroundings.data[data],
         "loader": None if data is None else spec.train_config.loader.value,
         "sample_steps": list(sample_steps),
-        # Not there without any, so that such runs keep their identities.
+        # Absent if empty, so that existing runs keep their identities.
         **({"frozen": frozen} if frozen else {}),
-        # Nothing for torchtitan, so that its runs keep their identities.
+        # Absent for torchtitan, so that its runs keep their identities.
         **trainer_of(spec).identity(spec, surroundings),
     }
 
@@ -141,7 +141,7 @@ def _common(
 ) -> dict[str, Any]:
     config = spec.train_config
     versions = dict(toolchain.versions)
-    # What of the harness runs in ranks is covered by the digest of the rank code.
+    # The part of converge that runs in ranks is covered by the digest of the rank code.
     versions.pop(DISTRIBUTION, None)
     return {
         "train_config": {
@@ -154,7 +154,7 @@ def _common(
         "versions": versions,
         "rank_code": surroundings.rank_code,
         "hardware": surroundings.hardware,
-        # Not there on this machine, so that its runs keep their identities.
+        # Absent without a cluster, so that local runs keep their identities.
         **({"software": surroundings.software} if surroundings.software else {}),
     }
 
@@ -162,8 +162,8 @@ def _common(
 def broken_by(recovery: Recovery | None) -> dict[str, Any] | None:
     """How a fault set is broken and restarted.
 
-    How long a recovery may take is for the judge; with a rank that hangs it also decides when the
-    run is started again.
+    The allowed recovery time matters to the judge only, except for a hang: there it also decides
+    when the run is restarted.
     """
     if recovery is None:
         return None
@@ -174,7 +174,7 @@ def broken_by(recovery: Recovery | None) -> dict[str, Any] | None:
 
 
 def _injected(inject: str | None, surroundings: Surroundings) -> list[str] | None:
-    """The function's name and the digest of the file it is in; where the file lies is no matter."""
+    """The function's name and the digest of its file, wherever the file is."""
     if inject is None:
         return None
     return [inject.rpartition(":")[2], surroundings.injected[inject]]

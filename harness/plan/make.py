@@ -1,7 +1,7 @@
 """``Experiment`` to ``Plan``: sets become jobs with sizes, identities and seed checkpoints.
 
-A job also gets here what its set did not name: the SPMD backend of torchtitan 0.3, and the steps at
-which it leaves per-tensor evidence.
+Here a job also gets what its set did not specify: the SPMD backend of torchtitan 0.3, and the steps
+at which it writes per-tensor evidence.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from converge_harness.plan.sizes import positive, precision_of, size, size_probl
 from converge_harness.trainers import Trainer, trainer_of
 
 SHORT = (Role.REFERENCE, Role.MATCHED)
-"""Roles of runs that follow from others of the plan, and are held to no rules of their own."""
+"""Roles of runs that are derived from other jobs of the plan; rules are not applied to them."""
 ONE_PASS = (Kind.PARALLEL, Kind.SPACE_TIME)
-"""Kinds of sets that other seeds say anything of: the others have to go on as if never stopped."""
+"""Kinds of sets that are trained with other seeds too; the others must equal an unbroken run."""
 CPU_PREFIX = "cpu"
-"""How the hardware class of a CPU starts."""
+"""Prefix of the hardware class of a CPU."""
 
 
 def make_plan(
@@ -56,18 +56,17 @@ def make_plan(
 ) -> Plan:
     """All jobs of an experiment: seed checkpoints, anchor, controls, their repeats, tests.
 
-    A repeat's ``spec`` is its control's, and its name ``CONTROL.rerun`` or ``CONTROL.ulp.2``; there
-    are none where the experiment brings a calibration. Seed checkpoints are named ``seed``, or
-    ``seed.1 seed.2 …`` when there are several.
+    A repeat has its control's ``spec``, and a name such as ``CONTROL.rerun`` or ``CONTROL.ulp.2``;
+    with a calibration there are none. Seed checkpoints are named ``seed``, or ``seed.1 seed.2 …``
+    when there are several.
 
     Args:
-        experiment: as loaded.
-        toolchains: by name, every one that the experiment names.
-        surroundings: what outside the file changes numbers; with the digest of every corpus,
-            injected file and checkpoint that the experiment uses.
+        experiment: as loaded. toolchains: by name, every one that the experiment names.
+        surroundings: what outside the file can change numbers, with the digest of every corpus,
+        injected file and checkpoint that the experiment uses.
 
     Raises:
-        ConfigError: with every rule broken by every set, or batch sizes that are missing.
+        ConfigError: all rules broken by all sets, or missing batch sizes.
     """
     problems: list[Problem] = []
     jobs: dict[str, Job] = {}
@@ -76,11 +75,11 @@ def make_plan(
         if spec.name in jobs:
             where, why = (
                 f"{experiment.path}: {spec.name!r}",
-                "is a run that is made for its control",
+                "is the name of a run that converge makes for a control",
             )
             raise ConfigError(Problem(where, f"{why}: give the set another name"))
         if problems and role in SHORT:
-            continue  # what is wrong with it is wrong with its control, and said there
+            continue  # its mistakes are its control's, and reported there
         found = list(size_problems(experiment, spec))
         problems += found
         if not found:
@@ -130,17 +129,17 @@ def _sets(experiment: Experiment) -> Iterator[tuple[SetSpec, Role]]:
 
 
 def _beside(experiment: Experiment, job: Job) -> str:
-    """Name of the control beside which the rules look at a job; a control stands for itself."""
+    """Name of the control with which the rules compare a job; for a control, its own."""
     if job.role is Role.ANCHOR:
         return experiment.controls[0].name
     return job.spec.control or job.name
 
 
 def _repeats_of(experiment: Experiment, control: Job) -> tuple[Repeat, ...]:
-    """The repeats that are to be made, and can be.
+    """The repeats of a control that are possible.
 
-    Only converge's own loader deals a batch out in another order; an experiment file that asks for
-    what cannot be made has been refused when it was loaded.
+    Only converge's own loader can distribute a batch to the ranks in another order. A file that
+    explicitly asks for an impossible repeat was refused on loading.
     """
     if experiment.calibration is not None or experiment.baseline is not None:
         return ()
@@ -163,10 +162,10 @@ def _job(
     sampled = sample_steps(experiment.cadence, steps) if spec.trainer.can.probed else ()
     local = size(spec, "local_batch_size")
     if spec.segments:
-        local = spec.segments[0].local_batch_size  # as the degrees of the set are the first's
+        local = spec.segments[0].local_batch_size  # the set's degrees are also the first segment's
     written = positive(spec.setting(GLOBAL_BATCH))
     needs = _needs(experiment, spec, toolchain, surroundings)
-    # Only our own loader is known to begin again at its first batch.
+    # Only our own loader can be rewound to its first batch.
     frozen = experiment.frozen if spec.train_config.own_loader else 0
     frozen = frozen if spec.name in references.frozen_sets else 0
     measure = references.measures.get(spec.name)
@@ -202,16 +201,16 @@ def _job(
 def _needs(
     experiment: Experiment, spec: SetSpec, toolchain: Toolchain, surroundings: Surroundings
 ) -> str | None:
-    """Identity of the seed-checkpoint job of a set; None where no job makes its weights."""
+    """Identity of the seed-checkpoint job of a set; None if no job makes its weights."""
     if not spec.trainer.can.shares_initial_weights or experiment.seed_checkpoint is not None:
         return None
     return seed_identity(spec, toolchain, experiment.seed, surroundings)
 
 
 def _start(spec: SetSpec, needs: str | None, surroundings: Surroundings) -> str:
-    """What stands in an identity for the weights: a seed job, a given checkpoint, the program.
+    """The part of an identity for the initial weights: a seed job, a given checkpoint, the program.
 
-    Raises KeyError when the digest of a given one is not among the surroundings.
+    Raises KeyError if the surroundings lack the digest of a given checkpoint.
     """
     if not spec.trainer.can.shares_initial_weights:
         return OF_THE_PROGRAM
@@ -244,7 +243,7 @@ def _repeat(control: Job, repeat: Repeat, surroundings: Surroundings) -> Job:
 
 
 def _by_other_seed(job: Job, seed: int, surroundings: Surroundings) -> Job:
-    """A control or test set once more; its frozen steps would say what the first seed's say."""
+    """A control or test set with another seed; without frozen steps, which would add nothing."""
     needs = seed_identity(job.spec, job.toolchain, seed, surroundings) if job.needs else None
     return replace(
         job,
@@ -282,7 +281,7 @@ def _seed_jobs(jobs: list[Job]) -> list[Job]:
 
 
 def _seed_job(name: str, identity: str, user: Job) -> Job:
-    """A one-rank job that only initialises the model of ``user`` and saves it."""
+    """A job on one rank that only initialises the model of ``user`` and saves it."""
     spec = SetSpec(
         name=name,
         parallelism=Parallelism(),
@@ -309,11 +308,11 @@ def _seed_job(name: str, identity: str, user: Job) -> Job:
 
 SPMD_TYPES, PARTIAL_DTENSOR = "spmd_types", "partial_dtensor"
 FIT_FOR_SPMD_TYPES = (2, 15)
-"""The first torch on which torchtitan 0.3.0's own default was seen to train all parallelisms."""
+"""The first torch on which torchtitan 0.3.0's default backend trained all parallelisms."""
 
 
 def with_backend(spec: SetSpec, toolchain: Toolchain) -> SetSpec:
-    """The set with its SPMD backend: what it names, else its train config, else the toolchain's."""
+    """The set with its SPMD backend: its own, else its train config's, else the toolchain's."""
     trainer = trainer_of(spec)
     if spec.spmd_backend is not None or not trainer.features(toolchain).spmd_backends:
         return spec
@@ -323,7 +322,7 @@ def with_backend(spec: SetSpec, toolchain: Toolchain) -> SetSpec:
 
 
 def default_backend(trainer: Trainer, toolchain: Toolchain) -> str | None:
-    """What the toolchain's torch is fit for; of one that is not built yet, torchtitan's default."""
+    """The backend that works on the toolchain's torch; torchtitan's default if it is not built."""
     if not trainer.features(toolchain).spmd_backends:
         return None
     numbers = re.match(r"(\d+)\.(\d+)", toolchain.versions.get("torch", ""))
@@ -336,14 +335,14 @@ def default_backend(trainer: Trainer, toolchain: Toolchain) -> str | None:
 def sample_steps(cadence: Cadence, steps: int) -> tuple[int, ...]:
     """The sampled steps of a job of ``steps`` steps, in order; 0 is before training.
 
-    Steps 1 and 2 tell a wrong gradient from what rounding makes of a right one; later samples say
-    where a difference goes, so they may become rare.
+    Steps 1 and 2 distinguish a wrong gradient from a right one with rounding errors; later samples
+    show how a difference develops, so they may be rarer.
 
     Raises:
-        ValueError: the cadence is a word that is none.
+        ValueError: the cadence is an unknown word.
     """
     if isinstance(cadence, tuple):
-        # Without the initial weights there is no first update to compare.
+        # Without the initial weights the first update cannot be compared.
         return tuple(step for step in sorted({0, *cadence}) if step <= steps)
     if cadence == CADENCE_OFF:
         return ()
@@ -352,7 +351,7 @@ def sample_steps(cadence: Cadence, steps: int) -> tuple[int, ...]:
     elif isinstance(cadence, int):
         rare = count(cadence, cadence)
     else:
-        raise ValueError(f"{cadence!r} is no cadence")
+        raise ValueError(f"{cadence!r} is not a cadence")
     later = takewhile(lambda step: step <= steps, rare)
     first = (step for step in (0, 1, 2) if step <= steps)
     return tuple(sorted({*first, *later}))

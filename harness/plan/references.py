@@ -1,12 +1,12 @@
-"""Which runs a set of low precision is judged by besides its control.
+"""Further runs against which a set in low precision is judged.
 
-Rounding alone makes a gradient in bfloat16 differ by a percent from that in float32, and two right
-implementations of it nearly as much from each other. Whether such a difference is right shows in
-its size: an implementation in low precision should be about as far from float32 as another one is.
-So there is a **reference**, the control's own configuration in float32, and where a test set
-computes in less than its control a **matched control**, the control's own configuration in the
-precision of the test set. Both are short: they train one step, for what is compared comes before
-any update.
+Rounding alone makes a bfloat16 gradient differ from the float32 one by about a percent, and two
+correct bfloat16 implementations differ nearly as much from each other. The size of the error shows
+whether it is rounding: a correct implementation in low precision is about as far from float32 as
+another correct one. So there is a **reference**, the control's configuration in float32, and, if a
+test set has lower precision than its control, a **matched control**, the control's configuration in
+the precision of the test set. Both train one step only, because everything that is compared comes
+before the first update.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ _COARSE = FLOAT8_RECIPES | {Technique.FLOAT8_TP, Technique.BF16}
 
 
 class Measure(NamedTuple):
-    """By which runs errors of a set are judged, by name."""
+    """Names of the runs by which a set's errors are judged."""
 
     matched: str
     reference: str
 
 
 class References(NamedTuple):
-    """What is added to a plan, and what it is for."""
+    """Runs that are added to a plan, and what for."""
 
     extra: tuple[tuple[SetSpec, Role], ...]
     """Short runs, references first."""
     measures: Mapping[str, Measure]
-    """By the name of the set that is judged: a test set, or a control that has an anchor."""
+    """By name of the judged set: a test set, or a control that has an anchor."""
 
     frozen_sets: frozenset[str]
-    """Names of all runs that make frozen steps: compared with each other there, or in the whole of
-    which this is a part. A control is one run whichever of its test sets are asked for."""
+    """Names of all runs with frozen steps, also if the experiment is only a selection (``--only``):
+    a control must be the same job whichever of its test sets are selected.
+    """
 
 
 def references_of(experiment: Experiment) -> References:
-    """References and matched controls of an experiment, or of what is left of one."""
+    """References and matched controls of an experiment or of a selection from one."""
     of_the_whole = experiment.frozen_sets or frozenset()
     if not experiment.reference:
         return References((), {}, of_the_whole)
@@ -64,7 +65,7 @@ def references_of(experiment: Experiment) -> References:
             continue
         if _both_float32(test, control) and not test.own_random_numbers:
             continue
-        if test.ask is Ask.NO_WORSE:  # whose gradients nobody compares
+        if test.ask is Ask.NO_WORSE:  # its gradients are not compared
             continue
         like = control.name
         if precision_of(test) is not Precision.FP32 and _differ(test, control):
@@ -85,16 +86,16 @@ def references_of(experiment: Experiment) -> References:
 
 
 def referenced(experiment: Experiment) -> frozenset[str]:
-    """Names of the controls of an experiment that have a reference of their own."""
+    """Names of the controls of an experiment that have a reference."""
     made = {spec.name for spec, role in references_of(experiment).extra if role is Role.REFERENCE}
     return frozenset(spec.name for spec in experiment.controls if _in_float32(spec).name in made)
 
 
 def in_float32(experiment: Experiment) -> Experiment:
-    """The experiment with every set in float32, and all else as it is.
+    """The experiment with every set in float32, and otherwise unchanged.
 
-    What was learnt of another precision, a calibration or golden, is left out, and so are other
-    seeds: what is asked for is where a difference comes from.
+    A calibration or golden of another precision is left out, and so are other seeds: this only has
+    to show where a difference comes from.
     """
 
     def plain(spec: SetSpec) -> SetSpec:
@@ -113,7 +114,7 @@ def in_float32(experiment: Experiment) -> Experiment:
 
 
 def _reference_of(control: SetSpec, extra: dict[str, tuple[SetSpec, Role]]) -> str:
-    """Name of the run in float32; one that is not there is added to ``extra``."""
+    """Name of the run in float32; it is added to ``extra`` if missing."""
     if precision_of(control) is Precision.FP32:
         return control.name
     spec = _in_float32(control)
@@ -126,7 +127,7 @@ def _both_float32(test: SetSpec, control: SetSpec) -> bool:
 
 
 def _measurable(spec: SetSpec) -> bool:
-    """Whether its first steps can be compared with another precision's."""
+    """Whether its first steps can be compared with those in another precision."""
     return spec.trainer.can.references and not spec.resumes
 
 
@@ -149,14 +150,14 @@ def _with_numerics_of(test: SetSpec, control: SetSpec) -> SetSpec:
 
 
 def _short(control: SetSpec, name: str, numerics: Numerics) -> SetSpec:
-    """A control as a run of one step in another precision."""
+    """A control as a one-step run in another precision."""
     made = _with_numerics(control, numerics)
     overrides = {**made.overrides, _STEPS: 1}
     return replace(made, name=f"{control.name}.{name}", overrides=overrides, note="")
 
 
 def _with_numerics(spec: SetSpec, numerics: Numerics) -> SetSpec:
-    """A set that computes in something else."""
+    """A set in another precision."""
     kept = [technique for technique in spec.techniques if technique not in _COARSE]
     types = dict(zip(DTYPE_KEYS, (numerics.stored, numerics.computed), strict=True))
     return replace(

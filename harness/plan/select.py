@@ -1,4 +1,4 @@
-"""Part of an experiment: what ``--only`` asks for."""
+"""The part of an experiment that ``--only`` selects."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from converge_harness.plan.references import referenced, references_of
 def select(experiment: Experiment, names: Collection[str]) -> Experiment:
     """The experiment with these test sets (or controls) only, and the controls that they need.
 
-    Of generated sets the start of their names, up to an underscore, asks for all of them. The
-    anchor stays when it, or the control that it challenges, is asked for by name.
+    The prefix of generated sets' names, up to an underscore, selects all of them. The anchor is
+    kept if it, or the first control, is selected by name.
 
     Raises:
-        ConfigError: a name is that of no set.
+        ConfigError: there is no set of that name.
     """
     controls = [spec.name for spec in experiment.controls]
     anchors = [experiment.anchor.name] if experiment.anchor else []
@@ -46,7 +46,7 @@ def select(experiment: Experiment, names: Collection[str]) -> Experiment:
 
 
 def _generated(experiment: Experiment, start: str) -> set[str]:
-    """Names of the space_time sets that start so."""
+    """Names of the space_time sets with that prefix."""
     return {
         spec.name
         for spec in experiment.tests
@@ -57,12 +57,12 @@ def _generated(experiment: Experiment, start: str) -> set[str]:
 def select_controls(
     experiment: Experiment, names: Collection[str], *, references: bool = False
 ) -> Experiment:
-    """The experiment's controls only (those named, or all), to learn from their repeats.
+    """Only the experiment's controls (those named, or all), to learn from their repeats.
 
-    With ``references`` also those in float32 that its test sets need.
+    With ``references``, also the float32 references that its test sets need.
 
     Raises:
-        ConfigError: a name is that of no control.
+        ConfigError: there is no control of that name.
     """
     known = [spec.name for spec in experiment.controls]
     if unknown := [name for name in names if name not in known]:

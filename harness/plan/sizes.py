@@ -1,4 +1,4 @@
-"""The sizes and the precision of a set, and what a plan cannot be made without."""
+"""The sizes and the precision of a set, and problems that prevent a plan."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ FLOAT8_RECIPES = frozenset({Technique.FLOAT8, Technique.FLOAT8_ROWWISE})
 def precision_of(spec: SetSpec) -> Precision:
     """The coarsest arithmetic of a set.
 
-    A trainer says what its configs may leave out (``TrainerSpec.defaults``): torchtitan's own
-    default is bfloat16 mixed precision; that of a command trainer's config is float32.
+    Each trainer has defaults for what a config leaves out (``TrainerSpec.defaults``): bfloat16
+    mixed precision for torchtitan, float32 for a command trainer.
     """
     if FLOAT8_RECIPES & set(spec.techniques):
         return Precision.FLOAT8
     _, stored, computed = numerics_of(spec)
     named = [stored, computed]
-    # What torchtitan does not know either is refused by its own check.
+    # torchtitan's own check refuses what it does not know.
     coarsest = [DATA_TYPES.get(each, Precision.FP32) for each in named]
     return max(coarsest, key=list(Precision).index)
 
 
 class Numerics(NamedTuple):
-    """What a set computes in: two sets that differ in it round otherwise."""
+    """Data types of a set's arithmetic: sets that differ in them round differently."""
 
     float8: tuple[Technique, ...]
     stored: str
     """Data type of parameters."""
     computed: str
-    """What FSDP casts parameters to."""
+    """The data type to which FSDP casts parameters."""
 
 
 def numerics_of(spec: SetSpec) -> Numerics:
-    """What the set names, else what its trainer computes in by default."""
+    """What the set names, else its trainer's default."""
     float8 = tuple(sorted(FLOAT8_RECIPES & set(spec.techniques)))
     if Technique.BF16 in spec.techniques:
         return Numerics(float8, "bfloat16", "bfloat16")
@@ -55,7 +55,7 @@ def numerics_of(spec: SetSpec) -> Numerics:
 
 
 def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
-    """Sizes that a plan cannot be made without."""
+    """Missing or wrong sizes, without which no plan can be made."""
     for name in ("steps", "local_batch_size", "seq_len"):
         value = _setting(spec, f"training.{name}")
         if positive(value) is None:
@@ -89,13 +89,13 @@ def size_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
 
 
 def _dtype_problems(experiment: Experiment, spec: SetSpec) -> Iterator[Problem]:
-    """Data types that tell no precision, in a config that its trainer cannot be asked about."""
+    """Unknown data types, in a config that its trainer cannot check."""
     for key in () if spec.trainer.can.checks_config else DTYPE_KEYS:
         value = _setting(spec, key)
         if not isinstance(value, str) or value not in DATA_TYPES:
             yield Problem(
                 f"{experiment.path}: {spec.name!r}: {key}",
-                f"{value!r} is no known data type",
+                f"{value!r} is not a known data type",
                 suggest(str(value), DATA_TYPES),
             )
 
@@ -115,5 +115,5 @@ def size(spec: SetSpec, name: str) -> int:
 
 
 def _setting(spec: SetSpec, key: str) -> Setting:
-    """What a key resolves to, its trainer's default included."""
+    """The value of a key, or its trainer's default."""
     return spec.setting(key, spec.trainer.defaults.get(key))

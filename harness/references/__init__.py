@@ -1,10 +1,10 @@
-"""What later runs are judged by, kept in files of their own.
+"""Stored results against which later runs are judged.
 
 ::
 
-    calibrations.py   calibration files: what repeats of a control taught, and of which control
+    calibrations.py   calibration files: limits learnt from the repeats of a control
     goldens.py        goldens: controls that somebody blessed, in folders that can be committed, and
-                      whether one is still the control that an experiment describes
+                      whether one still matches the control of an experiment
 """
 
 from converge_harness.references.calibrations import (

@@ -1,7 +1,7 @@
-"""Calibration files (schema 1): what repeats of a control taught, and which control that was.
+"""Calibration files (schema 1): what was learnt from repeats of a control, and of which control.
 
-One file holds the calibrations of one or several controls, each with all that the control's
-identity is a hash of, so that a stale one can say what has changed since::
+A file has the calibrations of one or several controls, each with all inputs of the control's
+identity, so that a stale one can say what has changed since::
 
     {"schema": 1, "calibrations": [
       {"control": "fsdp2", "identity": "…", "precision": "fp32",
@@ -15,9 +15,8 @@ identity is a hash of, so that a stale one can say what has changed since::
        "problems": [], "alike": {"repeats": ["fsdp2.rerun"], "taught_by": 3, "signals": {"…": 0},
                                  "tensors": ["…"], "problems": []}}]}
 
-``alike`` (or null) is what the repeats taught that deal samples out as the control does.
-
-Numbers are in full precision: what is read is what was written, bit for bit.
+``alike`` (or null) is learnt only from repeats that distribute samples as the control does. Numbers
+are stored in full precision: they are read bit for bit as written.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from converge_harness.model import Calibration, Floats, Precision, SignalScale, 
 from converge_harness.store import read_json, write_json
 
 CALIBRATION_FILE = "calibration.json"
-"""In a report folder: the calibrations that its verdicts were made with."""
+"""In a report folder: the calibrations used for its verdicts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredCalibration:
-    """A calibration with what it was learnt from."""
+    """A calibration, and from what it was learnt."""
 
     calibration: Calibration
     repeats: Mapping[str, str | None]
-    """Name of a repeat to the identity of its job; None for foreign curves."""
+    """By name of a repeat, the identity of its job; None for foreign curves."""
     facts: Mapping[str, Any]
-    """All that the control's identity is a hash of, JSON values; empty for foreign curves."""
+    """The inputs of the control's identity, as JSON values; empty for foreign curves."""
     learnt: str
-    """When: ISO 8601, UTC."""
+    """When it was learnt: ISO 8601, UTC."""
 
 
 class _Table(BaseModel):
@@ -112,7 +111,7 @@ class _File(BaseModel):
 
 
 def write_calibrations(path: Path, learnt: Sequence[StoredCalibration]) -> None:
-    """Write a calibration file all at once.
+    """Write a calibration file atomically.
 
     Raises StoreError as ``converge_harness.store.atomic_write`` does.
     """
@@ -169,16 +168,16 @@ def _scales(calibration: Calibration) -> dict[str, Any]:
 
 
 def read_calibrations(path: Path) -> tuple[StoredCalibration, ...]:
-    """All calibrations of a file, in its order.
+    """All calibrations of a file, in order.
 
-    Raises StoreError when the file is missing, damaged or of a newer schema.
+    Raises StoreError if the file is missing, damaged or of a newer schema.
     """
     try:
         file = _File.model_validate(read_json(path))
     except StoreError as error:
         if not path.is_file() or "newer converge" in str(error):
             raise
-        _damaged(path, "it is no JSON file of ours")
+        _damaged(path, "it is not a calibration file")
     except ValidationError as error:
         first = error.errors()[0]
         _damaged(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
@@ -189,19 +188,19 @@ def read_calibrations(path: Path) -> tuple[StoredCalibration, ...]:
         for problem in problems:
             _damaged(path, f"control {entry.control!r}: {problem}")
     if not file.calibrations:
-        _damaged(path, "holds no calibration")
+        _damaged(path, "it has no calibration")
     return tuple(_learnt(entry) for entry in file.calibrations)
 
 
 def _damaged(path: Path, what: str) -> NoReturn:
     raise StoreError(
-        f"{path}: no calibration that can be used: {what}; make it again with: "
+        f"{path}: not a usable calibration: {what}; make it again with: "
         f"converge calibrate EXPERIMENT --out {path}"
     )
 
 
 def _inconsistencies(entry: _Scales, repeats: int) -> Iterator[str]:
-    """What no calibration of ours says: half of one must not judge anything."""
+    """Inconsistencies that a complete calibration file cannot have."""
     for name, signal in entry.signals.items():
         yield from _signal_problems(name, signal)
     for tensors in entry.tensors:
@@ -211,9 +210,9 @@ def _inconsistencies(entry: _Scales, repeats: int) -> Iterator[str]:
             elif not all(map(_is_size, scales or ())):
                 yield f"a {kind} scale at step {tensors.step} is negative or not finite"
     if not 0 <= entry.taught_by <= repeats:
-        yield f"taught by {entry.taught_by} of {repeats} repeats"
+        yield f"learnt from {entry.taught_by} of {repeats} repeats"
     if not entry.taught_by and entry.signals:
-        yield "has scales, and no repeat that taught them"
+        yield "has scales, but no repeat from which they were learnt"
 
 
 def _signal_problems(name: str, signal: _Signal) -> Iterator[str]:
@@ -225,7 +224,7 @@ def _signal_problems(name: str, signal: _Signal) -> Iterator[str]:
     elif not all(map(_is_size, (*signal.scale, signal.lasting or 0.0, signal.ending or 0.0))):
         yield f"a scale of {name} is negative or not finite"
     elif not math.isfinite(signal.growth) or not (signal.doubling_steps or 1.0) > 0:
-        yield f"{name} grows by no law"
+        yield f"{name} has an impossible growth"
 
 
 def _is_size(scale: float) -> bool:
@@ -281,23 +280,23 @@ def _floats(values: list[float] | None) -> Floats | None:
     return None if values is None else np.array(values, dtype=np.float64)
 
 
-# -------------------------------------------------------- is it that of a control
+# -------------------------------------------------------- matching a control
 
 DIGESTS = frozenset({"rank_code", "data", "inject"})
-"""Facts that are hashes of content."""
+"""Facts that are content hashes."""
 LONGEST_SHOWN = 60
-"""Characters of a value in a sentence on what has changed."""
+"""Most characters of a value in a sentence on what has changed."""
 
 
 def find_calibration(
     learnt: Sequence[StoredCalibration], identity: str | None
 ) -> StoredCalibration | None:
-    """The calibration of the control with that identity; None when there is none."""
+    """The calibration of the control with that identity; None if there is none."""
     return next((each for each in learnt if each.calibration.identity == identity), None)
 
 
 def what_changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Clauses on what differs between the facts of two controls, in the order of ``now``."""
+    """Clauses on the differences between the facts of two controls, in the order of ``now``."""
     before, after = dict(_flat(then)), dict(_flat(now))
     return tuple(
         _change(key, before.get(key), after.get(key))
@@ -307,7 +306,7 @@ def what_changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, 
 
 
 def _change(key: str, before: object, after: object) -> str:
-    """One clause; of digests only that they differ, because they tell nobody anything."""
+    """One clause; digests are not shown, because they mean nothing to people."""
     if key in DIGESTS and before is not None and after is not None:
         return f"{key} has changed"
     return f"{key} is {_show(after)}, was {_show(before)}"

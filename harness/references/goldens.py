@@ -1,14 +1,14 @@
-"""Goldens (schema 1): folders with the evidence of a control, and who blessed it.
+"""Goldens (schema 1): folders with the evidence of a blessed control.
 
 ::
 
     baselines/NAME/
-      baseline.json      whose it is, from what, and which it replaces
+      baseline.json      who blessed it, from what it was made, and what it replaces
       job.json  record.json  metrics.jsonl  in_force.json  tensors/*.npz     as in a run folder
-      frozen.npz         where the control made frozen steps
-      calibration.json   what repeats of the control taught
-      reference/         the control in float32, where it computes in less: the same files
-      previous/1/ …      goldens that were here before, whole, the oldest first
+      frozen.npz         if the control made frozen steps
+      calibration.json   what was learnt from repeats of the control
+      reference/         the control in float32, if its precision is lower: the same files
+      previous/1/ …      complete earlier goldens, oldest first
 
 ``baseline.json``::
 
@@ -17,18 +17,18 @@
      "control": "fsdp2", "identity": "…", "precision": "fp32", "hardware": "cpu-x86_64 …",
      "dtype": {"param_dtype": "float32", "mixed_precision_param": "float32"},
      "toolchain": {"name": "torchtitan-0.3.0", "dialect": "titan_0_3"},
-     "versions": {"torch": "2.13.0", "…": "…"}, "facts": {"…": "what the identity is a hash of"},
+     "versions": {"torch": "2.13.0", "…": "…"}, "facts": {"…": "inputs of the identity"},
      "files": {"metrics.jsonl": "SHA-256", "…": "…"}, "digest": "SHA-256 of the rest of this",
      "replaces": {"kept": "previous/1", "identity": "…", "author": "…", "reason": "…", "date": "…",
                   "change": {"kind": "rounding-like", "sentence": "…", "onset": 3,
                              "growth": {"loss_recomputed": "step^0.5"}}}}
 
-``replaces`` is null for the first golden of its name. Paths of the machine that ran the control
-are left out of ``job.json`` and ``record.json``.
+``replaces`` is null for the first golden of its name. ``job.json`` and ``record.json`` do not
+contain paths of the machine that ran the control.
 
-Whether a golden is still the control that a file describes is asked of their facts (``misfits``):
-versions, rank code and SPMD backend are free, since what they change is what a golden is there to
-show. All else must mean the same, or the file says what may differ.
+Whether a golden still matches a file's control is decided by their facts (``misfits``): versions,
+rank code and SPMD backend may differ, since a golden is meant to show the effect of such changes.
+Everything else must mean the same, or the file says what may differ.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ PREVIOUS = "previous"
 REFERENCE = "reference"
 _COPIED = (METRICS, IN_FORCE)
 EXPERIMENTS = "experiments"
-"""A folder beside which goldens lie."""
+"""A folder of experiments; goldens are in a folder next to it."""
 
 
 class _Table(BaseModel):
@@ -88,11 +88,11 @@ class Change(_Table):
     sentence: str
     onset: int | None = None
     growth: dict[str, str] = {}
-    """Signal to how its difference grows over the steps."""
+    """By signal, how its difference grows over the steps."""
 
 
 class Replaced(_Table):
-    """The golden that was here before."""
+    """The previous golden."""
 
     kept: str
     """Its folder, within the golden's."""
@@ -128,15 +128,15 @@ class _GoldenFile(_Table):
 
 @dataclass(frozen=True, slots=True)
 class StoredGolden:
-    """All that a golden's folder says of it."""
+    """The content of a golden's folder."""
 
     golden: Golden
     learnt: StoredCalibration
-    """What repeats of the control taught."""
+    """What was learnt from repeats of the control."""
     hardware: str
     dtype: Mapping[str, str | None]
     converge: str
-    """Version that wrote it."""
+    """Version of converge that wrote it."""
     replaces: Replaced | None
 
 
@@ -144,10 +144,10 @@ class StoredGolden:
 
 
 def read_golden(folder: Path) -> StoredGolden:
-    """The golden of a folder.
+    """Read the golden of a folder.
 
-    Raises StoreError when the folder holds none, when a file of it is missing, was added or is not
-    what was blessed, or when it was written by a newer converge.
+    Raises StoreError if there is none, if one of its files is missing, was added or changed after
+    the blessing, or if a newer converge wrote it.
     """
     path = folder / GOLDEN_FILE
     if not path.is_file():
@@ -167,7 +167,7 @@ def read_golden(folder: Path) -> StoredGolden:
     learnt = find_calibration(read_calibrations(folder / CALIBRATION_FILE), found.identity)
     spec = read_spec(folder)
     if learnt is None or spec is None:
-        raise StoreError(f"{folder} holds no whole golden; bless the control again")
+        raise StoreError(f"{folder}: the golden is incomplete; bless the control again")
     return StoredGolden(
         golden=Golden(
             name=found.name,
@@ -204,7 +204,7 @@ def _reference(folder: Path) -> tuple[Path, str] | None:
 
 
 def _added(folder: Path, known: Collection[str]) -> list[str]:
-    """Files that were not blessed, and that a reader of runs might take for evidence."""
+    """Files that were not blessed but that a reader might take for evidence."""
     found = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
     ours = (name for name in found if name.parts[0] not in (GOLDEN_FILE, PREVIOUS))
     return [
@@ -233,25 +233,25 @@ def write_golden(
     change: Change | None = None,
     reference: RunRecord | None = None,
 ) -> None:
-    """Store a finished control as golden, all at once; one that is there goes to ``previous``.
+    """Store a finished control as golden, atomically; an existing one moves to ``previous``.
 
     Args:
-        folder: of the golden; its last part is its name.
-        record: of the control's run.
+        folder: the golden's folder, named after it.
+        record: the record of the control's run.
         learnt: what its repeats taught, with the facts of the control.
-        toolchain: that it ran in.
-        blessing: who blesses it.
-        change: against the golden that is there; None when there is none.
-        reference: record of the control's run in float32, where it computes in less.
+        toolchain: in which it ran.
+        blessing: who blesses it, and why.
+        change: the difference to the existing golden; None if there is none.
+        reference: the record of the control in float32, if its precision is lower.
 
     Raises:
-        StoreError: the run left no evidence in one piece, or the folder cannot be written.
+        StoreError: the run was interrupted and resumed, or the folder cannot be written.
     """
     before = read_golden(folder) if change is not None else None
     for each in (record, *([reference] if reference else [])):
         if not (each.folder / METRICS).is_file():
             raise StoreError(
-                f"{each.folder}: its evidence is not in one piece (it was interrupted and "
+                f"{each.folder}: its evidence has several passes (it was interrupted and "
                 "resumed); run the control again with --fresh"
             )
     try:
@@ -274,7 +274,7 @@ def write_golden(
             try:
                 new.rename(folder)
             except OSError:
-                if before is not None:  # or it would go with the scratch folder
+                if before is not None:  # else it would be removed with the scratch folder
                     old.rename(folder)
                 raise
     except OSError as error:
@@ -282,7 +282,7 @@ def write_golden(
 
 
 def _copy_evidence(record: RunRecord, new: Path) -> None:
-    """The files of a run folder that later runs are judged by, without paths of this machine."""
+    """Copy the files of a run folder that are evidence, without paths of this machine."""
     new.mkdir()
     for name in _COPIED:
         shutil.copyfile(record.folder / name, new / name)
@@ -294,13 +294,13 @@ def _copy_evidence(record: RunRecord, new: Path) -> None:
     data = job.get("data")
     job |= {"run_folder": "", "seed_checkpoint": None, "data": data and {**data, "folder": ""}}
     write_json(new / JOB, job)
-    told = read_json(record.folder / RECORD)
+    known = read_json(record.folder / RECORD)
     kept = ("name", "identity", "status", "wall_s", "error", "started", "versions")
-    write_json(new / RECORD, {**{key: told.get(key) for key in kept}, "folder": "", "argv": []})
+    write_json(new / RECORD, {**{key: known.get(key) for key in kept}, "folder": "", "argv": []})
 
 
 def _keep(before: StoredGolden, folder: Path, new: Path, change: Change) -> Replaced:
-    """Copy the golden that is there, and those before it, into the new one's folder."""
+    """Copy the existing golden and its predecessors into the new one's folder."""
     kept = new / PREVIOUS
     if (folder / PREVIOUS).is_dir():
         shutil.copytree(folder / PREVIOUS, kept)
@@ -349,45 +349,47 @@ def _document(
         },
         replaces=replaces,
     )
-    told = document.model_dump(mode="json")
-    return {**told, "digest": _seal(told)}
+    content = document.model_dump(mode="json")
+    return {**content, "digest": _seal(content)}
 
 
 def _seal(document: Mapping[str, Any]) -> str:
-    """Hex SHA-256 of all that a document says: its facts and precision decide what it may judge."""
-    told = {key: value for key, value in document.items() if key not in ("schema", "digest")}
-    return hashlib.sha256(json.dumps(spell_not_finite(told), sort_keys=True).encode()).hexdigest()
+    """Hex SHA-256 of a document's content: its facts and precision decide what it may judge."""
+    content = {key: value for key, value in document.items() if key not in ("schema", "digest")}
+    return hashlib.sha256(
+        json.dumps(spell_not_finite(content), sort_keys=True).encode()
+    ).hexdigest()
 
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# ------------------------------------------------------------------ where they lie
+# ------------------------------------------------------------------ locations
 
 
 def default_folder(experiment: Path) -> Path:
-    """The folder that holds goldens of an experiment: beside ``experiments/``, else beside it."""
+    """The folder for goldens of an experiment: next to ``experiments/``, else next to the file."""
     beside = experiment.absolute().parent
     return (beside.parent if beside.name == EXPERIMENTS else beside) / GOLDENS
 
 
 def find_goldens(folder: Path) -> tuple[Path, ...]:
-    """Every golden in a folder of goldens, by name."""
+    """All goldens in a folder, by name."""
     return tuple(sorted(path.parent for path in folder.glob(f"*/{GOLDEN_FILE}")))
 
 
 def not_there(folder: Path) -> str:
-    """That there is no golden of this folder, and which are beside it."""
+    """A message that a golden does not exist, and which others do."""
     beside = ", ".join(each.name for each in find_goldens(folder.parent)) or "none"
     return f"there is no golden {folder} (there: {beside})"
 
 
-# --------------------------------------------------------------- is it still the control
+# --------------------------------------------------------------- matching a control
 
 
 FREE = ("versions", "rank_code", "software", "spmd_backend")
-"""Facts that a golden may always differ in. Which SPMD backend is the default follows the torch."""
+"""Facts in which a golden may always differ. The default SPMD backend depends on torch."""
 _DTYPE = re.compile(r"^train_config\.training\.(dtype|mixed_precision_\w+)\b")
 _PRECISE = ("bf16", "float8", "float8_rowwise", "float8_tp")
 """Techniques that choose a data type."""
@@ -397,11 +399,11 @@ class Misfits(NamedTuple):
     """Clauses on what differs."""
 
     refused: tuple[str, ...]
-    """What makes it another training, or is not named in ``baseline_across``."""
+    """Differences that change the training, or that ``baseline_across`` does not allow."""
     named: tuple[str, ...]
-    """What is, and so may differ."""
+    """Differences that ``baseline_across`` allows."""
     across: frozenset[Across]
-    """Which words of ``baseline_across`` would excuse all that is refused; empty: none would."""
+    """The words of ``baseline_across`` that would allow all refused differences; empty: none."""
 
 
 def misfits(
@@ -432,7 +434,7 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[_D
 
 
 def _kind(key: str, before: Any, after: Any) -> Across | None:
-    """Which word of ``baseline_across`` is about a fact."""
+    """The word of ``baseline_across`` for a fact."""
     if key == "hardware":
         return Across.HARDWARE
     if _DTYPE.match(key):
@@ -443,14 +445,14 @@ def _kind(key: str, before: Any, after: Any) -> Across | None:
 
 
 def _meaning(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the training, by dotted key; ``set`` and train config say one thing."""
+    """The settings that decide the training, by dotted key; ``set`` and train config combined."""
     config = facts["train_config"]
     settings = {**dict(_flat(config["settings"])), **facts["overrides"]}
-    told = {f"train_config.{key}": value for key, value in sorted(settings.items())}
+    written = {f"train_config.{key}": value for key, value in sorted(settings.items())}
     shape = {f"model.{key}": value for key, value in config["model"].items()}
     skipped = {*FREE, "train_config", "overrides"}
     rest = {key: value for key, value in facts.items() if key not in skipped}
-    return {"module": config["module"], "config": config["config"], **shape, **told, **rest}
+    return {"module": config["module"], "config": config["config"], **shape, **written, **rest}
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

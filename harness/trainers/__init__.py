@@ -1,16 +1,16 @@
-"""Trainers: what each does with a job, behind one interface (``base.py``), found by its kind.
+"""Trainers, behind one interface (``base.py``), found by ``[trainer] kind``.
 
 ::
 
-    base.py          Trainer: what the harness asks of one, and how most of it is done by default
+    base.py          Trainer: the interface, with default implementations
     registry.py      kind to Trainer; ``register`` adds one; ``[trainer]`` by its kind
-    table.py         what ``[trainer]`` holds whatever trains, and what it means
-    jobs.py          a job, or a toolchain, asked of its trainer
-    environment.py   what is pinned in the environment of every job
+    table.py         keys of ``[trainer]`` that all trainers share
+    jobs.py          functions of a job or a toolchain that call its trainer
+    environment.py   variables that are pinned in every job's environment
     calls.py         the torchrun calls of a run
     failure.py       why a run under torchrun failed
-    torchtitan/      torchtitan, by rank code of ours
-    command/         any program, by an argv template
+    torchtitan/      torchtitan, with converge's rank code
+    command/         any program, called by an argv template
 """
 
 from converge_harness.trainers.base import (

@@ -1,4 +1,4 @@
-"""What every trainer is to the rest of the harness, and how most of it is done by default.
+"""The interface of a trainer, with defaults for most methods.
 
 A trainer is a package that registers a ``Trainer`` (``converge_harness.trainers.registry``). Nobody
 asks which one a set has: what can differ is a capability (``converge_harness.model.Capabilities``),
@@ -45,21 +45,21 @@ from converge_harness.trainers.failure import AGENT_LOG, launcher_tail
 from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "converge_harness.rank"
-"""What torchrun starts as every rank of ours."""
+"""The module that torchrun starts in every rank of our own rank code."""
 
 
 class Source(NamedTuple):
-    """A file whose bytes count to the identity of a set."""
+    """A file whose content is part of a set's identity."""
 
     path: Path
     folder: Path
-    """From where the program is started, so that it may import what lies there."""
+    """Working directory of the program, from which it may import."""
     key: str
-    """Of ``[trainer]``, for messages."""
+    """Key of ``[trainer]``, for messages."""
 
 
 class Untold(NamedTuple):
-    """What a set names otherwise than its control and its trainer is not told."""
+    """A difference between a set and its control that does not reach the trainer."""
 
     key: str
     message: str
@@ -67,57 +67,57 @@ class Untold(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """The curve that a run leaves which is not probed."""
+    """The curve of a run without the probe."""
 
     path: Path
     columns: Mapping[str, str]
-    """Signal, or ``step``, to its name in the file; others are found by their known names."""
+    """By signal or ``step``, its name in the file; others are found by their usual names."""
 
 
 class Limitation(NamedTuple):
-    """What a release of a trainer refuses, or silently makes another run of."""
+    """Something that a release of a trainer refuses, or silently does differently."""
 
     says: str
     source: str
-    """File and function of the release that it was read in."""
+    """File and function of the release where this was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Where releases of a trainer differ; by default as if it had nothing of the kind."""
+    """Differences between releases of a trainer; by default it has none of these features."""
 
     spmd_backends: bool = False
-    """Sets choose how it keeps track of what is sharded."""
+    """Sets can choose how it tracks sharding."""
     cp_rotations: bool = True
-    """Sets choose how context parallelism passes keys and values on."""
+    """Sets can choose how context parallelism exchanges keys and values."""
     sequence_block: int = 1
-    """Context parallelism splits a sequence by blocks of so many tokens."""
+    """Context parallelism splits a sequence in blocks of this many tokens."""
     cuda_graphs: bool = False
-    """It captures CUDA graphs unless it is told not to, but not with pipelines or experts."""
+    """It captures CUDA graphs by default, but not with pipelines or experts."""
     fuses_in_twos: bool = False
-    """Async TP fuses only where pipelines have microbatches of two samples or more."""
+    """In pipelines async TP fuses only with microbatches of two or more samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How one call of a job is started; by default as a user would type it."""
+    """Options of one call of a job; the defaults give what a user would type."""
 
     rank_module: str = RANK_MODULE
     call: Call | None = None
-    """None: the first."""
+    """None: the first call."""
     meeting: Rendezvous | None = None
     devices: tuple[int, ...] | None = ()
-    """Ids of its GPUs; None where a scheduler hands them out."""
+    """Ids of its GPUs; None if a scheduler assigns them."""
     data: Path | None = None
     """The folder of its corpus."""
     logs: Path | None = None
-    """The folder for what ranks print; None: the run folder's ``logs``."""
+    """The folder for the ranks' output; None: the run folder's ``logs``."""
     python: Path | None = None
-    """Stands in for the toolchain's (warm start)."""
+    """Python to use instead of the toolchain's (warm start)."""
 
 
 class Trainer(ABC):
-    """One trainer. Its methods are pure but for those that say what they read."""
+    """One trainer. Its methods are pure, except those whose docstring says what they read."""
 
     kind: ClassVar[str]
     """``[trainer] kind``."""
@@ -125,46 +125,45 @@ class Trainer(ABC):
     """Its ranks are ``rank``: they end with the harness, and print their stacks for
     SIGUSR1; what of their evidence cannot be read is our mistake, and no program's."""
     stack_signal: ClassVar[Signals] = SIGABRT
-    """Makes a rank that hangs say where it stands."""
+    """Signal that makes a hanging rank print its stack."""
 
     # ------------------------------------------------------- an experiment file
 
     table: ClassVar[type[TrainerTable]] = TrainerTable
-    """What ``[trainer]`` of its kind may hold."""
+    """The ``[trainer]`` table of its kind."""
     own_words: ClassVar[Mapping[str, str]] = {}
-    """Keys of its train configs that an experiment file has words of its own for, and these: a
-    ``set`` of one would contradict what the plan computes from that word."""
+    """Train config keys for which an experiment file has its own key, and that key. Setting one of
+    them with ``set`` would contradict what the plan computes from that key.
+    """
 
     @abstractmethod
     def of_file(
         self, table: Any, where: Where, folders: Sequence[Path], problems: list[Problem]
     ) -> TrainerOfFile:
-        """What ``[trainer]`` means for all sets of a file. Looks for the files that it names.
+        """Interpret ``[trainer]`` for all sets of a file. Looks for the files that it names.
 
         Args:
-            table: as written, an instance of ``self.table``.
-            where: from a key of ``[trainer]`` to its place, for messages.
-            folders: where relative paths are looked up; the first match wins. The first has the
-                experiment file.
-            problems: where what is wrong is added.
+            table: as written, an instance of ``self.table``. where: maps a key of ``[trainer]`` to
+            its place, for messages. folders: where relative paths are resolved; the first match
+            wins. The first one has the experiment file. problems: list to which problems are added.
         """
 
     def file_problems(
         self, trainer: TrainerSpec, data: Mapping[str, object], where: Where
     ) -> Iterable[Problem]:
-        """What else a file says that has no meaning for the trainer; ``data`` is the file."""
+        """Other settings of a file that have no effect with this trainer; ``data`` is the file."""
         return ()
 
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
         """A train config from a file, or from the experiment file itself.
 
         Args:
-            tables: as TOML gave them.
-            path: what it is called in messages.
-            place: what comes before a dotted key in messages.
+            tables: as parsed.
+            path: its name in messages.
+            place: prefix of dotted keys in messages.
 
         Raises:
-            ConfigError: it cannot be understood.
+            ConfigError: it is invalid.
         """
         return plain_train_config(tables, path, place)
 
@@ -174,12 +173,12 @@ class Trainer(ABC):
         """Read a train config.
 
         Args:
-            written: the path as the experiment file writes it.
-            folders: where a relative path is looked up, first match wins.
-            asked_at: file and dotted key that names it, for the message when it is not there.
+            written: the path as written in the experiment file.
+            folders: where a relative path is resolved; the first match wins.
+            asked_at: file and dotted key that names it, for the message if it does not exist.
 
         Raises:
-            ConfigError: it does not exist, is no TOML, or its ``[converge]`` table is wrong.
+            ConfigError: it does not exist, is not TOML, or its ``[converge]`` table is wrong.
         """
         path = find_file(written, folders)
         if path is None:
@@ -190,92 +189,90 @@ class Trainer(ABC):
         return self.train_config(read_toml(path), written, f"{path}:")
 
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
-        """Settings (dotted keys) that no set may choose, whatever it is."""
+        """Problems with settings (dotted keys) that no set may have."""
         return ()
 
     def set_problems(
         self, table: Any, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
     ) -> Iterable[Problem]:
-        """What is wrong with a set besides what its capabilities rule out.
+        """Problems of a set that are not about capabilities.
 
         Args:
             table: ``[trainer]``.
             spec: the set.
             own: its own ``set``, dotted.
-            where: from a key of the set to its place.
-            whole: from a key of ``[trainer]`` to its place.
+            where: maps a key of the set to its place.
+            whole: maps a key of ``[trainer]`` to its place.
         """
         return ()
 
     def pass_problems(
         self, spec: SetSpec, own: Mapping[str, Any], where: Where, whole: Where
     ) -> Iterable[Problem]:
-        """The same of a set in several passes, which checkpoints join; ``own`` as written."""
+        """The same for a set in several passes, joined by checkpoints; ``own`` as written."""
         return ()
 
     def completed(self, spec: SetSpec) -> SetSpec:
-        """A set with what only its own settings tell, as files that they name."""
+        """A set completed from its own settings, for example with files that they name."""
         return spec
 
     def unmakeable(
         self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
     ) -> tuple[str, str]:
-        """Why a repeat that a file asks for cannot be made, and a hint; both empty when it can."""
+        """Why a repeat in a file is not possible, and a hint; both empty if it is."""
         if repeat.kind is RepeatKind.PERMUTE:
-            why = (
-                f"cannot be made of a {self.kind} trainer: its program deals out the samples of a "
-            )
+            why = f"is not possible with a {self.kind} trainer: its program distributes the "
             hint = "use rerun and ulp repeats" if trainer.can.probed else "use rerun"
-            return f"{why}batch", hint
+            return f"{why}samples of a batch", hint
         if repeat.kind is RepeatKind.ULP and not trainer.can.probed:
-            return "cannot be made: only the probe moves initial weights", "use rerun"
+            return "is not possible: only the probe can move initial weights", "use rerun"
         return "", ""
 
     def takes_seed(self, trainer: TrainerSpec) -> bool:
-        """Whether a run is told its seed: else all seeds would be one run."""
+        """Whether a run gets its seed; otherwise all seeds would give the same run."""
         return True
 
     # ------------------------------------------------------------------ a plan
 
     @abstractmethod
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
-        """What of its own settings can change a number, as JSON values, by keys of its own."""
+        """Its own settings that can change a number, as JSON values by its own keys."""
 
     def describe(self, spec: SetSpec) -> str:
-        """What trains a set, in words; empty where nobody needs to be told."""
+        """A description of what trains a set; empty if that goes without saying."""
         return spec.trainer.kind
 
     def sources(self, spec: SetSpec) -> Iterable[Source]:
-        """Files whose bytes count to the identity of a set, digested into ``Surroundings``."""
+        """Files whose content is part of a set's identity; ``Surroundings`` has their digests."""
         return ()
 
     def untold(self, job: Job, control: Job) -> Iterable[Untold]:
-        """What a job names otherwise than its control and what does not reach its program."""
+        """Differences between a job and its control that do not reach its program."""
         return ()
 
     def features(self, toolchain: Toolchain) -> Features:
-        """What the release in a toolchain has."""
+        """The features of the release in a toolchain."""
         return Features()
 
     def limitations(self, spec: SetSpec, toolchain: Toolchain) -> Iterable[Limitation]:
-        """What keeps a set from running as named although no rule says so."""
+        """Limitations that prevent a set from running as specified, beyond the rules."""
         return ()
 
     def warnings(self, toolchain: Toolchain, words: set[str]) -> Iterable[str]:
-        """Known bugs and limits of a release that sets with these words (``pp``, ``ddp``) meet."""
+        """Known bugs and limits of a release for sets with these words (``pp``, ``ddp``)."""
         return ()
 
     # -------------------------------------------------------------- toolchains
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
-        """Where sets train, with the versions of what matters there. Reads metadata of packages.
+        """Find a toolchain, with the versions of relevant packages. Reads packages' metadata.
 
-        Raises ToolchainError: it is not there, or lacks what the trainer needs.
+        Raises ToolchainError if it does not exist, or lacks what the trainer needs.
         """
         return find_environment(name, root, self.kind)
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
-        """The same as it will be once built, for plans that launch nothing."""
+        """The toolchain as it will be once built, for plans that launch nothing."""
         return assume_environment(name, root, self.kind)
 
     # ------------------------------------------------------------------- a run
@@ -290,15 +287,17 @@ class Trainer(ABC):
         device: str,
     ) -> dict[str, Any]:
         """The content of ``job.json`` (``docs/architecture.md``), without its schema version."""
-        told = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
-        return {**told, "trainer": self.kind}
+        common = job_document(
+            job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+        )
+        return {**common, "trainer": self.kind}
 
     @abstractmethod
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         """A call of a job, as a user would type it."""
 
     def agent_argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
-        """What the harness itself starts for one agent of a call."""
+        """The command that converge itself starts for one agent of a call."""
         return self.argv(job, folder, start)
 
     def node_arguments(
@@ -306,21 +305,21 @@ class Trainer(ABC):
     ) -> tuple[str, ...]:
         """Arguments of ``converge_harness.rank.start.node`` on one node of a scheduler's job.
 
-        Raises ValueError for a trainer that no scheduler runs.
+        Raises ValueError for a trainer that cannot run under a scheduler.
         """
-        raise ValueError(f"{self.kind} is run by no scheduler")
+        raise ValueError(f"{self.kind} cannot run under a scheduler")
 
     def printable(
         self, job: Job, folder: Path, ranks_per_node: int | None, data: Path | None
     ) -> str:
-        """The call as one line for a shell; on several nodes to be given on every one.
+        """The call as one shell line; on several nodes, for every node.
 
-        Raises ValueError when the ranks do not fill nodes of that size.
+        Raises ValueError if the ranks do not fill nodes of that size.
         """
         return shlex.join(self.argv(job, folder, Start(data=data)))
 
     def is_offline(self, job: Job) -> bool:
-        """Whether a job needs nothing from the network, and is kept from it."""
+        """Whether a job needs no network, so that its libraries are kept offline."""
         return False
 
     def environment(
@@ -332,84 +331,84 @@ class Trainer(ABC):
         meeting: Rendezvous | None,
         data: Path | None,
     ) -> dict[str, str]:
-        """The environment of a job's processes: what is pinned for all, and what is its own."""
+        """The environment of a job's processes: pinned variables and its own."""
         return dict(pinned)
 
     def needs_port(self, job: Job) -> bool:
-        """Whether somebody has to choose a free port for the job's ranks."""
+        """Whether converge has to choose a free port for the job's ranks."""
         return False
 
     def prepare(self, job: Job, folder: Path) -> None:  # noqa: B027 - most need nothing
         """Make what a job needs in its run folder; raises OSError."""
 
     def work_folder(self, job: Job, folder: Path) -> Path:
-        """Where a job's processes are started, instead of ``folder``."""
+        """The working directory of a job's processes."""
         return folder
 
     def curve(self, job: Job, folder: Path) -> Path | None:
-        """Where a job that is not probed leaves its curve, by whose growth it is seen to go on."""
+        """The curve file of a job without the probe; while it grows, the job is alive."""
         return None
 
     def is_complete(self, job: Job, folder: Path) -> bool:
-        """Whether a job that ended well left what it was run for. Looks into the run folder."""
+        """Whether a job that ended without error left complete results. Reads the run folder."""
         return is_complete(job, folder)
 
     def launcher_log(self, job: Job) -> str:
-        """What the log is called that a job's launcher prints to."""
+        """File name of the log of a job's launcher."""
         return AGENT_LOG
 
     def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
-        """Why a call failed: the words of the rank that failed first. Reads logs.
+        """Why a call failed: the error of the rank that failed first. Reads logs.
 
-        ``logs`` are the folders of all agents of the call, ``failed`` those of agents that were
-        there at its end, ``returncode`` is that of the call.
+        ``logs`` are the log folders of all agents of the call, ``failed`` those of agents that
+        still existed at its end; ``returncode`` is the call's.
         """
         text = launcher_tail(logs[0])
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
         return RankError(None, f"ended with exit code {returncode}: {last.strip()}", text)
 
     def incomplete(self, job: Job, folder: Path, last: int | None) -> str:
-        """What is missing of a run whose ranks all ended well; ``last`` is its last step."""
-        return "every rank ended well, but training is not complete"
+        """What is missing from a run whose ranks all ended with 0; ``last`` is its last step."""
+        return "every rank ended with exit code 0, but training is not complete"
 
     def waits_for(self, job: Job) -> str:
-        """What a rank that ends no step may wait for, as the end of a sentence; empty: unknown."""
+        """What a rank that finishes no step may be waiting for, as the end of a sentence."""
         return ""
 
     # ---------------------------------------------------------------- evidence
 
     def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
-        """The trainer as ``job.json`` tells it.
+        """The trainer according to ``job.json``.
 
-        Raises KeyError, TypeError or ValueError where it does not.
+        Raises KeyError, TypeError or ValueError if the document does not have it.
         """
         return TrainerSpec(self.kind)
 
     def curve_of(self, folder: Path, job: Mapping[str, Any]) -> Curve | None:
-        """Where a run that is not probed has left its curve; None: its evidence is the probe's.
+        """The curve of a run without the probe; None: its evidence is the probe's.
 
-        Raises EvidenceError where ``job.json`` does not say it.
+        Raises EvidenceError if ``job.json`` does not name it.
         """
         return None
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
-        """Those that the job names and those that were in force, as far as either says so."""
+        """The data types that the job names and those that were in force, as far as known."""
         return {str(ran.get("mixed_precision_param"))}
 
 
 def job_document(
     job: Job, folder: Path, *, data: Path | None, seed_checkpoint: Path | None, device: str
 ) -> JobDocument:
-    """What ``job.json`` (``docs/architecture.md``) says of any job.
+    """The keys of ``job.json`` (``docs/architecture.md``) that all jobs have.
 
-    ``data`` is the folder of the job's corpus, named after its digest.
+    ``data`` is the folder of the job's corpus, which is named after its digest.
     """
     spec = job.spec
     config = spec.train_config
     in_passes = comes_in_passes(job)
     overrides = dict(spec.overrides)
     if in_passes:
-        # Each segment accumulates up to it: it must not follow from a segment's own degrees.
+        # Each segment accumulates to this value, so it must not depend on a segment's degrees.
         overrides[GLOBAL_BATCH] = job.global_batch_size
     recovery = spec.recovery if in_passes else None
     return {
@@ -452,12 +451,12 @@ def job_document(
 
 
 def _plain(value: Segment | Fault | Recovery) -> Any:
-    """A dataclass of ours in the words of JSON, whose keys are those of its fields."""
+    """A dataclass as JSON values, by field name."""
     return json.loads(json.dumps(asdict(value)))
 
 
 def is_complete(job: Job, folder: Path) -> bool:
-    """Whether a job that ended well left what it was run for."""
+    """Whether a job that ended without error left complete results."""
     if job.role is Role.SEED:
         return has_metadata(seed_checkpoint_of(folder))
     if comes_in_passes(job):

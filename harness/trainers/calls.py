@@ -1,4 +1,4 @@
-"""The torchrun calls of a run: which part of it, and where the agents of the nodes meet."""
+"""The torchrun calls of a run: which part of it they are, and their rendezvous."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LAST_CALL_S = 5
 """Agents wait so long for further nodes once there are enough. Those that start together come
 together (``converge_harness.rank.start.agent``), so only a survivor of a loss waits in vain."""
 _KEEP_ALIVE_S, _KEEP_ALIVES = 2, 5
-"""A node that sends no sign of life for their product is taken for lost."""
+"""A node without a keep-alive for the product of both counts as lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One torchrun call of a run. Most runs have one, as by default."""
+    """One torchrun call of a run. The defaults are for runs with only one."""
 
     number: int = 1
     """From 1, in the order of the starts."""
@@ -24,32 +24,33 @@ class Call:
     max_restarts: int = 0
     """How often torchrun may restart its ranks in place."""
     nodes: int = 1
-    """Agents that it starts with."""
+    """Number of agents at the start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the agents of a call meet. By default: one agent, by a temporary file of torchrun's.
+    """The rendezvous of a call's agents; by default one agent and torchrun's own file.
 
-    On one machine agents meet in a file: torch unpickles what it finds there, and a port could be
+    On one machine the rendezvous is a file: torch unpickles what it receives, and a port could be
     reached by every user of the machine, and from the network.
     """
 
     fewest: int = 1
     most: int = 1
-    """Nodes; the job's world size is that of the most."""
+    """Least and largest number of nodes; the job's world size is for the largest."""
     endpoint: str = ""
-    """On this machine the path of the file, in a folder that nobody else can enter; empty: one
-    that torchrun makes for itself. On several machines ``HOST:PORT``."""
+    """On one machine the path of the file, in a private folder; empty: torchrun makes its own. On
+    several machines ``HOST:PORT``.
+    """
     name: str = ""
-    """torchrun's id of the rendezvous; empty: from the job's identity."""
+    """torchrun's rendezvous id; empty: derived from the job's identity."""
     here: bool = True
-    """Whether all nodes are this machine."""
+    """Whether all nodes are on this machine."""
     port: int | None = None
-    """A free one, for ranks whose launcher chooses none."""
+    """A free port, for ranks whose launcher does not choose one."""
 
     def arguments(self) -> tuple[str, ...]:
-        """What torchrun is given for it."""
+        """Arguments of torchrun for the rendezvous."""
         nodes = str(self.most) if self.fewest == self.most else f"{self.fewest}:{self.most}"
         return (
             f"--nnodes={nodes}",
@@ -70,18 +71,18 @@ class Rendezvous:
 
 
 def comes_in_passes(job: Job) -> bool:
-    """Whether a job's ranks live several times, joined by checkpoints."""
+    """Whether a job has several passes, joined by checkpoints."""
     return job.spec.resumes and job.role is not Role.SEED
 
 
 def most_nodes(job: Job) -> int:
-    """Nodes that a job's ranks live on at most."""
+    """Largest number of nodes of a job."""
     recovery = job.spec.recovery if comes_in_passes(job) else None
     return recovery.nodes[1] if recovery else 1
 
 
 def first_call(job: Job) -> Call:
-    """The call that a job's run begins with, and for most jobs its only one."""
+    """The first call of a job's run, for most jobs the only one."""
     if not comes_in_passes(job):
         return Call()
     recovery = job.spec.recovery
@@ -92,5 +93,5 @@ def first_call(job: Job) -> Call:
 
 
 def part_of(job: Job, call: Call) -> Job:
-    """The job as it is in one of its calls: with the degrees of the call's segment."""
+    """The job in one of its calls, with the degrees of the call's segment."""
     return job if call.segment is None else job.in_segment(job.spec.segments[call.segment])

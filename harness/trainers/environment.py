@@ -1,4 +1,4 @@
-"""The environment of a job's processes: all that shapes numbers is pinned, whatever trains."""
+"""The environment of a job's processes: what can change numbers is pinned, for any trainer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FOREIGN = re.compile(
     r"(RANK|LOCAL_RANK|GROUP_RANK|ROLE_.*|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
     r"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|PYTHON_EXEC|CUDA_VISIBLE_DEVICES)"
 )
-"""Variables of a torchrun or a scheduler around the harness, which its jobs must not inherit."""
+"""Variables of an outer torchrun or scheduler, which jobs must not inherit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a job gets from the machine.
 
-    ``devices`` are GPU ids, empty on the CPU, None where a scheduler hands them out; ``loopback``
-    names the loopback interface, None to let gloo choose.
+    ``devices`` are GPU ids, empty on the CPU, None if a scheduler assigns them; ``loopback`` is the
+    name of the loopback interface, None to let gloo choose.
     """
 
     device: str = "cpu"
@@ -39,11 +39,11 @@ def pinned_environment(
     *,
     offline: bool = True,
 ) -> dict[str, str]:
-    """The environment of a job's processes: ``base`` with all that shapes numbers pinned.
+    """The environment of a job's processes: ``base``, with what can change numbers pinned.
 
-    ``folder`` is the run folder; it and the job are None for a process that serves several jobs.
-    An empty ``base`` gives what is pinned, and nothing else. ``offline`` keeps Hugging Face's
-    libraries from the network.
+    ``folder`` is the run folder; it and the job are None for a process that serves several jobs. An
+    empty ``base`` gives only the pinned variables. ``offline`` keeps Hugging Face's libraries off
+    the network.
     """
     pinned = {
         "OMP_NUM_THREADS": "1",
@@ -52,17 +52,18 @@ def pinned_environment(
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # With it a later run dies with "Could not resolve the process group": the cache keeps
-        # names of process groups. The FX graph cache would also hide what a run's own graph
-        # passes did (fused async-TP nodes are counted there).
+        # With the cache a later run fails with "Could not resolve the process group", because it
+        # stores names of process groups. The FX graph cache would also skip a run's own graph
+        # passes, where fused async-TP nodes are counted.
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-        # Compile in the rank: worker processes would outnumber the cores, and cannot be forked.
+        # Compile in the rank itself: worker processes would outnumber the cores, and cannot be
+        # forked.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
     if folder is not None:
-        # Of its own: Inductor writes compiled kernels in place, so a killed job would leave
-        # half a library behind for the next one to load.
+        # Not shared: Inductor writes compiled kernels in place, so a killed job could leave half a
+        # library for the next one to load.
         pinned["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute() / COMPILED)
     if offline:
         pinned |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -17,7 +17,7 @@ FAILURES_FILE = "failures.json"
 AGENT_LOG = "torchrun.log"
 """Standard output and error of torchrun's agent."""
 PROGRAM_LOG = "program.log"
-"""The same of any other launcher, and of its ranks."""
+"""The same for any other launcher and its ranks."""
 _TAIL_LINES = 40
 
 _AFTERMATH = re.compile(
@@ -25,7 +25,7 @@ _AFTERMATH = re.compile(
     r"|remote process exited|timed out waiting|DistNetworkError|DistStoreError",
     re.IGNORECASE,
 )
-"""Errors of ranks that follow the death of another rank."""
+"""Errors of ranks after another rank has died."""
 
 _INFRASTRUCTURE = re.compile(
     r"address already in use|EADDRINUSE|RendezvousConnectionError|RendezvousTimeoutError"
@@ -33,10 +33,10 @@ _INFRASTRUCTURE = re.compile(
     r"|makeDeviceForHostname|lost its server",
     re.IGNORECASE,
 )
-"""Errors of the machine that may not come a second time."""
+"""Transient errors of the machine or network."""
 
 _SCHEDULER = re.compile(r"(srun|sbatch|slurmstepd|slurmd)(\[\d+\])?: ")
-"""Starts lines of a scheduler, which say that something ended and not why."""
+"""Prefix of a scheduler's lines, which say that something ended but not why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class _Failure:
     rank: int
     exitcode: int
     written: float
-    """When the rank wrote its error, or was seen dead; seconds since 1970."""
+    """When the rank wrote its error, or was found dead; seconds since 1970."""
     message: str
     traceback: str
 
 
 def rank_error(*logs: Path, script: Path | None = None) -> RankError:
-    """The error of the rank that failed first, else the end of the best log there is.
+    """The error of the rank that failed first, else the end of the most informative log.
 
     ``logs`` are the log folders of a call's agents, ``script`` is the log of the batch script
     around them.
@@ -68,17 +68,17 @@ def rank_error(*logs: Path, script: Path | None = None) -> RankError:
 
 
 def is_infrastructure_fault(error: RankError) -> bool:
-    """Whether an error before the first step is one that may not come a second time."""
+    """Whether an error before the first step is probably transient."""
     return bool(_INFRASTRUCTURE.search(error.message) or _INFRASTRUCTURE.search(error.traceback))
 
 
 def log_tail(path: Path) -> str:
-    """The last lines of a log; empty when there is none."""
+    """The last lines of a log; empty if there is none."""
     return "\n".join(end_of(path).splitlines()[-_TAIL_LINES:])
 
 
 def end_of(path: Path) -> str:
-    """The last 64 KiB of a log; empty when there is none."""
+    """The last 64 KiB of a log; empty if there is none."""
     try:
         with path.open("rb") as stream:
             stream.seek(max(0, path.stat().st_size - 65536))
@@ -88,25 +88,25 @@ def end_of(path: Path) -> str:
 
 
 def launcher_tail(logs: Path) -> str:
-    """The last lines of that log."""
+    """The last lines of the launcher's log."""
     return log_tail(logs / AGENT_LOG) or log_tail(logs / PROGRAM_LOG)
 
 
 def rank_log(logs: Path, rank: int, read: Callable[[Path], str] = log_tail) -> str:
-    """The end of what a rank last printed: on standard error, else on standard output."""
+    """The end of a rank's latest output: of standard error, else of standard output."""
     attempts = _attempts(logs)
     files = (path / str(rank) / name for name in ("stderr.log", "stdout.log") for path in attempts)
     return next((text for path in files if (text := read(path))), "")
 
 
 def _attempts(logs: Path) -> list[Path]:
-    """The folders of torchrun's attempts, one for each start of its ranks; the newest first."""
+    """The folders of torchrun's attempts, one per start of its ranks, newest first."""
     found = logs.glob("*/attempt_*")
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt_")), reverse=True)
 
 
 def is_aftermath(message: str) -> bool:
-    """Whether an error only follows the death of another rank."""
+    """Whether an error is only a consequence of another rank's death."""
     return bool(_AFTERMATH.search(message))
 
 
@@ -114,7 +114,7 @@ def _failures(logs: Path) -> list[_Failure]:
     try:
         listed = json.loads((logs / FAILURES_FILE).read_bytes())["failures"]
     except (OSError, ValueError):
-        # The agent itself was stopped; the ranks' own files may still be there.
+        # The agent itself was stopped, but the ranks' own files may exist.
         listed = [
             {"rank": int(path.parent.name), "exitcode": 1, "error_file": str(path)}
             for newest in _attempts(logs)[:1]
@@ -126,7 +126,7 @@ def _failures(logs: Path) -> list[_Failure]:
 def _failure(entry: dict[str, Any]) -> _Failure:
     exitcode, path = entry["exitcode"], Path(entry["error_file"])
     try:
-        written = path.stat().st_mtime  # the time stamp inside has whole seconds only
+        written = path.stat().st_mtime  # the time stamp in the file has whole seconds only
         error = json.loads(path.read_bytes())["message"]
     except (OSError, ValueError, KeyError):
         message = f"killed by {_signal_name(-exitcode)}" if exitcode < 0 else ""
@@ -138,7 +138,7 @@ def _failure(entry: dict[str, Any]) -> _Failure:
 
 
 def _is_aftermath(failure: _Failure) -> bool:
-    """As other ranks end once one has failed: by torchrun's SIGTERM, or by a lost connection."""
+    """Whether a rank ended because of another: by SIGTERM from torchrun or a lost connection."""
     return failure.exitcode == -SIGTERM or is_aftermath(failure.message)
 
 
@@ -156,4 +156,4 @@ def _first_line(text: str) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     of_ranks = [line for line in lines if not _SCHEDULER.match(line)]
-    return next(reversed(of_ranks or lines), "ended without a word")
+    return next(reversed(of_ranks or lines), "ended without output")

@@ -1,4 +1,4 @@
-"""What is asked of a job's trainer, and of the trainer that a toolchain is for."""
+"""Functions of a job or toolchain that call its trainer."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def argv(
 ) -> tuple[str, ...]:
     """A call of a job, as a user would type it; None: the first.
 
-    ``devices`` are the ids of its GPUs, ``data`` is the folder of its corpus; only another program
-    than torchtitan is told them here.
+    ``devices`` are the ids of its GPUs, ``data`` is the folder of its corpus; only programs other
+    than torchtitan get them as arguments.
     """
     start = Start(rank_module, call, meeting, devices, data)
     return trainer_of(job.spec).argv(job, folder, start)
@@ -56,11 +56,11 @@ def agent_argv(
     devices: tuple[int, ...] | None = (),
     data: Path | None = None,
 ) -> tuple[str, ...]:
-    """What the harness itself starts for one agent of a call.
+    """The command that converge itself starts for one agent of a call.
 
-    Under torchrun that is an agent of ours, where the environment has this package: it leaves how
-    each rank failed. Elsewhere it is torchrun by a file of ours, which keeps to loopback too.
-    ``python`` stands in for the toolchain's (warm start only).
+    Under torchrun it is our own agent if the environment has this package; the agent records how
+    each rank failed. Otherwise it is torchrun started by a file of ours, which also keeps it on
+    loopback. ``python`` replaces the toolchain's (warm start only).
     """
     start = Start(rank_module, call, meeting, devices, data, logs, python)
     return trainer_of(job.spec).agent_argv(job, folder, start)
@@ -74,7 +74,7 @@ def node_arguments(
 
 
 def work_folder(job: Job, folder: Path) -> Path:
-    """Where a job's processes are started: its run folder, or where the user's program wants."""
+    """The working directory of a job's processes: its run folder, or the user's program's."""
     return trainer_of(job.spec).work_folder(job, folder)
 
 
@@ -87,11 +87,10 @@ def environment(
     meeting: Rendezvous | None = None,
     data: Path | None = None,
 ) -> dict[str, str]:
-    """The environment of a job's processes: ``base`` with all that shapes numbers pinned.
+    """The environment of a job's processes: ``base``, with what can change numbers pinned.
 
-    ``folder`` is the run folder; it and the job are None for a process that serves several jobs.
-    An empty ``base`` gives what is pinned, and nothing else. ``meeting`` and ``data`` as for
-    ``argv``.
+    ``folder`` is the run folder; it and the job are None for a process that serves several jobs. An
+    empty ``base`` gives only the pinned variables. ``meeting`` and ``data`` as for ``argv``.
     """
     if job is None:
         return pinned_environment(base, resources, folder)
@@ -105,46 +104,46 @@ def environment(
 def printable_command(
     job: Job, folder: Path, ranks_per_node: int | None = None, data: Path | None = None
 ) -> str:
-    """The call as one line for a shell; of torchtitan to be given on every node.
+    """The call as one shell line; for torchtitan, to be run on every node.
 
-    Of a run in several segments, their calls one after another.
+    For a run in several segments, their calls one after another.
     Raises ValueError when the ranks do not fill nodes of that size.
 
-    It needs the run folder's ``job.json``, so it repeats a run that was started once. The
-    environment that goes with it stands in ``record.json``.
+    It needs the run folder's ``job.json``, so it repeats a run that was started before. Its
+    environment is in ``record.json``.
     """
     return trainer_of(job.spec).printable(job, folder, ranks_per_node, data)
 
 
 def needs_port(job: Job) -> bool:
-    """Whether somebody has to choose a free port for the job's ranks."""
+    """Whether converge has to choose a free port for the job's ranks."""
     return trainer_of(job.spec).needs_port(job)
 
 
 def curves_of(job: Job, folder: Path) -> Path | None:
-    """Where a program that is not probed leaves its curve; None for a probed one."""
+    """The curve file of a program without the probe; None for a probed one."""
     return trainer_of(job.spec).curve(job, folder)
 
 
 def is_complete(job: Job, folder: Path) -> bool:
-    """Whether a job that ended well left what it was run for."""
+    """Whether a job that ended without error left complete results."""
     return trainer_of(job.spec).is_complete(job, folder)
 
 
 def features_of(job: Job) -> Features:
-    """What the release that trains a job has."""
+    """The features of the release that trains a job."""
     return trainer_of(job.spec).features(job.toolchain)
 
 
 def find_toolchain(
     name: str, root: Path | None = None, trainer: TrainerSpec | None = None
 ) -> Toolchain:
-    """A toolchain by name, with the versions of what matters in it.
+    """A toolchain by name, with the versions of relevant packages.
 
-    ``trainer`` is what trains in it; None: the default one.
+    ``trainer`` is the one that uses it; None: the default one.
 
     Raises:
-        ToolchainError: it is not there, does not start, or lacks what the trainer needs.
+        ToolchainError: it does not exist, does not start, or lacks what the trainer needs.
     """
     trainer = trainer or TORCHTITAN
     return trainer_of_kind(trainer.kind).find_toolchain(name, root, trainer)

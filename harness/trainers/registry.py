@@ -1,4 +1,4 @@
-"""Finds a trainer by its kind; its package is loaded when it is asked for."""
+"""Finds a trainer by its kind; its package is imported on first use."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _MODULES = {
     "torchtitan": "converge_harness.trainers.torchtitan",
     "command": "converge_harness.trainers.command",
 }
-"""Kind to the module that has its ``TRAINER``."""
+"""By kind, the module with its ``TRAINER``."""
 
 
 def register(kind: str, module: str) -> None:
-    """Have ``[trainer] kind`` stand for the ``TRAINER`` of a module.
+    """Register a module's ``TRAINER`` for a ``[trainer] kind``.
 
-    Raises ValueError where it stands for another already.
+    Raises ValueError if the kind is already registered for another module.
     """
     if _MODULES.setdefault(kind, module) != module:
         raise ValueError(f"trainer {kind!r} is already {_MODULES[kind]}")
 
 
 def kinds() -> tuple[str, ...]:
-    """All that ``[trainer] kind`` can be, in the order in which they were registered."""
+    """All values of ``[trainer] kind``, in the order of registration."""
     return tuple(_MODULES)
 
 
 @cache
 def trainer_of_kind(kind: str) -> Trainer:
-    """The trainer; raises KeyError for a kind that nobody has registered."""
+    """The trainer; raises KeyError for an unknown kind."""
     found: Trainer = importlib.import_module(_MODULES[kind]).TRAINER
     return found
 
@@ -52,7 +52,7 @@ def trainer_of(spec: SetSpec) -> Trainer:
 def trainer_of_document(job: Mapping[str, Any]) -> Trainer:
     """The trainer of a ``job.json``; those of torchtitan and of commands do not name it.
 
-    Raises KeyError for one that nobody has registered.
+    Raises KeyError for an unknown kind.
     """
     unnamed = DEFAULT_TRAINER if job.get("command") is None else "command"
     return trainer_of_kind(job.get("trainer", unnamed))
@@ -74,9 +74,10 @@ class _KindOnly(Table):
 
 
 def read_trainer(table: dict[str, Any], where: Where, problems: list[Problem]) -> TrainerTable:
-    """``[trainer]`` as the table of its kind, or what of it is right.
+    """``[trainer]`` as the table of its kind, or its valid part.
 
-    So the sets can be looked at all the same; what is wrong is added to ``problems``.
+    So the sets can be checked even if ``[trainer]`` is wrong; its problems are added to
+    ``problems``.
     """
     only = validate(_KindOnly, table, where, problems)
     if only is None:
@@ -100,13 +101,13 @@ def read_trainer(table: dict[str, Any], where: Where, problems: list[Problem]) -
 
 
 def keys_of(kind: str) -> frozenset[str]:
-    """All keys that ``[trainer]`` of a kind may hold."""
+    """All keys of ``[trainer]`` of a kind."""
     fields = trainer_of_kind(kind).table.model_fields
     return frozenset(field.alias or name for name, field in fields.items())
 
 
 def _owner(key: str, kind: str) -> str | None:
-    """The first kind that has a key, if the kind itself has it not."""
+    """The first kind that has a key, if the given kind does not."""
     if key in keys_of(kind):
         return None
     return next((other for other in kinds() if key in keys_of(other)), None)

@@ -1,7 +1,7 @@
-"""``[trainer]`` of an experiment file: what it holds whatever trains, and what it then means.
+"""``[trainer]`` of an experiment file: the keys that all trainers share, and their meaning.
 
-Each trainer has a table of its own, below ``TrainerTable``, or ``InlineTable`` where the train
-config may stand in the experiment file itself.
+Each trainer has its own table, a subclass of ``TrainerTable``, or of ``InlineTable`` if the train
+config may be in the experiment file itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from converge_harness.toml import FilePath, Seconds, Table, ToolchainName, valid
 
 
 class TrainerTable(Table):
-    """What ``[trainer]`` holds whatever trains."""
+    """Keys of ``[trainer]`` for all trainers."""
 
     kind: str = DEFAULT_TRAINER
     train_config: FilePath | None = None
@@ -31,24 +31,24 @@ class TrainerTable(Table):
 
 
 class InlineTable(TrainerTable):
-    """That of a trainer whose train config may be a table ``[trainer.config]``."""
+    """For trainers whose train config may be a table ``[trainer.config]``."""
 
     config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerOfFile:
-    """What ``[trainer]`` means for all sets of a file."""
+    """``[trainer]``, for all sets of a file."""
 
     trainer: TrainerSpec
     toolchain: str
-    """Of sets that name none, and whose control names none."""
+    """Train config of sets that name none, and whose control names none."""
     spmd_backend: str | None = None
     """The same."""
     seed_checkpoint: Path | None = None
-    """Absolute path of the checkpoint that all sets start from, where the file names one."""
+    """Absolute path of the checkpoint from which all sets start, if the file names one."""
     names_weights: bool = False
-    """Whether it names one, be it there or not."""
+    """Whether the file names one, even if it does not exist."""
     tokens_per_gpu_second: float | None = None
 
 
@@ -61,13 +61,13 @@ class CorpusTable(Table):
 
 
 class _PlainConvergeTable(Table):
-    """``[converge]`` of a train config that holds whatever its program wants."""
+    """``[converge]`` of a train config with arbitrary other tables."""
 
     data: CorpusTable | None = None
 
 
 def plain_train_config(tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
-    """A train config of which only the corpus is ours, and which the program itself reads.
+    """A train config that the program itself reads; only ``[converge.data]`` is ours.
 
     Args:
         tables: as TOML gave them.
@@ -87,7 +87,7 @@ def plain_train_config(tables: Mapping[str, Any], path: str, place: str) -> Trai
 
 
 def taken_out(settings: dict[str, Any], place: str) -> dict[str, Any]:
-    """The table ``[converge]``, taken out of the settings."""
+    """The table ``[converge]``, which is removed from the settings."""
     ours = settings.pop("converge", {})
     if not isinstance(ours, dict):
         raise ConfigError(Problem(f"{place} converge", "must be a table"))

@@ -153,7 +153,7 @@ WEIGHTS = '"weights/step-5"'
     [
         (
             RESIZED,
-            ("'resized': segments[1]: set.training.global_batch_size", "8 is no multiple", "12"),
+            ("'resized': segments[1]: set.training.global_batch_size", "8 is not a multiple", "12"),
         ),
         (
             RESIZED.replace("until = 8", "until = 3"),
@@ -335,4 +335,6 @@ def test_a_name_that_reads_as_another_is_refused(tmp_path, mark):
     (tmp_path / "train.py").touch()
     (tmp_path / "e.toml").write_text(STEERING.format(top="", name=f"tp\\u{mark}2"))
     result = converge("plan", "e.toml", cwd=tmp_path)
-    assert_refused(result, f"holds U+{mark.upper()}, which nobody sees and which may turn text")
+    assert_refused(
+        result, f"holds U+{mark.upper()}, which is invisible or changes the direction of text"
+    )

@@ -96,7 +96,7 @@ def test_a_name_is_written_so_that_it_is_read_again(capsys, name):
         ([*GUIDE, "--base", "missing.toml"], "there is no train config 'missing.toml'"),
         ([*GUIDE, *BIG, "--out", "."], "is a folder"),
         (["--technique", "tpp=2", "--dp", "8", *BIG], "did you mean 'tp'"),
-        (["--technique", "cp=2", "--dp", "2", "--base", "bad.toml"], "this is no TOML"),
+        (["--technique", "cp=2", "--dp", "2", "--base", "bad.toml"], "this is not TOML"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(capsys, arguments, word):
@@ -131,7 +131,7 @@ def test_the_proposed_entries_can_be_pasted_into_a_file(capsys):
     techniques = ["--technique", "tp=2,pp=2:Interleaved1F1B,async_tp", "--dp", "2"]
     cover = ["plan", "--cover", "pairs", "--gpus", "4", *techniques, "--base", DEBUG, "--toml"]
     told = refused(capsys, *cover[:4], "2", *cover[5:])
-    assert "fits into no job" in told
+    assert "fits in no job" in told
     assert main(cover) == 0
     entries = capsys.readouterr().out
     head = f'schema = 1\n[trainer]\ntrain_config = "{DEBUG}"\n[control]\nparallelism.dp_shard = 2\n'

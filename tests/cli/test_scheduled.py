@@ -138,7 +138,7 @@ def test_a_job_that_means_something_else_by_now_is_named(queued):
     Path("t.toml").write_text(TRAIN_CONFIG.replace("steps = 3", "steps = 4"))
     _, said = queued("status")
     assert "5 not submitted" in said
-    assert said.count("of this name is another") == 5
+    assert said.count("of this name belongs to another") == 5
     assert "any more: scancel" in said
 
 
@@ -199,7 +199,7 @@ def test_a_configuration_of_slurm_that_is_not_there_is_said_at_once(queued, monk
     monkeypatch.setenv("SLURM_CONF", "/no/slurm.conf")
     code, said = queued("submit")
     assert code == 2
-    assert "SLURM_CONF is /no/slurm.conf, and there is no such file" in said
+    assert "SLURM_CONF is /no/slurm.conf, but there is no such file" in said
 
 
 @pytest.mark.parametrize("command", ["submit", "status", "collect", "cancel"])

@@ -150,7 +150,7 @@ def test_problems_of_both_files_come_at_once_each_with_its_place(folder, user_fi
     assert "x.toml: cluster.max_jobs: must be greater than or equal to 1, not 0" in found
     assert "mine.toml: schema: this converge reads schema 1 only" in found
     assert "mine.toml: partitio: unknown key (did you mean 'partition'?" in found
-    assert "mine.toml: cluster: is no table here (its keys stand at the top" in found
+    assert "mine.toml: cluster: is not a table here (its keys belong at the top" in found
 
 
 def test_a_user_file_that_is_not_there_is_named(folder):
@@ -213,18 +213,18 @@ def test_a_value_that_is_wrong_is_refused_with_its_key(problems, line):
     [
         ("-o x", "must be a long option"),
         ("exclusive", "must be a long option"),
-        ("--output=x", "--output is not set here: the batch script of a job sets it"),
-        ("--out=x", "--output is not set here"),
-        ("--mem 4G", "--mem is not set here: use memory_per_node"),
-        ("--nodes=2", "--nodes is not set here: a set's degrees and ranks_per_node decide it"),
-        ("--ntasks-per-node=8", "--ntasks-per-node is not set here"),
-        ("--no-requeue", "--no-requeue is not set here: use requeue"),
-        ("--arr=1-3", "--array is not set here"),
-        ("--array=1-3", "--array is not set here: every set is a job of its own"),
-        ("--depend=afterok:1", "--dependency is not set here"),
+        ("--output=x", "--output cannot be set here: the batch script of a job sets it"),
+        ("--out=x", "--output cannot be set here"),
+        ("--mem 4G", "--mem cannot be set here: use memory_per_node"),
+        ("--nodes=2", "--nodes cannot be set here: a set's degrees and ranks_per_node decide it"),
+        ("--ntasks-per-node=8", "--ntasks-per-node cannot be set here"),
+        ("--no-requeue", "--no-requeue cannot be set here: use requeue"),
+        ("--arr=1-3", "--array cannot be set here"),
+        ("--array=1-3", "--array cannot be set here: every set is a separate job"),
+        ("--depend=afterok:1", "--dependency cannot be set here"),
         ("--exclusive --time=1", "must be one option"),
         ("--exclusive -t 1", "must be one option"),
-        ("--comment=a#b", "must hold no #"),
+        ("--comment=a#b", "must not have a #"),
         ("--comment=a\\nb", "holds control characters"),
     ],
 )
@@ -297,7 +297,7 @@ def test_settings_of_checkpoints_are_the_harness_s_then(problems):
     text = HEAD.replace("[cluster]", 'set = { "checkpoint.interval" = 3 }\n[cluster]')
     (found,) = problems(text + "ranks_per_node = 8\ncheckpoint_every = 5\n")
     assert found.startswith(
-        ": test[0].set.checkpoint.interval of 't': is not set here: the harness"
+        ": test[0].set.checkpoint.interval of 't': cannot be set here: converge"
     )
     assert "cluster.checkpoint_every" in found
 

@@ -186,20 +186,20 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             {"argv": '["torchrun", "train.py"]'},
             "the launcher starts torchrun itself: leave it out",
         ),
-        ({"argv": '["train.py", "{step}"]'}, "{step} is no placeholder (did you mean 'steps'?"),
+        ({"argv": '["train.py", "{step}"]'}, "{step} is not a placeholder (did you mean 'steps'?"),
         (
             {"argv": '["train.py", "{"]'},
-            "trainer.command[1]: the brace '{' at character 1 is alone",
+            "trainer.command[1]: the brace '{' at character 1 is unmatched",
         ),
         (
             {"argv": '["train.py", "{config.zero.stge}"]'},
-            "is no key of the train config [trainer.config] (did you mean 'config.zero.stage'?",
+            "is not a key of the train config [trainer.config] (did you mean 'config.zero.stage'?",
         ),
-        ({"argv": '["train.py", "{config.zero}"]'}, "{config.zero} is a table, and no value"),
-        ({"argv": '["train.py", "{data}"]'}, "{data} stands for a corpus, and there is no"),
+        ({"argv": '["train.py", "{config.zero}"]'}, "{config.zero} is a table, not a value"),
+        ({"argv": '["train.py", "{data}"]'}, "{data} needs a corpus, but there is no"),
         (
             {"argv": '["train.py"]', "trainer": 'launcher = "none"'},
-            "'train.py' is no program that can be started by itself (as [\"{python}\"",
+            "'train.py' is not executable by itself (as [\"{python}\"",
         ),
         ({"trainer": 'launcher = "torchrum"'}, "'torchrum' is not known (did you mean 'torchrun'?"),
         ({"where": 'python = "nowhere/python"'}, "there is no Python 'nowhere/python'"),
@@ -207,18 +207,18 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             {"trainer": 'python = "base.toml"'},
             "trainer.python: and toolchain are two environments",
         ),
-        ({"where": 'python = "train.py"'}, "train.py is no program that may be started"),
+        ({"where": 'python = "train.py"'}, "train.py is not executable"),
         ({"trainer": 'files = ["gone.py"]'}, "trainer.files[0]: there is no file 'gone.py'"),
         ({"trainer": "probe = false"}, "trainer.curves: is missing"),
         (
             {"trainer": 'probe = false\ncurves = "loss.csv"'},
-            "'loss.csv' does not lead into the run's own folder",
+            "'loss.csv' is not in the run's own folder",
         ),
         (
             {"trainer": 'probe = false\ncurves = "{output}/../loss.csv"'},
-            "does not lead into the run's own folder",
+            "is not in the run's own folder",
         ),
-        ({"trainer": 'curves = "{output}/x"'}, "says nothing of a program that is probed"),
+        ({"trainer": 'curves = "{output}/x"'}, "has no effect on a probed program"),
         (
             {"trainer": 'probe = false\ncurves = "{output}/x"\ncolumns = { los = "a" }'},
             "trainer.columns.los: 'los' is not known (did you mean 'loss'?",
@@ -228,14 +228,17 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
                 "trainer": 'probe = false\ncurves = "{output}/x"\n'
                 'columns = { loss = "a", grad_norm = "a" }'
             },
-            "trainer.columns: takes 'a' for loss and for grad_norm",
+            "trainer.columns: uses column 'a' for loss and for grad_norm",
         ),
         (
             {"argv": '["train.py", "{steps}"]'},
-            "set.zero.stage of 'zero2': reaches nothing: no argument and no variable of the",
+            "set.zero.stage of 'zero2': has no effect: no argument and no variable of the",
         ),
-        ({"trainer": 'environment = { RANK = "0" }'}, "RANK: is set by the harness or its launche"),
-        ({"trainer": 'environment = { A = "{x}" }'}, "trainer.environment.A: {x} is no placehold"),
+        ({"trainer": 'environment = { RANK = "0" }'}, "RANK: is set by converge or the launche"),
+        (
+            {"trainer": 'environment = { A = "{x}" }'},
+            "trainer.environment.A: {x} is not a placehold",
+        ),
         ({"trainer": 'seed_checkpoint = "x"'}, "is a key of kind 'torchtitan'; this trainer is of"),
         ({"config": ""}, "control.train_config of 'ddp2': is missing (set trainer.train_config or"),
         ({"trainer": 'train_config = "base.toml"'}, "config: and train_config are two configs"),
@@ -245,11 +248,11 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
         ),
         (
             {"sets": SETS.replace("zero.stage", "zero.stagge")},
-            "test[0].set.zero.stagge of 'zero2': is no key of the train config",
+            "test[0].set.zero.stagge of 'zero2': is not a key of the train config",
         ),
         (
             {"sets": SETS + 'techniques = ["compile"]'},
-            "test[0].techniques of 'zero2': is known of torchtitan only",
+            "test[0].techniques of 'zero2': is for torchtitan only",
         ),
         (
             {"sets": SETS + '[[test]]\nkind = "space_time"\nname = "st"\nproduct = 2'},
@@ -262,21 +265,21 @@ def test_a_command_of_a_wrong_type_is_not_missing_too(load):
             },
             "test[1].kind of 'e': 'elastic' needs torchtitan",
         ),
-        ({"top": 'baseline = "b"'}, "baseline: is a control that torchtitan trained"),
-        ({"top": 'repeats = ["permute"]'}, "'permute' cannot be made of a command trainer"),
+        ({"top": 'baseline = "b"'}, "baseline: is a golden, which only torchtitan can have"),
+        ({"top": 'repeats = ["permute"]'}, "'permute' is not possible with a command trainer"),
         (
             {
                 "top": 'repeats = ["ulp"]',
                 "trainer": 'probe = false\ncurves = "{output}/x"',
             },
-            "'ulp' cannot be made: only the probe moves initial weights",
+            "'ulp' is not possible: only the probe can move initial weights",
         ),
         (
             {
                 "trainer": 'probe = false\ncurves = "{output}/x"',
                 "sets": SETS + "[probe]\ncadence = 4",
             },
-            "probe: says nothing: with trainer.probe = false",
+            "probe: has no effect: with trainer.probe = false",
         ),
     ],
 )

@@ -64,7 +64,7 @@ def test_other_seeds_follow_the_first(load):
         (7, "[seeds]\nvalues = [1]", "seeds.values: unknown key"),
         (7, "seeds = 3", "seeds: must be a table, not 3"),
         (2**32 - 2, "[seeds]\ncount = 3", "seeds.count: ends at seed 4294967296"),
-        (7, 'baseline = "g"\n[seeds]\ncount = 3', "seeds: cannot be there with a baseline"),
+        (7, 'baseline = "g"\n[seeds]\ncount = 3', "seeds: cannot be combined with a baseline"),
     ],
 )
 def test_what_is_wrong_with_seeds_is_said(load, seed, seeds, said):
@@ -82,7 +82,7 @@ def test_every_seed_would_begin_with_the_weights_of_a_given_checkpoint(load, fol
 def test_a_program_has_to_be_given_its_seed(load, folder):
     (folder / "train.py").write_text("")
     (said,) = problems_of(load, COMMAND.replace("SEED", ""))
-    assert "seeds: says nothing to a program that is not given its seed" in said
+    assert "seeds: has no effect on a program that does not get the seed" in said
     assert '"{seed}"' in said
     told = load(COMMAND.replace("SEED", ', "--seed={seed}"'))
     assert told.other_seeds == (43,)

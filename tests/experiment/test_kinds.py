@@ -143,10 +143,10 @@ WRONG = {
         ["segments", NOT_OURS, "'elastic'", "'parallel'"],
     ),
     "no segments": (ELASTIC, ["segments", "is missing"]),
-    "empty segments": (ELASTIC + "segments = []\n", ["segments", "two segments or more"]),
+    "empty segments": (ELASTIC + "segments = []\n", ["segments", "two or more segments"]),
     "one segment": (
         ELASTIC + "segments = [{ until = 20, dp_shard = 2 }]\n",
-        ["segments", "two segments or more"],
+        ["segments", "two or more segments"],
     ),
     "a misspelt degree": (
         ELASTIC + SEGMENTS.replace("dp_shard = 1", "dp_shrd = 1"),
@@ -166,7 +166,7 @@ WRONG = {
     ),
     "checkpoint settings": (
         ELASTIC + SEGMENTS + 'set = { "checkpoint.interval" = 3 }\n',
-        ["set.checkpoint.interval", "the harness writes and loads"],
+        ["set.checkpoint.interval", "converge writes and loads"],
     ),
     "checkpoint settings of a fault set": (
         FAULT + SCRIPT + 'set.checkpoint = { folder = "x", keep_latest_k = 1 }\n',
@@ -241,7 +241,7 @@ WRONG = {
     "one number of nodes": (FAULT + SCRIPT + "nodes = [2]\n", ["nodes", "as [1, 2]"]),
     "shards that do not divide over nodes": (
         FAULT + SCRIPT + "nodes = [1, 3]\n",
-        ["nodes", "dp_shard 2 is no multiple of 3 nodes"],
+        ["nodes", "dp_shard 2 is not a multiple of 3 nodes"],
     ),
     "too few restarts": (
         FAULT + SCRIPT + "max_restarts = 0\n",
@@ -255,11 +255,11 @@ WRONG = {
     ),
     "checkpoints that are never written": (
         FAULT + SCRIPT.replace("every = 5", "every = 100"),
-        ["faults of 't'", "none strikes after a whole checkpoint", "a fault after step 100"],
+        ["faults of 't'", "none happens after a complete checkpoint", "a fault after step 100"],
     ),
     "a fault before the first checkpoint": (
         FAULT + SCRIPT.replace("step = 6", "step = 5"),
-        ["faults of 't'", "checkpoint_every = 5 the first is that of step 5"],
+        ["faults of 't'", "checkpoint_every = 5 the first one is at step 5"],
     ),
     "the first checkpoint torn": (
         FAULT + 'checkpoint_every = 5\nfaults = [{ kind = "ckpt_torn", step = 5 }]\n',
@@ -270,7 +270,12 @@ WRONG = {
         + "checkpoint_every = 4\nfaults = [\n"
         + '{ kind = "preempt", step = 8 }, { kind = "kill", step = 3 },\n'
         + '{ kind = "ckpt_torn", step = 8 }]\n',
-        ["faults[2].step", "ckpt_torn strikes at step 8", "faults[0], preempt", "one fault a step"],
+        [
+            "faults[2].step",
+            "ckpt_torn happens at step 8",
+            "faults[0], preempt",
+            "one fault per step",
+        ],
     ),
     "no time to notice a hang": (
         FAULT + SCRIPT.replace('"kill"', '"hang"') + "recover_within_s = 5\n",
@@ -286,7 +291,7 @@ WRONG = {
         FAULT
         + 'restarts = "torchrun"\ncheckpoint_every = 5\n'
         + 'faults = [{ kind = "ckpt_torn", step = 5, torn = "truncated" }]\n',
-        ["faults[0].torn", "looks whole", 'restarts = "harness"'],
+        ["faults[0].torn", "looks complete", 'restarts = "harness"'],
     ),
     "torchrun and a hanging rank": (
         FAULT
@@ -362,7 +367,7 @@ def test_a_train_config_leaves_the_checkpoints_of_resumed_sets_alone(problems, f
     assert [each.split(": ")[:2] for each in found] == [
         ["base.toml", f"checkpoint.{key}"] for key in keys
     ]
-    assert all("the harness writes and loads" in each for each in found)
+    assert all("converge writes and loads" in each for each in found)
 
 
 def test_a_train_config_may_write_checkpoints_of_sets_that_do_not_resume(load, folder):

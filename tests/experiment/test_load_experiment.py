@@ -164,7 +164,7 @@ def test_an_unknown_spmd_backend_is_refused_with_the_nearest(load):
 
 
 def test_an_spmd_backend_is_not_set_by_its_config_key(load):
-    with pytest.raises(ConfigError, match=r"is not set here.*use spmd_backend"):
+    with pytest.raises(ConfigError, match=r"cannot be set here.*use spmd_backend"):
         load(MINIMAL + 'set = { "parallelism.spmd_backend" = "full_dtensor" }\n')
 
 
@@ -214,7 +214,7 @@ def test_batches_of_somebody_elses_loader_cannot_be_permuted(load, problems, fol
     text = MINIMAL.replace("base.toml", "own.toml")
     assert load(text).repeats == DEFAULT_REPEATS  # the plan leaves out what cannot be made
     (only,) = problems(text.replace("schema = 1", 'schema = 1\nrepeats = ["ulp", "permute.2"]'))
-    assert only.startswith(": repeats[1]: 'permute.2' cannot be made of 'control'")
+    assert only.startswith(": repeats[1]: 'permute.2' is not possible for 'control'")
     assert "no [converge.data]" in only
 
 
@@ -287,14 +287,17 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
     ("change", "message"),
     [
         ('control = "contrl"', "test[0].control of 'tp': there is no control 'contrl' (did you"),
-        ("set = { parallelism.tensor_parallel_degree = 2 }", "is not set here (use parallelism.tp"),
-        ('set = { "checkpoint.initial_load_path" = "/w" }', "not set here: the harness decides"),
+        (
+            "set = { parallelism.tensor_parallel_degree = 2 }",
+            "cannot be set here (use parallelism.tp",
+        ),
+        ('set = { "checkpoint.initial_load_path" = "/w" }', "cannot be set here: converge decides"),
         ("set.checkpoint = { load_step = 3 }", "use trainer.seed_checkpoint"),
         ("set.checkpoint.initial_load_in_hf = true", "use trainer.seed_checkpoint"),
         ('set = { "training.steps" = 1, training = { steps = 2 } }', "is set twice"),
-        ('set = { "training..steps" = 1 }', "is no dotted key"),
+        ('set = { "training..steps" = 1 }', "is not a dotted key"),
         ("set = { training = {} }", "must be a value, not {}"),
-        ("set = { a = 2020-01-01 }", "dates and times have no place here"),
+        ("set = { a = 2020-01-01 }", "dates and times are not supported here"),
         ('inject = "bug.py"', "is not written path/to/file.py:function"),
         ('inject = "bug.py:f"', "there is no file 'bug.py'"),
         ("tolerance = { loss = nan }", "must be a finite number"),
@@ -305,11 +308,11 @@ def test_a_broken_control_does_not_make_its_name_unknown(problems):
         ('margin = "1%"', "margin of 'tp': must be a number, not '1%'"),
         ('techniques = ["compile", "compile"]', "names something twice"),
         ('toolchain = "../evil"', "must match pattern"),
-        ("parallelism.tp = 70000", "this is no TOML"),
+        ("parallelism.tp = 70000", "this is not TOML"),
         ('train_config = "nowhere.toml"', "there is no train config 'nowhere.toml'"),
         ("parallel = 2", "unknown key (did you mean 'parallelism'?"),
-        ('train_config = "~nosuchuser/x.toml"', "nobody's home folder is known as '~nosuchuser'"),
-        ('inject = "~nosuchuser/x.py:f"', "nobody's home folder is known as '~nosuchuser'"),
+        ('train_config = "~nosuchuser/x.toml"', "no home folder is known for '~nosuchuser'"),
+        ('inject = "~nosuchuser/x.py:f"', "no home folder is known for '~nosuchuser'"),
         (f'train_config = "{"n" * 300}"', "there is no train config 'nnn"),
         ("note = 3", "must be a string, not 3"),
     ],
@@ -332,7 +335,7 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         (
             "schema = 1",
             'schema = 1\nrepeats = ["ulp.0"]',
-            "from 1 to 999999, as ulp.2, not 'ulp.0'",
+            "from 1 to 999999, such as ulp.2, not 'ulp.0'",
         ),
         ("schema = 1", 'schema = 1\nrepeats = ["ulp.x"]', ": repeats[0]: must end in a seed"),
         (
@@ -345,17 +348,17 @@ def test_a_wrong_value_is_named_with_its_place(problems, change, message):
         (
             "schema = 1",
             'schema = 1\ncalibration = "~nosuchuser/c.json"',
-            ": calibration: nobody's home folder is known as '~nosuchuser'",
+            ": calibration: no home folder is known for '~nosuchuser'",
         ),
         (
             "[trainer]",
             '[trainer]\nseed_checkpoint = "~nosuchuser/c"',
-            ": trainer.seed_checkpoint: nobody's home folder is known as '~nosuchuser'",
+            ": trainer.seed_checkpoint: no home folder is known for '~nosuchuser'",
         ),
         (
             "[trainer]",
             "[trainer]\nset.checkpoint.load_step = 2",
-            ": trainer.set.checkpoint.load_step: is not set here",
+            ": trainer.set.checkpoint.load_step: cannot be set here",
         ),
         (
             "[control]",
@@ -446,8 +449,8 @@ def test_a_missing_file_names_its_neighbours(folder):
     [
         (b"", "the file is empty"),
         (b" \n\t\n", "the file is empty"),
-        (b"\x89PNG\r\n\x1a\n\x00\xff", "no UTF-8 text"),
-        (b"\x00\x01\x02", "this is no TOML"),
+        (b"\x89PNG\r\n\x1a\n\x00\xff", "not UTF-8 text"),
+        (b"\x00\x01\x02", "this is not TOML"),
         (b"schema = \n", "line 1, column"),
         (b"a = " + b"9" * 5000, "cannot be read"),
         (b"a = " + b"[" * 1000 + b"]" * 1000, "nested more than 32 deep"),
@@ -474,7 +477,7 @@ def test_a_megabyte_of_nested_tables_is_refused_quickly(problems):
 def test_a_folder_and_a_device_are_no_files(folder):
     with pytest.raises(ConfigError, match="this is a folder"):
         load_experiment(folder)
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         load_experiment(type(folder)("/dev/zero"))
 
 

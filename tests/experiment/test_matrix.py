@@ -117,9 +117,9 @@ def test_varying_settings_show_in_default_names(expand):
         ('parallelism = {}\ntechniques = ["compile"]', "matrix.techniques[0]: must be a list"),
         ('parallelism = {}\nset = { "training.steps" = 3 }', "matrix.set.training.steps: must be"),
         ('parallelism.tp = [1, 2]\nname = "x"', "are both named 'x' (what varies: tp)"),
-        ('parallelism.tp = [1, 2]\nname = "{tq}"', "{tq} is nothing that a name"),
-        ('parallelism.tp = [1, 2]\nname = "{tp.real}"', "{tp.real} is nothing that a name"),
-        ('parallelism.tp = [1, 2]\nname = "{tp:9}"', "{tp} is nothing that a name"),
+        ('parallelism.tp = [1, 2]\nname = "{tq}"', "{tq} is not a placeholder"),
+        ('parallelism.tp = [1, 2]\nname = "{tp.real}"', "{tp.real} is not a placeholder"),
+        ('parallelism.tp = [1, 2]\nname = "{tp:9}"', "{tp} is not a placeholder"),
         ('parallelism.tp = [1, 2]\nname = "{tp"', "expected '}'"),
         ('parallelism.tp = [1]\nname = ""', "matrix.name: is empty"),
         (

@@ -27,7 +27,7 @@ def test_any_text_is_filled_or_refused_and_never_half(text):
     try:
         names = placeholders(text)
     except ValueError:
-        with pytest.raises(ValueError, match="is alone"):
+        with pytest.raises(ValueError, match="is unmatched"):
             fill(text, str)
         return
     asked = []
@@ -42,5 +42,5 @@ def test_what_a_value_brings_is_not_filled_in_again(value):
 
 @pytest.mark.parametrize("text", ["{", "}", "a{seed", "seed}", "{{{", '{"a": {seed}}'])
 def test_a_single_brace_is_refused_by_its_place(text):
-    with pytest.raises(ValueError, match=r"the brace '[{}]' at character \d+ is alone"):
+    with pytest.raises(ValueError, match=r"the brace '[{}]' at character \d+ is unmatched"):
         placeholders(text)

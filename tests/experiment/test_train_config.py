@@ -60,7 +60,7 @@ def test_nothing_of_ours_means_the_trainers_own_data_and_model(read):
         ("[converge.data]\nseeds = 3", r"converge\.data\.seeds: unknown key .*'seed'"),
         ("[converge.data]\nseed = '3'", r"converge\.data\.seed: must be a whole number, not '3'"),
         ("[converge.model]\ndim = 0", r"converge\.model\.dim: must be greater than or equal to 1"),
-        ("[training]\nwhen = 1979-05-27", r"training\.when: dates and times have no place"),
+        ("[training]\nwhen = 1979-05-27", r"training\.when: dates and times are not supported"),
     ],
 )
 def test_a_wrong_table_of_ours_is_refused(read, text, message):

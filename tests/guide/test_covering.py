@@ -96,9 +96,9 @@ def test_a_technique_that_meets_no_other_has_a_job_of_its_own():
 @pytest.mark.parametrize(
     ("words", "gpus", "said"),
     [
-        ("tp=4,float8", 16, "tp=4: fits into no job on dp 8: it takes 32 ranks, and there are 16"),
+        ("tp=4,float8", 16, "tp=4: fits in no job on dp 8: it takes 32 ranks, and there are 16"),
         ("float8", 4, "it takes 8 ranks, and there are 4 GPUs"),
-        ("async_tp", 8, "async_tp: fits into no job on dp 8: it takes 16 ranks"),
+        ("async_tp", 8, "async_tp: fits in no job on dp 8: it takes 16 ranks"),
         ("hsdp=8", 64, "does not leave two ranks"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_technique_that_fits_nowhere_is_refused(words, gpus, said):
 
 def test_too_many_combinations_are_refused_before_they_are_counted():
     words = ",".join(f"{axis}={n}" for axis in ("tp", "cp", "pp", "ep") for n in range(2, 22))
-    with pytest.raises(ConfigError, match="at most 50,000 are looked at"):
+    with pytest.raises(ConfigError, match="at most 50,000 can be tried"):
         cover(words)
 
 

@@ -103,7 +103,7 @@ def test_async_tp_in_a_pipeline_of_0_2_has_microbatches_of_two(tmp_path):
         ("hsdp=3", {}, "hsdp=3 does not leave"),
         ("hsdp=4", {}, "hsdp=4 does not leave"),
         ("ep=3", {"rest": EXPERTS_03}, "does not divide"),
-        ("cp=128", {}, "(training.seq_len) is no multiple of"),
+        ("cp=128", {}, "(training.seq_len) is not a multiple of"),
         ("pp=300", {}, "makes the microbatches"),
     ],
 )

@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 
 from converge_harness.history import Changed, History
 from converge_harness.history.overview import overview
-from converge_harness.history.page import headline, to_page, told
+from converge_harness.history.page import changes_text, headline, to_page
 from converge_harness.history.trend import DEFINITION
 from converge_harness.model import Judgement
 
@@ -62,7 +62,7 @@ def test_a_quiet_history_says_so(tmp_path):
     (quiet,) = overview(history)
     assert quiet.moves == ()
     assert headline([quiet]) == (
-        "1 test set, and nothing but PASS; over 10 nights, no deviation went up to stay."
+        "1 test set, and nothing but PASS; over 10 nights, no deviation went up for good."
     )
     assert "Nowhere: in every test set" in to_page(
         [quiet], source_file="history.sqlite", generated=GENERATED
@@ -87,12 +87,12 @@ def test_what_changed_is_told_versions_first():
         Changed("driver", "570.1", "580.2"),
         Changed("torch", "", "2.13.0"),
     )
-    assert told(changed) == (
+    assert changes_text(changed) == (
         "driver 570.1 → 580.2, torch unknown → 2.13.0, commit aaaaaaaaaa → bbbbbbbbbb-dirty"
     )
-    assert told(changed, 1) == "driver 570.1 → 580.2 and 2 more"
-    assert told((Changed(DEFINITION, "x", "y"),)) == "the experiment file"
-    assert told(()) == "nothing that is recorded; look at the machine"
+    assert changes_text(changed, 1) == "driver 570.1 → 580.2 and 2 more"
+    assert changes_text((Changed(DEFINITION, "x", "y"),)) == "the experiment file"
+    assert changes_text(()) == "nothing that is recorded; look at the machine"
 
 
 def test_signals_that_move_in_one_night_are_one_row(tmp_path):

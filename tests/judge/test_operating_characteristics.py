@@ -84,7 +84,7 @@ def test_real_runs_that_cannot_be_counted_are_refused():
         real_runs([])
     shorter = simulation.experiment(simulation.FP32, 20, np.random.SeedSequence(2))
     longer = simulation.experiment(simulation.FP32, 50, np.random.SeedSequence(2))
-    with pytest.raises(ValueError, match="no repeats of one control"):
+    with pytest.raises(ValueError, match="not repeats of one control"):
         real_runs([*longer.tests, *shorter.tests])
 
 

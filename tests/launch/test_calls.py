@@ -177,7 +177,7 @@ def test_a_segment_that_crashes_is_named_and_its_checkpoint_kept(ran):
 def test_a_segment_without_its_checkpoint_is_the_last(ran):
     record = ran["elastic forget"].record
     assert record.status is RunStatus.CRASHED
-    assert "segment 1 (steps 1 to 2): left no whole checkpoint/step-2" in record.error.message
+    assert "segment 1 (steps 1 to 2): wrote no complete checkpoint/step-2" in record.error.message
 
 
 def test_torchrun_restarts_its_ranks_in_place(ran):
@@ -195,7 +195,7 @@ def test_the_harness_starts_ranks_again_and_tells_replayed_steps(ran):
     assert one.told_steps == [1, 2, 3, 3, 4, 5]
     assert [call["returncode"] for call in one.calls] == [1, 0]
     (again,) = one.told(launch.GoingOn)
-    assert again.reason == "restarted by the harness, 1 of at most 3 times"
+    assert again.reason == "restarted by converge, 1 of at most 3 times"
 
 
 def test_a_rank_that_hangs_is_started_again_and_slow_steps_are_not(ran):
@@ -204,7 +204,7 @@ def test_a_rank_that_hangs_is_started_again_and_slow_steps_are_not(ran):
     assert one.passes == [(2, 0, [1, 2], False), (2, 2, [3, 4], True)]
     (again,) = one.told(launch.GoingOn)
     assert again.reason == (
-        "restarted by the harness, 1 of at most 3 times: "
+        "restarted by converge, 1 of at most 3 times: "
         "no step finished for 1 s after a rank was made to hang"
     )
 

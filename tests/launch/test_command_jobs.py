@@ -69,7 +69,7 @@ def test_nothing_that_a_program_started_outlives_it(store, cold):
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
-        ("exit", "the program ended with exit code 3 without a word"),
+        ("exit", "the program ended with exit code 3 without output"),
         ("no curve", "ended with 0, but there is no "),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_program_whose_curve_does_not_grow_hangs(store, cold):
     job = command_job("hang", mode="hang", at=3)
     (record,) = run(plan_of(job, progress_timeout_s=2.0), store, cold)
     assert record.status is RunStatus.HUNG
-    assert "its curve nor what its ranks print grew for 2 s" in record.error.message
+    assert "its curve nor its ranks' output grew for 2 s" in record.error.message
     assert "in go_wrong" in record.error.traceback
 
 
@@ -154,5 +154,5 @@ def test_the_first_cause_is_told_of_a_log_that_ranks_share(tmp_path, log):
 def test_a_signal_is_named(tmp_path):
     (tmp_path / "program.log").write_text("step 1\n")
     assert program_error(tmp_path, 137).message == (
-        "the program was killed by SIGKILL; last said: step 1"
+        "the program was killed by SIGKILL; last output: step 1"
     )

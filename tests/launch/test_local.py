@@ -289,5 +289,5 @@ def launch_store(root):
 
 
 def test_gpu_jobs_want_gpus(tiny, store):
-    with pytest.raises(ConfigError, match="wants 2 GPUs, there are 1"):
+    with pytest.raises(ConfigError, match="needs 2 GPUs, but there are 1"):
         run(plan_of(tiny("job")), store, RunOptions(gpus=(0,)))

@@ -93,7 +93,7 @@ def test_a_truncated_error_file_falls_back_to_the_log(tmp_path):
 
 
 def test_nothing_at_all_is_said_so(tmp_path):
-    assert rank_error(tmp_path / "logs").message == "ended without a word"
+    assert rank_error(tmp_path / "logs").message == "ended without output"
 
 
 def test_log_tail_is_bounded(tmp_path):

@@ -91,7 +91,7 @@ def test_the_body_says_what_changed_since_it_last_passed(history):
     assert "It passed last on 2026-11-01." in text
     assert "- torch: 2.13.0 → 2.14.0" in text
     assert "hardware" not in text
-    assert "Still bad, told of before: pp2 (FAIL)." in text
+    assert "Still bad, already reported: pp2 (FAIL)." in text
     assert "Good again: cp2 (PASS)." in text
     assert "converge report /reports/smoke" in text
 
@@ -121,7 +121,7 @@ def test_a_message_is_written_on_the_first_bad_night_and_removed_on_the_next(
         remembered(history, number, report=str(report), tp2=word)
         assert notify(history, report, message) == ExitCode.PASS
         assert message.is_file() is is_told
-    assert "1 still bad, told of before" in capsys.readouterr().out
+    assert "1 still bad, already reported" in capsys.readouterr().out
 
 
 def test_a_night_is_told_of_as_it_was_then(history, tmp_path):
@@ -221,7 +221,7 @@ def test_a_night_is_told_of_when_the_history_is_damaged(nightly, word):
     nightly.night("pass")
     nightly.history.path.write_bytes(b"no database at all" * 100)
     message = nightly.night(word, is_remembered=False)
-    assert "told before is not known" in message
+    assert "reported before is not known" in message
     assert "damaged" in message
 
 
@@ -256,4 +256,4 @@ def test_a_message_of_many_sets_fits_into_an_issue(history):
     text = body(night(entries, entries[0].night))
     assert len(text) < 65_000
     assert "2000 test sets are bad for the first time" in text
-    assert "and " in text.split("There is no room to tell more of ")[1]
+    assert "and " in text.split("No room for details of ")[1]

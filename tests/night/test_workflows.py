@@ -112,7 +112,7 @@ def test_a_week_of_nights(tmp_path):
 
     code, run = nights.night(bad)
     assert code == 1, run.log
-    assert "still bad, told of before" in run.log
+    assert "still bad, already reported" in run.log
     assert nights.asked_of_github() == []
 
     # The same files as an experiment of bugs: found is what is wanted.

@@ -26,7 +26,7 @@ def test_sampled_steps(cadence, steps, sampled):
 
 
 def test_an_unknown_word_is_refused():
-    with pytest.raises(ValueError, match="'never' is no cadence"):
+    with pytest.raises(ValueError, match="'never' is not a cadence"):
         sample_steps("never", 3)
 
 

@@ -123,11 +123,11 @@ def test_arithmetic_is_float32_unless_the_config_says_otherwise(planned, written
         ("training = { steps = 2, local_batch_size = 0 }", "must be a positive integer, not 0"),
         (
             "training = { steps = 2, local_batch_size = 2, dtype = 'fp32' }",
-            "training.dtype: 'fp32' is no known data type",
+            "training.dtype: 'fp32' is not a known data type",
         ),
         (
             "training = { steps = 2, local_batch_size = 2, dtype = ['float32'] }",
-            "training.dtype: ['float32'] is no known data type (did you mean 'float32'?",
+            "training.dtype: ['float32'] is not a known data type (did you mean 'float32'?",
         ),
     ],
 )
@@ -173,7 +173,7 @@ def test_rules_about_torchtitans_own_parallelism_are_silent(planned, degrees, se
 def test_a_set_whose_program_is_called_as_its_controls_is_refused(planned, refused, command, test):
     tests = f"[[test]]\nname = 't'\n{test}\n"
     (found,) = refused(tests, command=command)
-    assert "calls t exactly as ddp2" in found
+    assert "calls t exactly like ddp2" in found
     told = '["{dp_shard}", "{config.training.dtype}", "{local_batch_size}"]'
     config = CONFIG.replace("steps", "dtype = 'float32', steps")
     planned(tests, command=f'["train.py", {told[1:]}', config=config)
@@ -187,18 +187,18 @@ def test_a_program_without_a_launcher_is_told_how_many_ranks_it_has(planned, ref
     none = 'launcher = "none"\n'
     command = '["{python}", "train.py", "{local_batch_size}"]'
     (found,) = refused(tests, trainer=none, command=command)
-    assert "nothing tells the program of t to have 4 ranks" in found
+    assert "nothing tells the program of t to use 4 ranks" in found
     named = command.replace("]", ', "{config.training.dtype}"]')
     config = CONFIG.replace("steps", "dtype = 'float32', steps")
     (found,) = refused(tests, trainer=none, command=named, config=config)
-    assert "nothing tells the program of t to have 4 ranks" in found
+    assert "nothing tells the program of t to use 4 ranks" in found
     planned(tests, trainer=none, command=command.replace("]", ', "{ranks}"]'))
     stage = command.replace("]", ', "{config.zero.stage}"]')
     planned(tests.replace("= 1 }", "= 1, zero.stage = 2 }"), trainer=none, command=stage)
     planned(tests, command=command)
     same = "[[test]]\nname = 't'\nparallelism = { dp_replicate = 4 }\n"
     (found,) = refused(same, trainer=none, command='["{python}", "train.py"]')
-    assert "calls t exactly as ddp2" in found
+    assert "calls t exactly like ddp2" in found
 
 
 def test_a_set_that_differs_in_nothing_from_its_control_may_be_run(planned):

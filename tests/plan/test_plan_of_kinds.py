@@ -40,8 +40,14 @@ def test_a_resized_set_is_one_job_as_wide_as_its_widest_segment(planner):
 @pytest.mark.parametrize(
     ("middle", "found"),
     [
-        ("dp_shard = 3", "segments[1]: set.training.global_batch_size: 8 is no multiple of local "),
-        ("dp_shard = 2, tp = 4", "segments[1]: parallelism.tp: n_kv_heads = 2 is no multiple of "),
+        (
+            "dp_shard = 3",
+            "segments[1]: set.training.global_batch_size: 8 is not a multiple of local ",
+        ),
+        (
+            "dp_shard = 2, tp = 4",
+            "segments[1]: parallelism.tp: n_kv_heads = 2 is not a multiple of ",
+        ),
         (
             'dp_shard = 1, pp = 2, pipeline_schedule = "Interleaved1F1B", local_batch_size = 2',
             "segments[1]: set.training.local_batch_size: 2 microbatches for 4 stages",
@@ -85,7 +91,9 @@ def test_a_fault_set_is_looked_at_on_every_number_of_nodes(planner):
     control = '[control]\nparallelism = { dp_shard = 2 }\nset = { "training.global_batch_size" = 6'
     control += ', "training.local_batch_size" = 3 }\n'
     (found,) = planner.refused(lost + batch, control=control)
-    assert found.startswith("test 't': on 2 of 3 nodes: set.training.global_batch_size: 6 is no ")
+    assert found.startswith(
+        "test 't': on 2 of 3 nodes: set.training.global_batch_size: 6 is not a "
+    )
 
 
 @pytest.mark.parametrize("body", [RESIZED, NODES])

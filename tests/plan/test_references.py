@@ -129,7 +129,8 @@ def test_sets_that_resume_are_not_measured(planner):
 def test_a_set_cannot_take_the_name_of_a_short_run(planner):
     taken = TP.replace('"tp"', '"control.float32"')
     with pytest.raises(
-        ConfigError, match=r"control\.float32.*is a run that is made for its control"
+        ConfigError,
+        match=r"control\.float32.*is the name of a run that converge makes for a control",
     ):
         planner.text(HEAD + MIXED_CONTROL + taken + MIXED)
 

@@ -134,13 +134,13 @@ def test_every_problem_is_reported_with_its_file_and_line(folder):
         "c1_scale.py:4: doubled: has no field 'Technique'",
         "c1_scale.py:4: doubled: Cause: there is no class 'gradient scales' (did you mean",
         "c1_scale.py:28: scaled_1e_4: Class: there is no 'C8'",
-        "c1_scale.py:28: scaled_1e_4: First step: 'soon' is no step",
+        "c1_scale.py:28: scaled_1e_4: First step: 'soon' is not a step",
         "c1_scale.py:41: alone is injected by no test set",
         "c1.toml:20: 'tripled' injects tripled, which takes no trainer there",
         "c1.toml:25: 'other_name' injects doubled: a set has its function's name",
         "c1.toml:30: 'nothing' injects nothing (what must pass is in correct*.toml)",
         "c1.toml:34: 'ddp2' injects ddp2, which takes no trainer there",
-        "correct.toml:10: 'ddp2' is a test set of c1.toml too",
+        "correct.toml:10: 'ddp2' is also a test set of c1.toml",
     ):
         assert any(problem.startswith(expected) for problem in found), (expected, found)
     assert len(found) == 11

@@ -252,8 +252,8 @@ def test_the_benchmark_is_as_large_in_every_regime_as_it_claims(tmp_path, regime
     ("field", "problem"),
     [
         ("fp32 | float9 (as it is)", "Regimes: there is no 'float9' (did you mean 'float8'?"),
-        ("fp32", "Regimes: say which, and why not the others (write fp32 | float8 (the reason))"),
-        ("(as it is)", "Regimes: say which, and why not the others"),
+        ("fp32", "Regimes: name them, and why not the others (write fp32 | float8 (the reason))"),
+        ("(as it is)", "Regimes: name them, and why not the others"),
     ],
 )
 def test_a_bug_says_in_which_regimes_it_exists_and_why(folder, field, problem):

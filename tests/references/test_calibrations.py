@@ -92,7 +92,7 @@ def loss(entry):
         (lambda entry: loss(entry)["scale"].__setitem__(0, -1), "negative or not finite"),
         (lambda entry: loss(entry).update(ending=-1), "negative or not finite"),
         (lambda entry: entry["tensors"][1]["update"].pop(), "step 1 has 1 update scales"),
-        (lambda entry: entry.update(taught_by=3), "taught by 3 of 2 repeats"),
+        (lambda entry: entry.update(taught_by=3), "learnt from 3 of 2 repeats"),
         (lambda entry: entry.update(precision="fp33"), "precision"),
     ],
 )

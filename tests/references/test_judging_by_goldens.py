@@ -175,9 +175,12 @@ def test_a_golden_named_wrongly_is_looked_for_beside_the_experiments(path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('calibration = "c.json"', "calibration: cannot be there with a baseline"),
-        ("anchor.parallelism = {}", "anchor: cannot be there with a baseline"),
-        ("controls.b.parallelism = { dp_shard = 2 }", "controls: cannot be there with a baseline"),
+        ('calibration = "c.json"', "calibration: cannot be combined with a baseline"),
+        ("anchor.parallelism = {}", "anchor: cannot be combined with a baseline"),
+        (
+            "controls.b.parallelism = { dp_shard = 2 }",
+            "controls: cannot be combined with a baseline",
+        ),
         ('baseline_across = ["hardwear"]', "did you mean 'hardware'?"),
     ],
 )
@@ -188,7 +191,7 @@ def test_what_has_no_meaning_beside_a_golden_is_refused(path, line, said):
 
 def test_what_a_golden_may_differ_in_needs_a_golden(path):
     path.write_text(EXPERIMENT.replace("schema = 1", 'schema = 1\nbaseline_across = ["dtype"]'))
-    assert "says nothing without a baseline" in problem(path)
+    assert "has no effect without a baseline" in problem(path)
 
 
 def control_facts(path):

@@ -92,26 +92,26 @@ def _of_report(history: History, folder: Path) -> str | None:
     except HistoryError as error:
         if document is None:
             raise
-        note = f"Which of it was told before is not known: {error}"
+        note = f"Which of it was reported before is not known: {error}"
     tonight = _reported_to(str(folder), known)
     if document is not None and not _says(document, tonight):
-        # The history could not be written that night: what nobody remembers is told all the same.
+        # The history could not be written that night: report it from report.json instead.
         tonight = reported(document, str(folder), known)
         known = (*tonight, *known)
-        note = note or "This night is missing from the history, so it may be told of again."
+        note = note or "This night is missing from the history, so it may be reported again."
     if not tonight:
         raise HistoryError(
             f"{history.path}: no night was reported to {folder}; give the --out folder of a "
             "`converge run`, its history with --history, and for a night without a report "
             "--experiment"
         )
-    told = night(known, tonight[0].night)
-    what = [f"{len(told.news)} bad for the first time" if told.news else "nothing new to tell"]
-    old = len(told.bad) - len(told.news)
-    what += [f"{old} still bad, told of before"] if old else []
+    found = night(known, tonight[0].night)
+    what = [f"{len(found.news)} bad for the first time" if found.news else "nothing new"]
+    old = len(found.bad) - len(found.news)
+    what += [f"{old} still bad, already reported"] if old else []
     what += [note] if note else []
     print(f"{tonight[0].experiment}: {'; '.join(what)}")
-    return body(told, note)
+    return body(found, note)
 
 
 def _known(history: History, folder: Path, document: Mapping[str, Any] | None) -> tuple[Entry, ...]:
@@ -131,7 +131,7 @@ def _reported_to(folder: str, known: Sequence[Entry]) -> tuple[Entry, ...]:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """A report of ours; None when there is no file.
+    """A ``report.json``; None if there is no file.
 
     Raises StoreError when it is damaged.
     """
@@ -143,7 +143,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         document = json.loads(path.read_bytes())
         reported(document, "")
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{path}: no report of this converge ({error!r})") from error
+        raise StoreError(f"{path}: not a report of this converge ({error!r})") from error
     return dict(document)
 
 
@@ -151,17 +151,17 @@ def _says(document: Mapping[str, Any], night: Sequence[Entry]) -> bool:
     """Whether a report is the one of a night: its folder may have held another."""
     from converge_harness.report.sanitize import plain
 
-    told = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
-    return told == {plain(each.test_set): (each.verdict, each.cause_class) for each in night}
+    found = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
+    return found == {plain(each.test_set): (each.verdict, each.cause_class) for each in night}
 
 
 # --------------------------------------------------------- a night without a report
 
 
 def _of_silence(arguments: argparse.Namespace, history: History, folder: Path) -> str | None:
-    """The body of a night without a report, and the night into the history.
+    """The message about a night without a report; also records the night in the history.
 
-    None when the night before had no report either: that was told of then.
+    None if the night before had no report either: that was already reported.
     """
     from converge_harness.night import nothing_judged
 
@@ -170,9 +170,9 @@ def _of_silence(arguments: argparse.Namespace, history: History, folder: Path) -
     try:
         before = _remember_silence(history, name, arguments.experiment, folder, now)
     except HistoryError as error:
-        note = f"Whether it was told before is not known: {error}"
+        note = f"Whether this was reported before is not known: {error}"
     if before is not None and not before.judged:
-        print(f"{name}: nothing was judged, as on {before.finished:%Y-%m-%d}; told of before")
+        print(f"{name}: nothing was judged, as on {before.finished:%Y-%m-%d}; already reported")
         return None
     print(f"{name}: nothing was judged")
     log = arguments.log

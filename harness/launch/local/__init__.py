@@ -2,10 +2,10 @@
 
 ::
 
-    supervisor.py   run_plan: reuse, warm start and checks, then the loop that starts jobs
-                    in slots, follows them and ends them
+    supervisor.py   run_plan: reuse, warm start and checks, then the loop that starts jobs in
+                    slots, follows them and ends them
     run.py          one job while its processes run, and each of its torchrun calls
-    agents.py       starts the agents of a call, and makes faults that ranks cannot make
+    agents.py       starts the agents of a call, and causes faults that ranks cannot cause
 """
 
 from converge_harness.launch.local.supervisor import finished_runs, run_plan

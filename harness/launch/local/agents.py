@@ -1,7 +1,7 @@
-"""Starts the agents of one job, call by call, and makes the faults that ranks cannot make.
+"""Starts the agents of a job's calls, and causes the faults that ranks cannot cause.
 
-The ranks hold still after the step of such a fault until it is over
-(``faults/<index>.over.json``), so it strikes where the script says, however fast the machine is.
+After the step of such a fault the ranks wait until it is over (``faults/<index>.over.json``), so it
+happens where the script says, however fast the machine is.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from converge_harness.trainers import (
 from converge_harness.trainers.failure import FAILURES_FILE
 
 PROCESS_GUARD = Path(__file__).parent.parent / "process_guard.py"
-"""Runs a launcher that is not ours."""
+"""Runs a user's launcher."""
 ARRIVED = "arrived"
-"""In an agent's log folder: its imports are done."""
+"""File in an agent's log folder: its imports are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where all jobs of a matrix run."""
+    """The machine on which all jobs of a matrix run."""
 
     store: Store
     options: RunOptions
     servers: WarmServers
     environment: Mapping[str, str]
-    """Of the harness: what jobs inherit."""
+    """converge's own environment, which jobs inherit."""
     loopback: str | None
     """Name of the loopback interface."""
     private: Path
-    """A folder that only this user can enter, as long as the matrix runs."""
+    """A folder that only this user can enter, for the duration of the matrix."""
 
 
 def start_run(
@@ -75,7 +75,7 @@ def start_run(
 ) -> Run:
     """Start a job in an empty run folder.
 
-    Raises StoreError when the folder cannot be written or the toolchain's Python not be started.
+    Raises StoreError if the folder cannot be written or the toolchain's Python cannot be started.
     """
     folder = place.store.run_folder(job.name, job.identity).absolute()
     data = place.options.data_of(job)
@@ -108,7 +108,7 @@ def start_run(
 
 
 def _prepare(job: Job, folder: Path) -> None:
-    """What the job's trainer wants in the run folder, as a folder that a program writes to."""
+    """Make what the job's trainer needs in the run folder, such as an output folder."""
     try:
         trainer_of(job.spec).prepare(job, folder)
     except OSError as error:
@@ -117,13 +117,13 @@ def _prepare(job: Job, folder: Path) -> None:
 
 
 def _growth(job: Job, folder: Path) -> Growth | None:
-    """What shows that a job which reports no steps goes on; None for those that report them."""
+    """Growing output that shows progress of a job without step reports; None for other jobs."""
     curves = curves_of(job, folder)
     return None if curves is None else Growth(curves, folder / LOGS)
 
 
 def start_next_call(place: Place, run: Run, call: Call) -> None:
-    """Start the next call of a run whose last one is over, in the same folder and slots.
+    """Start the next call of a run whose last call is over, in the same folder and slots.
 
     Raises StoreError as ``start_run`` does.
     """
@@ -138,7 +138,7 @@ def start_next_call(place: Place, run: Run, call: Call) -> None:
 
 
 def start_node(place: Place, run: Run) -> None:
-    """Have a further node join the call that runs.
+    """Start a further node for the running call.
 
     Raises StoreError as ``start_run`` does.
     """
@@ -189,7 +189,7 @@ def _start_agent(
     *,
     together: bool = False,
 ) -> Agent:
-    """``together``: with the other first nodes of its call, for which it waits."""
+    """``together``: it waits for the other first nodes of its call."""
     logs = _logs(job, folder, call, node)
     work = folder if node == 0 else logs
     data = place.options.data_of(job)
@@ -203,7 +203,7 @@ def _start_agent(
         variables["CONVERGE_TOGETHER"] = json.dumps(arrived)
     stand_in = place.servers.python(job.toolchain.name)
     if stand_in is not None:
-        variables["PYTHON_EXEC"] = str(stand_in)  # what torchrun starts its ranks with
+        variables["PYTHON_EXEC"] = str(stand_in)  # with which torchrun starts its ranks
     command = agent_argv(
         job,
         folder,
@@ -218,7 +218,7 @@ def _start_agent(
     trainer = trainer_of(job.spec)
     if not trainer.own_rank_code:
         command = (sys.executable, "-I", str(PROCESS_GUARD), *command)
-        # An aborted rank then says where it stood.
+        # An aborted rank then prints its stack.
         variables.setdefault("PYTHONFAULTHANDLER", "1")
     try:
         logs.mkdir(parents=True, exist_ok=True)
@@ -230,7 +230,7 @@ def _start_agent(
 
 
 def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
-    """Each agent's own: a failure of an earlier call must not be taken for one of a later."""
+    """Each agent has its own, so that a failure is not attributed to a later call."""
     if not comes_in_passes(job):
         return folder / LOGS
     return folder / LOGS / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
@@ -246,7 +246,7 @@ def _devices(place: Place, slots: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _meeting(place: Place, job: Job) -> Rendezvous:
-    """A rendezvous of one call's own, which no other user of the machine can come to."""
+    """A rendezvous for one call, which no other user of the machine can reach."""
     recovery = job.spec.recovery
     fewest, most = recovery.nodes if recovery and most_nodes(job) > 1 else (1, 1)
     name = secrets.token_hex(16)
@@ -255,12 +255,12 @@ def _meeting(place: Place, job: Job) -> Rendezvous:
 
 
 def _as_typed(meeting: Rendezvous) -> Rendezvous:
-    """Where a user's own agents would meet: the file of one agent is gone with the harness."""
+    """The rendezvous for a command that a user types: the file of a single agent is temporary."""
     return meeting if meeting.most > 1 else Rendezvous(port=meeting.port)
 
 
 def _free_port() -> int:
-    """A port that is free now, for ranks whose launcher chooses none."""
+    """A port that is free now, for ranks whose launcher does not choose one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -268,10 +268,10 @@ def _free_port() -> int:
 
 
 def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
-    """Make a fault of the run's script.
+    """Cause a fault of the run's script.
 
-    ``agent_loss`` of a node that is not there and ``join`` of one too many do not strike.
-    Raises StoreError when its file cannot be written or a node not be started.
+    ``agent_loss`` of a missing node and ``join`` of one too many do not happen. Raises StoreError
+    if the fault's file cannot be written or a node cannot be started.
     """
     run.struck[index] = run.tail.number
     if not _can_strike(run, fault):
@@ -302,9 +302,9 @@ def strike(place: Place, run: Run, index: int, fault: Fault) -> None:
 
 
 def end_faults(run: Run, *, call_is_over: bool) -> None:
-    """Mark faults as over whose effect has come: another pass has begun, or the call ended.
+    """Mark faults as over once they had their effect: another pass has begun, or the call ended.
 
-    Raises StoreError when that cannot be written.
+    Raises StoreError if that cannot be written.
     """
     for index, number in run.struck.items():
         if call_is_over or run.tail.number > number:

@@ -1,4 +1,4 @@
-"""One job while its processes run: how far it is, and what came of it."""
+"""One job while its processes run: its progress, and its result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from converge_harness.trainers.failure import launcher_tail, rank_log
 
 @dataclass(slots=True)
 class Run:
-    """A started job: its torchrun calls so far, its slots, and how far it is."""
+    """A started job: its torchrun calls so far, its slots, and its progress."""
 
     job: Job
     folder: Path
@@ -41,29 +41,29 @@ class Run:
     attempt: int
     lock: RunLock
     call: RunningCall
-    """The one that runs."""
+    """The running call."""
     warm: bool
     environment: Mapping[str, str]
-    """What is pinned in the environment of its processes."""
+    """Pinned environment variables of its processes."""
     payload: Mapping[str, Any]
     tail: MetricsTail
     growth: Growth | None = None
-    """Of a program that reports no steps."""
+    """For a program without step reports."""
     earlier: list[RunningCall] = field(default_factory=list)
-    """Calls that are over, in order."""
+    """Finished calls, in order."""
     struck: dict[int, int] = field(default_factory=dict)
-    """Faults that the harness has made, and in which pass."""
+    """Faults that converge has caused, and in which pass."""
     started: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     last: StepLine | None = None
     made: int = 0
-    """Steps that have ended, replayed ones included."""
+    """Number of finished steps, including replayed ones."""
     first_step_at: float = 0.0
     last_step_at: float = 0.0
 
     @property
     def calls(self) -> tuple[RunningCall, ...]:
-        """All so far, in order."""
+        """All calls so far, in order."""
         return (*self.earlier, self.call)
 
     @property
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def eta_s(self) -> float | None:
-        """Until the last step, at the pace since the first."""
+        """Seconds until the last step, at the pace since the first."""
         if self.last is None:
             return None
         return remaining_s(
@@ -84,7 +84,7 @@ class Run:
         return Pace(self.job.world_size, self.elapsed_s, self.eta_s)
 
     def new_steps(self) -> tuple[StepLine, ...]:
-        """Steps that ended since the last call, replayed ones again."""
+        """Steps that finished since the last time, including replayed ones."""
         steps = self.tail.new_steps()
         if self.growth is not None:
             self.growth.look()
@@ -98,11 +98,11 @@ class Run:
         return steps
 
     def is_over(self) -> bool:
-        """Whether the call that runs is over; ask before ``new_steps``, to miss none."""
+        """Whether the running call is over; ask before ``new_steps``, so as to miss none."""
         return self.call.is_over(complete=self.tail.reached == self.job.steps)
 
     def overdue(self, experiment: Experiment) -> str:
-        """Which timeout has passed, as a sentence; empty when none has."""
+        """The exceeded timeout, as a sentence; empty if there is none."""
         if self.growth is not None:
             return self.growth.overdue(experiment.startup_timeout_s, experiment.progress_timeout_s)
         return self._no_step(experiment)
@@ -164,7 +164,7 @@ class Run:
         return after(self.job, self.call.call, outcome)
 
     def error(self) -> RankError | None:
-        """What went wrong with a job whose last call is over; None when nothing has."""
+        """What went wrong with a job whose last call is over; None if nothing did."""
         if not comes_in_passes(self.job):
             if self.call.returncode != 0:
                 return self._rank_error()
@@ -182,14 +182,14 @@ class Run:
         return replace(error, message=f"{problem}: {error.message}")
 
     def _rank_error(self) -> RankError:
-        """Of the rank that failed first in the call that is over."""
+        """The error of the rank that failed first in the finished call."""
         if self.warm and self.call.returncode == SERVER_GONE:
             return RankError(0, "the warm start lost its server")
         logs, left = ([agent.logs for agent in of] for of in (self.call.agents, self.call.left))
         return trainer_of(self.job.spec).error(logs, left, self.call.returncode)
 
     def hung(self, sentence: str) -> RankError:
-        """The error of a job that was killed for a timeout, with the end of rank 0's log."""
+        """The error of a job that was killed after a timeout, with the end of rank 0's log."""
         logs = self.call.agents[0].logs
         return RankError(0, sentence, rank_log(logs, 0) or launcher_tail(logs))
 
@@ -205,7 +205,7 @@ class Run:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What ``record.json`` holds beside the record."""
+        """What ``record.json`` has in addition to the record."""
         return {
             "started": self.started_at,
             "host": socket.gethostname(),
@@ -222,13 +222,14 @@ class Run:
 
 
 def struck_faults(folder: Path) -> frozenset[int]:
-    """Indices of a script's faults that have struck, as ``faults/`` says."""
+    """Indices of a script's faults that have happened, according to ``faults/``."""
     return frozenset(struck_files(folder))
 
 
 _LINGER_S = 10.0
-"""A node may go on so long after another has ended, or training is complete: a surviving agent
-can hang in torchrun's exit barrier."""
+"""How long a node may continue after another has ended, or after training is complete: a surviving
+agent can hang in torchrun's exit barrier.
+"""
 
 
 def _now() -> str:
@@ -237,11 +238,11 @@ def _now() -> str:
 
 @dataclass(slots=True)
 class Agent:
-    """torchrun's agent on one node, whose ranks are found by the folder that they work in."""
+    """torchrun's agent on one node; its ranks are found by their working directory."""
 
     process: subprocess.Popen[bytes]
     folder: Path
-    """Working directory; of the first node, and of a program of the user's, the run folder."""
+    """Working directory; for the first node, and for a user's program, the run folder."""
     logs: Path
     lost: bool = False
     """Killed by a fault of the script."""
@@ -249,46 +250,46 @@ class Agent:
 
 @dataclass(slots=True)
 class RunningCall:
-    """A started call: its agents, and what of the run happened in it."""
+    """A started call: its agents, and what happened in it."""
 
     call: Call
     argv: tuple[str, ...]
-    """The torchrun call of the first node as a user would type it."""
+    """The torchrun call of the first node, as a user would type it."""
     meeting: Rendezvous
-    """Where its agents meet."""
+    """The rendezvous of its agents."""
     agents: list[Agent]
     """By node."""
     faults_before: frozenset[int] = frozenset()
-    """Faults of the script that had struck when it started."""
+    """Faults of the script that had happened before it started."""
     started: float = field(default_factory=time.monotonic)
     started_at: str = field(default_factory=_now)
     ended_at: str | None = None
     steps: int = 0
-    """Lines of steps so far."""
+    """Number of step lines so far."""
     hangs_since: float | None = None
-    """When a rank was first seen to hang by the script."""
+    """When a hang of the script was first detected."""
     _lingers_since: float | None = None
 
     @property
     def left(self) -> list[Agent]:
-        """Agents of the nodes that no fault of the script took."""
+        """Agents of nodes that no fault of the script has killed."""
         return [agent for agent in self.agents if not agent.lost]
 
     @property
     def targets(self) -> list[tuple[subprocess.Popen[bytes], Path]]:
-        """As ``processes.end_all`` wants them."""
+        """Arguments for ``processes.end_all``."""
         return [(agent.process, agent.folder) for agent in self.agents]
 
     @property
     def returncode(self) -> int:
-        """0, or that of the first node that ended with an error, once the call is over."""
+        """0, or the exit code of the first node that failed, once the call is over."""
         codes = (agent.process.returncode for agent in self.left)
         return next((code for code in codes if code), 0)
 
     def is_over(self, *, complete: bool) -> bool:
-        """Whether its agents have ended, or nothing will come of those that have not.
+        """Whether its agents have ended, or the remaining ones will not do anything.
 
-        ``complete``: training has come to its end.
+        ``complete``: training has finished.
         """
         running = [agent.process.poll() is None for agent in self.left]
         if not any(running):
@@ -300,11 +301,11 @@ class RunningCall:
         return time.monotonic() - self._lingers_since > _LINGER_S
 
     def note_end(self) -> None:
-        """No process of it is left."""
+        """Record that no process of it is left."""
         self.ended_at = self.ended_at or _now()
 
     def facts(self) -> dict[str, Any]:
-        """What ``record.json`` says of it."""
+        """Its entry in ``record.json``."""
         return {
             "argv": list(self.argv),
             "segment": self.call.segment,

@@ -1,6 +1,6 @@
 """Runs a plan on this machine: reuse, warm start, check, then torchrun jobs packed into slots.
 
-One loop in one thread starts, follows and ends the jobs; when it returns or raises, none of their
+A single-threaded loop starts, follows and ends the jobs; when it returns or raises, none of their
 processes is left.
 """
 
@@ -70,10 +70,10 @@ from converge_harness.trainers.failure import is_infrastructure_fault
 def run_plan(
     plan: Plan, store: Store, options: RunOptions, observer: Observer
 ) -> tuple[RunRecord, ...]:
-    """Bring every job of a plan to a record, in the plan's order.
+    """Run every job of a plan; return the records in the plan's order.
 
-    Jobs that have finished with the same identity are reused and start no process. Call it in the
-    main thread: the kernel ties the life of the processes to the thread that started them.
+    Finished jobs with the same identity are reused without starting a process. Must be called in
+    the main thread: the kernel kills the processes when the thread that started them ends.
 
     Raises:
         ConfigError: a toolchain refuses a job's config; nothing was launched.
@@ -81,7 +81,7 @@ def run_plan(
         StoreError: the store cannot be read or written.
         Interrupted: Ctrl-C or a signal; no process is left, and finished runs are kept.
     """
-    remove_left_behind()  # also where nothing is left to run
+    remove_left_behind()  # even if nothing has to run
     records, others = ({}, {}) if options.fresh else finished_runs(plan.jobs, store)
     for identity, why in others.items():
         name = next(job.name for job in plan.jobs if job.identity == identity)
@@ -100,10 +100,10 @@ def run_plan(
 
 
 def finished_runs(jobs: Sequence[Job], store: Store) -> tuple[dict[str, RunRecord], dict[str, str]]:
-    """Records of earlier runs that can be taken as they are, by identity.
+    """Records of reusable earlier runs, by identity, and why other finished runs cannot be reused.
 
-    Then, by identity, why others that have finished cannot: their evidence or something that they
-    were made of has changed since. Raises StoreError for a damaged record or one of a newer schema.
+    They cannot if their evidence or one of their sources has changed since. Raises StoreError if a
+    record is damaged or has a newer schema.
     """
     found: dict[str, RunRecord] = {}
     others: dict[str, str] = {}
@@ -150,13 +150,13 @@ def _run(
 
 
 def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
-    """GPUs, or places on the CPU.
+    """GPUs, or slots on the CPU.
 
-    Raises ConfigError when a job wants more GPUs than there are.
+    Raises ConfigError if a job needs more GPUs than there are.
     """
     if options.gpus:
         problems = [
-            Problem(job.name, f"wants {job.world_size} GPUs, there are {len(options.gpus)}")
+            Problem(job.name, f"needs {job.world_size} GPUs, but there are {len(options.gpus)}")
             for job in jobs
             if job.world_size > len(options.gpus)
         ]
@@ -168,7 +168,7 @@ def _slots(plan: Plan, jobs: Sequence[Job], options: RunOptions) -> Slots:
 
 
 def _loopback() -> str | None:
-    """Name of the loopback interface where there is one: all ranks are on this machine."""
+    """Name of the loopback interface, if any: all ranks are on this machine."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), None)
 
@@ -178,7 +178,7 @@ _OVERVIEW_S = 1.0
 
 
 class Supervisor:
-    """Brings pending jobs to records; ``run`` is called once."""
+    """Runs pending jobs; ``run`` is called once."""
 
     def __init__(
         self, experiment: Experiment, place: Place, slots: Slots, observer: Observer
@@ -194,15 +194,15 @@ class Supervisor:
         self._walls: list[tuple[Job, float]] = []
         self._attempts: dict[str, int] = {}
         self._elsewhere: set[str] = set()
-        """Identities that another harness was seen to run."""
+        """Identities that another converge process is running."""
 
     def run(
         self, pending: Sequence[Job], finished: Mapping[str, RunRecord], stop: Interruption
     ) -> dict[str, RunRecord]:
         """Records of all jobs, by identity.
 
-        Raises StoreError when the store cannot be written and Interrupted when a signal came; in
-        both cases, and in any other, no process of a job is left.
+        Raises StoreError if the store cannot be written and Interrupted if a signal came. In all
+        cases no process of a job is left.
         """
         self._records = dict(finished)
         self._waiting = list(launch_order(pending))
@@ -253,7 +253,7 @@ class Supervisor:
         self._conclude(job, record)
 
     def _claim(self, job: Job, needed: RunRecord | None) -> None:
-        """Start a job, or take the result of another harness that has run it meanwhile."""
+        """Start a job, or use the result of another converge process that has run it meanwhile."""
         lock = self._place.store.lock(job.identity)
         if not lock.acquire():
             if job.identity not in self._elsewhere:
@@ -273,7 +273,7 @@ class Supervisor:
         self._conclude(job, record)
 
     def _record_of_another(self, job: Job) -> RunRecord | None:
-        """What another harness made of the job since this one looked for finished runs."""
+        """Record by another converge process, made after this one looked for finished runs."""
         if self._place.options.fresh and job.identity not in self._elsewhere:
             return None
         record = self._place.store.record(job.identity)
@@ -300,7 +300,7 @@ class Supervisor:
 
     def _follow(self) -> None:
         for run in list(self._running):
-            over = run.is_over()  # asked first: then no step can be missed
+            over = run.is_over()  # asked first, so that no step is missed
             steps = run.new_steps()
             for line in steps:
                 self._tell(
@@ -316,8 +316,8 @@ class Supervisor:
                 self._leave_hung(run, sentence)
 
     def _leave(self, run: Run) -> None:
-        """A job's agents have ended by themselves: see what came of the job."""
-        self._end([run])  # ranks outlive an agent that was killed, for a moment
+        """Handle a job whose agents have ended."""
+        self._end([run])  # ranks may briefly outlive a killed agent
         if self._goes_on(run):
             return
         error = run.error()
@@ -337,7 +337,7 @@ class Supervisor:
             self._finish(run, RunStatus.HUNG, run.hung(sentence))
 
     def _goes_on(self, run: Run, why: str = "") -> bool:
-        """Start the next segment of a run, or its ranks again, where there is more to come."""
+        """Start the next segment of a run, or restart it, if there is more to do."""
         if not comes_in_passes(run.job):
             return False
         decision = run.decide()
@@ -372,11 +372,11 @@ class Supervisor:
         for run in runs:
             run.call.note_end()
 
-    # -------------------------------------------------------------- telling
+    # ------------------------------------------------------------ reporting
 
     def _notice_cold_starts(self) -> None:
         for toolchain, complaint in self._place.servers.take_failures().items():
-            message = f"no warm start for {toolchain}, its ranks start cold: {complaint}"
+            message = f"no warm start for {toolchain}, so its ranks start cold: {complaint}"
             self._tell(Notice(time.time(), message))
 
     def _overview(self) -> Overview:
@@ -396,22 +396,22 @@ def _end_of(record: RunRecord) -> str:
 
 
 RANKS_PER_CORE = 2
-"""A rank waits for others (rendezvous, collectives, files) about half of its time."""
+"""Ranks per core: a rank waits (rendezvous, collectives, files) about half of its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Free places for ranks: GPU ids, or numbers on the CPU."""
+    """Free slots for ranks: GPU ids, or numbers on the CPU."""
 
     free: tuple[int, ...]
 
     def take(self, count: int) -> tuple[tuple[int, ...], Slots]:
-        """The lowest ``count`` free places, and what is left.
+        """The lowest ``count`` free slots, and the rest.
 
-        Raises ValueError when there are fewer: ask ``fits`` first.
+        Raises ValueError if there are fewer: ask ``fits`` first.
         """
         if not self.fits(count):
-            raise ValueError(f"{count} slots wanted, {len(self.free)} are free")
+            raise ValueError(f"{count} slots needed, {len(self.free)} are free")
         return self.free[:count], Slots(self.free[count:])
 
     def give(self, taken: Iterable[int]) -> Slots:
@@ -422,16 +422,16 @@ class Slots:
 
 
 def cpu_slots(cores: int, jobs: Sequence[Job], wanted: int | None) -> Slots:
-    """Slots on the CPU: ``wanted``, else two ranks per core, and never too few for a job.
+    """Slots on the CPU: ``wanted``, else two ranks per core, but enough for the largest job.
 
-    The largest job always gets its slots: its ranks then share the cores.
+    If it needs more, its ranks share the cores.
     """
     largest = max((job.world_size for job in jobs), default=1)
     return Slots(tuple(range(max(wanted or RANKS_PER_CORE * cores, largest))))
 
 
 def launch_order(jobs: Iterable[Job]) -> tuple[Job, ...]:
-    """Seed checkpoints (others wait for them), then the longest: large and compiled first.
+    """Seed checkpoints first (others wait for them), then the longest jobs: large and compiled.
 
     Small jobs come last and fill the slots that large ones leave.
     """

@@ -1,14 +1,14 @@
-"""Runs the jobs of a plan by a scheduler, attached or detached.
+"""Runs the jobs of a plan under a scheduler, attached or detached.
 
 ::
 
-    backend.py       what a scheduler must do for us: submit, poll, cancel
-    commands.py      Slurm as a backend: its commands and what they print
-    batch_script.py  a job as the script that a scheduler runs; pure
-    submission.py    which scheduler's job a run folder belongs to
-    submit.py        what there is to do for a plan; submits its jobs, each once; cancels jobs
-    job_status.py    the status of every job of a plan, by one query; writes records
-    settle.py        what came of a job that is over
+    backend.py       the interface of a scheduler: submit, poll, cancel
+    commands.py      Slurm as a backend: its commands and their output
+    batch_script.py  a job as a batch script; pure
+    submission.py    the scheduler's job of a run folder
+    submit.py        what has to be done for a plan; submits each job once; cancels jobs
+    job_status.py    the status of every job of a plan, with one query; writes records
+    settle.py        the result of a finished job
     follow.py        attached: rounds of poll, settle, submit what fits
-    detached.py      without a harness that stays: submit, status, collect, cancel
+    detached.py      without a process that stays: submit, status, collect, cancel
 """

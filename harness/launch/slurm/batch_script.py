@@ -1,4 +1,4 @@
-"""A job as the script that Slurm runs: what it asks for, and the torchrun calls. Pure."""
+"""A job as a batch script for Slurm: the requested resources and the torchrun calls. Pure."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from converge_harness.trainers import (
 JOB_SCRIPT = "job.sh"
 SLURM_LOG = "slurm.log"
 HEAD_VARIABLE = "CONVERGE_HEAD_NODE"
-"""Overrides the name under which the nodes of a job reach their first one."""
+"""Environment variable that overrides the name of a job's first node for the others."""
 _NODE_MODULE = "converge_harness.rank.start.node"
 _MEETING = "meeting_place"
-"""Variable of the script: host and port of the rendezvous."""
+"""Variable in the script: host and port of the rendezvous."""
 _FIRST_PORT, _PORTS = 10_000, 20_000
-"""Ports of the rendezvous: below those that Linux gives to outgoing connections."""
+"""Ports of the rendezvous, below those that Linux uses for outgoing connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How the ranks of a job, or of one of its segments, lie on nodes."""
+    """How the ranks of a job, or of one of its segments, are placed on nodes."""
 
     nodes: int
     ranks: int
-    """On each node."""
+    """Ranks on each node."""
 
 
 def job_name(job: Job) -> str:
-    """The name that Slurm shows, and under which a job is found again."""
+    """The job's name in Slurm, by which it is found again."""
     return f"cv-{slug(job.name)}-{folder_key(job.identity)}"
 
 
 def submit_argv(folder: Path) -> tuple[str, ...]:
-    """How the scheduler is given the job of a run folder, but for what it waits for."""
+    """The sbatch command for the job of a run folder, without its dependencies."""
     return ("sbatch", str(folder / JOB_SCRIPT))
 
 
@@ -104,7 +104,7 @@ def _layout(job: Job, ranks: int, cluster: Cluster) -> _Layout:
             Problem(
                 "cluster.ranks_per_node",
                 f"the {ranks} ranks of {job.name} do not fill nodes of {cluster.ranks_per_node}",
-                "choose degrees whose product is a multiple of it, or no more than it",
+                "choose degrees whose product is a multiple of it, or at most it",
             )
         )
     return _Layout(nodes, cluster.ranks_per_node)
@@ -161,7 +161,7 @@ def _gpus(cluster: Cluster, largest: _Layout) -> dict[str, str | int]:
 
 
 def _may_be_requeued(job: Job, cluster: Cluster) -> bool:
-    """Whether the script can begin again: not in the middle of an elastic or a fault set."""
+    """Whether the script can be restarted: not in the middle of an elastic or a fault set."""
     recovery = job.spec.recovery if comes_in_passes(job) else None
     scripted = recovery is not None and recovery.restarts is not RestartOwner.CLUSTER
     return cluster.requeue and not scripted and first_call(job).segment is None
@@ -186,7 +186,7 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
 
 def _meeting_place() -> str:
     return f"""\
-# Where the agents of the nodes meet. Jobs that run at once have ids near each other: other ports.
+# Rendezvous of the nodes' agents. Jobs that run at the same time have nearby ids, so other ports.
 head_node=${{{HEAD_VARIABLE}:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}}
 {_MEETING}=$head_node:$(({_FIRST_PORT} + SLURM_JOB_ID % {_PORTS}))"""
 
@@ -200,13 +200,13 @@ def _call(
     largest: _Layout,
     rank_module: str,
 ) -> str:
-    """One srun: an agent on each of the first nodes of the allocation."""
+    """One srun call: an agent on each of the first nodes of the allocation."""
     where = [
         *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes}", "--ntasks-per-node=1"),
         *(["--relative=0"] if layout.nodes < largest.nodes else []),
     ]
-    # The ranks of a node share its CPUs: srun would bind their agent to one of them, and takes
-    # --cpus-per-task from no #SBATCH line (since Slurm 22.05).
+    # The ranks of a node share its CPUs. By default srun would bind their agent to one CPU, and
+    # since Slurm 22.05 it ignores --cpus-per-task of #SBATCH lines.
     how = [*_cpus(cluster, largest), "--cpu-bind=none", "--export=ALL", "--kill-on-bad-exit=1"]
     node = [
         *(str(job.toolchain.python), "-m", _NODE_MODULE),
@@ -255,7 +255,7 @@ def _segment_comment(job: Job, index: int) -> str:
 
 
 def _quoted_but_meeting(word: str) -> str:
-    """An argument of torchrun in which bash is to put where the agents meet."""
+    """An argument of torchrun in which bash inserts the rendezvous endpoint."""
     before, variable, after = word.partition(f"${_MEETING}")
     if not variable:
         return shlex.quote(word)
@@ -263,13 +263,13 @@ def _quoted_but_meeting(word: str) -> str:
 
 
 def _path(folder: Path) -> str:
-    """A path on an ``#SBATCH`` line, where double quotes keep blanks and ``#``."""
+    """A path on an ``#SBATCH`` line, where double quotes protect spaces and ``#``."""
     text = str(folder)
     if not text.isprintable() or '"' in text or "\\" in text:
         raise ConfigError(
             Problem(
                 f"run folder {text!r}",
-                "sbatch cannot be told of it",
+                "sbatch does not support this path",
                 "use a --store whose path has no quotes, backslashes and line breaks",
             )
         )
@@ -283,17 +283,17 @@ def _one_line(text: str) -> str:
 # ----------------------------------------------------- start, restart and end
 
 _OF_EVERY_START = (ENDED, COMPILED)
-"""What every start of the script writes anew."""
+"""Files that every start of the script writes again."""
 
 
 def _ending(folder: Path) -> str:
-    """How the script leaves ``ended.json`` however it ends, by bash's traps."""
+    """Bash traps that write ``ended.json`` however the script ends."""
     return f"""\
 set -euo pipefail
 
 run_folder={shlex.quote(str(folder))}
 
-# The last word of this script, however it ends: for when Slurm has forgotten the job.
+# Written however this script ends, for when Slurm has forgotten the job.
 finish() {{
     code=$?
     trap '' TERM
@@ -307,18 +307,18 @@ trap 'exit 143' TERM"""
 
 
 def _start() -> str:
-    """Removes what an earlier job left, as one that was submitted twice."""
+    """Removes files of an earlier job, for example of one that was submitted twice."""
     return f"""\
-# A job that begins takes nothing that lies here for its own.
+# A job that starts must not use files of an earlier one.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ]; then
     (cd "$run_folder" && rm -rf {" ".join((*_OF_EVERY_START, *OF_THE_RANKS, *OF_THE_PASSES))})
 fi"""
 
 
 def _restart(job: Job) -> str:
-    """Removes what the script left before Slurm requeued it and might not overwrite now."""
+    """Removes files from before Slurm requeued the job that it might not overwrite."""
     files = " ".join(_OF_EVERY_START if comes_in_passes(job) else (*_OF_EVERY_START, *OF_THE_RANKS))
-    how = "goes on from its newest checkpoint" if comes_in_passes(job) else "starts over"
+    how = "continues from its newest checkpoint" if comes_in_passes(job) else "starts over"
     return f"""\
 # A job that Slurm has requeued {how}.
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then

@@ -1,4 +1,4 @@
-"""Slurm as a backend: calls sbatch, squeue, sacct and scancel, and reads what they print.
+"""Slurm as a backend: calls sbatch, squeue, sacct and scancel, and parses their output.
 
 Also finds the keys of ``[cluster]`` that a refusal is about.
 """
@@ -17,27 +17,28 @@ from converge_harness.launch.slurm.backend import JobState, Phase, Refused, Requ
 from converge_harness.model import Cluster
 
 _TIMEOUT_S = 120.0
-"""Longest that a command of Slurm's may take; sbatch by itself tries again for about a minute."""
+"""Longest time of a Slurm command; sbatch itself retries for about a minute."""
 
 _SLOW_S = 5.0
-"""A person is told what the harness waits for after so long."""
+"""After this time converge prints what it is waiting for."""
 
 _SQUEUE = ("squeue", "--me", "--all", "--noheader")
-"""``--all``: in hidden partitions, too."""
+"""``--all``: also in hidden partitions."""
 
 _KEPT = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT)")
 _SLURMS = re.compile(r"(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SCANCEL|SINFO|SALLOC)_.*")
-"""Variables that change what these commands ask for or print, and those of a job that the harness
-itself may run in, which its jobs must not take for their own."""
+"""Variables that change what these commands request or print, and those of a job in which converge
+itself may run, which its jobs must not inherit.
+"""
 
 _FOR_NOW = re.compile(
     r"MaxSubmitJob|MaxJobCount|temporarily unable|violates accounting/QOS policy", re.IGNORECASE
 )
-"""Of sbatch's refusals, those that pass when other jobs have ended …"""
+"""Refusals of sbatch that go away when other jobs have ended …"""
 _POLICY = re.compile(r"violates accounting/QOS policy", re.IGNORECASE)
 _SUBMIT_LIMIT = re.compile(r"MaxSubmitJob|MaxJobCount", re.IGNORECASE)
 _FOR_EVER = re.compile(r"(Assoc|QOS)(Max\w+Per(Job|Node)|Min\w+)")
-"""… unless one of these limits is named with them."""
+"""… unless they name one of these limits."""
 _UNREACHABLE = re.compile(
     r"unable to contact slurm controller|could not establish a configuration source"
     r"|connection refused|zero bytes were transmitted|failure in connecting|munge"
@@ -45,12 +46,12 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _PERHAPS_TAKEN = re.compile(r"socket timed out|zero bytes were transmitted", re.IGNORECASE)
-"""The answer was lost: the job may have been taken."""
+"""The answer was lost: the job may have been accepted."""
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|slurmdbd|SlurmDBD", re.IGNORECASE)
 
 
 class Slurm:
-    """Jobs of this user on the cluster that Slurm's commands speak to."""
+    """Jobs of this user on the cluster of Slurm's commands."""
 
     def __init__(
         self,
@@ -58,21 +59,21 @@ class Slurm:
         *,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """Choose what Slurm's commands inherit.
+        """Set the environment of Slurm's commands.
 
         Args:
-            environment: what commands and, by sbatch, jobs inherit; None: this process's.
-            say: called, once, when Slurm does not answer at once: its commands retry for a minute.
+            environment: for the commands and, through sbatch, for jobs; None: this process's.
+            say: called once if Slurm is slow to answer: its commands retry for a minute.
         """
         self._say = say
         self._environment = _environment(os.environ if environment is None else environment)
         self._accounting = True
-        """Until sacct has said that there is none."""
+        """Whether to use accounting; False once sacct has said that there is none."""
 
     def submit(self, request: Request) -> str:
-        """Give a job to Slurm; its id there.
+        """Submit a job to Slurm; return its id.
 
-        Raises Refused when sbatch does not take the job, and ClusterError when it has no answer.
+        Raises Refused if sbatch refuses the job, and ClusterError if there is no answer.
         """
         if request.perhaps_there and (there := self._named(request.name)):
             return there
@@ -93,21 +94,23 @@ class Slurm:
             self._raise_unreachable("sbatch", complaint)
             passes = bool(_FOR_NOW.search(complaint)) and not _FOR_EVER.search(complaint)
             if passes and _POLICY.search(complaint) and not _SUBMIT_LIMIT.search(complaint):
-                # Only jobs of ours that are still there can be what is too much.
+                # A limit on the number of jobs can only be due to jobs that are still there.
                 passes = bool(self._ask(*_SQUEUE, f"--Format=JobID:{JOB_WIDTH}").split())
             raise Refused(_last_lines(complaint), for_now=passes)
-        # "1234", or "1234;cluster" where there are several; wrappers may print lines before it.
+        # "1234", or "1234;cluster" with several clusters; wrappers may print lines before it.
         lines = done.stdout.split()
         job_id = lines[-1].partition(";")[0] if lines else ""
         there = job_id if job_id.isdecimal() else self._named(request.name)
         if there is None:
-            raise ClusterError(f"sbatch was to print the id of {request.name}: {done.stdout!r}")
+            raise ClusterError(
+                f"sbatch should have printed the id of {request.name}: {done.stdout!r}"
+            )
         return there
 
     def poll(self, ids: Collection[str]) -> Mapping[str, JobState]:
-        """What Slurm says of these jobs: one squeue, and one sacct for those it has forgotten.
+        """The states of these jobs: one squeue, and one sacct for jobs that squeue does not know.
 
-        Raises ClusterError when squeue has no answer, or one that is none.
+        Raises ClusterError if squeue has no answer, or an unreadable one.
         """
         if not ids:
             return {}
@@ -116,7 +119,7 @@ class Slurm:
         # With SLURM_CLUSTERS a line names the cluster first.
         printed = [x for x in output.splitlines() if x.strip() and not x.startswith("CLUSTER:")]
         if printed and not queue:
-            raise ClusterError(f"squeue was to print jobs: {_last_lines(output)!r}")
+            raise ClusterError(f"squeue should have printed jobs: {_last_lines(output)!r}")
         found = {job_id: queue[job_id] for job_id in ids if job_id in queue}
         forgotten = [job_id for job_id in ids if job_id not in found]
         if forgotten:
@@ -124,9 +127,9 @@ class Slurm:
         return {job_id: found.get(job_id) or unknown_job() for job_id in ids}
 
     def cancel(self, ids: Collection[str]) -> None:
-        """Have these jobs ended, whether they run or wait; unknown ones are over already.
+        """Cancel these jobs, running or waiting; unknown ones are already over.
 
-        Raises ClusterError when Slurm cannot be reached.
+        Raises ClusterError if Slurm cannot be reached.
         """
         if not ids:
             return
@@ -134,13 +137,13 @@ class Slurm:
             done = self._call(("scancel", "--quiet", *ids))
         except subprocess.TimeoutExpired as error:
             raise ClusterError(f"scancel gave no answer within {_TIMEOUT_S:g} s") from error
-        if done.returncode != 0:  # as for ids that Slurm does not know
+        if done.returncode != 0:  # for example for unknown ids
             self._raise_unreachable("scancel", done.stderr)
 
     # -------------------------------------------------------------- commands
 
     def _named(self, name: str) -> str | None:
-        """The id of a job of that name that waits or runs; of several the newest."""
+        """The id of a waiting or running job of that name; of several, the newest."""
         output = self._ask(*_SQUEUE, f"--name={name}", f"--Format=JobID:{JOB_WIDTH}")
         return max((word for word in output.split() if word.isdecimal()), key=int, default=None)
 
@@ -151,16 +154,16 @@ class Slurm:
         try:
             done = self._call((*command, f"--jobs={','.join(ids)}"))
         except (ClusterError, subprocess.TimeoutExpired):
-            return {}  # it may answer the next time
+            return {}  # it may answer next time
         if done.returncode != 0:
             self._accounting = not _NO_ACCOUNTING.search(done.stderr)
             return {}
         return read_sacct(done.stdout)
 
     def _ask(self, *command: str) -> str:
-        """What a command prints.
+        """The output of a command.
 
-        Raises ClusterError when it fails.
+        Raises ClusterError if it fails.
         """
         try:
             done = self._call(command)
@@ -184,7 +187,7 @@ class Slurm:
                 env=self._environment,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the harness: sbatch has to say what it did
+                start_new_session=True,  # Ctrl-C must not reach sbatch: its answer is needed
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
@@ -202,24 +205,24 @@ class Slurm:
             slow.cancel()
 
     def _require_configuration(self) -> None:
-        """Raise ClusterError for what Slurm's commands would look for again for a minute."""
+        """Raise ClusterError for a missing file that Slurm's commands would retry for a minute."""
         named = self._environment.get("SLURM_CONF")
         if named and not Path(named).exists():
             raise ClusterError(
-                f"SLURM_CONF is {named}, and there is no such file: set it to the cluster's "
+                f"SLURM_CONF is {named}, but there is no such file: set it to the cluster's "
                 "slurm.conf or unset it, then give the same command again"
             )
 
     def _say_slow(self, program: str) -> None:
         if self._say is not None:
-            self._say(f"waiting for Slurm to answer {program}, for {_TIMEOUT_S:g} s at most")
+            self._say(f"waiting at most {_TIMEOUT_S:g} s for Slurm to answer {program}")
             self._say = None
 
     def _raise_unreachable(self, program: str, complaint: str) -> None:
         if _UNREACHABLE.search(complaint):
             raise ClusterError(
                 f"{program} cannot reach Slurm: {_last_lines(complaint)}. Try `scontrol ping`; "
-                "jobs that were submitted go on, and `converge collect` takes them up again"
+                "submitted jobs go on, and `converge collect` finds them again"
             )
 
 
@@ -233,7 +236,7 @@ def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def _dependency(request: Request) -> tuple[str, ...]:
-    """Conditions that must all be met."""
+    """Dependencies that must all be met."""
     conditions = [
         ":".join((kind, *ids))
         for kind, ids in (("afterok", request.after_ok), ("afterany", request.after_any))
@@ -243,7 +246,7 @@ def _dependency(request: Request) -> tuple[str, ...]:
 
 
 def _last_lines(complaint: str) -> str:
-    """What a command said last, without its own name and whatever came before."""
+    """The last lines of a command's complaint, without its own name."""
     lines = [
         re.sub(r"^\w+: (error|fatal): ", "", line)
         for line in complaint.splitlines()
@@ -252,7 +255,7 @@ def _last_lines(complaint: str) -> str:
     return "; ".join(lines[-2:]) or "it gave no reason"
 
 
-# ------------------------------------------- what squeue and sacct print; pure
+# ------------------------------------------- output of squeue and sacct; pure
 
 JOB_WIDTH = 24
 _COLUMNS = (
@@ -263,10 +266,10 @@ _COLUMNS = (
     ("TimeUsed", 24),
     ("Reason", 256),
     ("NodeList", 1024),
-    ("Name", 256),  # last: letters of others' jobs may be wider than a byte
+    ("Name", 256),  # last: names of others' jobs may have letters wider than a byte
 )
 SQUEUE_FORMAT = "--Format=" + ",".join(f"{name}:{width}" for name, width in _COLUMNS)
-"""Columns of a fixed width, as every Slurm since 2016 has them; a reason may have any character."""
+"""Columns of fixed width, which every Slurm since 2016 has; a reason may have any character."""
 SACCT_FORMAT = "--format=JobIDRaw,State,ExitCode,ElapsedRaw,NodeList,JobName"
 
 _PENDING = frozenset(
@@ -284,18 +287,19 @@ _NEVER = re.compile(
     r"|InvalidAccount|InvalidQOS|AccountNotAllowed|QOSNotAllowed|MaxMemPerLimit"
     r"|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
 )
-"""Reasons of pending jobs that ask for more than they may ever have. Limits that other jobs use up
-(``…Grp…``, ``…PerUser…``) pass, nodes that are down come back, a held job can be released.
-``PartitionConfig`` is what Slurm 22.05 says first, and something else a second later."""
+"""Reasons of pending jobs that request more than they can ever get. Not included: limits that other
+jobs use up (``…Grp…``, ``…PerUser…``), nodes that are down, held jobs, and ``PartitionConfig``,
+which Slurm 22.05 says first and replaces a second later.
+"""
 
 
 def unknown_job() -> JobState:
-    """Of a job that Slurm does not know any more."""
+    """The state of a job that Slurm does not know any more."""
     return JobState(Phase.UNKNOWN)
 
 
 def read_squeue(output: str) -> dict[str, JobState]:
-    """By job id, what squeue printed in ``SQUEUE_FORMAT``; lines of something else are skipped."""
+    """Job states by id from squeue's output in ``SQUEUE_FORMAT``; other lines are skipped."""
     states = {}
     for line in output.splitlines():
         job_id, word, restarts, code, used, reason, nodes, name = _cut(line)
@@ -313,7 +317,7 @@ def read_squeue(output: str) -> dict[str, JobState]:
 
 
 def read_sacct(output: str) -> dict[str, JobState]:
-    """By job id, what sacct printed in ``SACCT_FORMAT``; of a requeued job since its last start."""
+    """Job states by id from sacct's output in ``SACCT_FORMAT``; after a requeue, its last start."""
     states = {}
     for line in output.splitlines():
         job_id, word, code, elapsed, nodes, name = (line.split("|", 5) + [""] * 6)[:6]
@@ -364,11 +368,11 @@ def _state(
 
 
 def phase_of(word: str) -> Phase:
-    """Where a job in a state of Slurm's is.
+    """The phase of a job by Slurm's state.
 
-    Whatever is neither pending nor over counts as running: RUNNING CONFIGURING RESIZING SIGNALING
-    STAGE_OUT STOPPED SUSPENDED, states of a Slurm to come, COMPLETING, from which a job may also
-    come back to the queue, and REVOKED, when another cluster of a federation runs it.
+    Everything that is neither pending nor over counts as running: RUNNING CONFIGURING RESIZING
+    SIGNALING STAGE_OUT STOPPED SUSPENDED, unknown states of future versions, COMPLETING, from which
+    a job may return to the queue, and REVOKED, if another cluster of a federation runs it.
     """
     if word in _PENDING:
         return Phase.PENDING
@@ -376,7 +380,7 @@ def phase_of(word: str) -> Phase:
 
 
 def _exit_code(text: str) -> int | None:
-    """Of ``3:0`` (code and signal), or of the status that wait(2) gives (squeue: 3 is 768)."""
+    """Exit code from ``3:0`` (code and signal), or from a wait(2) status (squeue: 768 for 3)."""
     code, colon, signal = text.partition(":")
     if not code.isdecimal() or (colon and not signal.isdecimal()):
         return None
@@ -412,14 +416,15 @@ _KEYS_BY_REFUSAL: tuple[tuple[str, tuple[str, ...]], ...] = (
     (r"CPU count|more processors", ("ranks_per_node", "cpus_per_rank")),
     (r"node configuration|BadConstraints", _OF_A_NODE),
 )
-"""Patterns of what Slurm prints (``slurm_errno.c``, and reasons of pending jobs), and the keys that
-may have caused it; the first pattern that matches counts."""
+"""Patterns of Slurm's messages (``slurm_errno.c``, and reasons of pending jobs), and the keys that
+may have caused them; the first match counts.
+"""
 
 
 def keys_behind(words: str, cluster: Cluster) -> str:
-    """The keys as the file has them, ``[cluster] partition``; empty when the text is not known.
+    """The keys as in the file, ``[cluster] partition``; empty if the text is unknown.
 
-    Keys that the file does not set are left out: they cannot be wrong.
+    Keys that the file does not set are left out, because they cannot be wrong.
     """
     for pattern, keys in _KEYS_BY_REFUSAL:
         if re.search(pattern, words, re.IGNORECASE):
@@ -429,6 +434,6 @@ def keys_behind(words: str, cluster: Cluster) -> str:
 
 
 def with_keys(words: str, cluster: Cluster) -> str:
-    """A refusal and the keys that it is about: ``Invalid qos specification ([cluster] qos)``."""
+    """A refusal with the keys that it is about: ``Invalid qos specification ([cluster] qos)``."""
     keys = keys_behind(words, cluster)
     return f"{words} ({keys})" if keys else words

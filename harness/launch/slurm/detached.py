@@ -1,6 +1,6 @@
-"""A plan on a cluster without a harness that stays: submit, collect, cancel, status.
+"""A plan on a cluster without a process that stays: submit, collect, cancel, status.
 
-All of it finds jobs by the identities of the plan in the store, from any later shell.
+Jobs are found by the plan's identities in the store, so this works from any later shell.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from converge_harness.trainers import comes_in_passes
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What came of submitting a plan."""
+    """The result of submitting a plan."""
 
     submitted: int = 0
     queued: int = 0
-    """Jobs that the scheduler had before."""
+    """Jobs that were already in the scheduler."""
     reused: int = 0
-    """Jobs that have finished before."""
+    """Jobs that had already finished."""
     refused: tuple[RunRecord, ...] = ()
-    """Records of jobs that the scheduler does not take, and of those that start from them."""
+    """Records of jobs that the scheduler refuses, and of those that depend on them."""
     left: tuple[Job, ...] = ()
-    """Jobs that are to be submitted by another call."""
+    """Jobs that have to be submitted by a later call."""
     why_left: str = ""
 
 
@@ -77,7 +77,7 @@ def submit_plan(plan: Plan, site: Site, observer: Observer) -> Submitted:
             elif given is None:
                 left.append(job)
         new = [records[job.identity] for job in prepared.todo if job.identity in records]
-        why = submitter.busy or "another harness is at them"
+        why = submitter.busy or "another converge process is submitting them"
         return replace(
             submitted,
             submitted=len(submitter.ours),
@@ -89,16 +89,16 @@ def submit_plan(plan: Plan, site: Site, observer: Observer) -> Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What has come of a plan so far."""
+    """The results of a plan so far."""
 
     records: Mapping[str, RunRecord]
-    """Of all jobs that are over, by identity."""
+    """Records of all finished jobs, by identity."""
     left: tuple[JobStatus, ...]
-    """The others."""
+    """The other jobs."""
 
 
 def collect(plan: Plan, site: Site, observer: Observer) -> Collected:
-    """Write the records of all that is over, and say what is not.
+    """Write the records of all finished jobs, and return which are not finished.
 
     Raises StoreError and ClusterError.
     """
@@ -115,14 +115,14 @@ def collect(plan: Plan, site: Site, observer: Observer) -> Collected:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """What came of cancelling."""
+    """The result of cancelling."""
 
     cancelled: tuple[RunRecord, ...]
-    """Of the jobs that are over now."""
+    """Records of the jobs that are over now."""
     ending: tuple[JobStatus, ...]
-    """Cancelled, and not over yet."""
+    """Cancelled but not over yet."""
     unsure: tuple[JobStatus, ...]
-    """Jobs of which only the scheduler knows whether it has them; by their names there."""
+    """Jobs that may or may not be in the scheduler; by their names there."""
 
 
 def cancel(
@@ -134,12 +134,12 @@ def cancel(
     why: str,
     patience_s: float = 60.0,
 ) -> Cancelled:
-    """Take jobs of a plan out of the scheduler's hands, and settle those that are over in time.
+    """Cancel jobs of a plan, and write the records of those that end in time.
 
     Raises:
         StoreError: the store cannot be read or written.
         ClusterError: the scheduler cannot be reached.
-        Interrupted: a signal came; the jobs are cancelled all the same.
+        Interrupted: a signal came; the jobs are cancelled nevertheless.
     """
     statuses = read_statuses(site, plan.jobs)
     targets = {
@@ -149,7 +149,7 @@ def cancel(
     }
     given = {each.folder: each.submission for each in targets.values() if each.submission}
     if unwritten := cancel_all(site.backend, given):
-        raise StoreError(f"cancelled, which run folders do not say: {unwritten}")
+        raise StoreError(f"cancelled, but this could not be recorded in run folders: {unwritten}")
     with interruptible() as stop:
         targets, records = _await_end({**statuses, **targets}, targets, site, stop, patience_s)
     for record in records:
@@ -170,7 +170,7 @@ def _await_end(
     stop: Interruption,
     patience_s: float,
 ) -> tuple[dict[str, JobStatus], list[RunRecord]]:
-    """Settle the targets as they end, with the records of what they start from at hand."""
+    """Write the targets' records as they end; seed-checkpoint jobs come first."""
     deadline = time.monotonic() + patience_s
     statuses = dict(all_)
     records: list[RunRecord] = []
@@ -189,24 +189,24 @@ def _await_end(
 
 
 def _counts(job_status: JobStatus, targets: Collection[str]) -> bool:
-    """Whether it is a target, or the record of something that a target may start from."""
+    """Whether it is a target, or a job from which a target may start."""
     return job_status.record is not None or job_status.job.identity in targets
 
 
 NOT_SUBMITTED = "not submitted"
 BROKEN_OFF = "submission interrupted"
-"""States that a scheduler does not know: the harness ended before it knew the job's id."""
+"""States of our own; the second: converge ended before it knew the job's id."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusRow:
-    """What ``converge status`` shows of a job."""
+    """The row of a job in ``converge status``."""
 
     name: str
     role: Role
     job_id: str
     state: str
-    """``pending``, ``running``, how it ended, or one of the two words above."""
+    """``pending``, ``running``, how it ended, or one of the two states above."""
     reason: str
     step: int | None
     steps: int
@@ -216,11 +216,11 @@ class StatusRow:
     requeues: int = 0
     """How often the scheduler restarted it; ``elapsed_s`` then counts from its last start."""
     settled: bool = True
-    """False for what has ended and has no record yet: ``collect`` writes it."""
+    """False for a job that has ended but has no record yet, which ``collect`` will write."""
 
 
 def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
-    """The status of every job of a plan, in the plan's order. Nothing is written.
+    """The status of every job of a plan, in the plan's order. Writes nothing.
 
     Raises StoreError and ClusterError.
     """
@@ -237,15 +237,15 @@ def status(plan: Plan, site: Site) -> tuple[StatusRow, ...]:
 
 
 def _orphans(store: Store) -> dict[str, str]:
-    """Ids of submitted jobs that have no record, by their names.
+    """Ids of submitted jobs without a record, by their names.
 
-    A job of a plan whose folder has another identity is one of those as they were meant before.
+    A job of the plan may be among them under an older identity.
     """
     found = {}
     for folder in store.run_folders().values():
         if (folder / RECORD).is_file():
             continue
-        with suppress(StoreError):  # of another plan, perhaps: whose turn it is, will say so
+        with suppress(StoreError):  # perhaps of another plan, whose own command will report it
             if submission := read_submission(folder):
                 name = str(read_json(folder / JOB).get("name"))
                 found[name] = submission.job_id or submission.name
@@ -265,9 +265,9 @@ def _row(job_status: JobStatus, over: RunRecord | None, orphans: Mapping[str, st
         before = orphans.get(job.name) if submission is None else None
         if before is not None:
             reason = (
-                f"job {before} of this name is another: of another experiment, or what it means "
-                "has changed since (the file, converge, or what is installed); if nobody wants it "
-                f"any more: scancel {before}"
+                f"job {before} of this name belongs to another experiment, or to this one before a "
+                "change (of the file, converge, or installed packages); if it is not "
+                f"needed any more: scancel {before}"
             )
     else:
         word = str(state.phase) if state.phase is not Phase.ENDED else state.word.lower()

@@ -1,8 +1,8 @@
-"""Runs a plan on a cluster while the harness stays: submit all, poll, settle, until all is over.
+"""Runs a plan on a cluster while converge stays: submit all, poll, settle, until all is over.
 
-Rounds of one query for all jobs. When the harness is interrupted it cancels what it has submitted;
-when it is killed, nothing is lost: the jobs go on, and the same command, or ``converge collect``,
-finds them by their run folders.
+Each round makes one query for all jobs. If converge is interrupted, it cancels what it has
+submitted. If it is killed, nothing is lost: the jobs go on, and the same command, or ``converge
+collect``, finds them by their run folders.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from converge_harness.run_folder.metrics import StepLine
 from converge_harness.trainers import comes_in_passes
 
 OUTAGE_S = 3600.0
-"""A scheduler that does not answer for so long is given up; its jobs go on."""
+"""How long to retry a scheduler that does not answer; its jobs go on."""
 _PAUSE_S = 0.1
 _ORDINARY = frozenset(
     {
@@ -42,21 +42,21 @@ _ORDINARY = frozenset(
         "WaitingForScheduling",
     }
 )
-"""Reasons for which jobs wait that pass by themselves."""
+"""Normal reasons for waiting, which are not reported."""
 
 
 def follow_plan(plan: Plan, site: Site, observer: Observer) -> tuple[RunRecord, ...]:
-    """Bring every job of a plan to a record, in the plan's order.
+    """Run every job of a plan; return the records in the plan's order.
 
-    Jobs that have finished with the same identity are reused; jobs in the queue, whoever submitted
-    them, are followed and not submitted again.
+    Finished jobs with the same identity are reused. Jobs that are already in the queue are
+    followed, not submitted again.
 
     Raises:
         ConfigError: a toolchain refuses a job's config; nothing was submitted.
         ToolchainError: a toolchain does not start.
         StoreError: the store cannot be read or written.
         ClusterError: the scheduler cannot be reached, at the start or for an hour.
-        Interrupted: Ctrl-C or a signal; what this harness has submitted is cancelled.
+        Interrupted: Ctrl-C or a signal; jobs submitted by this process are cancelled.
     """
     with interruptible() as stop:
         prepared = prepare_plan(plan, site, observer, stop)
@@ -81,7 +81,7 @@ class _Follower:
         self._told_reasons: set[str] = set()
         self._told_busy = ""
         self._silent_since: float | None = None
-        """When the scheduler first did not answer, by the monotonic clock."""
+        """Since when the scheduler has not answered, by the monotonic clock."""
 
     def run(self, stop: Interruption) -> dict[str, RunRecord]:
         try:
@@ -103,7 +103,7 @@ class _Follower:
     # ----------------------------------------------------------- submitting
 
     def _submit(self, stop: Interruption) -> None:
-        """Submit what is left to submit, until the scheduler takes no more."""
+        """Submit the remaining jobs, until the scheduler accepts no more."""
         for job in list(self._waiting):
             stop.check()
             needed = self._records.get(job.needs) if job.needs else None
@@ -122,13 +122,13 @@ class _Follower:
     def _say_busy(self, why: str) -> None:
         if why != self._told_busy:
             self._told_busy = why
-            message = f"{len(self._waiting)} jobs are submitted later: {why}"
+            message = f"{len(self._waiting)} jobs will be submitted later: {why}"
             self._tell(Notice(time.time(), message))
 
     # ------------------------------------------------------------ following
 
     def _round(self) -> None:
-        """Look at all jobs once, by one query: those that others start from come first."""
+        """Check all jobs with one query; those from which others start come first."""
         if not self._followed:
             return
         ids = [each.submission.job_id for each in self._followed.values()]
@@ -146,10 +146,10 @@ class _Follower:
         self._say_why_jobs_wait()
 
     def _bear(self, error: ClusterError) -> None:
-        """Go on while the scheduler does not answer, for an hour. Raises the error then."""
+        """Retry for an hour if the scheduler does not answer, then raise the error."""
         if self._silent_since is None:
             self._silent_since = time.monotonic()
-            self._tell(Notice(time.time(), f"{error}; asking again"))
+            self._tell(Notice(time.time(), f"{error}; retrying"))
         elif time.monotonic() - self._silent_since > OUTAGE_S:
             raise error
 
@@ -180,7 +180,7 @@ class _Follower:
             self._tell(step)
 
     def _settle(self, followed: Followed, state: JobState) -> bool:
-        """Whether the job is over and has its record now."""
+        """Write the job's record if it is over; return whether it is."""
         job = followed.job
         known = Known(
             job=job,
@@ -193,7 +193,8 @@ class _Follower:
         record = conclude(self._site, known)
         if record is None:
             if state.phase in (Phase.ENDED, Phase.UNKNOWN):
-                # Another harness is at it: it settles the job, or has submitted it anew.
+                # Another converge process handles it: it settles the job, or has submitted it
+                # again.
                 followed.submission = read_submission(followed.folder) or followed.submission
             return False
         self._submitter.chains.is_over(followed.submission.job_id or "")
@@ -210,7 +211,7 @@ class _Follower:
             self._conclude(other, skipped(other, self._submitter.folder_of(other), record))
 
     def _say_why_jobs_wait(self) -> None:
-        """A reason that does not pass by itself is told once."""
+        """Report an unusual reason for waiting once."""
         found = self._reasons()
         for reason in found.keys() - _ORDINARY - self._told_reasons:
             self._told_reasons.add(reason)
@@ -227,13 +228,13 @@ class _Follower:
     # -------------------------------------------------------------- ending
 
     def _cancel_ours(self, why: str) -> None:
-        """Take what this harness submitted out of the queue, if the scheduler answers."""
+        """Cancel the jobs that this process submitted, if the scheduler answers."""
         ours = [
             each for identity, each in self._followed.items() if identity in self._submitter.ours
         ]
         if not ours:
             return
-        message = f"{len(ours)} jobs of Slurm's queue are cancelled"
+        message = f"{len(ours)} jobs in Slurm's queue are cancelled"
         try:
             self._cancel(ours, f"cancelled by converge ({why or 'its own end'})")
         except ClusterError as error:
@@ -241,11 +242,11 @@ class _Follower:
                 f"{len(ours)} jobs may still be in Slurm's queue, see `converge cancel`: {error}"
             )
         except StoreError as error:
-            message += f", which their folders do not say: {error}"
+            message += f", but this could not be recorded in their folders: {error}"
         self._tell(Notice(time.time(), message))
 
     def _cancel(self, jobs: Iterable[Followed], why: str, *, hung: bool = False) -> None:
-        """End jobs, and say why in their folders; they are ended, too, where that fails."""
+        """Cancel jobs, and record why in their folders; they are cancelled even if that fails."""
         to_end = [each for each in jobs if not each.cancel_sent]
         for each in to_end:
             if not each.submission.cancelled:
@@ -268,7 +269,7 @@ class _Follower:
         unfinished = len(self._followed) + len(self._waiting)
         etas = [each.eta_s for each in running]
         known = [eta for eta in etas if eta is not None]
-        # When a queue starts a job, nobody knows.
+        # There is no way to know when a queue starts a job.
         eta_s = max(known) if known and len(known) == unfinished else None
         return Overview(
             at=time.time(),
@@ -282,11 +283,11 @@ class _Follower:
 
 
 def _untold_start(followed: Followed, state: JobState) -> int | None:
-    """The restart count of a start that no observer knows of yet; None when there is none."""
+    """The restart count of a start that was not reported yet; None if there is none."""
     if state.phase is Phase.RUNNING:
         untold = not followed.runs or state.restarts > followed.restarts
         return state.restarts if untold else None
-    # One that started and ended between two polls is known by its script's end only.
+    # A job that started and ended between two polls is known only by its script's end.
     if (end := script_end(followed.folder)) is None:
         return None
     untold = followed.starts == 0 or end[1] > followed.restarts
@@ -295,16 +296,16 @@ def _untold_start(followed: Followed, state: JobState) -> int | None:
 
 @dataclass(slots=True)
 class Followed:
-    """A job that is followed: what is kept of it between two polls, however long it runs."""
+    """The state of a followed job between polls."""
 
     job: Job
     folder: Path
     submission: Submission
     tail: MetricsTail
     state: JobState | None = None
-    """What the scheduler said last."""
+    """The scheduler's last answer."""
     cancel_sent: bool = False
-    """Whether this harness has cancelled it."""
+    """Whether this process has cancelled it."""
     runs: bool = False
     """Whether its newest start has been reported."""
     starts: int = 0
@@ -312,13 +313,13 @@ class Followed:
     restarts: int = 0
     last: StepLine | None = None
     made: int = 0
-    """Steps that were seen to end, replayed ones included."""
+    """Number of finished steps, including replayed ones."""
     _started: float = 0.0
-    """When its newest start, or segment, began; by the monotonic clock."""
+    """When its newest start or segment began, by the monotonic clock."""
     _first_step_at: float = 0.0
     _last_step_at: float = 0.0
     _unknown: int = 0
-    """Polls in a row at which the scheduler did not know it."""
+    """Consecutive polls in which the scheduler did not know it."""
     _stepped: bool = False
     """Whether a step has ended since then."""
 
@@ -328,12 +329,12 @@ class Followed:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the scheduler started it; 0 while it waits."""
+        """Seconds since the scheduler started it; 0 while it waits."""
         return (self.state.ran_s or 0.0) if self.state is not None else 0.0
 
     @property
     def eta_s(self) -> float | None:
-        """Until its last step, at the pace since it is followed."""
+        """Seconds until its last step, at the pace since it is followed."""
         if self.last is None:
             return None
         return remaining_s(
@@ -341,16 +342,16 @@ class Followed:
         )
 
     def is_doubtful(self, state: JobState) -> bool:
-        """Whether to ask again before a job is believed to be unknown.
+        """Whether to ask again before a job counts as unknown.
 
-        Between the queue's forgetting it and accounting's answer there may be a gap.
+        There may be a gap between its end in the queue and its entry in accounting.
         """
         is_known = state.phase is not Phase.UNKNOWN or has_ended(self.folder)
         self._unknown = 0 if is_known else self._unknown + 1
         return 0 < self._unknown < UNKNOWN_LOOKS
 
     def note_start(self, state: JobState, restarts: int) -> None:
-        """The scheduler runs it, or ran it, for the first time or again."""
+        """Record that the scheduler has started it, for the first time or again."""
         if self.starts:
             self.tail.start_over(is_over=state.phase is not Phase.RUNNING)
         self.runs, self.starts, self.restarts = True, self.starts + 1, restarts
@@ -370,17 +371,17 @@ class Followed:
             self.made += len(steps)
             self._stepped = True
         if self.tail.reached is not None and had_reached is None:
-            self._started, self._stepped = now, False  # the next segment has to start
+            self._started, self._stepped = now, False  # the next segment still has to start
         return steps
 
     def overdue(self, experiment: Experiment) -> str:
-        """Which timeout has passed, as a sentence; empty when none has, and when it does not run.
+        """The exceeded timeout, as a sentence; empty if there is none, or if it does not run.
 
-        Both count from when the scheduler ran the job, however long it waited.
+        Both count from the scheduler's start of the job, without its time in the queue.
         """
         if self.state is None or self.state.phase is not Phase.RUNNING:
             return ""
-        if self.state.word not in ("", "RUNNING"):  # it is suspended, or ends
+        if self.state.word not in ("", "RUNNING"):  # suspended, or ending
             return ""
         now = time.monotonic()
         if not self._stepped or self.last is None:
@@ -397,5 +398,5 @@ class Followed:
 
 
 def follow_from(job: Job, folder: Path, submission: Submission) -> Followed:
-    """A job that was submitted, by this harness or another."""
+    """A submitted job, by this process or another."""
     return Followed(job, folder, submission, MetricsTail(folder, comes_in_passes(job)))

@@ -1,4 +1,4 @@
-"""The status of every job of a plan: its record, else what its scheduler says; by one query."""
+"""The status of every job of a plan: its record, else the scheduler's state, with one query."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from converge_harness.store import Store, folder_key, read_record
 from converge_harness.trainers import is_complete
 
 UNKNOWN_LOOKS = 3
-"""A job is taken for lost when the scheduler does not know it so many times in a row."""
+"""A job counts as lost after this many consecutive polls in which the scheduler lacks it."""
 _AGAIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where all jobs of a matrix are submitted, and how."""
+    """The scheduler for all jobs of a matrix, and the options."""
 
     store: Store
     backend: Backend
@@ -37,21 +37,21 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What a run folder and the scheduler say of one job."""
+    """One job's status by its run folder and the scheduler."""
 
     job: Job
     folder: Path
-    """The run folder, whether it is there or not."""
+    """The run folder, which need not exist."""
     record: RunRecord | None = None
-    """Of a run that is over and settled."""
+    """For a run that is over and settled."""
     submission: Submission | None = None
-    """Of a job without a record: it is in the scheduler's hands, or was."""
+    """For a job without a record that was submitted."""
     state: JobState | None = None
-    """What the scheduler says; None where it was not asked."""
+    """The scheduler's answer; None if it was not asked."""
 
     @property
     def finished(self) -> bool:
-        """Whether it left what it was run for: then it can be taken as it is."""
+        """Whether it has complete results, and can be reused."""
         record = self.record
         return (
             record is not None
@@ -61,7 +61,7 @@ class JobStatus:
 
     @property
     def in_queue(self) -> bool:
-        """Whether the scheduler has it and will run it, or does."""
+        """Whether the scheduler runs it or will run it."""
         state = self.state
         return (
             state is not None and state.phase in (Phase.PENDING, Phase.RUNNING) and not state.never
@@ -69,7 +69,7 @@ class JobStatus:
 
     @property
     def is_dying(self) -> bool:
-        """Whether a harness has cancelled it, and it is not over yet."""
+        """Whether converge has cancelled it but it is not over yet."""
         return self.in_queue and self.submission is not None and bool(self.submission.cancelled)
 
 
@@ -85,11 +85,11 @@ def script_of(job: Job, folder: Path, site: Site) -> str:
 
 
 def read_statuses(site: Site, jobs: Iterable[Job]) -> dict[str, JobStatus]:
-    """The status of jobs, by identity and in their order. Nothing is written.
+    """The status of jobs, by identity and in their order. Writes nothing.
 
     Raises:
         StoreError: a file in a run folder is damaged or of a newer schema.
-        ClusterError: the scheduler cannot be reached. It is asked only if it has some of the jobs.
+        ClusterError: the scheduler cannot be reached. It is asked only about submitted jobs.
     """
     folders = site.store.run_folders()
     statuses = {job.identity: _on_disk(site.store, job, folders) for job in jobs}
@@ -97,10 +97,10 @@ def read_statuses(site: Site, jobs: Iterable[Job]) -> dict[str, JobStatus]:
 
 
 def poll_statuses(backend: Backend, statuses: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
-    """The same jobs with what the scheduler says of them now.
+    """The same jobs with the scheduler's current states.
 
-    Raises ClusterError when it cannot be reached, and when it does not show jobs of another user:
-    they may well run.
+    Raises ClusterError if it cannot be reached, or if it does not show another user's jobs, which
+    may be running.
     """
     ids = [id_ for each in statuses.values() if (id_ := _job_id(each)) is not None]
     states = backend.poll(ids) if ids else {}
@@ -112,7 +112,7 @@ def poll_statuses(backend: Backend, statuses: Mapping[str, JobStatus]) -> dict[s
         raise ClusterError(
             f"{names_of([each.job for each in hidden])}: submitted by user number "
             f"{hidden[0].submission.uid}, whose jobs the scheduler does not show to you; let that "
-            "user give the command, or use another --store"
+            "user run the command, or use another --store"
         )
     return asked
 
@@ -122,8 +122,8 @@ def poll_lost(
 ) -> dict[str, JobStatus]:
     """The same jobs, after more queries for those that the scheduler does not know.
 
-    One empty answer may be wrong; where the script has left ``ended.json``, that is enough.
-    ``stop`` is called between queries.
+    One empty answer may be wrong, unless the script has written ``ended.json``. ``stop`` is called
+    between queries.
 
     Raises ClusterError as ``poll_statuses`` does, and whatever ``stop`` raises.
     """
@@ -144,7 +144,7 @@ def _is_lost(job_status: JobStatus) -> bool:
 
 
 def state_of(submission: Submission, states: Mapping[str, JobState]) -> JobState:
-    """What a poll says of a submitted job; unknown, too, when its id is another job's by now."""
+    """The polled state of a submitted job; unknown if its id now belongs to another job."""
     state = states.get(submission.job_id or "", JobState(Phase.UNKNOWN))
     is_another = state.name not in ("", submission.name)
     return JobState(Phase.UNKNOWN) if is_another else state
@@ -159,7 +159,7 @@ def _is_hidden(job_status: JobStatus) -> bool:
 
 
 def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Known | None:
-    """What ``settle`` needs to know; None when the scheduler does not have the job."""
+    """What ``settle`` needs; None if the job was not submitted."""
     if job_status.submission is None or job_status.state is None:
         return None
     return Known(
@@ -173,13 +173,13 @@ def known_of(site: Site, job_status: JobStatus, needed: RunRecord | None) -> Kno
 
 
 def conclude(site: Site, known: Known) -> RunRecord | None:
-    """Write the record of a job that is over; None when it is not, or not for us to say now.
+    """Write the record of a job that is over; None if it is not, or not ours to settle.
 
-    A job that will never start is taken out of the queue first: with a record nobody would look
-    for it there. Two harnesses may follow the same job: the first one's record holds.
+    A job that will never start is cancelled first, because nobody would look for it once it has a
+    record. If two processes follow the same job, the first record counts.
 
-    Raises StoreError when the record cannot be written, and ClusterError when the job that never
-    starts cannot be cancelled.
+    Raises StoreError if the record cannot be written, and ClusterError if a job that never starts
+    cannot be cancelled.
     """
     if settle(known) is None:
         return None
@@ -190,10 +190,10 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
         if (known.folder / RECORD).is_file():
             return replace(read_record(known.folder), name=known.job.name)
         current = read_submission(known.folder)
-        if current is not None:  # None: somebody has deleted the run folder
+        if current is not None:  # None: the run folder was deleted
             if current.job_id != known.submission.job_id:
-                return None  # submitted anew by another harness
-            if current.cancelled:  # by another harness, perhaps
+                return None  # submitted again by another process
+            if current.cancelled:  # perhaps by another process
                 known = replace(known, submission=current)
         if known.state.never and known.submission.job_id is not None:
             site.backend.cancel([known.submission.job_id])
@@ -208,9 +208,9 @@ def conclude(site: Site, known: Known) -> RunRecord | None:
 def settle_all(
     site: Site, statuses: Mapping[str, JobStatus]
 ) -> tuple[dict[str, JobStatus], list[RunRecord]]:
-    """Write the records of all jobs that are over; with what was settled now.
+    """Write the records of all jobs that are over; return the updated statuses.
 
-    Jobs come after what they need, as in a plan.
+    Jobs come after those that they need, as in a plan.
     """
     after = dict(statuses)
     settled = []
@@ -231,7 +231,7 @@ def record_of_needed(job: Job, statuses: Mapping[str, JobStatus]) -> RunRecord |
 
 
 def never_submitted(job_status: JobStatus, statuses: Mapping[str, JobStatus]) -> RunRecord | None:
-    """The record of a job that is not to be submitted, since what it needs did not finish."""
+    """The record of a job that is not submitted because a job that it needs did not finish."""
     needed = record_of_needed(job_status.job, statuses)
     if job_status.record is not None or job_status.submission is not None or needed is None:
         return None
@@ -257,7 +257,7 @@ def _on_disk(store: Store, job: Job, folders: Mapping[str, Path]) -> JobStatus:
             return JobStatus(job, folder, record=replace(record, name=job.name))
     submission = read_submission(folder)
     if submission is not None and submission.identity != job.identity:
-        submission = None  # as with records: a folder that was copied tells of another job
+        submission = None  # as with records: a copied folder may belong to another job
     return JobStatus(job, folder, submission=submission)
 
 
@@ -269,7 +269,7 @@ def _state(job_status: JobStatus, states: Mapping[str, JobState]) -> JobState | 
     if job_status.submission is None:
         return None
     if job_status.submission.job_id is None:
-        # The harness died before it knew the id. Where the script has ended, that is enough.
+        # converge died before it knew the id. If the script has ended, that is enough.
         ended = has_ended(job_status.folder)
         return JobState(Phase.UNKNOWN) if ended else None
     return state_of(job_status.submission, states)

@@ -1,7 +1,7 @@
-"""What came of a job that is over, by the scheduler, its script, and what the ranks left.
+"""The result of a job that is over, from the scheduler, its script, and the ranks' files.
 
-It reads files and writes none. Evidence decides: a job has finished when it left what it was run
-for and ended with 0. The error is that of the failing rank, never torchrun's exit code.
+Reads files but writes none. Evidence decides: a job has finished if its results are complete and it
+ended with 0. The error is that of the failing rank, never torchrun's exit code.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from converge_harness.trainers.failure import log_tail, rank_error, rank_log
 
 _TIME_IS_UP = frozenset({"TIMEOUT", "DEADLINE"})
 _TAKEN_AWAY = frozenset({"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED"})
-"""Ends that leave no error in the ranks' logs, or one that only followed."""
+"""Ends without an error in the ranks' logs, or with one that is only a consequence."""
 _CANCELLED = "CANCELLED"
 _TERMINATED = 143
-"""What the script ends with when it is told to end."""
+"""Exit code of the script after SIGTERM."""
 DEPENDENCY = "DependencyNeverSatisfied"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that is known of a submitted job when it is asked about."""
+    """Everything that is known about a submitted job."""
 
     job: Job
     folder: Path
@@ -43,19 +43,20 @@ class Known:
     state: JobState
     cluster: Cluster
     needed: RunRecord | None = None
-    """Of the seed-checkpoint job that it starts from; None when it needs none, or that one is not
-    over."""
+    """Record of the seed-checkpoint job from which it starts; None if it needs none, or if that job
+    is not over.
+    """
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """How the scheduler was given the job, but for what it waits for."""
+        """The sbatch command of the job, without its dependencies."""
         return submit_argv(self.folder)
 
 
 def settle(known: Known) -> RunRecord | None:
     """The record of a job that is over, or can never start; None for any other.
 
-    A job that can never start is still in the queue: it is the caller's to cancel.
+    A job that can never start is still in the queue; the caller has to cancel it.
     """
     state = known.state
     if state.phase in (Phase.PENDING, Phase.RUNNING) and not state.never:
@@ -74,17 +75,17 @@ def settle(known: Known) -> RunRecord | None:
 
 
 def facts(known: Known) -> dict[str, Any]:
-    """What ``record.json`` holds beside the record."""
+    """What ``record.json`` has in addition to the record."""
     state, submission = known.state, known.submission
-    told: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     with suppress(StoreError):
-        told = read_json(known.folder / JOB)
-        del told["schema"]
+        document = read_json(known.folder / JOB)
+        del document["schema"]
     return {
         "started": submission.submitted,
         "host": state.nodes,
         "versions": dict(known.job.toolchain.versions),
-        "job": told,
+        "job": document,
         "cluster": {
             "job_id": submission.job_id,
             "word": state.word,
@@ -96,7 +97,7 @@ def facts(known: Known) -> dict[str, Any]:
 
 
 def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
-    """The record of a job that is not started because what it needs did not finish."""
+    """The record of a job that is not started because a job that it needs did not finish."""
     by_others = (RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
     how = f"was {needed.status}" if needed.status in by_others else str(needed.status)
     why = f": {needed.error.words}" if needed.error else ""
@@ -120,12 +121,12 @@ def call_logs(folder: Path) -> tuple[Path, ...]:
 
 
 def has_ended(folder: Path) -> bool:
-    """Whether a job's script has left ``ended.json``, whatever the scheduler says."""
+    """Whether a job's script has written ``ended.json``, whatever the scheduler says."""
     return (folder / ENDED).is_file()
 
 
 def script_end(folder: Path) -> tuple[int, int] | None:
-    """Exit code of a job's script, and the restart that it was in; None when it left nothing."""
+    """Exit code of a job's script, and its restart count; None if the script wrote nothing."""
     try:
         ended = read_json(folder / ENDED)
         return int(ended["returncode"]), int(ended["restart"])
@@ -134,7 +135,7 @@ def script_end(folder: Path) -> tuple[int, int] | None:
 
 
 def _number(logs: Path) -> int:
-    """Of the call that a log folder is of: ``call-02.node-1``."""
+    """Number of the call of a log folder: ``call-02.node-1``."""
     return int(logs.name.removeprefix("call-").partition(".")[0])
 
 
@@ -147,7 +148,7 @@ def _never(known: Known) -> tuple[RunStatus, RankError]:
         if needed is not None and needed.status is not RunStatus.FINISHED:
             return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
         return RunStatus.CANCELLED, RankError(
-            None, f"not started: what it waited for is gone ({reason})"
+            None, f"not started: a job that it waited for is gone ({reason})"
         )
     return RunStatus.REFUSED, RankError(
         None,
@@ -167,7 +168,7 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
     if word in _TIME_IS_UP:
         limit = f" of {known.cluster.time} ([cluster] time)" if known.cluster.time else ""
         return RunStatus.TIMED_OUT, _with_log(
-            known, f"ran into its time limit{limit} {_where(known)}"
+            known, f"reached its time limit{limit} {_where(known)}"
         )
     if word == _CANCELLED or (submission.cancelled and state.phase is Phase.UNKNOWN):
         return _cancelled(known)
@@ -179,7 +180,7 @@ def _over(known: Known) -> tuple[RunStatus, RankError | None]:
 def _ended_well(known: Known) -> tuple[RunStatus, RankError | None]:
     if is_complete(known.job, known.folder):
         return RunStatus.FINISHED, None
-    message = f"every rank ended well, but training is not complete ({_where(known)})"
+    message = f"every rank ended with exit code 0, but training is not complete ({_where(known)})"
     return RunStatus.CRASHED, _with_log(known, message)
 
 
@@ -188,7 +189,7 @@ def _cancelled(known: Known) -> tuple[RunStatus, RankError]:
     if known.submission.cancelled:
         by = known.submission.cancelled
     elif needed is not None and needed.status is not RunStatus.FINISHED:
-        # By --kill-on-invalid-dep, which leaves no other trace in some versions of Slurm.
+        # By --kill-on-invalid-dep; some versions of Slurm show it only like this.
         return RunStatus.SKIPPED, _error(skipped(known.job, known.folder, needed))
     elif state.reason.startswith("by "):
         by = f"cancelled {state.reason} (a user's number)"
@@ -207,25 +208,27 @@ def _taken(known: Known) -> str:
 
 
 def _where(known: Known) -> str:
-    """The last step that the job ended."""
+    """The last finished step of the job."""
     last = last_line(known.folder, in_passes=comes_in_passes(known.job))
     if last is None:
-        return "before its first step ended"
+        return "before its first step was finished"
     return f"after step {last.step} of {known.job.steps}"
 
 
 def _with_log(known: Known, message: str) -> RankError:
-    """With the end of rank 0's log, else of what the script printed."""
+    """An error with the end of rank 0's log, else of the script's output."""
     logs = call_logs(known.folder)
     text = next((text for each in logs if (text := rank_log(each, 0))), "")
     return RankError(None, message, text or log_tail(known.folder / SLURM_LOG))
 
 
 def _failed(known: Known, returncode: int | None) -> RankError:
-    """The error of the rank that failed first; of an elastic set with the segment it failed in."""
+    """The error of the rank that failed first; for an elastic set, with its segment."""
     job, logs = known.job, call_logs(known.folder)
     if returncode is None and known.state.phase is Phase.UNKNOWN:
-        message = f"Slurm no longer knows job {known.submission.job_id}, and it left no end"
+        message = (
+            f"Slurm no longer knows job {known.submission.job_id}, and its end was not recorded"
+        )
         return _with_log(known, f"{message} ({_where(known)})")
     if returncode == _TERMINATED and known.state.phase is Phase.UNKNOWN:
         message = "was ended by SIGTERM (time limit, preemption, scancel): Slurm no longer says why"
@@ -234,25 +237,25 @@ def _failed(known: Known, returncode: int | None) -> RankError:
     number = _number(logs[0]) if logs else 0
     if not comes_in_passes(job) or not 0 < number <= len(job.spec.segments):
         return error
-    # Its script makes one call for each segment, and is never requeued.
+    # Its script makes one call per segment, and is never requeued.
     problem = after(job, Call(number, segment=number - 1), Outcome(ended_well=False)).problem
     return replace(error, message=f"{problem}: {error.message}")
 
 
 def _returncode(known: Known) -> int | None:
-    """Exit code of the script in its last start; None when unknown."""
+    """Exit code of the script's last start; None if unknown."""
     state = known.state
     if state.exit_code is not None:
         return state.exit_code
     if (ended := script_end(known.folder)) is None:
         return None
     returncode, restart = ended
-    # The end of an earlier start says nothing of the last.
+    # The end of an earlier start does not count for the last.
     return returncode if state.phase is Phase.UNKNOWN or restart >= state.restarts else None
 
 
 def _requeues(known: Known) -> int:
-    """How often it has been requeued: accounting does not say so, its script does."""
+    """How often it has been requeued; only its script records that, not accounting."""
     ended = script_end(known.folder)
     return max(known.state.restarts, ended[1] if ended else 0)
 

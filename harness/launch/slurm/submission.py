@@ -1,4 +1,4 @@
-"""Which scheduler's job a run folder belongs to: ``submission.json``."""
+"""The scheduler's job of a run folder: ``submission.json``."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from converge_harness.store import read_json, write_json
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job that was given to a scheduler, or is about to be."""
+    """A job that was submitted, or is about to be."""
 
     identity: str
     name: str
-    """Under which the scheduler has it; it ends in the identity."""
+    """Its name in the scheduler, which ends in the identity."""
     submitted: str
     """ISO 8601, UTC."""
     job_id: str | None = None
-    """None before the scheduler has answered: it may or may not have the job."""
+    """None until the scheduler has answered: it may or may not have the job."""
     after_ok: tuple[str, ...] = ()
     after_any: tuple[str, ...] = ()
     cancelled: str = ""
-    """Why a harness cancelled it, as a person reads it; empty: none did."""
+    """Why converge cancelled it, for people; empty: it did not."""
     hung: bool = False
-    """Whether it was cancelled because no step ended within a timeout."""
+    """Whether it was cancelled because no step finished within a timeout."""
     uid: int | None = None
-    """The user whose job it is, by number: a scheduler may show a user's jobs to nobody else."""
+    """The job's user by number: a scheduler may hide jobs from other users."""
 
 
 def read_submission(folder: Path) -> Submission | None:
-    """The submission of a run folder; None where there is none.
+    """The submission of a run folder; None if there is none.
 
-    Raises StoreError for a damaged file or one of a newer schema.
+    Raises StoreError if the file is damaged or has a newer schema.
     """
     path = folder / SUBMISSION
     if not path.is_file():
@@ -46,13 +46,13 @@ def read_submission(folder: Path) -> Submission | None:
         return _submission(cast("SubmissionDocument", value))
     except (KeyError, TypeError) as problem:
         raise StoreError(
-            f"{path}: no complete submission ({problem!r}); see that the job is not in the queue, "
-            "then delete the folder to run it again"
+            f"{path}: incomplete submission ({problem!r}); make sure that the job is not in the "
+            "queue, then delete the folder to run it again"
         ) from problem
 
 
 def write_submission(folder: Path, submission: Submission) -> None:
-    """Write ``submission.json``, replacing what it said before. Raises StoreError."""
+    """Write ``submission.json``, replacing its content. Raises StoreError."""
     write_json(folder / SUBMISSION, asdict(submission))
 
 

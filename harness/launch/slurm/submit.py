@@ -1,7 +1,7 @@
-"""Gives the jobs of a plan to a scheduler, each once, and takes them back.
+"""Submits the jobs of a plan to a scheduler, each once, and cancels them.
 
-``prepare_plan`` finds what there is to submit, ``Submitter`` submits it (run folder, script, what a
-job waits for), and ``cancel_all`` cancels.
+``prepare_plan`` finds what has to be submitted, ``Submitter`` submits it (run folder, script,
+dependencies), and ``cancel_all`` cancels.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from converge_harness.store import atomic_write, read_record
 from converge_harness.trainers import Resources, environment, job_payload
 
 _DYING_S = 120.0
-"""Longest wait for jobs that a harness has cancelled; Slurm kills after ``KillWait``, 30 s."""
+"""Longest wait for cancelled jobs; Slurm kills them after ``KillWait``, 30 s."""
 _DYING_POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPlan:
-    """What there is to do when a plan starts, or is taken up again."""
+    """What has to be done when a plan starts or is resumed."""
 
     statuses: dict[str, JobStatus]
-    """Of all jobs, by identity, after what was over has been settled."""
+    """Statuses of all jobs, by identity, after finished ones have been settled."""
     todo: tuple[Job, ...]
-    """Jobs to be submitted, in the plan's order."""
+    """Jobs to submit, in the plan's order."""
 
     @property
     def records(self) -> dict[str, RunRecord]:
-        """Of the jobs that are not to run again, by identity."""
+        """Records of the jobs that do not run again, by identity."""
         again = {job.identity for job in self.todo}
         return {
             identity: each.record
@@ -79,10 +79,9 @@ class PreparedPlan:
 
 
 def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption) -> PreparedPlan:
-    """See what has finished and what is in the queue, settle what is over, and check the rest.
+    """Find what has finished and what is in the queue, settle what is over, and check the rest.
 
-    A job runs again if it has failed, as everywhere in converge, and if its evidence or something
-    that it was made of has changed since.
+    A job runs again if it failed, or if its evidence or one of its sources has changed since.
 
     Raises:
         ConfigError: a toolchain refuses a job's config; nothing was submitted.
@@ -117,7 +116,9 @@ def prepare_plan(plan: Plan, site: Site, observer: Observer, stop: Interruption)
     queued = [each.job for each in prepared.queued.values()]
     require_seed_checkpoints((*queued, *todo), prepared.records, site.store)
     for job in todo:
-        script_of(job, statuses[job.identity].folder, site)  # what cannot be said is said now
+        script_of(
+            job, statuses[job.identity].folder, site
+        )  # reports problems now, before anything is submitted
     _check(todo, site, observer, stop)
     return prepared
 
@@ -137,16 +138,18 @@ def _say_what_runs_again(
 def _await_dying(
     statuses: dict[str, JobStatus], site: Site, observer: Observer, stop: Interruption
 ) -> dict[str, JobStatus]:
-    """Wait for jobs that were cancelled to be over: they are to run again, in the same folders."""
+    """Wait until cancelled jobs are over, because they will run again in the same folders."""
     deadline = time.monotonic() + _DYING_S
-    told = False
+    reported = False
     while dying := [each.job for each in statuses.values() if each.is_dying]:
-        if not told:
-            observer(Preparing(time.time(), f"waiting for what was cancelled: {names_of(dying)}"))
-            told = True
+        if not reported:
+            observer(
+                Preparing(time.time(), f"waiting for cancelled jobs to end: {names_of(dying)}")
+            )
+            reported = True
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"{names_of(dying)}: cancelled, and still not over; see squeue, and give the same "
+                f"{names_of(dying)}: cancelled, but still not over; see squeue, and run the same "
                 "command again later"
             )
         stop.check()
@@ -156,7 +159,7 @@ def _await_dying(
 
 
 def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interruption) -> None:
-    """Have the toolchains, which are on this machine too, build the configs of jobs."""
+    """Let the toolchains, which are also on this machine, check the configs of jobs."""
     to_check = unchecked(jobs, site.store) if site.options.check else ()
     if not to_check:
         return
@@ -170,7 +173,7 @@ def _check(jobs: Sequence[Job], site: Site, observer: Observer, stop: Interrupti
 
 
 class Submitter:
-    """Gives jobs to the scheduler, one by one, in the plan's order."""
+    """Submits jobs one by one, in the plan's order."""
 
     def __init__(self, prepared: PreparedPlan, site: Site, observer: Observer) -> None:
         self._site = site
@@ -183,20 +186,20 @@ class Submitter:
         self._settled: dict[str, RunRecord] = {}
         self.chains = chains_of(site.cluster.max_jobs, queued)
         self.busy = ""
-        """Why the scheduler takes no job for now; empty: it does."""
+        """Why the scheduler accepts no job for now; empty: it does."""
         self.ours: set[str] = set()
         """Identities of the jobs that this process has submitted."""
 
     def folder_of(self, job: Job) -> Path:
-        """Its run folder, whether it is there or not."""
+        """Its run folder, which need not exist."""
         return self._folders[job.identity]
 
     def give(self, job: Job, needed: RunRecord | None) -> Submission | RunRecord | None:
-        """Submit a job; its record where there is one without, None where it is to be tried again.
+        """Submit a job; return its record if there is one already, None to try again.
 
-        That is: another harness is at it, the scheduler takes no more for now (``busy``), or the
-        job whose weights it needs has not been submitted yet. ``needed`` is that job's record, None
-        while it has none.
+        Try again if another process handles it, if the scheduler accepts no more for now
+        (``busy``), or if the job whose weights it needs has not been submitted yet. ``needed`` is
+        that job's record, None while it has none.
 
         Raises StoreError and ClusterError.
         """
@@ -221,7 +224,7 @@ class Submitter:
     def _over_meanwhile(self, identity: str) -> RunRecord | None:
         """The record of a job that has ended since it was seen in the queue; else None.
 
-        A scheduler soon forgets it, and then starts no job that waits for it to end well.
+        A scheduler soon forgets such a job, and then never starts jobs that depend on its success.
         """
         if identity not in self._settled and has_ended(self._folders[identity]):
             job_status = read_statuses(self._site, [self._before[identity].job])
@@ -231,7 +234,7 @@ class Submitter:
         return self._settled.get(identity)
 
     def _of_another(self, job: Job) -> Submission | RunRecord | None:
-        """What another harness made of the job since this one looked."""
+        """What another process did with the job meanwhile."""
         folder, before = self._folders[job.identity], self._before[job.identity]
         if (folder / RECORD).is_file():
             record = read_record(folder)
@@ -249,9 +252,9 @@ class Submitter:
         before = self._before[job.identity]
         perhaps_there = before.submission is not None and before.submission.job_id is None
         if perhaps_there and has_ended(folder):
-            return before.submission  # it was there, and is over
-        # The folder of a job that may be running must not be cleaned; it was prepared for the same
-        # identity, and so with the same content.
+            return before.submission  # it was in the queue, and is over
+        # The folder of a possibly running job must not be cleaned; it was prepared for the same
+        # identity, so its content is the same.
         self._prepare(job, folder, needed, clean=not perhaps_there)
         wanted = job.needs if job.needs is not None and needed is None else None
         request = Request(
@@ -270,7 +273,7 @@ class Submitter:
             uid=os.getuid(),
         )
         write_submission(folder, submission)
-        # It stays so: an answer that was lost may have been a yes.
+        # Keep the submission: the lost answer may have been a success.
         self._before[job.identity] = replace(before, record=None, submission=submission)
         try:
             job_id = self._site.backend.submit(request)
@@ -283,7 +286,7 @@ class Submitter:
         try:
             write_submission(folder, submission)
         except StoreError:
-            self._site.backend.cancel([job_id])  # nobody would follow it
+            self._site.backend.cancel([job_id])  # otherwise nothing would follow it
             raise
         self.ours.add(job.identity)
         self._note(job, job_id)
@@ -328,15 +331,15 @@ class Submitter:
 
 @dataclass(slots=True)
 class Chains:
-    """At most ``limit`` jobs at once, by dependencies, so that it holds without a harness. Pure.
+    """Limits how many jobs run at a time by dependencies, so that converge need not stay. Pure.
 
-    There are ``limit`` chains of jobs, in each of which a job waits for the one before. None: no
+    There are ``limit`` chains of jobs, in each of which a job waits for the previous one. None: no
     limit.
     """
 
     limit: int | None
     ends: deque[str] = field(default_factory=deque)
-    """The last job of every chain, the oldest first."""
+    """The last job of every chain, oldest first."""
 
     def waits_for(self) -> tuple[str, ...]:
         """The jobs that must be over before the next one."""
@@ -344,7 +347,7 @@ class Chains:
         return tuple(list(self.ends)[: max(surplus, 0)])
 
     def add(self, job_id: str) -> None:
-        """Another job has been submitted, to wait for ``waits_for()``."""
+        """Add a submitted job that waits for ``waits_for()``."""
         for _ in self.waits_for():
             self.ends.popleft()
         self.ends.append(job_id)
@@ -355,7 +358,7 @@ class Chains:
 
 
 def chains_of(limit: int | None, submissions: Iterable[Submission]) -> Chains:
-    """The chains that jobs in the queue form."""
+    """The chains of jobs that are already in the queue."""
     queued = sorted(submissions, key=lambda each: each.submitted)
     waited_for = {id_ for each in queued for id_ in each.after_any}
     ids = [each.job_id for each in queued if each.job_id is not None]
@@ -363,12 +366,11 @@ def chains_of(limit: int | None, submissions: Iterable[Submission]) -> Chains:
 
 
 def cancel_all(backend: Backend, jobs: Mapping[Path, Submission]) -> StoreError | None:
-    """Write the submissions of jobs by run folder, which say why, then have the jobs ended.
+    """Write the submissions of jobs by run folder, with the reason, then cancel the jobs.
 
-    They are ended, too, where that cannot be written, which is no reason to let them run: the
-    first such error comes back.
+    They are cancelled even if that cannot be written; the first such error is returned.
 
-    Raises ClusterError when the scheduler cannot be reached.
+    Raises ClusterError if the scheduler cannot be reached.
     """
     unwritten = None
     for folder, submission in jobs.items():

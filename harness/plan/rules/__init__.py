@@ -1,13 +1,13 @@
-"""Rules that an experiment keeps before anything is launched, each a small named function.
+"""Rules that are checked before anything is launched, each a small named function.
 
-A rule takes a ``PlannedJob`` (one job beside its control) and yields what is wrong. Its name is the
-function's, with dashes; its title is the first line of its docstring: ``converge plan`` and reports
-print it.
+A rule takes a ``PlannedJob`` (a job with its control) and yields what is wrong. Its name is the
+function's, with dashes. Its title, the first line of its docstring, is printed by ``converge plan``
+and in reports.
 
-Guide rules come from torchtitan's converging guide (``docs/converging.md`` upstream): a comparison
-that breaks one can still be right for a reason, so a set may waive it by name, and the report then
-says so. Necessities are arithmetic or upstream requirements: the run would crash or be another run
-than the one named, so nothing waives them.
+Guide rules come from torchtitan's converging guide (``docs/converging.md`` upstream): there may be
+a good reason to break one, so a set may waive it by name, and the report then says so. Necessities
+are arithmetic or upstream requirements: without them the run would crash or not be what the file
+says, so they cannot be waived.
 """
 
 from converge_harness.plan.rules import guide, necessities

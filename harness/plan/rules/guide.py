@@ -45,8 +45,8 @@ def control_is_repeated(planned: PlannedJob) -> Iterator[Breach]:
 def same_dp_degree(planned: PlannedJob) -> Iterator[Breach]:
     """A test set keeps its control's data-parallel degree, so that both read the same samples."""
     spec = planned.job.spec
-    # With our loader the samples of a step depend on no degree. Kinds that are about changing
-    # degrees rest on that; a parallel set keeps the degree, so that it tests one thing.
+    # With our loader the samples of a step do not depend on degrees. Kinds that change degrees rely
+    # on that; a parallel set keeps the degree, so that it tests one thing.
     if spec.train_config.own_loader and (
         planned.job.role is Role.ANCHOR or spec.kind is not Kind.PARALLEL
     ):

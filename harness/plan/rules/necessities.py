@@ -1,4 +1,4 @@
-"""What must hold for a job to run as named: arithmetic, and what upstream or a cluster requires."""
+"""What must hold for a job to run as the file says: arithmetic, upstream and cluster limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from converge_harness.plan.rules.rule import (
 from converge_harness.trainers import features_of, trainer_of
 
 FULL_PIPELINE_SCHEDULES = frozenset({"1F1B", "DualPipeV"})
-"""Schedules whose constructors refuse fewer microbatches than stages (torch 2.13)."""
+"""Schedules that refuse fewer microbatches than stages (torch 2.13)."""
 ROUND_SCHEDULES = frozenset({"Interleaved1F1B", "InterleavedZeroBubble"})
 """Schedules that work in rounds of pp microbatches, all of one size."""
 
@@ -58,14 +58,14 @@ def batch_divisible(planned: PlannedJob) -> Iterator[Breach]:
     if job.global_batch_size % (job.local_batch_size * dp):
         yield Breach(
             "set.training.global_batch_size",
-            f"{job.global_batch_size} is no multiple of local batch {job.local_batch_size} "
+            f"{job.global_batch_size} is not a multiple of local batch {job.local_batch_size} "
             f"x dp {dp} = {job.local_batch_size * dp}",
         )
 
 
 @necessity
 def program_is_told(planned: PlannedJob) -> Iterator[Breach]:
-    """What a set names otherwise than its control reaches the program that trains it."""
+    """What a set names differently from its control reaches the program that trains it."""
     if planned.job is not planned.control:
         for key, message, hint in trainer_of(planned.job.spec).untold(planned.job, planned.control):
             yield Breach(key, message, hint)
@@ -81,13 +81,13 @@ def sequence_divisible(planned: PlannedJob) -> Iterator[Breach]:
     if length % divisor:
         yield Breach(
             "set.training.seq_len",
-            f"a sequence of {length} (training.seq_len) is no multiple of {divisor} "
+            f"a sequence of {length} (training.seq_len) is not a multiple of {divisor} "
             f"(TP {tp}, and 2 per rank of CP {cp})",
         )
     elif cp > 1 and block > 1 and length % (cp * block):
         yield Breach(
             "set.training.seq_len",
-            f"a sequence of {length} (training.seq_len) is no multiple of CP {cp} x {block}, "
+            f"a sequence of {length} (training.seq_len) is not a multiple of CP {cp} x {block}, "
             "FlexAttention's block",
         )
 
@@ -95,7 +95,7 @@ def sequence_divisible(planned: PlannedJob) -> Iterator[Breach]:
 @necessity
 @of_titan
 def technique_needs(planned: PlannedJob) -> Iterator[Breach]:
-    """A technique stands on top of what it needs."""
+    """A technique has what it needs."""
     spec, degrees = planned.job.spec, planned.degrees
     used = set(spec.techniques)
     needs = (
@@ -141,7 +141,7 @@ def model_divisible(planned: PlannedJob) -> Iterator[Breach]:
     shape, tp = planned.job.spec.train_config.model, planned.degrees.tp
     for heads in ("n_heads", "n_kv_heads"):
         if shape.get(heads, tp) % tp:
-            yield Breach("parallelism.tp", f"{heads} = {shape[heads]} is no multiple of TP {tp}")
+            yield Breach("parallelism.tp", f"{heads} = {shape[heads]} is not a multiple of TP {tp}")
     weight = effective_layers(planned.job)
     if (
         planned.degrees.pp > 1
@@ -179,7 +179,7 @@ def ranks_fit(planned: PlannedJob) -> Iterator[Breach]:
 
 
 OF_THE_HARNESS = (FaultKind.PREEMPT, FaultKind.AGENT_LOSS, FaultKind.JOIN)
-"""Faults that the harness makes beside the ranks, on the machine where it runs."""
+"""Faults that converge itself causes, on the machine where it runs."""
 HERE = 'run it here, with launcher = "local"'
 
 
@@ -210,15 +210,15 @@ def faults_on_a_cluster(planned: PlannedJob) -> Iterator[Breach]:
     if recovery.restarts is RestartOwner.HARNESS:
         yield Breach(
             "restarts",
-            "no harness stands beside the ranks of a cluster to restart them",
+            "converge does not run next to the ranks of a cluster, so it cannot restart them",
             f'restarts = "torchrun", or {HERE}',
         )
     for index, fault in enumerate(recovery.faults):
         if fault.kind in OF_THE_HARNESS:
             yield Breach(
                 f"faults[{index}].kind",
-                f"{fault.kind.value} is made by the harness beside the ranks, which a cluster has "
-                "not",
+                f"{fault.kind.value} is caused by converge on the machine of the ranks, where on a "
+                "cluster it does not run",
                 HERE,
             )
     if recovery.nodes[1] > 1:

@@ -1,7 +1,7 @@
-"""What a rule is, the registry of rules, and their application to an experiment.
+"""What a rule is, the registry of rules, and how they are applied to an experiment.
 
-A rule looks at every phase of a job: a part of it in which its degrees stay as they are. Pipeline
-stages and microbatches are counted as torchtitan counts them.
+A rule checks every phase of a job: a part in which its degrees do not change. Pipeline stages and
+microbatches are counted as torchtitan counts them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from converge_harness.model import Experiment, Job, Parallelism
 
 
 class Breach(NamedTuple):
-    """One breach of a rule: which key, what is wrong, what would be right."""
+    """One breach of a rule: the key, what is wrong, and what would be right."""
 
     key: str
     message: str
@@ -25,7 +25,7 @@ class Breach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """One job beside its control (a control is its own; the anchor stands beside the first)."""
+    """A job with its control (a control's is itself; the anchor's is the first control)."""
 
     experiment: Experiment
     control: Job
@@ -66,12 +66,12 @@ def guide_rule(check: RuleCheck) -> RuleCheck:
 
 
 def necessity(check: RuleCheck) -> RuleCheck:
-    """Register what must hold for the job to run as named."""
+    """Register a rule that must hold for the job to run as the file says."""
     return _rule(check, waivable=False)
 
 
 def of_titan(check: RuleCheck) -> RuleCheck:
-    """Let a rule about torchtitan's own parallelism or loaders be silent on other trainers."""
+    """Skip a rule about torchtitan's parallelism or loaders for other trainers."""
 
     @wraps(check)
     def guarded(planned: PlannedJob) -> Iterable[Breach]:
@@ -81,18 +81,18 @@ def of_titan(check: RuleCheck) -> RuleCheck:
 
 
 class Ruling(NamedTuple):
-    """What the rules say of a whole experiment."""
+    """The result of all rules for an experiment."""
 
     problems: list[Problem]
     waived: tuple[str, ...]
-    """One sentence per rule that is broken and waived."""
+    """One sentence per waived breach."""
 
 
 def apply_rules(cases: Sequence[PlannedJob]) -> Ruling:
-    """Every breach of every rule by every job, at once.
+    """Every breach of every rule by every job.
 
-    A job whose degrees change is looked at in every one of its phases. What is wrong in all of
-    them is said once, and of the job.
+    A job whose degrees change is checked in each of its phases. A breach in all of them is reported
+    once, for the job.
     """
     problems: list[Problem] = []
     waived: list[str] = []
@@ -115,7 +115,7 @@ def apply_rules(cases: Sequence[PlannedJob]) -> Ruling:
 
 
 def _breaches(rule: Rule, parts: Sequence[tuple[str, PlannedJob]]) -> Iterator[tuple[str, Breach]]:
-    """Every breach, with the name of the phase that it is about; empty: the whole job."""
+    """Every breach with the name of its phase; empty: the whole job."""
     found = {name: list(rule.check(planned)) for name, planned in parts}
     first, *others = found.values()
     throughout = [each for each in first if all(each in other for other in others)]
@@ -143,17 +143,17 @@ def _unknown_waivers(planned: PlannedJob) -> Iterator[Problem]:
 
 
 class Phase(NamedTuple):
-    """A part of a job, as a job."""
+    """A part of a job, as a job of its own."""
 
     name: str
-    """As messages name it: ``segments[1]``, ``on 1 of 2 nodes``; empty: the job itself."""
+    """Its name in messages: ``segments[1]``, ``on 1 of 2 nodes``; empty: the whole job."""
     job: Job
 
 
 def phases(job: Job) -> Iterator[Phase]:
-    """The segments of an elastic job; a fault job on every number of nodes that it may have.
+    """The segments of an elastic job; a fault job on every possible number of nodes.
 
-    Any other job is its only phase.
+    Any other job is its own only phase.
     """
     segments, recovery = job.spec.segments, job.spec.recovery
     if segments:
@@ -168,18 +168,18 @@ def phases(job: Job) -> Iterator[Phase]:
 
 
 def _on(job: Job, nodes: int, most: int) -> Job:
-    """The job with fewer nodes: each that is gone has taken its part of dp_shard with it."""
+    """The job on fewer nodes, with dp_shard reduced accordingly."""
     degrees = job.spec.parallelism
     left = replace(degrees, dp_shard=degrees.dp_shard * nodes // most)
     return replace(job, spec=replace(job.spec, parallelism=left))
 
 
 SINGLE_STAGE_SCHEDULES = frozenset({"1F1B", "GPipe"})
-"""Pipeline schedules with one stage a rank; torchtitan gives every other schedule two."""
+"""Pipeline schedules with one stage per rank; torchtitan gives every other schedule two."""
 
 
 def effective_layers(job: Job) -> int | None:
-    """Layers that torchtitan spreads over stages, the ends counted as layers; None if unknown."""
+    """Layers that torchtitan splits into stages, ends included; None if unknown."""
     layers = job.spec.train_config.model.get("n_layers")
     return None if layers is None else layers + sum(_less_layers(job))
 

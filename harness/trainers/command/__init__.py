@@ -3,11 +3,11 @@
 ::
 
     trainer.py    CommandTrainer
-    table.py      [trainer], and what is wrong with its templates
-    settings.py   the Command that it means; templates with placeholders
+    table.py      [trainer], and the checks of its templates
+    settings.py   Command, the validated settings; templates with placeholders
     program.py    the files of the program, found in its template
-    argv.py       argv under each launcher, environment; what of a job reaches the program
-    failure.py    why a program failed, by what its ranks printed
+    argv.py       argv under each launcher, environment; which settings reach the program
+    failure.py    why a program failed, from its ranks' output
 """
 
 from converge_harness.trainers.command.trainer import TRAINER, trained_by

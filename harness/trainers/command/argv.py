@@ -1,4 +1,4 @@
-"""How a program is called: its argv under each launcher, its environment, what of a job reaches it.
+"""How a program is called: its argv under each launcher, its environment, what reaches it.
 
 Pure functions of a job; ``tests/trainers`` compares what they build with golden files.
 """
@@ -28,17 +28,17 @@ from converge_harness.trainers.command.settings import (
 
 TORCHRUN = ("-m", "torch.distributed.run")
 ANY_PORT = 29500
-"""Where ranks meet by a printed command."""
+"""Master port in printed commands."""
 UNKNOWN_DATA = "DATA"
-"""Stands in a printed command for the folder of a corpus that was not made yet."""
+"""In printed commands, the folder of a corpus that does not exist yet."""
 _ON_LOOPBACK = Path(__file__).parents[2] / "rank" / "start" / "on_loopback"
-"""First on ``PYTHONPATH`` where no agent of ours makes the store of ranks, but rank 0."""
+"""First on ``PYTHONPATH`` if rank 0, not an agent of ours, makes the ranks' store."""
 _WITH_PORT = frozenset({RankLauncher.DEEPSPEED, RankLauncher.MPIRUN, RankLauncher.NONE})
-"""Launchers whose ranks need a port by us; torchrun and composer find a free one themselves."""
+"""Launchers whose ranks need a port from us; torchrun and composer find a free one."""
 _FOREIGN = re.compile(
     rf"{JOB_VARIABLE}|NODE_RANK|BASE_RANK|LOCAL_SIZE|OMPI_COMM_WORLD_.*|PMI_(RANK|SIZE|FD)|PMIX_RANK"
 )
-"""Variables of a launcher around the harness, beside those that no job inherits."""
+"""Variables of an outer launcher, in addition to those that no job inherits."""
 
 
 def command_of(spec: SetSpec) -> Command:
@@ -49,12 +49,12 @@ def command_of(spec: SetSpec) -> Command:
 
 
 def output_of(folder: Path) -> Path:
-    """What ``{output}`` stands for: a folder in the run folder."""
+    """The value of ``{output}``: a folder in the run folder."""
     return folder.absolute() / OUTPUT
 
 
 def curves_of(job: Job, folder: Path) -> Path | None:
-    """Where a program that is not probed leaves its curve; None for a probed one."""
+    """The curve file of a program without the probe; None for a probed one."""
     curves = command_of(job.spec).curves
     return None if curves is None else Path(filled(curves, job, folder))
 
@@ -65,7 +65,7 @@ def needs_port(job: Job) -> bool:
 
 
 def payload(job: Job, folder: Path, data: Path | None) -> CommandDocument:
-    """The value of ``command`` in ``job.json``, placeholders filled in."""
+    """The value of ``command`` in ``job.json``, with placeholders filled in."""
     command = command_of(job.spec)
     curves = curves_of(job, folder)
     return {
@@ -97,7 +97,7 @@ def filled(template: str, job: Job, folder: Path, data: Path | None = None) -> s
 
 
 def written(value: Setting) -> str:
-    """A value of the train config as an argument: text as it is, all else as JSON writes it."""
+    """A train config value as an argument: text unchanged, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -143,12 +143,12 @@ def command_argv(
     """The whole call, launcher and program.
 
     Args:
-        job: a job with a command.
+        job: a job of a command trainer.
         folder: its run folder.
-        torchrun: what Python is given to be torchrun; only that launcher's.
-        meeting: with a port where ``needs_port`` says so.
-        logs: the folder for what ranks print, where torchrun keeps it; None: ``folder/logs``.
-        devices: ids of the job's GPUs; DeepSpeed is told them, for it overlooks the variable.
+        torchrun: arguments that make Python run torchrun; for that launcher only.
+        meeting: with a port if ``needs_port`` says so.
+        logs: the folder for ranks' output under torchrun; None: ``folder/logs``.
+        devices: ids of the job's GPUs, passed to DeepSpeed because it ignores the variable.
         data: the folder of its corpus.
     """
     program = arguments(job, folder, data)
@@ -168,7 +168,7 @@ def command_argv(
         case RankLauncher.COMPOSER:
             return (python, "-m", "composer.cli.launcher", f"--nproc={ranks}", *program)
         case RankLauncher.DEEPSPEED:
-            # Without either option it takes every device that it finds.
+            # Without either option it uses every device that it finds.
             chosen = f"--include=localhost:{','.join(map(str, devices))}" if devices else None
             return (
                 *(python, "-m", "deepspeed.launcher.runner", f"--master_port={port_of(meeting)}"),
@@ -182,7 +182,7 @@ def command_argv(
 
 
 def port_of(meeting: Rendezvous | None) -> int:
-    """The port that was chosen, else that of printed commands."""
+    """The chosen port, else the one for printed commands."""
     return (meeting and meeting.port) or ANY_PORT
 
 
@@ -196,7 +196,7 @@ def with_variables(
     meeting: Rendezvous | None = None,
     data: Path | None = None,
 ) -> dict[str, str]:
-    """An environment with what a job's program is given beside; its own variables come last.
+    """An environment plus the variables for a job's program; its own variables come last.
 
     ``here``: all its ranks are on this machine.
     """
@@ -216,17 +216,17 @@ def own_variables(
     data: Path | None = None,
     path: str | None = None,
 ) -> dict[str, str]:
-    """Variables that only the job's program has. ``path`` is the ``PATH`` around the harness."""
+    """Variables only for the job's program. ``path`` is the ``PATH`` of converge."""
     command = command_of(job.spec)
-    # The environment's own programs (ninja, accelerate) come first, as if it were activated.
+    # The environment's programs (ninja, accelerate) come first, as if it were activated.
     first = str(job.toolchain.python.parent)
     variables = {"PATH": f"{first}{os.pathsep}{path}" if path else first}
-    if command.probed:  # else a probe that is in the program all the same stays off
+    if command.probed:  # otherwise a probe in the program stays off
         variables = {JOB_VARIABLE: str(folder.absolute() / JOB), **variables}
     if needs_port(job):
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_of(meeting))}
     if command.launcher is RankLauncher.DEEPSPEED:
-        # DeepSpeed 0.19 counts NUMA nodes for CPU devices, but for this variable.
+        # Without this variable DeepSpeed 0.19 counts NUMA nodes as CPU devices.
         variables["LOCAL_SIZE"] = str(job.world_size)
         if device == "cpu":
             variables["DS_ACCELERATOR"] = "cpu"
@@ -241,9 +241,9 @@ def _variables(job: Job, folder: Path, data: Path | None) -> dict[str, str]:
 
 
 def printable(job: Job, folder: Path, data: Path | None = None) -> str:
-    """The call as one line for a shell, started where the harness starts it.
+    """The call as one shell line, in converge's working directory for it.
 
-    A probe needs the run folder's ``job.json``, so it repeats a run that was started once.
+    A probe needs the run folder's ``job.json``, so the line repeats a run that was started before.
     """
     command = command_of(job.spec)
     own = own_variables(job, folder, device="", data=data)
@@ -255,20 +255,20 @@ def printable(job: Job, folder: Path, data: Path | None = None) -> str:
 
 PYTHON = "{python}"
 OF_THE_RUN = frozenset({"output", "data", "python", "name"})
-"""Placeholders that do not say how to train, or only as the toolchain and the corpus do."""
+"""Placeholders that do not affect training beyond the toolchain and the corpus."""
 
 
 def describe_command(command: Command) -> str:
     """``train.py by torchrun, probed``."""
     words = [each for each in command.argv if not each.startswith("-")]
-    # The Python itself says nothing of what it runs.
+    # The path of the Python does not say what it runs.
     program = next((each for each in words if each != PYTHON), command.argv[0])
     by = "" if command.launcher is RankLauncher.NONE else f" by {command.launcher.value}"
     return f"{program}{by}, {'probed' if command.probed else 'curves only'}"
 
 
-def told(job: Job) -> dict[str, Any]:
-    """Everything by which a call may differ from another of the same command: values by name.
+def passed_values(job: Job) -> dict[str, Any]:
+    """All values by which a call may differ from another of the same command, by name.
 
     Raises TypeError for jobs of other trainers.
     """
@@ -282,16 +282,16 @@ def told(job: Job) -> dict[str, Any]:
         for name in names
     }
     data = job.spec.train_config.data
-    # Without a launcher nothing but the call says how many ranks there are to be.
+    # Without a launcher only the call itself can say how many ranks there should be.
     ranks = {} if command.launcher is RankLauncher.NONE else {"ranks": job.world_size}
     return {**values, **ranks, "python": str(job.toolchain.python), "data": data}
 
 
 def is_told_its_ranks(job: Job, control: Job) -> bool:
-    """Whether a job of more or fewer ranks than its control's is called with something to say so.
+    """Whether the call of a job says that its number of ranks differs from the control's.
 
-    That is a launcher, a number of ranks, a degree, or a config value other than the control's.
-    Raises TypeError for jobs of other trainers.
+    It does by a launcher, a number of ranks, a degree, or a config value that differs from the
+    control's. Raises TypeError for jobs of other trainers.
     """
     command = command_of(job.spec)
     if command.launcher is not RankLauncher.NONE:
@@ -319,7 +319,7 @@ def _known(job: Job) -> dict[str, Any]:
 
 
 def _names(command: Command) -> Iterator[str]:
-    """Those of the curve, too: a program may leave several."""
+    """Placeholders, including those of the curve's path: a program may write several curves."""
     for text in (*_handed_over(command), command.curves or ""):
         yield from placeholders(text)
 

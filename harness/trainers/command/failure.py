@@ -1,7 +1,7 @@
-"""Why a program of the user's failed: what its ranks printed, for they leave no file on it.
+"""Why a user's program failed, from its ranks' output, since they write no error file.
 
-Under torchrun each rank has a log of its own, and torchrun says which ranks failed; other launchers
-mix what all ranks print. A Python traceback says most, so one is looked for first.
+Under torchrun each rank has its own log, and torchrun says which ranks failed; other launchers mix
+the output of all ranks. A Python traceback is most informative, so it is searched for first.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from converge_harness.trainers.failure import (
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(r"The above exception was the direct cause|During handling of the above")
 _PREFIX = re.compile(r"^\[(?:rank)?(\d+)\]:? ?")
-"""Of a line that torch or a launcher marks with its rank."""
+"""Prefix with which torch or a launcher marks a line with its rank."""
 _FAILED = re.compile(r"^ +rank +: (\d+) .*\n +exitcode +: (-?\d+)", re.MULTILINE)
 """How torchrun lists the ranks that failed (torch 2.13, ``ChildFailedError``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """One traceback, or the last words of a rank that left none."""
+class _Report:
+    """One traceback, or the last output of a rank without one."""
 
     message: str
     text: str
     rank: int | None = None
     ended: bool = False
-    """Whether the launcher ended it because of another rank."""
+    """Whether the launcher stopped it because of another rank."""
 
     @property
     def follows(self) -> bool:
@@ -48,13 +48,13 @@ class _Told:
 
 
 def program_error(logs: Path, returncode: int) -> RankError:
-    """The error of the rank that failed first, as far as the logs of a call tell.
+    """The error of the rank that failed first, as far as the logs of a call show.
 
     ``returncode`` is that of the whole call.
     """
-    told = [_of_rank(logs, rank, code) for rank, code in _failed_ranks(logs)]
-    told = told or list(_tracebacks(end_of(logs / PROGRAM_LOG)))
-    first = next((each for each in told if not each.follows), told[0] if told else None)
+    found = [_of_rank(logs, rank, code) for rank, code in _failed_ranks(logs)]
+    found = found or list(_tracebacks(end_of(logs / PROGRAM_LOG)))
+    first = next((each for each in found if not each.follows), found[0] if found else None)
     if first is not None:
         return RankError(first.rank, first.message, first.text)
     text = launcher_tail(logs)
@@ -62,29 +62,29 @@ def program_error(logs: Path, returncode: int) -> RankError:
 
 
 def _failed_ranks(logs: Path) -> list[tuple[int, int]]:
-    """Rank and exit code of those that torchrun saw fail, the first one first."""
+    """Rank and exit code of the ranks that torchrun saw fail, the first failure first."""
     try:
         listed = json.loads((logs / FAILURES_FILE).read_bytes())["failures"]
         listed.sort(key=lambda entry: entry.get("timestamp", 0))
         return [(int(entry["rank"]), int(entry["exitcode"])) for entry in listed]
     except (OSError, ValueError, KeyError, TypeError):
         found = _FAILED.findall(end_of(logs / AGENT_LOG))
-        # The root cause stands last, and once more among the others.
+        # torchrun lists the root cause last, and again among the others.
         return list(dict.fromkeys((int(rank), int(code)) for rank, code in reversed(found)))
 
 
-def _of_rank(logs: Path, rank: int, code: int) -> _Told:
+def _of_rank(logs: Path, rank: int, code: int) -> _Report:
     text = rank_log(logs, rank, end_of)
     found = list(_tracebacks(text))
     if found:
-        return _Told(found[-1].message, found[-1].text, rank, ended=code == -SIGTERM)
+        return _Report(found[-1].message, found[-1].text, rank, ended=code == -SIGTERM)
     message = f"{_ended(code)}{_last_words(text)}"
-    return _Told(message, rank_log(logs, rank), rank, ended=code == -SIGTERM)
+    return _Report(message, rank_log(logs, rank), rank, ended=code == -SIGTERM)
 
 
-def _tracebacks(text: str) -> list[_Told]:
-    """Every Python traceback of a log; those of one chain as one, with the last exception."""
-    found: list[_Told] = []
+def _tracebacks(text: str) -> list[_Report]:
+    """Every Python traceback of a log; a chain counts as one, with its last exception."""
+    found: list[_Report] = []
     block: list[str] = []
     rank: int | None = None
     chained = False
@@ -99,7 +99,7 @@ def _tracebacks(text: str) -> list[_Told]:
             whole = "\n".join([*block, bare])
             if chained and found:
                 whole = f"{found.pop().text}\n\n{whole}"
-            found.append(_Told(bare.strip(), whole, rank))
+            found.append(_Report(bare.strip(), whole, rank))
             block, chained = [], False
         elif _CHAINED.search(bare):
             chained = True
@@ -108,7 +108,7 @@ def _tracebacks(text: str) -> list[_Told]:
 
 def _ended(code: int) -> str:
     number = -code if code < 0 else code - 128
-    if code < 0 or code > 128:  # noqa: PLR2004 - as a shell tells signals
+    if code < 0 or code > 128:  # noqa: PLR2004 - a shell's exit code for signals
         try:
             return f"was killed by {Signals(number).name}"
         except ValueError:
@@ -118,4 +118,4 @@ def _ended(code: int) -> str:
 
 def _last_words(text: str) -> str:
     line = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    return f"; last said: {line}" if line else " without a word"
+    return f"; last output: {line}" if line else " without output"

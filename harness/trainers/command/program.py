@@ -1,6 +1,6 @@
-"""The files of a command trainer: its Python, and those of its template that must be there.
+"""The files of a command trainer: its Python, and the files in its template.
 
-Which arguments of a template are the program, a file or a module, is found in the template alone.
+Which arguments are the program, a file or a module, is decided by the template alone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from converge_harness.trainers.command.settings import (
 )
 
 _MODULE = frozenset({"-m", "--module", "--module_mode"})
-"""Options after which torchrun, composer, deepspeed and Python want a module."""
+"""Options after which torchrun, composer, deepspeed and Python expect a module."""
 _PROGRAM = frozenset({"--no-python", "--no_python", "-c", "--command_mode"})
-"""Options after which torchrun, deepspeed and composer want a program that starts by itself."""
+"""Options after which torchrun, deepspeed and composer expect an executable."""
 _STARTS_PYTHON = frozenset({RankLauncher.TORCHRUN, RankLauncher.COMPOSER, RankLauncher.DEEPSPEED})
 
 
@@ -38,12 +38,12 @@ class File:
     index: int
     path: str
     by_itself: bool = False
-    """Whether it is started as it is, without a Python before it."""
+    """Whether it is started directly, without Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """An argument that names a module, installed or beside."""
+    """An argument that names a module, installed or in the working directory."""
 
     index: int
     name: str
@@ -55,7 +55,7 @@ Program: TypeAlias = File | Module
 def program_of(argv: Sequence[str], launcher: RankLauncher) -> tuple[Program, ...]:
     """The script or module of a template, then every other Python file in it.
 
-    What holds a placeholder is known only when it is filled in, and left out.
+    Arguments with placeholders are left out, since they are not known yet.
     """
     index = _first(argv)
     if index is None:
@@ -82,12 +82,12 @@ def program_of(argv: Sequence[str], launcher: RankLauncher) -> tuple[Program, ..
 
 
 def _first(argv: Sequence[str]) -> int | None:
-    """The first argument that is no option; options of a launcher have their values by ``=``."""
+    """The first argument that is not an option; a launcher's options have values by ``=``."""
     return next((index for index, text in enumerate(argv) if not text.startswith("-")), None)
 
 
 def _of_python(argv: Sequence[str], start: int) -> Iterator[Program]:
-    """The module that a Python in the template is told to run."""
+    """The module that a Python in the template runs."""
     for index in range(start, len(argv) - 1):
         if argv[index] == "-m" and _is_plain(argv[index + 1]):
             yield Module(index + 1, argv[index + 1])
@@ -99,12 +99,12 @@ def _is_plain(text: str) -> bool:
 
 
 _STARTED = re.compile(r"python[\d.]*|torchrun|composer|deepspeed|mpirun|mpiexec")
-"""What people write in front of their script; a template begins after it."""
+"""What people write in front of their script; a template must not contain it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramFiles:
-    """Where the program is started, and which of its files are there."""
+    """The program's working directory, and those of its files that exist."""
 
     folder: Path
     sources: tuple[Path, ...]
@@ -132,14 +132,14 @@ def interpreter_of(
             )
         return str(Path(default or "python").absolute())
     bare = shutil.which(written) if "/" not in written else None
-    # Not resolved: a virtual environment's Python is a link, and the environment is beside it.
+    # Not resolved: the Python of a virtual environment is a link, which identifies the environment.
     path = find_file(written, folders) or (Path(bare) if bare else None)
     if path is None:
         looked = ", ".join(map(str, folders))
         hint = "" if expanded(written).is_absolute() else f"looked in: {looked}"
         problems.append(Problem(where("python"), f"there is no Python {written!r}", hint))
     elif not os.access(path, os.X_OK):
-        problems.append(Problem(where("python"), f"{path} is no program that may be started"))
+        problems.append(Problem(where("python"), f"{path} is not executable"))
     return str((path or folders[0] / written).absolute())
 
 
@@ -151,7 +151,7 @@ def files_of(
     folders: Sequence[Path],
     problems: list[Problem],
 ) -> ProgramFiles:
-    """The folder in which the program's first file is found, and all files that are known of."""
+    """The folder in which the program's first file is found, and all known files."""
     written = program_of(argv, launcher)
     folder = _folder_of(written, folders)
     problems += _missing_files(written, folder, where, folders, launcher)
@@ -172,25 +172,25 @@ def files_of(
 
 
 def with_files_of(command: Command, spec: SetSpec) -> Command:
-    """The command of one set, whose sources are also the files that its arguments name.
+    """The command of one set, with the files that its arguments name among its sources.
 
-    Those that ``{config.KEY}`` stands for are other ones in other sets. An argument may be
-    ``--option=PATH``; variables are looked at, too.
+    Values of ``{config.KEY}`` may be different files in different sets. An argument may be
+    ``--option=PATH``; environment variables are searched, too.
     """
-    told = (
+    texts = (
         filled
         for text in (*command.argv, *command.environment.values())
         if (filled := _of_config(text, spec)) is not None
     )
     paths = (
-        command.folder / path for text in told for path in (text, text.partition("=")[2]) if path
+        command.folder / path for text in texts for path in (text, text.partition("=")[2]) if path
     )
     found = (path for path in paths if _is_file(path))
     return replace(command, sources=tuple(dict.fromkeys((*command.sources, *found))))
 
 
 def _of_config(text: str, spec: SetSpec) -> str | None:
-    """A template with the texts of the train config in it; None where it wants anything else."""
+    """A template filled from the train config's texts; None if it needs anything else."""
     try:
         names = placeholders(text)
         values = {name: spec.setting(name.removeprefix(CONFIG)) for name in names}
@@ -198,12 +198,12 @@ def _of_config(text: str, spec: SetSpec) -> str | None:
             name.startswith(CONFIG) and isinstance(value, str) for name, value in values.items()
         )
         return fill(text, lambda name: str(values[name])) if known else None
-    except ValueError:  # a brace is alone, which is said of the file
+    except ValueError:  # an unmatched brace, which is reported elsewhere
         return None
 
 
 def _folder_of(written: Sequence[Program], folders: Sequence[Path]) -> Path:
-    """The first folder that has the program's first file or module; else the experiment's."""
+    """The first folder that has the program's first file or module, else the experiment's."""
     for each in written:
         match each:
             case File(path=path):
@@ -234,13 +234,13 @@ def _missing_files(
         elif isinstance(each, File) and each.by_itself and not _starts(each.path, folder):
             yield Problem(
                 where(f"command[{each.index}]"),
-                f"{each.path!r} is no program that can be started by itself",
+                f"{each.path!r} is not executable by itself",
                 f'as ["{{python}}", "{each.path}", …]',
             )
 
 
 def _left_out(written: File, launcher: RankLauncher) -> str:
-    """Where a template begins with what starts the program; empty where it does not."""
+    """A hint if the template begins with the launcher of the program; else empty."""
     name = written.path
     if written.by_itself or _STARTED.fullmatch(name) is None:
         return ""
@@ -251,12 +251,12 @@ def _left_out(written: File, launcher: RankLauncher) -> str:
 
 
 def _starts(path: str, folder: Path) -> bool:
-    """Whether a file is a program: without a slash it would be looked for on PATH."""
+    """Whether a file can be started: without a slash it would be searched on PATH."""
     return "/" in path and os.access(folder / path, os.X_OK)
 
 
 def _module_file(each: Program, folder: Path) -> str | None:
-    """The file of a module beside, relative to the folder; None for one that is installed."""
+    """The file of a local module, relative to the folder; None for an installed one."""
     if not isinstance(each, Module):
         return None
     stem = each.name.replace(".", "/")
@@ -268,5 +268,5 @@ def _module_file(each: Program, folder: Path) -> str | None:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # an argument that can be no path
+    except (OSError, ValueError):  # an argument that cannot be a path
         return False

@@ -22,10 +22,10 @@ class RankLauncher(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a set's program is called, and what it leaves.
+    """How a set's program is called, and what it writes.
 
-    Everything here changes numbers or what is read as evidence, and counts to the identity of a
-    job, but for ``folder``.
+    Everything here except ``folder`` can change numbers or evidence, and so is part of a job's
+    identity.
     """
 
     argv: tuple[str, ...]
@@ -33,21 +33,23 @@ class Command:
     entry is one argument, in which ``{name}`` stands for a value (docs/any-trainer.md); ``{{`` and
     ``}}`` are braces. No shell ever sees it."""
     folder: Path
-    """Absolute: where the program is started."""
+    """Absolute path of the program's working directory."""
     launcher: RankLauncher = RankLauncher.TORCHRUN
     probed: bool = True
     """Whether the program calls ``probe``, which then leaves all evidence; else it leaves a
     curve of its own, and that is all there is."""
     curves: str | None = None
-    """Template of the path of that curve, ``{output}/…``, in any format that ``converge compare``
-    reads; None for a probed program."""
+    """Template of that curve's path, ``{output}/…``, in any format that ``converge compare`` reads;
+    None for a probed program.
+    """
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Signal, or ``step``, to its name in the curve; others are found by their known names."""
+    """By signal or ``step``, its name in the curve; others are found by their usual names."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its ranks are given beside the harness's environment; values are templates."""
+    """Further environment variables of its ranks; values are templates."""
     sources: tuple[Path, ...] = ()
-    """Absolute paths of the files whose bytes count to the identity: those of the template that are
-    there, and those that the file names (``files``)."""
+    """Absolute paths of files whose content is part of the identity: existing files in the
+    template, and those listed in ``files``.
+    """
 
 
 PLACEHOLDERS = (
@@ -70,32 +72,32 @@ PLACEHOLDERS = (
     "gradient_accumulation_steps",
     "seq_len",
 )
-"""What stands between braces, beside keys of the train config."""
+"""Placeholders other than keys of the train config."""
 CONFIG = "config."
-"""How a placeholder of the train config starts: ``{config.zero.stage}``."""
+"""Prefix of placeholders for the train config: ``{config.zero.stage}``."""
 _PART = re.compile(r"\{\{|\}\}|\{(?P<name>[^{}]*)\}|[{}]")
 
 
 def placeholders(template: str) -> tuple[str, ...]:
-    """The names between the braces of a template, in order, known or not.
+    """The names of a template's placeholders, in order, known or not.
 
     Raises:
-        ValueError: a brace is alone; those that are meant are doubled.
+        ValueError: a brace is unmatched; literal braces have to be doubled.
     """
     found = []
     for part in _PART.finditer(template):
         if part["name"] is not None:
             found.append(part["name"])
         elif part[0] in "{}":
-            raise ValueError(f"the brace {part[0]!r} at character {part.start() + 1} is alone")
+            raise ValueError(f"the brace {part[0]!r} at character {part.start() + 1} is unmatched")
     return tuple(found)
 
 
 def fill(template: str, value_of: Callable[[str], str]) -> str:
-    """The template with every placeholder replaced by its value, and doubled braces by one.
+    """The template with placeholders replaced by their values, and doubled braces by single ones.
 
-    What a value brings is not looked at again. Raises whatever ``value_of`` raises, and ValueError
-    as ``placeholders`` does.
+    Values themselves are not expanded. Raises what ``value_of`` raises, and ValueError as
+    ``placeholders`` does.
     """
     placeholders(template)
 

@@ -1,4 +1,4 @@
-"""``[trainer]`` of a command trainer: its table, the ``Command`` that it means, and what is wrong.
+"""``[trainer]`` of a command trainer: its table, its checks, and the resulting ``Command``.
 
 As TOML (docs/any-trainer.md)::
 
@@ -8,9 +8,9 @@ As TOML (docs/any-trainer.md)::
     launcher = "torchrun"           # the default; composer, deepspeed, mpirun, none
     toolchain = "deepspeed-0.19.8"  # or python = "env/bin/python"; default: `python` on PATH
     probe = true                    # the default: the program calls converge_harness.probe
-    curves = "{output}/loss.csv"    # where probe = false
+    curves = "{output}/loss.csv"    # if probe = false
     columns = { loss = "train/loss", step = "iteration" }
-    files = ["src/model.py"]        # further files whose bytes count to the identity
+    files = ["src/model.py"]        # further files whose content is part of the identity
     environment = { FLAG = "{config.flag}" }
     [trainer.config]                # or train_config = "x.toml"
     training = { steps = 20, local_batch_size = 2, global_batch_size = 8 }
@@ -41,7 +41,7 @@ from converge_harness.trainers.command.settings import (
 from converge_harness.trainers.table import InlineTable
 
 CURVE_COLUMNS = ("step", "loss", "grad_norm", "lr", "tokens")
-"""What can be named in a curve that a program leaves."""
+"""What can be named in a program's curve."""
 MAX_TEXT = 4096
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED = re.compile(
@@ -53,13 +53,13 @@ def _is_variable(name: str) -> str:
     if not _VARIABLE.fullmatch(name):
         raise PydanticCustomError("variable", "must be the name of an environment variable")
     if _RESERVED.fullmatch(name):
-        raise PydanticCustomError("variable", "is set by the harness or its launcher")
+        raise PydanticCustomError("variable", "is set by converge or the launcher")
     return name
 
 
 def _is_argument(text: str) -> str:
     if "\0" in text:
-        raise PydanticCustomError("argument", "must hold no NUL")
+        raise PydanticCustomError("argument", "must not contain NUL")
     return text
 
 
@@ -81,7 +81,7 @@ class CommandTable(InlineTable):
     environment: dict[Annotated[str, AfterValidator(_is_variable)], Template] = Field(default={})
 
 
-EXAMPLE = 'as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
+EXAMPLE = 'such as ["train.py", "--steps", "{steps}", "--output", "{output}"]'
 OUTPUT = "{output}/"
 OURS = frozenset(
     f"training.{key}"
@@ -90,23 +90,21 @@ OURS = frozenset(
         *("dtype", "mixed_precision_param"),
     )
 )
-"""Keys of any train config that the harness itself reads."""
+"""Keys of any train config that converge itself reads."""
 
 
 def read_command(
     table: CommandTable, where: Where, folders: Sequence[Path], problems: list[Problem]
 ) -> Command:
-    """The command that ``[trainer]`` describes; what is wrong with it is added to ``problems``.
+    """The command that ``[trainer]`` describes; problems are added to ``problems``.
 
     Args:
-        table: as written.
-        where: from a key of ``[trainer]`` to its place.
-        folders: where relative paths are looked up; the first match wins. The first has the
-            experiment file.
-        problems: where problems are collected.
+        table: as written. where: maps a key of ``[trainer]`` to its place. folders: where relative
+        paths are resolved; the first match wins. The first one has the experiment file. problems:
+        list to which problems are added.
     """
-    told = any(problem.where.startswith(where("command")) for problem in problems)
-    if table.command or not told:
+    reported = any(problem.where.startswith(where("command")) for problem in problems)
+    if table.command or not reported:
         problems += _template_problems(table, where)
     problems += _curve_problems(table, where)
     launcher = RankLauncher(table.launcher)
@@ -127,7 +125,7 @@ def read_command(
 
 
 def _templates(table: CommandTable) -> Iterator[tuple[str, str]]:
-    """Key and text of everything in ``[trainer]`` that may hold placeholders."""
+    """Key and text of everything in ``[trainer]`` that may have placeholders."""
     yield from ((f"command[{index}]", text) for index, text in enumerate(table.command))
     if table.curves is not None:
         yield "curves", table.curves
@@ -135,16 +133,16 @@ def _templates(table: CommandTable) -> Iterator[tuple[str, str]]:
 
 
 def _names(table: CommandTable) -> Iterator[str]:
-    """All placeholders, of templates that can be read."""
+    """All placeholders of the valid templates."""
     for _, text in _templates(table):
         try:
             yield from placeholders(text)
-        except ValueError:  # said once, of the file
+        except ValueError:  # reported once, for the file
             continue
 
 
 def _is_readable(table: CommandTable) -> bool:
-    """Whether there is a command, and all placeholders of all templates are found."""
+    """Whether there is a command, and all templates are valid."""
     try:
         for _, text in _templates(table):
             placeholders(text)
@@ -154,7 +152,7 @@ def _is_readable(table: CommandTable) -> bool:
 
 
 def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
-    """What is wrong with placeholders whatever the train config."""
+    """Problems with placeholders that do not depend on the train config."""
     if not table.command:
         said = "is empty" if "command" in table.model_fields_set else "is missing"
         yield Problem(where("command"), said, EXAMPLE)
@@ -169,7 +167,7 @@ def _template_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
         for name in dict.fromkeys(names):
             if name not in PLACEHOLDERS and not name.startswith(CONFIG):
                 valid = (*PLACEHOLDERS, "config.KEY")
-                yield Problem(where(key), f"{{{name}}} is no placeholder", suggest(name, valid))
+                yield Problem(where(key), f"{{{name}}} is not a placeholder", suggest(name, valid))
 
 
 def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
@@ -178,7 +176,7 @@ def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
             if getattr(table, key):
                 yield Problem(
                     where(key),
-                    "says nothing of a program that is probed: the probe leaves its curves",
+                    "has no effect on a probed program: the probe records its curves",
                     "leave it out, or add probe = false",
                 )
         return
@@ -187,22 +185,22 @@ def _curve_problems(table: CommandTable, where: Where) -> Iterator[Problem]:
         if len(signals) > 1:
             yield Problem(
                 where("columns"),
-                f"takes {name!r} for {' and for '.join(signals)}: a column is one thing, and "
-                "nothing would be compared by taking it twice",
+                f"uses column {name!r} for {' and for '.join(signals)}: a column can be only one "
+                "signal, else it would be compared with itself",
                 "name the column of each",
             )
     if table.curves is None:
         yield Problem(
             where("curves"),
-            "is missing: without the probe it is all that is left of a run",
-            f'as curves = "{OUTPUT}loss.csv"',
+            "is missing: without the probe it is the only evidence of a run",
+            f'such as curves = "{OUTPUT}loss.csv"',
         )
     elif not _is_of_the_run(table.curves):
         yield Problem(
             where("curves"),
-            f"{table.curves!r} does not lead into the run's own folder, so it could be the curve "
+            f"{table.curves!r} is not in the run's own folder, so it could be the curve "
             "of another run",
-            f'start it with "{OUTPUT}", and hand {{output}} to the program',
+            f'start it with "{OUTPUT}", and pass {{output}} to the program',
         )
 
 
@@ -214,27 +212,27 @@ def _is_of_the_run(curves: str) -> bool:
 def set_problems(
     table: CommandTable, spec: SetSpec, own: Mapping[str, object], where: Where, whole: Where
 ) -> Iterator[Problem]:
-    """What is wrong with one set: placeholders without a value, settings that nothing reads.
+    """Problems of one set: placeholders without a value, settings that nothing reads.
 
     Args:
         table: ``[trainer]``.
         spec: the set.
         own: its own ``set``, dotted.
-        where: from a key of the set to its place.
-        whole: from a key of ``[trainer]`` to its place.
+        where: maps a key of the set to its place.
+        whole: maps a key of ``[trainer]`` to its place.
     """
     keys = {key for key, _ in flatten(dict(spec.train_config.settings))}
     for key in sorted(spec.overrides.keys() - keys - OURS):
         place = where if key in own else whole
         yield Problem(
             place(f"set.{key}"),
-            f"is no key of the train config {spec.train_config.path}, so nothing would read it",
+            f"is not a key of the train config {spec.train_config.path}, so nothing would read it",
             suggest(key, sorted(keys | OURS)),
         )
     for key, text in _templates(table):
         try:
             names = placeholders(text)
-        except ValueError:  # said once, of the file
+        except ValueError:  # reported once, for the file
             continue
         for name in dict.fromkeys(names):
             if (message := _missing(name, spec)) is not None:
@@ -243,27 +241,27 @@ def set_problems(
                 yield Problem(whole(key), f"{{{name}}} {message}", hint)
     read = set(_names(table))
     if not _is_readable(table) or any(_missing(name, spec) for name in read):
-        return  # what is refused already may be the key's, misspelt
+        return  # a placeholder refused above may be this key, misspelt
     for key in sorted((own.keys() & keys) - OURS):
         if CONFIG + key not in read:
             yield Problem(
                 where(f"set.{key}"),
-                "reaches nothing: no argument and no variable of the program has "
-                f"{{{CONFIG}{key}}}, so this set would run as if it were not there",
-                f'as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
+                "has no effect: no argument and no variable of the program has "
+                f"{{{CONFIG}{key}}}, so this set would run as if it were not set",
+                f'such as "--{key.rpartition(".")[2]}", "{{{CONFIG}{key}}}" in trainer.command',
             )
 
 
 def _missing(name: str, spec: SetSpec) -> str | None:
-    """Why a placeholder has no value in a set; None when it has, or was refused already."""
+    """Why a placeholder has no value in a set; None if it has one, or was already refused."""
     config: TrainConfig = spec.train_config
     if name == "data" and config.data is None:
-        return f"stands for a corpus, and there is no [converge.data] in {config.path}"
+        return f"needs a corpus, but there is no [converge.data] in {config.path}"
     if not name.startswith(CONFIG):
         return None
     value: object = spec.setting(name.removeprefix(CONFIG))
     if value is None:
-        return f"is no key of the train config {config.path}"
+        return f"is not a key of the train config {config.path}"
     if isinstance(value, Mapping):
-        return f"is a table, and no value, in the train config {config.path}"
+        return f"is a table, not a value, in the train config {config.path}"
     return None

@@ -38,7 +38,7 @@ from converge_harness.trainers.command.argv import (
     command_of,
     describe_command,
     is_told_its_ranks,
-    told,
+    passed_values,
 )
 from converge_harness.trainers.command.failure import program_error
 from converge_harness.trainers.command.program import interpreter_of, with_files_of
@@ -49,11 +49,11 @@ from converge_harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from converge_harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 LOOPBACK_TORCHRUN = Path(__file__).parents[2] / "rank" / "start" / "loopback.py"
-"""torchrun whose ports only this machine can reach; needs nothing of this package."""
+"""torchrun with ports that only this machine can reach; does not need this package."""
 _DATA_TYPES = ("training.dtype", "training.mixed_precision_param")
-"""Keys of its train config that name one."""
+"""Keys of its train config that name a data type."""
 
 
 def trained_by(command: Command) -> TrainerSpec:
@@ -81,7 +81,7 @@ class CommandTrainer(Trainer):
         if not trainer.can.probed and "probe" in data:
             yield Problem(
                 where("probe"),
-                "says nothing: with trainer.probe = false no per-tensor evidence is taken",
+                "has no effect: with trainer.probe = false no per-tensor evidence is taken",
                 "leave [probe] out",
             )
 
@@ -91,7 +91,7 @@ class CommandTrainer(Trainer):
         return set_problems(table, spec, own, where, whole)
 
     def completed(self, spec: SetSpec) -> SetSpec:
-        """With the files that its own settings name among its sources."""
+        """Add the files that its settings name to its sources."""
         return replace(spec, trainer=trained_by(with_files_of(command_of(spec), spec)))
 
     def takes_seed(self, trainer: TrainerSpec) -> bool:
@@ -99,15 +99,15 @@ class CommandTrainer(Trainer):
         texts = (*command.argv, *command.environment.values())
         found: set[str] = set()
         for text in texts:
-            with suppress(ValueError):  # a brace too many, which is said of the command
+            with suppress(ValueError):  # an unmatched brace, which is reported for the command
                 found.update(placeholders(text))
         return "seed" in found
 
     def identity(self, spec: SetSpec, surroundings: Surroundings) -> Mapping[str, Any]:
-        """How a program is called, and what it is made of; where it lies is no matter.
+        """How a program is called, and the content of its files, but not its location.
 
-        Templates count as they are: what fills them is among the other facts, but for the name,
-        which counts where the program is told it.
+        Templates count unfilled: their values are among the other facts. Only the name is not, so
+        it counts here if the program gets it.
         """
         command = command_of(spec)
         texts = (*command.argv, *command.environment.values())
@@ -137,19 +137,19 @@ class CommandTrainer(Trainer):
             (each.spec.parallelism, each.spec.train_config.path, each.spec.overrides)
             for each in (job, control)
         ]
-        if named[0] != named[1] and told(job) == told(control):
+        if named[0] != named[1] and passed_values(job) == passed_values(control):
             yield Untold(
                 "trainer.command",
-                f"calls {job.name} exactly as {control.name}, so a run would be compared with "
+                f"calls {job.name} exactly like {control.name}, so a run would be compared with "
                 "itself",
-                "hand over what differs by a placeholder (docs/any-trainer.md)",
+                "pass what differs by a placeholder (docs/any-trainer.md)",
             )
         elif job.world_size != control.world_size and not is_told_its_ranks(job, control):
             yield Untold(
                 "trainer.command",
-                f"nothing tells the program of {job.name} to have {job.world_size} ranks, for "
+                f"nothing tells the program of {job.name} to use {job.world_size} ranks, because "
                 "there is no launcher",
-                "hand it {ranks} or its degrees, or name a launcher",
+                "pass {ranks} or its degrees, or name a launcher",
             )
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
@@ -239,7 +239,7 @@ class CommandTrainer(Trainer):
         if command_of(job.spec).probed:
             return is_complete(job, folder)
         curves = argv.curves_of(job, folder)
-        return curves is not None and curves.exists()  # a folder of TensorBoard's, say
+        return curves is not None and curves.exists()  # it may be a folder, such as TensorBoard's
 
     def launcher_log(self, job: Job) -> str:
         under_torchrun = command_of(job.spec).launcher is RankLauncher.TORCHRUN
@@ -252,7 +252,7 @@ class CommandTrainer(Trainer):
         curves = argv.curves_of(job, folder)
         if curves is not None:
             return (
-                f"the program ended with 0, but there is no {curves}: it has to leave its curve "
+                f"the program ended with 0, but there is no {curves}: it has to write its curve "
                 "there (trainer.curves)"
             )
         if last is None:
@@ -274,16 +274,16 @@ class CommandTrainer(Trainer):
     # ---------------------------------------------------------------- evidence
 
     def spec_of(self, job: Mapping[str, Any]) -> TrainerSpec:
-        told = job["command"]
+        command = job["command"]
         return trained_by(
             Command(
-                argv=tuple(told["argv"]),
-                folder=Path(told["folder"]),
-                launcher=RankLauncher(told["launcher"]),
-                probed=told["probed"],
-                curves=told["curves"],
-                columns=told["columns"],
-                environment=told["environment"],
+                argv=tuple(command["argv"]),
+                folder=Path(command["folder"]),
+                launcher=RankLauncher(command["launcher"]),
+                probed=command["probed"],
+                curves=command["curves"],
+                columns=command["columns"],
+                environment=command["environment"],
             )
         )
 
@@ -291,19 +291,19 @@ class CommandTrainer(Trainer):
         command = job["command"]
         if command.get("probed") is not False:
             return None
-        told = command.get("curves")
-        if told is None:
+        curves = command.get("curves")
+        if curves is None:
             raise EvidenceError(f"{folder / JOB}: names no curves of a program without a probe")
         try:
-            path = moved_with(folder, told, job["run_folder"])
+            path = moved_with(folder, curves, job["run_folder"])
         except (ValueError, KeyError):
             raise EvidenceError(
-                f"{told}: lies outside of the run folder, so it may be the curve of another run"
+                f"{curves}: is outside of the run folder, so it may be the curve of another run"
             ) from None
         return Curve(path, dict(command.get("columns") or {}))
 
     def data_types(self, job: Mapping[str, Any], ran: Mapping[str, Any]) -> set[str]:
-        """Those that the job's train config names, under the set's own settings."""
+        """The data types in the job's train config, after the set's own settings."""
         found: set[str] = set()
         for key in _DATA_TYPES:
             value: object = job["train_config"]["settings"]

@@ -1,10 +1,10 @@
-"""torchtitan under torchrun, by rank code of ours: ``[trainer] kind = "torchtitan"``.
+"""torchtitan under torchrun, with converge's rank code: ``[trainer] kind = "torchtitan"``.
 
 ::
 
     trainer.py    Torchtitan, and how torchrun is called for it
-    table.py      what an experiment file says to it: [trainer], train configs, checkpoint keys
-    releases.py   what differs between releases and is known to go wrong in them; its toolchains
+    table.py      its part of an experiment file: [trainer], train configs, checkpoint keys
+    releases.py   differences and known bugs of releases; its toolchains
 """
 
 from converge_harness.trainers.torchtitan.trainer import TRAINER

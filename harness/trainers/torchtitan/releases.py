@@ -1,10 +1,10 @@
-"""What differs between the releases of torchtitan that are spoken to, each with its source.
+"""Differences between the supported releases of torchtitan, each with its source.
 
-A rule of ``harness/plan/rules`` speaks of a job beside its control; what is here, of what a release
-has, refuses, or silently makes another run of. Limitations are asked only when sets are proposed: a
-set that somebody writes by hand is checked by torchtitan itself.
+Rules in ``harness/plan/rules`` compare a job with its control; here is what a release has, refuses,
+or silently does differently. Limitations are used only to propose sets: a set written by hand is
+checked by torchtitan itself.
 
-Toolchains with torchtitan in them: one of a release series that a rank adapter speaks to.
+Also finds toolchains with a torchtitan of a supported release series.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Fact(NamedTuple):
     says: str
     source: str
     holds: Callable[[SetSpec, str], bool]
-    """Whether a set, in a dialect, is kept from running by it."""
+    """Whether it prevents a set from running, in a dialect."""
 
 
 def _shards_over_cp(spec: SetSpec, _dialect: str) -> bool:
@@ -83,7 +83,7 @@ _FACTS = (
         _shards_over_cp,
     ),
     _Fact(
-        "torchtitan 0.2 takes DDP with no other parallelism",
+        "torchtitan 0.2 does not combine DDP with other parallelisms",
         "torchtitan 0.2.2 models/llama3/infra/parallelize.py, parallelize_llama",
         _ddp_beside_others,
     ),
@@ -99,7 +99,7 @@ _FACTS = (
         _no_float8_tp,
     ),
     _Fact(
-        "Llama 3 has no experts that ep could spread",
+        "Llama 3 has no experts for ep to distribute",
         "torchtitan models/llama3",
         _no_experts,
     ),
@@ -107,12 +107,12 @@ _FACTS = (
 
 
 def limitations(spec: SetSpec, dialect: str) -> Iterator[Limitation]:
-    """Everything that keeps a set from running as named."""
+    """Everything that prevents a set from running as specified."""
     return (Limitation(fact.says, fact.source) for fact in _FACTS if fact.holds(spec, dialect))
 
 
 def warnings(dialect: str, words: set[str]) -> Iterator[str]:
-    """What is known of a release's own bugs and limits, of techniques and parallelisms by word."""
+    """Known bugs and limits of a release that affect these techniques and parallelisms."""
     if dialect == TITAN_03:
         if "async_tp" in words:
             yield "On a CPU, async_tp needs torchtitan-0.2.2 and a base config of it."
@@ -132,15 +132,15 @@ def warnings(dialect: str, words: set[str]) -> Iterator[str]:
 
 
 DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03}
-"""torchtitan release series to the rank adapter that speaks to it."""
+"""By torchtitan release series, its rank adapter."""
 
 
 def find_toolchain(name: str, root: Path | None) -> Toolchain:
-    """A toolchain by name, with the versions of what matters in it.
+    """A toolchain by name, with the versions of relevant packages.
 
     Raises:
-        ToolchainError: it is not there, is no virtual environment with torchtitan, or its
-            torchtitan is of a series that no rank adapter speaks to.
+        ToolchainError: it does not exist, is not a virtual environment with torchtitan, or its
+        release of torchtitan is not supported.
     """
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
@@ -149,9 +149,9 @@ def find_toolchain(name: str, root: Path | None) -> Toolchain:
     missing = [needed for needed in ("torch", "torchtitan") if needed not in found]
     if missing:
         raise ToolchainError(f"toolchain {folder} has no {' and no '.join(missing)}; re{build}")
-    # A commit may lie before or after a release and bear its version: the name says which is meant.
-    told = name.removeprefix("torchtitan-") if "@" in name else found["torchtitan"]
-    series = ".".join(told.split(".")[:2])
+    # A commit before or after a release may have the same version: the name says which is meant.
+    named = name.removeprefix("torchtitan-") if "@" in name else found["torchtitan"]
+    series = ".".join(named.split(".")[:2])
     if series not in DIALECTS:
         supported = ", ".join(f"{known}.x" for known in DIALECTS)
         raise ToolchainError(
@@ -164,10 +164,10 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
     """A toolchain as it will be once built, for plans that launch nothing.
 
     Only torchtitan's version is known, from the name (``torchtitan-0.3.0``), so identities differ
-    from those of the built one. One that is there is returned as it is.
+    from those of the built one. An existing toolchain is returned unchanged.
 
     Raises:
-        ToolchainError: as :func:`find_toolchain`, also for a name that tells no known version.
+        ToolchainError: as :func:`find_toolchain`, also for a name without a supported version.
     """
     distribution, version, *_ = [*name.split("-"), ""]
     series = ".".join(version.split(".")[:2])

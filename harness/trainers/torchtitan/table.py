@@ -1,7 +1,6 @@
-"""What an experiment file says to torchtitan: ``[trainer]``, train configs, and what starts a run.
+"""torchtitan's part of an experiment file: ``[trainer]``, train configs, and checkpoints.
 
-Everything in a train config is torchtitan's own, kept verbatim in the keys of the toolchain's
-torchtitan, but for one table of ours::
+A train config has torchtitan's own keys, unchanged, and one table of converge::
 
     [converge]
     module = "llama3"              # torchtitan 0.3: model module and its config function
@@ -13,12 +12,12 @@ torchtitan, but for one table of ours::
     seed = 1
     vocab_size = 512
     tokens = 400_000
-    loader = "converge"            # what reads it: our own; "torchtitan": its stock text loader;
+    loader = "converge"            # our own; or "torchtitan": its stock text loader;
                                    # "streaming": MosaicML Streaming
 
-Of its table ``checkpoint`` the harness keeps most keys to itself; torchtitan 0.2.2 and 0.3.0 have
-the same ones. ``exclude_from_loading`` is the user's: it leaves a part of the state out, which the
-checks of resumed runs then see.
+Most keys of the table ``checkpoint`` are reserved for converge; torchtitan 0.2.2 and 0.3.0 have the
+same ones. ``exclude_from_loading`` is free: it leaves out a part of the state, which the checks of
+resumed runs then report.
 """
 
 from __future__ import annotations
@@ -67,8 +66,9 @@ OWNED = {
     "debug.seed": "seed",
     "training.seed": "seed",
 }
-"""Trainer keys that the experiment file has its own word for: a ``set`` of one would contradict
-what the plan computes from that word."""
+"""Train config keys for which the experiment file has its own key. Setting one of them with ``set``
+would contradict what the plan computes from that key.
+"""
 
 
 class TitanTable(TrainerTable):
@@ -109,11 +109,11 @@ class ConvergeTable(Table):
 
 
 def titan_train_config(tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
-    """Torchtitan's own tables, and ours; raises ConfigError where ``[converge]`` is wrong.
+    """Torchtitan's own tables, and ours; raises ConfigError if ``[converge]`` is wrong.
 
     Args:
         tables: as TOML gave them.
-        path: what the train config is called in messages.
+        path: name of the train config in messages.
         place: what comes before a dotted key in messages.
     """
     settings, problems = dict(tables), list[Problem]()
@@ -135,7 +135,7 @@ def titan_train_config(tables: Mapping[str, Any], path: str, place: str) -> Trai
 # ---------------------------------------------------------------- checkpoints
 
 METADATA = ".metadata"
-"""Written last by torch.distributed.checkpoint, so a folder without it was never finished."""
+"""torch.distributed.checkpoint writes it last, so a folder without it is incomplete."""
 SHARDS = "*.distcp"
 EXPECTED = f"a distributed checkpoint is a folder with {METADATA} and {SHARDS} shards"
 MAX_SHOWN = 8
@@ -147,7 +147,7 @@ def find_seed_checkpoint(
     where: Callable[[str], str],
     problems: list[Problem],
 ) -> Path | None:
-    """The checkpoint's absolute path; None when none is named, or it is none.
+    """The checkpoint's absolute path; None if none is named, or it is not a checkpoint.
 
     Args:
         written: the path as the experiment file writes it.
@@ -171,7 +171,7 @@ def find_seed_checkpoint(
 
 
 def _wrong_with(path: Path) -> str:
-    """What keeps a path from being a checkpoint; empty when it is one."""
+    """Why a path is not a checkpoint; empty if it is one."""
     if not path.is_dir():
         return "is a file"
     try:
@@ -208,7 +208,9 @@ START = _of_table(
     "load_only",
     "load_step",
 )
-"""What a run starts from: no set says it, for then its identity would not tell the weights."""
+"""What a run starts from. Sets may not change it, because the identity would not cover the
+weights.
+"""
 PASSES = START | _of_table(
     "async_mode",
     "enable_first_step_checkpoint",
@@ -218,20 +220,20 @@ PASSES = START | _of_table(
     "last_save_in_hf",
     "last_save_model_only",
 )
-"""How the passes of a run are kept together."""
+"""Keys for the checkpoints between the passes of a run."""
 OF_PASSES = (
-    "the harness writes and loads the checkpoints of elastic and fault sets, and of all sets with "
+    "converge writes and loads the checkpoints of elastic and fault sets, and of all sets with "
     "cluster.checkpoint_every"
 )
-WHEN = "when: by `until` of segments and checkpoint_every"
+WHEN = "`until` of segments and checkpoint_every say when"
 
 
 def start_problems(overrides: Mapping[str, Any], where: Where) -> Iterator[Problem]:
-    """Settings of any set that would let it start from something else than the others."""
+    """Problems with settings that would let a set start from other weights than the others."""
     for key in sorted(START & overrides.keys()):
         yield Problem(
             where(f"set.{key}"),
-            "is not set here: the harness decides what a run starts from, the same for all sets",
+            "cannot be set here: converge decides what a run starts from, the same for all sets",
             "use trainer.seed_checkpoint",
         )
 
@@ -239,22 +241,22 @@ def start_problems(overrides: Mapping[str, Any], where: Where) -> Iterator[Probl
 def pass_problems(
     spec: SetSpec, own: Mapping[str, Any], where: Where, where_trainer: Where
 ) -> Iterator[Problem]:
-    """Settings of a set in several passes by which the harness itself writes and loads.
+    """Problems with settings that converge itself uses for a set in several passes.
 
     Args:
-        spec: the set, with the settings of ``[trainer.set]`` among its overrides.
+        spec: the set; its overrides include ``[trainer.set]``.
         own: the set's own table ``set``.
-        where: from a key of the set to its place.
-        where_trainer: from a key of ``[trainer]`` to its place.
+        where: maps a key of the set to its place.
+        where_trainer: maps a key of ``[trainer]`` to its place.
     """
     mine = {key for key, _ in flatten(dict(own))}
     for key in sorted((PASSES - START) & spec.overrides.keys()):  # START: see start_problems
         place = where if key in mine else where_trainer
-        yield Problem(place(f"set.{key}"), f"is not set here: {OF_PASSES}", WHEN)
+        yield Problem(place(f"set.{key}"), f"cannot be set here: {OF_PASSES}", WHEN)
     config = spec.train_config
     for key in sorted(PASSES & {key for key, _ in flatten(dict(config.settings))}):
         yield Problem(
             f"{config.path}: {key}",
-            f"is not set in the train config of such sets: {OF_PASSES}",
+            f"cannot be set in the train config of such sets: {OF_PASSES}",
             "leave it out, or name a train_config without it in the set",
         )

@@ -49,11 +49,11 @@ from converge_harness.trainers.torchtitan.table import (
 )
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
-"""torchrun's agent, tied to the life of the harness."""
+"""torchrun's agent, which ends with converge."""
 
 
 class Torchtitan(Trainer):
-    """torchtitan under torchrun, by rank code of ours."""
+    """torchtitan under torchrun, with converge's rank code."""
 
     kind = "torchtitan"
     own_rank_code = True
@@ -87,14 +87,14 @@ class Torchtitan(Trainer):
     def unmakeable(
         self, repeat: Repeat, trainer: TrainerSpec, controls: Sequence[SetSpec]
     ) -> tuple[str, str]:
-        """Only our own loader can deal a global batch out in another order."""
+        """Only our own loader can distribute a global batch in another order."""
         others = [spec.name for spec in controls if not spec.train_config.own_loader]
         if not others or repeat.kind is not RepeatKind.PERMUTE:
             return "", ""
         why = (
-            f"cannot be made of {', '.join(map(repr, others))}: its train config has no "
-            "[converge.data] that converge's own loader reads, and only that can deal the samples "
-            "of a batch out in another order"
+            f"is not possible for {', '.join(map(repr, others))}: its train config has no "
+            "[converge.data] for converge's own loader, and only that can distribute the samples "
+            "of a batch in another order"
         )
         return why, "leave it out, or use rerun and ulp repeats"
 
@@ -128,8 +128,10 @@ class Torchtitan(Trainer):
         seed_checkpoint: Path | None,
         device: str,
     ) -> dict[str, Any]:
-        told = job_document(job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device)
-        return {**told}
+        common = job_document(
+            job, folder, data=data, seed_checkpoint=seed_checkpoint, device=device
+        )
+        return {**common}
 
     def argv(self, job: Job, folder: Path, start: Start) -> tuple[str, ...]:
         return torchrun_argv(job, folder, start.rank_module, start.call, start.meeting)
@@ -153,7 +155,7 @@ class Torchtitan(Trainer):
         return printable_command(job, folder, ranks_per_node)
 
     def is_offline(self, job: Job) -> bool:
-        # Our corpus needs nothing from the network; torchtitan's own datasets (c4) come from it.
+        # Our corpus needs no network; torchtitan's own datasets (c4) do.
         return job.spec.train_config.data is not None
 
     def error(self, logs: Sequence[Path], failed: Sequence[Path], returncode: int) -> RankError:
@@ -171,7 +173,7 @@ TRAINER = Torchtitan()
 
 
 HEAD_NODE = "HEAD_NODE:29500"
-"""Where printed commands of several nodes meet."""
+"""Rendezvous endpoint in printed commands for several nodes."""
 
 
 def torchrun_arguments(
@@ -184,7 +186,7 @@ def torchrun_arguments(
 ) -> tuple[str, ...]:
     """Arguments of torchrun for one call of a job's run (None: its first) and one of its agents.
 
-    ``logs`` is the folder for what ranks print; None: the run folder's ``logs``.
+    ``logs`` is the folder for the ranks' output; None: the run folder's ``logs``.
     """
     folder = folder.absolute()
     call = call or first_call(job)
@@ -204,8 +206,8 @@ def torchrun_node_arguments(
 ) -> tuple[str, ...]:
     """The same for ``rank.start.node``, which adds what nodes and lives of a job differ in.
 
-    Those are the rendezvous id, the folder of logs, and whether the node has the rendezvous store
-    (of one node: the file that it is in).
+    That is the rendezvous id, the log folder, and whether the node has the rendezvous store (for
+    one node: the file of the rendezvous).
     """
     return (
         *_agent_arguments(job, call, meeting),
@@ -246,13 +248,13 @@ def _torchrun(job: Job) -> tuple[str, ...]:
 
 
 def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None) -> str:
-    """The torchrun call as one line for a shell, to be given on every node.
+    """The torchrun call as one shell line, to be run on every node.
 
-    Of a run in several segments, their calls one after another.
+    For a run in several segments, their calls one after another.
     Raises ValueError when the ranks do not fill nodes of that size.
 
-    It needs the run folder's ``job.json``, so it repeats a run that was started once. The
-    environment that goes with it stands in ``record.json``.
+    It needs the run folder's ``job.json``, so it repeats a run that was started before. Its
+    environment is in ``record.json``.
     """
     first = first_call(job)
     parts = len(job.spec.segments) if first.segment is not None else 1
@@ -271,7 +273,7 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
 
 
 def _meeting(job: Job, call: Call, ranks_per_node: int | None) -> Rendezvous:
-    """Where nodes of that many ranks meet; ``HEAD_NODE:29500`` is for the user to fill in."""
+    """The rendezvous of nodes with that many ranks; the user fills in ``HEAD_NODE:29500``."""
     ranks = part_of(job, call).world_size
     recovery = job.spec.recovery if comes_in_passes(job) else None
     fewest, most = recovery.nodes if recovery else (1, 1)

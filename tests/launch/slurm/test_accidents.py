@@ -246,7 +246,7 @@ def test_an_interrupted_harness_ends_its_jobs_though_it_cannot_say_why(light, si
     events, place = [], site()
     with pytest.raises(StoreError, match="stopped here"):
         follow_plan(plan_of(light("slow", steps=100, seconds=0.5)), place, interrupt)
-    assert "which their folders do not say" in events[-1].message
+    assert "but this could not be recorded in their folders" in events[-1].message
     await_empty(slurm)
 
 
@@ -257,7 +257,9 @@ def test_a_job_of_a_broken_store_can_be_cancelled(light, site, slurm, monkeypatc
     place, plan = site(), plan_of(light("slow", mode="hang"))
     submit_plan(plan, place, quiet)
     monkeypatch.setattr(submit, "write_submission", full)
-    with pytest.raises(StoreError, match="cancelled, which run folders do not say: the disk"):
+    with pytest.raises(
+        StoreError, match="cancelled, but this could not be recorded in run folders: the disk"
+    ):
         cancel(plan, place, quiet, wanted=lambda job: True, why="no")
     await_empty(slurm)
 

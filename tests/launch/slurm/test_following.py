@@ -112,7 +112,7 @@ def test_a_job_that_exceeds_its_time_limit(light, site):
     assert record.status is RunStatus.TIMED_OUT
     steps = [event.step for event in events if isinstance(event, launch.Step)]
     assert record.error.message == (
-        f"ran into its time limit of 1 ([cluster] time) after step {steps[-1]} of 100"
+        f"reached its time limit of 1 ([cluster] time) after step {steps[-1]} of 100"
     )
     assert record.wall_s >= 60
 
@@ -275,13 +275,13 @@ def test_what_slurm_does_not_take_for_now_is_submitted_later(light, site):
     assert (first.submitted, len(first.left), first.why_left) == (2, 3, "job submit limit")
     records, events = follow(place, *jobs)
     assert {record.status for record in records.values()} == {RunStatus.FINISHED}
-    assert "jobs are submitted later: job submit limit" in notices(events)
+    assert "jobs will be submitted later: job submit limit" in notices(events)
 
 
 def test_a_scheduler_that_is_silent_for_a_while(light, site):
     records, events = follow(with_backend(site(), Deaf), light("one", seconds=0.2))
     assert records["one"].status is RunStatus.FINISHED
-    assert notices(events).count("squeue cannot reach Slurm; asking again") == 1
+    assert notices(events).count("squeue cannot reach Slurm; retrying") == 1
 
 
 def notices(events):

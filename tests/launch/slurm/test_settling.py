@@ -64,7 +64,7 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
         (
             ended("TIMEOUT", reason="TimeLimit"),
             RunStatus.TIMED_OUT,
-            "ran into its time limit of 04:00:00 ([cluster] time) after step 5 of 20",
+            "reached its time limit of 04:00:00 ([cluster] time) after step 5 of 20",
         ),
         (
             ended("NODE_FAIL", reason="NodeDown"),
@@ -89,7 +89,7 @@ def test_a_job_in_the_queue_has_no_record(tmp_path, state):
         (
             UNKNOWN,
             RunStatus.CRASHED,
-            "Slurm no longer knows job 7, and it left no end (after step 5 of 20)",
+            "Slurm no longer knows job 7, and its end was not recorded (after step 5 of 20)",
         ),
         (
             JobState(Phase.PENDING, reason="PartitionNodeLimit", never=True),

@@ -264,9 +264,7 @@ def test_a_slurm_that_lets_wait_is_told(tmp_path, monkeypatch):
     )
     (tmp_path / "squeue").chmod(0o755)
     Slurm(say=(tmp_path / "told").write_text).poll(["1"])
-    assert (
-        tmp_path / "told"
-    ).read_text() == "waiting for Slurm to answer squeue, for 120 s at most"
+    assert (tmp_path / "told").read_text() == "waiting at most 120 s for Slurm to answer squeue"
 
 
 @pytest.fixture
@@ -342,7 +340,7 @@ def test_interrupt_of_the_terminal_does_not_reach_slurms_commands(answering, tmp
 
 
 def test_jobs_are_not_unknown_because_squeue_prints_something_else(answering):
-    with pytest.raises(ClusterError, match="squeue was to print jobs: 'welcome to login1'"):
+    with pytest.raises(ClusterError, match="squeue should have printed jobs: 'welcome to login1'"):
         answering("", queue="welcome to login1").poll(["1"])
     for empty in ("", "CLUSTER: main"):
         assert answering("", queue=empty).poll(["1"])["1"].phase is Phase.UNKNOWN

@@ -17,7 +17,7 @@ set -euo pipefail
 
 run_folder=/store/runs/run-0123456789ab
 
-# The last word of this script, however it ends: for when Slurm has forgotten the job.
+# Written however this script ends, for when Slurm has forgotten the job.
 finish() {
     code=$?
     trap '' TERM
@@ -29,7 +29,7 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 
-# A job that begins takes nothing that lies here for its own.
+# A job that starts must not use files of an earlier one.
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
     (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
 fi
@@ -45,7 +45,7 @@ export TORCHINDUCTOR_CACHE_DIR=/store/runs/run-0123456789ab/inductor
 export TORCHINDUCTOR_COMPILE_THREADS=1
 export TORCHINDUCTOR_FX_GRAPH_CACHE=0
 
-# Where the agents of the nodes meet. Jobs that run at once have ids near each other: other ports.
+# Rendezvous of the nodes' agents. Jobs that run at the same time have nearby ids, so other ports.
 head_node=${CONVERGE_HEAD_NODE:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}
 meeting_place=$head_node:$((10000 + SLURM_JOB_ID % 20000))
 

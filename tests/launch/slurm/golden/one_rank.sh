@@ -16,7 +16,7 @@ set -euo pipefail
 
 run_folder=/store/runs/run-0123456789ab
 
-# The last word of this script, however it ends: for when Slurm has forgotten the job.
+# Written however this script ends, for when Slurm has forgotten the job.
 finish() {
     code=$?
     trap '' TERM
@@ -28,7 +28,7 @@ finish() {
 trap finish EXIT
 trap 'exit 143' TERM
 
-# A job that begins takes nothing that lies here for its own.
+# A job that starts must not use files of an earlier one.
 if [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ]; then
     (cd "$run_folder" && rm -rf ended.json inductor metrics.jsonl metrics.jsonl.part tensors in_force.json checkpoint datasets streaming passes faults torn logs)
 fi
