@@ -14,7 +14,7 @@ from converge_harness.errors import ConfigError
 from converge_harness.experiment import load_experiment
 from converge_harness.model import Launcher
 from converge_harness.trainers import kinds, register, trainer_of_document
-from converge_harness.trainers.registry import trainer_of_kind
+from converge_harness.trainers.registry import _installed, trainer_of_kind
 
 HERE = Path(__file__).parent
 HARNESS = HERE.parents[1] / "harness"
@@ -162,6 +162,41 @@ def test_no_scheduler_runs_it(tmp_path):
 def test_another_trainer_of_a_name_is_refused():
     with pytest.raises(ValueError, match=r"already converge_harness\.trainers"):
         register("command", "tiny")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Installs distributions that declare a trainer each: kind, module."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(distribution, kind, module):
+        metadata = tmp_path / f"{distribution}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: {distribution}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[converge.trainers]\n{kind} = {module}\n")
+        _installed.cache_clear()
+
+    yield install
+    monkeypatch.undo()
+    _installed.cache_clear()
+    trainer_of_kind.cache_clear()
+
+
+def test_an_installed_package_declares_its_trainer(installed):
+    installed("one", "from-elsewhere", "tiny")
+    assert trainer_of_kind("from-elsewhere") is TRAINER
+    assert kinds()[-1] == "from-elsewhere"
+    installed("ours", "command", "tiny")
+    assert trainer_of_kind("command") is not TRAINER
+    with pytest.raises(KeyError, match="nobodys"):
+        trainer_of_kind("nobodys")
+
+
+def test_two_packages_with_a_trainer_of_one_kind_are_refused(installed):
+    installed("one", "contested", "tiny")
+    installed("two", "contested", "other")
+    with pytest.raises(ConfigError, match="two installed distributions declare it"):
+        trainer_of_kind("contested")
 
 
 def test_no_file_of_the_harness_knows_it():
