@@ -104,7 +104,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "signal": Column("", f"one of {', '.join(SIGNAL_TITLES)}"),
         "step": _STEP,
         "difference": Column(
-            "relative", "(test - control) / |control|; inf where one is not finite"
+            "relative", "(test - control) / min(|test|, |control|); not finite where one of them is"
         ),
         "ratio": Column("relative", "test / control"),
         "limit": Column("relative", "largest magnitude of the difference that passes; NaN: open"),
@@ -117,9 +117,12 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "control_gradient_norm": Column("L2 norm", "of the control's gradient"),
         "weights": Column("relative", "difference of the initial weights; step 0 only"),
         "weights_limit": Column("relative", "largest value of it that passes"),
-        "gradient": Column("relative", "|test - control| / |control| of the gradient, L2"),
+        "gradient": Column("relative", "|test - control| / min(|test|, |control|), L2 norms"),
         "gradient_limit": Column("relative", "largest value of it that passes"),
-        "update": Column("relative", "the same of the weights' change since the sample before"),
+        "update": Column(
+            "relative",
+            "L2 norm of the difference of both changes since the sample before, over the control's",
+        ),
         "update_limit": Column("relative", "largest value of it that passes"),
     },
 }

@@ -46,6 +46,19 @@ def run_of(report, name):
 # ------------------------------------------------------------------------ load
 
 
+def test_a_difference_is_over_the_smaller_magnitude_as_documented(report):
+    meaning = notebook.COLUMNS["differences"]["difference"].meaning
+    assert "min(|test|, |control|)" in meaning
+    differences = report.differences.query("signal == 'loss'")
+    losses = report.curves.set_index(["run", "step"])["loss"]
+    assert len(differences)
+    for row in differences.itertuples():
+        control = report.verdicts.set_index("set")["control"][row.set]
+        test, of_control = losses[row.set, row.step], losses[control, row.step]
+        wanted = (test - of_control) / min(abs(test), abs(of_control))
+        assert row.difference == pytest.approx(wanted, rel=1e-9, abs=1e-15)
+
+
 @pytest.mark.parametrize("name", FRAMES)
 def test_every_frame_has_the_columns_that_are_documented(report, name):
     frame = getattr(report, name)

@@ -154,6 +154,13 @@ def test_a_run_without_any_metrics(tmp_path):
     assert evidence.samples == ()
 
 
+def test_a_run_of_a_trainer_that_is_not_registered_is_refused(tmp_path):
+    (tmp_path / "job.json").write_text(json.dumps({**JOB, "trainer": "megatron"}))
+    for read in (read_curves, read_run, read_spec):
+        with pytest.raises(EvidenceError, match=r"'megatron', which is not registered here"):
+            read(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.jsonl.part"])
 def test_metrics_without_their_job_are_refused(tmp_path, name):
     folder = write(tmp_path / "copied", [HEADER, step(1)], name=name, job=None)

@@ -14,7 +14,6 @@
     mllog.py           logs of MLPerf Training
     rcp_tables.py      MLPerf's tables of reference convergence points, which are no curves
     names.py           what other tools call our signals
-    in_memory.py       columns that a program holds in memory
     rows.py            rows of named values to evidence
     printed_digits.py  how coarsely a source prints a signal
 """

@@ -40,7 +40,7 @@ from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD
 from converge_harness.run_folder.passes import passes_with_metrics
 from converge_harness.seal import broken_seal
 from converge_harness.store import read_record
-from converge_harness.trainers import trainer_of_document
+from converge_harness.trainers import kinds, trainer_of_document
 
 
 def run_folder_of(path: Path) -> Path | None:
@@ -68,6 +68,7 @@ def read_run(folder: Path) -> Evidence:
         if broken:
             return _unsealed(folder, record, broken)
     job: JobDocument = read_job(folder) or {}
+    _require_registered(folder, job)
     passes = read_passes(folder)
     for metrics in (each.metrics for each in passes):
         _require_same_job(folder, job, metrics)
@@ -170,6 +171,7 @@ def read_spec(path: Path) -> SetSpec | None:
     job = read_job(folder) if folder else None
     if folder is None or job is None:
         return None
+    _require_registered(folder, job)
     try:
         config = job["train_config"]
         return SetSpec(
@@ -201,6 +203,17 @@ def read_spec(path: Path) -> SetSpec | None:
         raise EvidenceError(
             f"{folder / JOB}: no complete job ({error!r}); run the job again"
         ) from error
+
+
+def _require_registered(folder: Path, job: JobDocument) -> None:
+    """Refuse the job of a trainer that this converge does not know: only it can read its runs."""
+    try:
+        trainer_of_document(job)
+    except KeyError as error:
+        raise EvidenceError(
+            f"{folder / JOB}: trained by {error.args[0]!r}, which is not registered here (known: "
+            f"{', '.join(kinds())}); install or register its package: docs/extension.md"
+        ) from None
 
 
 def _table(value: object) -> Mapping[str, Any]:
