@@ -1,4 +1,14 @@
-"""Results over nights: every finished matrix goes into one SQLite file, and trends come out."""
+"""Results over nights, in one SQLite file.
+
+::
+
+    record.py     a finished matrix as a night: results, measurements, circumstances
+    database.py   history.sqlite: nights go in, listings and series come out
+    query.py      what is asked of it, and what it answers
+    trend.py      a test set's deviations over the nights, and their step changes
+    overview.py   the latest nights of every experiment
+    page.py       all of it as one HTML page
+"""
 
 from converge_harness.history.database import History
 from converge_harness.history.query import (

@@ -3,6 +3,18 @@
 Every stage takes some of these and returns others; none modifies one. Mappings and arrays inside
 are treated as read-only. See ``docs/architecture.md`` for who makes what.
 
+::
+
+    experiment.py   what an experiment file means
+    trainer.py      which trainer a set has, and what it can do
+    kinds.py        degrees, kinds of test sets, segments and faults
+    plan.py         jobs, toolchains, surroundings
+    runs.py         how a run ended
+    evidence.py     all that a run left
+    calibration.py  what repeats of a control teach
+    references.py   goldens, and MLPerf's reference convergence points
+    verdict.py      checks, outcomes, causes, verdicts
+
 ``calibration`` and ``evidence`` hold arrays. They are imported at the first use of one of their
 names, so that ``converge --help`` need not wait for numpy.
 """
