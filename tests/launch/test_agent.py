@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(300)
 NAMED = """
 import inspect
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from converge_harness.rank import agent
+from converge_harness.rank.start import agent
 
 class Handler:
     def _record(self):
