@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,10 +26,10 @@ import numpy as np
 import pandas as pd
 
 from converge_harness.errors import EvidenceError, StoreError, suggest
-from converge_harness.judge import JUDGED_SIGNALS, calibrate, judge
+from converge_harness.judge import JUDGED_SIGNALS, calibrate
+from converge_harness.matrix.compare import Given, Question, compare_curves
 from converge_harness.model import Ask, Evidence
-from converge_harness.readers import read_curves, read_spec, read_table, same_path
-from converge_harness.report import build_view
+from converge_harness.readers import read_curves, read_table, same_path
 from converge_harness.report.renderers.json_document import SCHEMA_VERSION, document
 from converge_harness.report.renderers.npz_tables import FILE, Tables, read_npz, tables_of
 from converge_harness.report.view.curves import Curve, difference, ratio
@@ -380,37 +380,11 @@ def compare(
     reference = read(control, "control")
     taught = [read(each, f"repeat {number}") for number, each in enumerate(repeated, 1)]
     calibration = calibrate(reference, taught) if taught else None
-    evidences = {reference.name: reference}
-    verdicts, comparisons = [], {}
-    for name, each in tests:
-        evidence = read(each, name or _free("test", evidences))
-        evidence = replace(evidence, name=_free(name or evidence.name, evidences))
-        evidences[evidence.name] = evidence
-        paths = isinstance(each, str | Path) and isinstance(control, str | Path)
-        spec = read_spec(Path(each)) if isinstance(each, str | Path) else None
-        allowed = {**(spec.tolerances if spec else {}), **(tolerances or {})}
-        verdict, comparisons[evidence.name] = judge(
-            evidence,
-            reference,
-            calibration,
-            spec=spec,
-            control_spec=read_spec(Path(control)) if isinstance(control, str | Path) else None,
-            tolerances=allowed,
-            margin=margin,
-            ask=Ask(ask) if ask else None,
-            one_path=paths and same_path(Path(each), Path(control)),  # type: ignore[arg-type]
-        )
-        # A command line has no name for what is in memory.
-        verdicts.append(verdict if paths else replace(verdict, next_command=""))
-    view = build_view(
-        title=f"{reference.name} and {', '.join(verdict.name for verdict in verdicts)}",
-        verdicts=verdicts,
-        evidences=evidences.values(),
-        comparisons=comparisons,
-        without_limits=[each.name for each in verdicts if each.not_asked],
-        calibrations={reference.name: calibration} if calibration else {},
+    question = Question(Ask(ask) if ask else None, margin, dict(tolerances or {}))
+    judged = compare_curves(
+        Given(reference, _path_of(control)), _given(tests, reference, read), question, calibration
     )
-    return Report(document(view), tables_of(view))
+    return Report(document(judged.view), tables_of(judged.view))
 
 
 def _named(
@@ -462,7 +436,24 @@ def _same(some: CurveLike, other: CurveLike) -> bool:
     return some is other
 
 
-def _free(name: str, taken: Mapping[str, Evidence]) -> str:
+def _given(
+    tests: Iterable[tuple[str, CurveLike]],
+    control: Evidence,
+    read: Callable[[CurveLike, str], Evidence],
+) -> Iterator[Given]:
+    taken = {control.name}
+    for name, curve in tests:
+        evidence = read(curve, name or _free("test", taken))
+        evidence = replace(evidence, name=_free(name or evidence.name, taken))
+        taken.add(evidence.name)
+        yield Given(evidence, _path_of(curve))
+
+
+def _path_of(curve: CurveLike) -> Path | None:
+    return Path(curve) if isinstance(curve, str | Path) else None
+
+
+def _free(name: str, taken: Collection[str]) -> str:
     """A name that no other run has."""
     names = (name, *(f"{name} {number}" for number in range(2, len(taken) + 3)))
     return next(each for each in names if each not in taken)

@@ -29,7 +29,7 @@ ALLOWED = {
     "readers": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
     "report": {"model", "errors", "store", "judge"},
-    "notebook": {"model", "errors", "store", "judge", "readers", "report"},
+    "notebook": {"model", "errors", "store", "judge", "readers", "report", "matrix"},
     "history": {"run_folder", "model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},

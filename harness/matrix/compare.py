@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from converge_harness.judge import Submission, calibrate, judge, judge_submission
 from converge_harness.matrix.calibrate import timestamp
 from converge_harness.matrix.judge import Judged
-from converge_harness.model import Ask, Calibration, Evidence, SeedRuns, Verdict
+from converge_harness.model import Ask, Calibration, Evidence, SeedRuns, SetSpec, Verdict
 from converge_harness.readers import (
     read_convergence,
     read_curves,
@@ -73,48 +73,82 @@ def learn_from_repeats(
     return learnt
 
 
+class Given(NamedTuple):
+    """A run or curve, under the name that it has in the comparison."""
+
+    evidence: Evidence
+    path: Path | None
+    """Where it was read; None for what a program holds in memory."""
+
+
 def compare_curves(
-    control: Evidence,
-    control_path: Path,
-    tests: Sequence[Path],
-    reading: Reading,
+    control: Given,
+    tests: Iterable[Given],
     question: Question,
     calibration: Calibration | None = None,
     advise: Advise = _as_it_is,
+    here: Path | None = None,
 ) -> Judged:
-    """Judge each run or curve file against a control that was read from ``control_path``."""
-    control_spec = read_spec(control_path)
+    """Judge each run or curve against a control; ``tests`` are read one after the other.
+
+    ``here`` is the folder from which the report names its files, as ``build_view`` takes it.
+    """
+    control_spec = _spec_of(control)
     verdicts = []
     comparisons = {}
-    evidences = {control.name: control}
-    for path in tests:
-        test = reading.read(path)
-        test = replace(test, name=free_name(test, path, evidences))
-        evidences[test.name] = test
-        spec = read_spec(path)
+    evidences = {control.evidence.name: control.evidence}
+    for test in tests:
+        evidences[test.evidence.name] = test.evidence
+        spec = _spec_of(test)
         allowed = {**(spec.tolerances if spec else {}), **question.tolerances}
-        verdict, comparisons[test.name] = judge(
-            test,
-            control,
+        verdict, comparisons[test.evidence.name] = judge(
+            test.evidence,
+            control.evidence,
             calibration,
             spec=spec,
             control_spec=control_spec,
             tolerances=allowed,
             margin=question.margin,
             ask=question.ask,
-            one_path=same_path(path, control_path),
+            one_path=_at_one_path(test, control),
         )
-        verdicts.append(advise(verdict, of_run=spec is not None))
+        # A command line has no name for what is in memory.
+        verdicts.append(
+            advise(verdict, of_run=spec is not None)
+            if None not in (test.path, control.path)
+            else replace(verdict, next_command="")
+        )
+    names = [name for name in evidences if name != control.evidence.name]
     view = build_view(
-        title=f"{control.name} and {', '.join(name for name in evidences if name != control.name)}",
+        title=f"{control.evidence.name} and {', '.join(names)}",
         verdicts=verdicts,
         evidences=evidences.values(),
         comparisons=comparisons,
         without_limits=[each.name for each in verdicts if each.not_asked],
-        calibrations={control.name: calibration} if calibration else {},
-        here=Path.cwd(),
+        calibrations={control.evidence.name: calibration} if calibration else {},
+        here=here,
     )
     return Judged(tuple(verdicts), view)
+
+
+def read_tests(control: Evidence, paths: Sequence[Path], reading: Reading) -> Iterator[Given]:
+    """Each test set, read when it is asked for, under a name that no run before it has."""
+    taken = {control.name}
+    for path in paths:
+        test = reading.read(path)
+        test = replace(test, name=free_name(test, path, taken))
+        taken.add(test.name)
+        yield Given(test, path)
+
+
+def _at_one_path(some: Given, other: Given) -> bool:
+    if some.path is None or other.path is None:
+        return False
+    return same_path(some.path, other.path)
+
+
+def _spec_of(given: Given) -> SetSpec | None:
+    return read_spec(given.path) if given.path is not None else None
 
 
 def compare_seeds(

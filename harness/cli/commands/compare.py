@@ -222,7 +222,13 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
     """Judge each TEST against CONTROL, step by step."""
-    from converge_harness.matrix.compare import Question, Reading, compare_curves
+    from converge_harness.matrix.compare import (
+        Given,
+        Question,
+        Reading,
+        compare_curves,
+        read_tests,
+    )
 
     tolerances = _named_options(arguments.tolerance, "--tolerance", _tolerance)
     reading = Reading(_columns_of(arguments), arguments.since)
@@ -238,7 +244,12 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
         return verdict
 
     return compare_curves(
-        control, arguments.control, arguments.tests, reading, question, calibration, advise
+        Given(control, arguments.control),
+        read_tests(control, arguments.tests, reading),
+        question,
+        calibration,
+        advise,
+        here=Path.cwd(),
     )
 
 
@@ -408,7 +419,7 @@ def _target_of(arguments: argparse.Namespace) -> float | None:
 
 
 def _margin_of(arguments: argparse.Namespace) -> float | None:
-    """``--margin``; raises ConfigError for one that is none."""
+    """``--margin``; raises ConfigError for a value that is no margin."""
     margin: float | None = arguments.margin
     if margin is not None and not 0 < margin < 1:
         raise ConfigError(
