@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import html
 import json
@@ -12,14 +11,13 @@ from typing import Any
 
 import jinja2
 import numpy as np
-import numpy.typing as npt
 
 from converge_harness import __version__
 from converge_harness.history.overview import Move, SetHistory
 from converge_harness.history.query import Changed
 from converge_harness.history.trend import DEFINITION, FEWEST, StepChange, Trend
 from converge_harness.model import Judgement, Outcome
-from converge_harness.report.renderers.assets import packed_plotly, resource, source
+from converge_harness.report.renderers.assets import packed_plotly, resource, source, typed_array
 from converge_harness.report.renderers.palette import SYMBOLS
 from converge_harness.report.sanitize import plain
 from converge_harness.report.text import ABSENT, anchors, count, number
@@ -147,10 +145,10 @@ def _trend_payload(trend: Trend, index: dict[int, int]) -> dict[str, Any]:
     limits = np.where(series.limits > 0, series.limits, np.nan)
     return {
         "check": plain(series.check),
-        "places": _packed(places.astype("<i4"), "i4"),
-        "heights": _packed((10**trend.decades).astype("<f4"), "f4"),
+        "places": typed_array(places.astype("<i4")),
+        "heights": typed_array((10**trend.decades).astype("<f4")),
         "measured": [number(value) for value in series.measured.tolist()],
-        "limits": _packed(limits.astype("<f4"), "f4"),
+        "limits": typed_array(limits.astype("<f4")),
         "outside": [
             place for place, outcome in enumerate(series.outcomes) if outcome is not Outcome.PASS
         ],
@@ -166,11 +164,6 @@ def _trend_payload(trend: Trend, index: dict[int, int]) -> dict[str, Any]:
             for step in trend.steps
         ],
     }
-
-
-def _packed(values: npt.NDArray[Any], dtype: str) -> dict[str, str]:
-    """Plotly's encoding of typed arrays."""
-    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}
 
 
 def _rest(move: Move) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import math
 from collections.abc import Iterable, Sequence
@@ -13,9 +12,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from converge_harness.model import Judgement
+from converge_harness.report.renderers.assets import typed_array
 from converge_harness.report.renderers.downsample import corners, downsample
 from converge_harness.report.renderers.marks import Mark, marks
 from converge_harness.report.renderers.palette import style
@@ -402,7 +401,7 @@ def figure(
 def _heat_map(found: GradientMap) -> Figure:
     """Differences of all gradients, a row per parameter and a column per sampled step."""
     cells = {
-        name: _typed("f4", np.minimum(values, np.finfo(np.float32).max).astype("<f4"))
+        name: typed_array(np.minimum(values, np.finfo(np.float32).max).astype("<f4"))
         for name, values in (("difference", found.difference), ("limit", found.limit))
     }
     rows = [label(name) for name in found.names]
@@ -442,11 +441,7 @@ def _packed(curve: Curve) -> dict[str, Any]:
     # Clipped, because a larger number would become an infinity, which plotly draws as a gap.
     largest = np.finfo(np.float32).max
     finite = np.where(np.isfinite(curve.values), curve.values, math.nan)
-    result: dict[str, Any] = {"y": _typed("f4", np.clip(finite, -largest, largest).astype("<f4"))}
+    result: dict[str, Any] = {"y": typed_array(np.clip(finite, -largest, largest).astype("<f4"))}
     if np.all(np.diff(curve.steps) == 1):
         return result | {"x0": int(curve.steps[0]), "dx": 1}
-    return result | {"x": _typed("i4", curve.steps.astype("<i4"))}
-
-
-def _typed(dtype: str, values: npt.NDArray[np.float32] | npt.NDArray[np.int32]) -> dict[str, str]:
-    return {"dtype": dtype, "bdata": base64.b64encode(values.tobytes()).decode()}
+    return result | {"x": typed_array(curve.steps.astype("<i4"))}
