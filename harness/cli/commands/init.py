@@ -13,8 +13,8 @@ from converge_harness.errors import ConfigError, Problem
 HELP = "write the experiment file that the converging guide recommends for a technique"
 DESCRIPTION = """\
 Write the experiment file that torchtitan's converging guide recommends for some techniques: a 1D
-FSDP control, the least test set of each (a parallelism on dp x p ranks; a technique that is none
-on top of what it needs, async_tp on FSDP + TP + compile), and one set of all of them together.
+FSDP control, the smallest test set of each (a parallelism on dp x p ranks; any other technique on
+top of what it needs, as async_tp on FSDP + TP + compile), and one set of all of them together.
 Every entry says which rule of the guide it serves. Where the base config's batch holds too few
 microbatches for a pipeline, a `set` makes room, and the token budget is the same in every set.
 The toolchain is the one that the base config is written for."""

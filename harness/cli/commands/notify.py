@@ -1,4 +1,4 @@
-"""``converge notify``: what a person is told of a night, if anything."""
+"""``converge notify``: what to report of a night, if anything."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 HELP = "write a message about a night that is bad for the first time"
 DESCRIPTION = """\
-Write what a person should be told of a night, as Markdown for an issue, a comment or a mail: test
-sets that are bad for the first time since they last passed, with their cause, their last good night
-and what has changed since then. A set that stays bad in the same way is told of once; on a night
-without news no file is written, and one that an earlier night left is removed. With --experiment,
-a night that left no report (nothing was launched, or it was cut off) is told of, too, and not again
-on the next such night. What the matrix comes to says the exit code of `converge run`; this one is 0
-either way."""
+Write a message about a night, as Markdown for an issue, a comment or a mail: test sets that are
+bad for the first time since they last passed, with their cause, their last good night and what has
+changed since then. A set that stays bad in the same way is reported once; on a night without news
+no file is written, and one that an earlier night left is removed. With --experiment, a night that
+left no report (nothing was launched, or it was cut off) is reported, too, but not again on the next
+such night. The result of the matrix is the exit code of `converge run`; this command's is 0 either
+way."""
 EPILOG = (
     "example: converge notify reports/smoke --experiment experiments/smoke.toml --body "
     "message.md && [ ! -f message.md ] || gh issue create --title 'smoke is bad' --body-file "
@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--experiment",
         type=Path,
         metavar="FILE",
-        help="of the night, so that one without a report is told of",
+        help="the experiment of the night, so that a night without a report is reported, too",
     )
     parser.add_argument(
         "--log",
