@@ -22,11 +22,10 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from converge_harness.judge import calibrate, compare_runs
-from converge_harness.model import Evidence, Judgement, Verdict
+from converge_harness.model import JUDGED_SIGNALS, Evidence, Judgement, Verdict
 from converge_harness.report import ReportView, build_view
 from converge_harness.report.renderers.html_page import to_html
 
-SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 SETS, REPEATS = 12, 3
 MEGABYTE = 1e6
 LIMIT_MB, LIMIT_S = 6.0, 2.0
@@ -40,7 +39,7 @@ def view_of(steps: int) -> ReportView:
     clean = 3 + np.exp(-at / steps * 5) + 0.02 * rng.normal(size=steps)
 
     def run(name: str, noise: float) -> Evidence:
-        signals = {each: clean * (1 + noise * rng.normal(size=steps)) for each in SIGNALS}
+        signals = {each: clean * (1 + noise * rng.normal(size=steps)) for each in JUDGED_SIGNALS}
         return Evidence(name, name, at, signals)
 
     control = run("control", 0.0)

@@ -54,6 +54,7 @@ from converge_harness.model import (
     CADENCE_OFF,
     DEFAULT_REPEATS,
     FROZEN_STEPS,
+    JUDGED_SIGNALS,
     POWERS_OF_TWO,
     SPMD_BACKENDS,
     Across,
@@ -95,7 +96,6 @@ PIPELINE_SCHEDULES = (
 )
 """The concrete schedules of ``torch.distributed.pipelining.schedules.get_schedule_class``."""
 CP_ROTATIONS = ("allgather", "alltoall")
-SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
 # ------------------------------------------------------------- kinds of value
 
 
@@ -188,7 +188,7 @@ class FixedTable(Table):
     """Keys of a control, a test and a matrix with a single value."""
 
     overrides: dict[str, Any] = Field(default={}, alias="set")
-    tolerance: dict[Annotated[str, one_of(SIGNALS)], Tolerance] = Field(default={})
+    tolerance: dict[Annotated[str, one_of(JUDGED_SIGNALS)], Tolerance] = Field(default={})
     margin: Margin | None = None
     waive: Words = Field(default=[])
     toolchain: ToolchainName | None = None

@@ -27,7 +27,6 @@ from converge_harness.judge.compare.curves import (
     whole_series,
 )
 from converge_harness.judge.compare.envelopes import Envelope, LearntLimit
-from converge_harness.judge.compare.floors import JUDGED_SIGNALS
 from converge_harness.judge.compare.precision_errors import PrecisionRuns
 from converge_harness.judge.compare.tensors import Comparisons, TensorComparison, TensorDifferences
 from converge_harness.judge.comparison import RunComparison, compare_runs
@@ -37,6 +36,7 @@ from converge_harness.judge.rcp import Submission, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
 from converge_harness.judge.resume.passes import never_interrupted, tokens_off
 from converge_harness.judge.verdict import JudgedPair, judge
+from converge_harness.model import JUDGED_SIGNALS
 
 __all__ = [
     "BEFORE_CLIPPING",

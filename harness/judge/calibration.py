@@ -41,7 +41,6 @@ from converge_harness.judge.compare.curves import (
 from converge_harness.judge.compare.floors import (
     FIRST_STEPS,
     FLOORS,
-    JUDGED_SIGNALS,
     ROUNDING,
     SAME_WEIGHTS,
     SIGN_STEPS,
@@ -73,6 +72,7 @@ from converge_harness.judge.soundness import (
     unsampled,
 )
 from converge_harness.model import (
+    JUDGED_SIGNALS,
     Calibration,
     Evidence,
     Floats,

@@ -14,10 +14,9 @@ import numpy as np
 
 from converge_harness.judge.calibration import growth_law
 from converge_harness.judge.compare.envelopes import Envelope
-from converge_harness.judge.compare.floors import JUDGED_SIGNALS
 from converge_harness.judge.compare.sketches import shared_samples
 from converge_harness.judge.verdict import judge
-from converge_harness.model import Calibration, Evidence, Judgement, SetSpec
+from converge_harness.model import JUDGED_SIGNALS, Calibration, Evidence, Judgement, SetSpec
 
 _EXACT = (*JUDGED_SIGNALS, "lr", "tokens")
 

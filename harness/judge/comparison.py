@@ -19,14 +19,13 @@ from converge_harness.judge.compare.envelopes import (
     furthest_learnt,
     limits,
 )
-from converge_harness.judge.compare.floors import JUDGED_SIGNALS
 from converge_harness.judge.compare.limits import applicable
 from converge_harness.judge.compare.precision_errors import Errors, PrecisionRuns, measure_errors
 from converge_harness.judge.compare.sketches import Renamed, align
 from converge_harness.judge.compare.tensors import Comparisons, compare_tensors
 from converge_harness.judge.programs import is_curve
 from converge_harness.judge.soundness import disordered
-from converge_harness.model import Calibration, Evidence, Floats, SeedRuns, SetSpec
+from converge_harness.model import JUDGED_SIGNALS, Calibration, Evidence, Floats, SeedRuns, SetSpec
 
 
 @dataclass(frozen=True, slots=True)

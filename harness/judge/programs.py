@@ -12,11 +12,11 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from converge_harness.judge.compare.curves import has
-from converge_harness.judge.compare.floors import JUDGED_SIGNALS
 from converge_harness.judge.degrees import ranks
 from converge_harness.model import (
     DATA_TYPES,
     GLOBAL_BATCH,
+    JUDGED_SIGNALS,
     LOCAL_BATCH,
     Evidence,
     Precision,

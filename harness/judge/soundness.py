@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from converge_harness.judge.compare.curves import common_steps, has, series
-from converge_harness.judge.compare.floors import JUDGED_SIGNALS
-from converge_harness.model import Evidence, RestartOwner, RunStatus
+from converge_harness.model import JUDGED_SIGNALS, Evidence, RestartOwner, RunStatus
 
 DONE_TO_IT = frozenset(
     {RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED}

@@ -80,6 +80,9 @@ class Cluster:
 
 Setting: TypeAlias = bool | int | float | str | list[Any] | None
 """A value that both TOML and a train config can have."""
+JUDGED_SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
+"""Signals that have an envelope and may have a tolerance; the recomputed two are the probe's, in
+float64."""
 RESHARD = "parallelism.fsdp_reshard_after_forward"
 """``always`` frees gathered parameters after the forward, ``never`` keeps them for the backward
 (torchtitan 0.2 and 0.3: ``default``, ``always`` or ``never``)."""

@@ -10,9 +10,9 @@ from judge_examples import LOSSES, NORMS, STEPS, foreign, judge, run, spec, with
 from converge_harness.judge import calibrate, compare_runs
 from converge_harness.judge.compare.curves import relative_difference
 from converge_harness.judge.compare.envelopes import compare
-from converge_harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS, coarser
+from converge_harness.judge.compare.floors import FLOORS, coarser
 from converge_harness.judge.compare.reported import agreement
-from converge_harness.model import Judgement, Outcome, Precision
+from converge_harness.model import JUDGED_SIGNALS, Judgement, Outcome, Precision
 
 CONTROL = run()
 SPEC = spec()

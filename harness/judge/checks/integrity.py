@@ -27,7 +27,6 @@ from converge_harness.judge.checks.question import (
 from converge_harness.judge.checks.resume import badly_requeued
 from converge_harness.judge.compare.curves import has, pair, rounding_of, series
 from converge_harness.judge.compare.envelopes import curves_alone
-from converge_harness.judge.compare.floors import JUDGED_SIGNALS
 from converge_harness.judge.compare.reported import agreement, other_objective
 from converge_harness.judge.compare.sketches import sizes_of
 from converge_harness.judge.compare.tensors import Comparisons
@@ -45,7 +44,15 @@ from converge_harness.judge.soundness import (
     unsampled,
 )
 from converge_harness.judge.wording import counted, distinct_digits
-from converge_harness.model import Calibration, Evidence, Floats, Outcome, SetSpec, Tier
+from converge_harness.model import (
+    JUDGED_SIGNALS,
+    Calibration,
+    Evidence,
+    Floats,
+    Outcome,
+    SetSpec,
+    Tier,
+)
 
 
 @check(Tier.INTEGRITY)

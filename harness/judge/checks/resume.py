@@ -28,7 +28,7 @@ from converge_harness.judge.checks.question import (
     skipped,
 )
 from converge_harness.judge.compare.curves import relative_difference
-from converge_harness.judge.compare.floors import FLOORS, JUDGED_SIGNALS
+from converge_harness.judge.compare.floors import FLOORS
 from converge_harness.judge.degrees import degrees_of, ranks
 from converge_harness.judge.in_force import unlike_a_repeat
 from converge_harness.judge.resume.faults import (
@@ -60,6 +60,7 @@ from converge_harness.judge.resume.saved_state import (
 from converge_harness.judge.soundness import Flaw
 from converge_harness.judge.wording import counted
 from converge_harness.model import (
+    JUDGED_SIGNALS,
     Deviation,
     Evidence,
     Fault,
@@ -523,7 +524,7 @@ FAULT_CHECKS: tuple[Question, ...] = (
 
 
 def badly_requeued(evidence: Evidence, spec: SetSpec | None = None) -> Flaw | None:
-    """What a resume lost, or what nothing tells of it, of a run that a scheduler may interrupt.
+    """What a resume of a run that a scheduler may interrupt lost, or what no evidence shows of it.
 
     None for any other run. ``spec`` says which checkpoints the run should have written.
     """

@@ -24,9 +24,6 @@ import numpy as np
 
 from converge_harness.model import Evidence, Floats, Integers, Precision
 
-JUDGED_SIGNALS = ("loss", "grad_norm", "loss_recomputed", "grad_norm_recomputed")
-"""Signals that have an envelope; the recomputed two are the probe's, in float64."""
-
 NORMS = ("grad_norm", "grad_norm_recomputed")
 
 FIRST_STEPS = 2
