@@ -50,7 +50,7 @@ CURVES_GONE_WRONG = {
     "nan": ("FAIL", "nan at step 7"),
     "nothing": ("ERROR", "the program ended with 0, but there is no "),
     "raise": ("ERROR", "ValueError: told to raise"),
-    "hang": ("ERROR", "nor what its ranks print grew for 10 s"),
+    "hang": ("ERROR", "nor its ranks' output grew for 10 s"),
     "empty": ("INVALID", "loss.csv: is empty"),
     "other column": ("INVALID", "no 'train/loss' to take as loss"),
     "half": ("INVALID", "left 6 of 12 steps"),

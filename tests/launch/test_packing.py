@@ -17,7 +17,7 @@ def test_slots_are_taken_and_given_back():
 
 
 def test_more_than_free_is_refused():
-    with pytest.raises(ValueError, match="2 slots wanted, 1 are free"):
+    with pytest.raises(ValueError, match="2 slots needed, 1 are free"):
         Slots((0,)).take(2)
 
 
