@@ -59,4 +59,4 @@ def subjects(checks: Iterable[str]) -> tuple[str, ...]:
 
 
 def _subject(name: str) -> str:
-    return next((words for words, begins in _SUBJECTS if name.startswith(begins)), name)
+    return next((subject for subject, begins in _SUBJECTS if name.startswith(begins)), name)

@@ -179,7 +179,7 @@ def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_
             ),
             "the repeat r left no step at all: metrics.jsonl is not what it was",
         ),
-        (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is no repeat of fsdp2: "),
+        (lambda: run("r", in_force=in_force(config={"seed": 2})), "r is not a repeat of fsdp2: "),
         (lambda: replace(run("r"), batch_digests=("0" * 16,) * STEPS), "other samples"),
         (lambda: with_signals(run("r"), loss=lambda _, x: 1.1 * x), "fails reported-loss"),
         (lambda: replace(repeat("r", lambda _: 0.1), rounding={}), "fails reported-loss"),

@@ -105,7 +105,7 @@ BROKEN = {
     "ranks unknown": (
         "ranks-see-same-batch",
         replace(run("t"), batch_agrees=(True, None, *[True] * 18)),
-        "does not tell at step 2",
+        "does not record at step 2",
     ),
     "ranks never told": ("ranks-see-same-batch", replace(run("t"), batch_agrees=()), "not tell"),
     "fewer tokens": (

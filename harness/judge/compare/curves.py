@@ -206,7 +206,7 @@ class Hole(NamedTuple):
     """Steps from one point to the next elsewhere."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """``lacks steps 21 to 40, where it has every step``."""
         which = f"step {self.first}" if self.first == self.last else f"steps {self}"
         grid = "every step" if self.spacing == 1 else f"one step in {self.spacing}"

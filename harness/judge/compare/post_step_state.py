@@ -53,18 +53,18 @@ class Clipping(NamedTuple):
     """What it should be, by the control's largest norm and this run's own norm."""
     most: float | None
     """The largest norm that clipping leaves in the control; None where it does not tell."""
-    apart: Floats
+    deviation: Floats
     """Shape (parameters,): how far each factor is from the common one, relative to the control's
     parameter."""
-    alike: float
-    """Limit of ``apart``."""
-    right: float
+    deviation_limit: float
+    """Limit of ``deviation``."""
+    common_limit: float
     """Limit of how far ``common`` is from ``expected``, relative."""
 
     @property
     def odd(self) -> list[int]:
         """Parameters clipped by another factor than most."""
-        return [int(index) for index in np.flatnonzero(~(self.apart <= self.alike))]
+        return [int(index) for index in np.flatnonzero(~(self.deviation <= self.deviation_limit))]
 
     @property
     def off(self) -> float:
@@ -73,7 +73,7 @@ class Clipping(NamedTuple):
 
     @property
     def wrong(self) -> bool:
-        return bool(self.odd) or not self.off <= self.right
+        return bool(self.odd) or not self.off <= self.common_limit
 
 
 class PostStepDifference(NamedTuple):

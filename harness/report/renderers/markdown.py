@@ -140,8 +140,8 @@ def _facts(view: ReportView) -> Iterator[str]:
 
 
 def _set_up(run: RunView) -> str:
-    words = [word for word in (run.degrees, *run.techniques, run.toolchain) if word]
-    return ", ".join(words) or run.source
+    parts = [word for word in (run.degrees, *run.techniques, run.toolchain) if word]
+    return ", ".join(parts) or run.source
 
 
 def _test(test: TestView) -> Iterator[str]:

@@ -43,7 +43,7 @@ def marks(view: PassesView, characters: int) -> tuple[Mark, ...]:
         characters: How many characters of a label the figure is wide.
     """
     found = Counter(
-        (float(fault.step), fault.numbered(fault.words), MarkKind.FAULT)
+        (float(fault.step), fault.numbered(fault.text), MarkKind.FAULT)
         for fault in view.faults
         if fault.struck
     )

@@ -194,9 +194,9 @@ def _not_asked(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
         if verdict.not_asked:
             names.setdefault(subjects(verdict.not_asked), []).append(plain(verdict.name))
     sentences = []
-    for words, sets in names.items():
+    for checks, sets in names.items():
         whose = "" if len(sets) == len(verdicts) else f" of {', '.join(sets)}"
-        sentences.append(f"Not asked{whose}: {', '.join(words)}.")
+        sentences.append(f"Not asked{whose}: {', '.join(checks)}.")
     return tuple(sentences)
 
 
@@ -221,12 +221,12 @@ def _where(experiment: Experiment | None) -> tuple[str, ...]:
         return ()
     cluster = experiment.cluster
     hardware = cluster.hardware or cluster.partition
-    words = [
+    clauses = [
         f"Run by {experiment.launcher.value}",
         f"on {hardware}" if hardware else "",
         f"({cluster.device}), {cluster.ranks_per_node} ranks a node",
     ]
-    return (plain(" ".join(filter(None, words)) + "."),)
+    return (plain(" ".join(filter(None, clauses)) + "."),)
 
 
 class _Runs:

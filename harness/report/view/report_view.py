@@ -244,8 +244,8 @@ class ReportView:
     @property
     def counts(self) -> Mapping[Judgement, int]:
         """How many test sets got each verdict word, worst first; words that nobody got left out."""
-        words = [test.verdict.judgement for test in self.tests]
-        return {word: words.count(word) for word in SEVERITY if word in words}
+        judgements = [test.verdict.judgement for test in self.tests]
+        return {each: judgements.count(each) for each in SEVERITY if each in judgements}
 
     @property
     def worst(self) -> Judgement:

@@ -279,7 +279,7 @@ class FaultView:
     """The same."""
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """The kind, for people."""
         return fault_words(self.kind)
 
@@ -289,7 +289,7 @@ class FaultView:
         how = f" ({self.how_torn.value})" if self.how_torn else ""
         rank = "" if self.rank is None else f", rank {self.rank}"
         node = "" if self.node is None else f", node {self.node}"
-        return f"{self.words}{how}{rank}{node}"
+        return f"{self.text}{how}{rank}{node}"
 
     def numbered(self, text: str) -> str:
         """A text about it that says which of several it is: ``2: ckpt torn``."""

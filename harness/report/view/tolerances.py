@@ -168,14 +168,14 @@ def notes(
             learnt = compared.furthest_learnt
             if learnt is not None and learnt.limit > WIDE * learnt.floor:
                 times = learnt.limit / learnt.floor
-                words = _wide(verdict.control, learnt)
-                wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, words))
+                sentence = _wide(verdict.control, learnt)
+                wide[verdict.control] = max(wide.get(verdict.control, (0.0, "")), (times, sentence))
     sentences = [
         f"Limits of sets against the control {plain(name)} are fixed floors, fitted on CPU debug "
         f"models: {reason}."
         for name, reason in unlearnt.items()
     ]
-    sentences.extend(words for _, words in wide.values())
+    sentences.extend(sentence for _, sentence in wide.values())
     sentences += [
         f"No repeat of {plain(name)} shows how far right runs lie apart: without a margin or a "
         "tolerance only rounding passes, and only a gross difference fails."
@@ -189,8 +189,8 @@ def notes(
             "show after the first step."
         )
     sentences.extend(
-        f"Errors of low precision at the initial weights are {plain(words)}."
-        for words in dict.fromkeys(measured)
+        f"Errors of low precision at the initial weights are {plain(each)}."
+        for each in dict.fromkeys(measured)
     )
     return (*sentences, *_unasked(verdicts), *_miscounted(verdicts, evidences))
 
