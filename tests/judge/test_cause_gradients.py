@@ -112,7 +112,7 @@ def test_in_a_coarse_precision_a_factor_may_leave_more():
 def test_what_rounding_does_not_explain_beside_a_factor_is_said():
     verdict = verdict_of(broken(TP2, gradient=scaled(2), noise=1e-3))
     assert verdict.cause_class is CauseClass.GRADIENT_SCALE
-    assert "more than rounding, so something else is wrong, too" in verdict.cause
+    assert "more than rounding, so something else is wrong as well" in verdict.cause
 
 
 def test_half_of_the_batch_is_a_direction_and_no_factor():
@@ -479,4 +479,4 @@ def test_tensors_just_outside_their_limits_do_not_displace_a_scale(beside, expec
     assert verdict.cause_class is expected
     if expected is CauseClass.GROUP_SCALE:
         assert "gradients are scaled in 4 of 35 parameters" in verdict.cause
-        assert "; 4 more are off by little: layers." in verdict.cause
+        assert "; 4 more are slightly off: layers." in verdict.cause

@@ -410,7 +410,7 @@ def test_repeats_that_allow_far_more_than_arithmetic_does_are_worth_a_sentence(a
         evidences=[control, test],
         calibrations={"control": calibration},
     )
-    found = [note for note in view.notes if "lie so far apart that they allow loss" in note]
+    found = [note for note in view.notes if "differ so much that they allow loss" in note]
     assert bool(found) is said
     assert all("times the floor of its arithmetic" in note for note in found)
 

@@ -323,7 +323,7 @@ _COMPARABLE = 0.2
 """Share of the place's difference from which on its last weight is off about as much."""
 _FEWEST_LAYERS = 2
 _LEAST = 1e-4
-"""Share of the largest difference; smaller ones are not told apart."""
+"""Share of the largest difference; smaller ones count as this."""
 
 
 class Spot(NamedTuple):

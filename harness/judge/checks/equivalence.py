@@ -229,7 +229,7 @@ def _unasked(
     found: Equivalence, margin: float | None, limit: Limit, envelope: Envelope | None
 ) -> str:
     """Why curves that differ may be correct, where nobody set a margin; empty if not."""
-    if envelope is None or not envelope.unlearnt or margin is not None:
+    if envelope is None or not envelope.unmeasured or margin is not None:
         return ""
     if found.outcome is not Answer.DIFFERENT:
         return ""
