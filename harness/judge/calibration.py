@@ -95,21 +95,21 @@ def calibrate(control: Evidence, repeats: Sequence[Evidence]) -> Calibration:
     that the set-up is deterministic and shows no scale: it is not counted.
     """
     vetted = [(repeat, flaw_of(repeat, control)) for repeat in repeats]
-    teaching = _teaching(vetted, control)
-    distances = tensor_differences(control, teaching)
-    outlier = outlier_among(control, teaching, distances)
+    usable = _usable(vetted, control)
+    distances = tensor_differences(control, usable)
+    outlier = outlier_among(control, usable, distances)
     learnt = _learn(control, vetted, distances, outlier)
     as_dealt = [each for each in vetted if each[0].repeat != RepeatKind.PERMUTE]
-    alike = _teaching(as_dealt, control)
+    alike = _usable(as_dealt, control)
     if len(as_dealt) == len(vetted) or not alike:
         return learnt
     distances = tensor_differences(control, alike)
-    if outlier is not None or not begin_alike(control, teaching):
+    if outlier is not None or not begin_alike(control, usable):
         outlier = outlier_among(control, alike, distances)
     return replace(learnt, alike=_learn(control, as_dealt, distances, outlier))
 
 
-def _teaching(vetted: Sequence[tuple[Evidence, str]], control: Evidence) -> list[Evidence]:
+def _usable(vetted: Sequence[tuple[Evidence, str]], control: Evidence) -> list[Evidence]:
     """The repeats that have no flaw and differ from the control."""
     return [repeat for repeat, flaw in vetted if not flaw and _differs(repeat, control)]
 
@@ -123,18 +123,18 @@ def _learn(
     """From repeats with their flaws; ``distances`` are those of the repeats that count."""
     repeats = [repeat for repeat, _ in vetted]
     problems = [flaw for _, flaw in vetted if flaw]
-    teaching = _teaching(vetted, control)
+    usable = _usable(vetted, control)
     if outlier is not None:
         whose = "the control" if outlier.name == control.name else "the repeat"
         problems.append(f"{whose} {outlier.name} is out of line: {outlier.what}")
     signals = {}
     for signal in JUDGED_SIGNALS:
-        learnt = _signal_scale(signal, control, teaching)
+        learnt = _signal_scale(signal, control, usable)
         if learnt is None:
             continue
         signals[signal] = learnt
         too_wide = learnt.steps[~(learnt.scale <= SPREAD_CEILING[signal])]
-        if too_wide.size and not leaps(signal, control, teaching):
+        if too_wide.size and not leaps(signal, control, usable):
             problems.append(
                 f"the control {control.name} does not reproduce itself: {signal} of its repeats "
                 f"differs by {learnt.scale[-1]:.2g}, from step {too_wide[0]} on by too much to "
@@ -145,7 +145,7 @@ def _learn(
         identity=control.identity,
         precision=control.precision,
         repeats=tuple(repeat.name for repeat in repeats),
-        taught_by=len(teaching),
+        taught_by=len(usable),
         signals=signals,
         tensors=_tensor_scales(distances),
         sources=tuple(repeat.source for repeat in repeats),
@@ -158,10 +158,8 @@ def _differs(repeat: Evidence, control: Evidence) -> bool:
     return any(not np.array_equal(curve.test, curve.control) for curve in curves)
 
 
-def _signal_scale(
-    signal: str, control: Evidence, teaching: Sequence[Evidence]
-) -> SignalScale | None:
-    curves = [pair(repeat, control, signal) for repeat in teaching]
+def _signal_scale(signal: str, control: Evidence, usable: Sequence[Evidence]) -> SignalScale | None:
+    curves = [pair(repeat, control, signal) for repeat in usable]
     curves = [curve for curve in curves if curve.steps.size]
     if not curves:
         return None

@@ -226,11 +226,11 @@ def _rate(curve: Envelope) -> float | None:
     grown = rate * float(steps[-1] - steps[0])
     if scatter > _MOST_SCATTER or grown < max(_LEAST_GROWTH, 2 * scatter):
         return None
-    taught = curve.learnt[known]
-    if np.count_nonzero(taught) >= _FEWEST_POINTS:
-        limit = np.log(curve.limit[known][taught])
-        tilt, off = _line(steps[taught], logarithm[taught] - limit)
-        away = abs(tilt) * float(steps[taught][-1] - steps[taught][0])
+    learnt = curve.learnt[known]
+    if np.count_nonzero(learnt) >= _FEWEST_POINTS:
+        limit = np.log(curve.limit[known][learnt])
+        tilt, off = _line(steps[learnt], logarithm[learnt] - limit)
+        away = abs(tilt) * float(steps[learnt][-1] - steps[learnt][0])
         lawful = away < _SAME_LAW and off < _MOST_SCATTER
     else:
         lawful = scatter < _line(np.log1p(steps - curve.steps[0]), logarithm)[1]

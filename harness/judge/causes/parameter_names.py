@@ -18,7 +18,7 @@ _NORM = re.compile(r"norm|\bln\b|ln_")
 
 
 class ParameterRole(StrEnum):
-    """What a parameter does in a transformer, as far as its name tells."""
+    """What a parameter does in a transformer, as far as its name shows."""
 
     EMBEDDING = "embeddings"
     OUTPUT = "the output projection"

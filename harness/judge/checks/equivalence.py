@@ -88,7 +88,7 @@ def loss_equivalent(
         step = int(window.steps[int(np.argmin(finite))])
         return invalid(f"{signal} cannot be compared at step {step}", step)
     found = equivalence(difference, limit.value, rounding=printed)
-    known = _taught(signal, test, control, calibration)
+    known = _of_repeats(signal, test, control, calibration)
     repeats = calibration.taught_by if calibration else 0
     ordinary = _ordinary(found, signal, known, repeats)
     first, last = int(window.steps[0]), int(window.steps[-1])
@@ -203,7 +203,7 @@ def usual(signal: str, known: SignalScale | None, repeats: int, level: float = U
     return Usual(mean, end)
 
 
-def _taught(
+def _of_repeats(
     signal: str, test: Evidence, control: Evidence, calibration: Calibration | None
 ) -> SignalScale | None:
     """What repeats of the control show for a run of its own precision."""

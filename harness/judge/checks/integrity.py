@@ -94,8 +94,8 @@ def repeats_sound(calibration: Calibration | None) -> CheckResult:
         return skipped("no repeats: the limits are floating-point floors alone")
     if calibration.problems:
         return invalid(calibration.problems[0])
-    taught, made = calibration.taught_by, len(calibration.repeats)
-    same = made - taught
+    differing, made = calibration.taught_by, len(calibration.repeats)
+    same = made - differing
     verb = "is" if same == 1 else "are"
     return passed(f"{made} repeats, of which {same} {verb} bit-identical")
 

@@ -236,8 +236,8 @@ def _learnt(
 ) -> Envelope:
     """Limits from floor, calibration and the rounding of the sources."""
     precision = coarser(test.precision, control.precision)
-    taught = calibration is not None and calibration.taught_by > 0
-    known = calibration.signals.get(signal) if calibration and taught else None
+    by_repeats = calibration is not None and calibration.taught_by > 0
+    known = calibration.signals.get(signal) if calibration and by_repeats else None
     same_regime = test.precision is control.precision
     table = ROUNDING if known is not None and same_regime else FLOORS
     # From the same weights a token near a tie hardly moves the loss itself.

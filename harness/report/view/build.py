@@ -321,7 +321,7 @@ class _Runs:
         )
 
     def calibration_of(self, verdict: Verdict) -> Calibration | None:
-        """The calibration of a verdict; a control against its anchor has its own: anchors have none."""
+        """The calibration of a verdict; a control against its anchor uses its own."""
         return self.calibrations.get(verdict.control, self.calibrations.get(verdict.name))
 
     def calibration(self, control: str) -> CalibrationView:

@@ -84,7 +84,7 @@ def config_changes(
     """
     ours, theirs = _config(test, test_job), _config(control, control_job)
     declared: set[str] = set()
-    for job in filter(_tells_nothing, (test_job, control_job)):
+    for job in filter(_only_in_the_file, (test_job, control_job)):
         declared |= set(job.spec.overrides)
     for evidence in (test, control):
         keys = (evidence.in_force or {}).get("declared") if evidence else None
@@ -111,14 +111,14 @@ def config_changes(
     return tuple(sorted(changes, key=lambda change: change.declared))
 
 
-def _tells_nothing(job: Job | None) -> TypeGuard[Job]:
+def _only_in_the_file(job: Job | None) -> TypeGuard[Job]:
     """Whether a job's configuration is known only from the experiment file."""
     return job is not None and not job.spec.trainer.can.probed
 
 
 def _config(evidence: Evidence | None, job: Job | None) -> Mapping[str, Any]:
     """A run's whole configuration, flattened: as it was in force, else as in the file."""
-    if _tells_nothing(job):
+    if _only_in_the_file(job):
         return {**_flat(job.spec.train_config.settings), **job.spec.overrides}
     return _table(evidence.in_force if evidence else None, "config")
 
