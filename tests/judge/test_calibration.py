@@ -172,7 +172,7 @@ def test_one_repeat_tells_no_spread_and_a_quiet_tensor_counts_as_a_tenth_of_the_
         (lambda: replace(run("r"), complete=False), "the repeat r ended early"),
         (lambda: with_signals(run("r"), loss=lambda *_: math.nan), "loss is nan"),
         (lambda: with_signals(run("r"), loss=lambda step, x: x if step > 3 else None), "no loss"),
-        (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is none"),
+        (lambda: replace(run("r"), identity="a" * 64), "its job.json says that it is not one"),
         (
             lambda: unread(
                 "metrics.jsonl is not what it was", name="r", source="r", identity="a" * 64

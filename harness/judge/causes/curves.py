@@ -30,11 +30,11 @@ _ONE_OFF = (
     "or repeated collective, a spike that clipping swallows"
 )
 _REDUCED = (
-    "reductions that a flag, a hook or a schedule skips (no_sync, the last microbatch), "
+    "reductions that a flag, a hook or a schedule leaves out (no_sync, the last microbatch), "
     "masks and RNG of the backward pass, and what is scheduled for that step"
 )
 _STATE = (
-    "state that is kept from step to step: optimizer moments, buffers, RNG, loader and scheduler "
+    "state that training carries along: optimizer moments, buffers, RNG, loader and scheduler "
     "state, and what is scheduled for that step"
 )
 
@@ -317,7 +317,7 @@ def _only_tensors(context: Context, where: str) -> Cause | None:
 
 _LOOK_AT = (
     "whether both runs had the same initial weights, samples, batch size and learning rate, which "
-    "curves do not show; then give both the probe (docs/probe.md), which names what differs"
+    "curves do not tell; then give both the probe (docs/probe.md), which names what differs"
 )
 _UNTOLD = (
     "two curves do not show the cause: a difference of initial weights, samples, learning rate, "

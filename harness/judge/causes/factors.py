@@ -59,7 +59,7 @@ _PLACES = {
     ),
 }
 _TOKENS = "where the loss or its gradients are divided by the valid tokens"
-_BATCH = "means over samples: of sums, or of what is already a mean over tokens"
+_BATCH = "means over samples: of sums or of what is a mean over tokens already"
 _SHARED = (_TOKENS, _BATCH)
 """For numbers that the control shares on purpose: another bug would make the control wrong, too."""
 _LOSS_SCALE = "the loss scaler: which gradients are unscaled before clipping, and whether all are"

@@ -138,8 +138,8 @@ def forward_on_new_data(context: Context) -> Cause | None:
         f"off by {loss.difference[:index].max():.1g} at most"
     )
     look_at = (
-        f"what is new in the samples of step {step} (lengths, document boundaries, padding, "
-        f"ignored labels): {look_in_forward(context, place)}"
+        f"what the samples of step {step} have and those before it have not (lengths, document "
+        f"boundaries, padding, ignored labels): {look_in_forward(context, place)}"
     )
     return Cause(sentence, CauseClass.OBJECTIVE, look_at)
 

@@ -383,7 +383,7 @@ def _stale(compared: Agreement, _: Context) -> Way | None:
         return None
     return Way(
         f", the same value at every step from step {compared.steps[last]} on",
-        "when the value is recomputed and copied from the device",
+        "when the value is computed anew and copied from the device",
     )
 
 

@@ -106,8 +106,8 @@ def torn_loaded(context: Context) -> Cause | None:
     return Cause(
         f"a torn checkpoint was loaded: {context.detail('torn-never-loaded')}",
         CauseClass.STATE,
-        "how a whole checkpoint is distinguished from half of one: torchtitan takes the newest "
-        "folder that has .metadata, which is written last, and does not look at the shards",
+        "how a whole checkpoint is told from half of one: torchtitan takes the newest folder that "
+        "has .metadata, which is written last, and does not look at the shards",
     )
 
 
@@ -215,7 +215,7 @@ def recovered_late(context: Context) -> Cause | None:
     return Cause(
         f"no recovery in time: {context.detail('recovers-in-time')}",
         CauseClass.RECOVERY,
-        "where the time goes: logs/ shows when torchrun saw the fault (heartbeats, "
+        "where the time goes: logs/ says when torchrun saw the fault (heartbeats, "
         "--monitor-interval, timeouts of collectives), when the ranks met again, and how long they "
         "took to load",
     )

@@ -222,7 +222,7 @@ def _still(found: TensorDifferences, off: Sequence[str], context: Context) -> st
 
 _DECAY = "the optimizer's weight decay, and which parameter groups it applies to"
 _RATE = (
-    "the learning rate that the optimizer really uses: its parameter groups, the scheduler's step"
+    "the learning rate that the optimizer really uses: its parameter groups, the scheduler's place"
 )
 
 
@@ -302,8 +302,8 @@ NOTABLE = 0.2
 _NOTHING = 1e-12
 
 _LOADED = (
-    "what a resume between those steps saves and loads, under which names, and whether it is "
-    "strict: weights, and the optimizer's state of each"
+    "what a resume between those steps saves and loads, by which names, and whether it is strict: "
+    "weights, and the optimizer's state of each"
 )
 _SETTINGS = (
     "what changes between those steps for these parameters alone: learning rate, betas and weight "
