@@ -6,7 +6,7 @@
     renderers/          HTML, Markdown, JSON, JUnit, PNG and SVG, the terminal's table
     check_subjects.py   what checks are about, to list those without evidence
     sanitize.py         texts that are safe to print
-    text.py             numbers, durations and names as a person reads them
+    text.py             numbers, durations and names for people
     templates/ vendor/  the page's template, styles and scripts
 """
 
