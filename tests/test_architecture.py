@@ -203,6 +203,29 @@ def test_asking_which_trainer_is_seen(tmp_path, line):
     assert asks_which_trainer(tmp_path / "x.py")
 
 
+def defined_twice(folder: Path) -> dict[str, list[str]]:
+    """Public classes of modules that have one name, and the modules of each.
+
+    Classes inside of classes do not count: torchtitan calls each component's own ``Config``.
+    """
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(folder)))
+    return {name: modules for name, modules in found.items() if len(modules) > 1}
+
+
+def test_a_class_name_means_one_thing():
+    assert not defined_twice(PACKAGE)
+
+
+def test_a_class_name_for_two_things_is_seen(tmp_path):
+    (tmp_path / "one.py").write_text("class Job: pass\nclass _Own: pass\n")
+    (tmp_path / "two.py").write_text("class Job: pass\nclass _Own: pass\n")
+    assert defined_twice(tmp_path) == {"Job": ["one.py", "two.py"]}
+
+
 def test_every_layer_stands_in_the_architecture_page():
     page = (ROOT / "docs" / "architecture.md").read_text()
     missing = [layer for layer in ALLOWED if layer != "__init__" and f"harness/{layer}" not in page]

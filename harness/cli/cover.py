@@ -15,7 +15,7 @@ from converge_harness.cli.console import make_console, say
 from converge_harness.cli.exit_codes import ExitCode
 from converge_harness.cli.options import names
 from converge_harness.errors import ConfigError, Problem
-from converge_harness.guide.cover import Pair, ProposedJob
+from converge_harness.guide.cover import ProposedJob, TechniquePair
 from converge_harness.guide.factor import ordered
 from converge_harness.matrix.recommend import (
     TITAN_03,
@@ -186,5 +186,5 @@ def _document(made: Proposal, gpus: int) -> dict[str, object]:
     }
 
 
-def _pair(pair: Pair) -> list[str]:
+def _pair(pair: TechniquePair) -> list[str]:
     return [str(each) for each in (pair.one, pair.other) if each is not None]

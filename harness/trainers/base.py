@@ -48,7 +48,7 @@ RANK_MODULE = "converge_harness.rank"
 """The module that torchrun starts in every rank of our own rank code."""
 
 
-class Source(NamedTuple):
+class SourceFile(NamedTuple):
     """A file whose content is part of a set's identity."""
 
     path: Path
@@ -66,7 +66,7 @@ class Untold(NamedTuple):
     hint: str
 
 
-class Curve(NamedTuple):
+class CurveFile(NamedTuple):
     """The curve of a run without the probe."""
 
     path: Path
@@ -242,7 +242,7 @@ class Trainer(ABC):
         """A description of what trains a set; empty if that goes without saying."""
         return spec.trainer.kind
 
-    def sources(self, spec: SetSpec) -> Iterable[Source]:
+    def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
         """Files whose content is part of a set's identity; ``Surroundings`` has their digests."""
         return ()
 
@@ -384,7 +384,7 @@ class Trainer(ABC):
         """
         return TrainerSpec(self.kind)
 
-    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> Curve | None:
+    def curve_of(self, folder: Path, job: Mapping[str, Any]) -> CurveFile | None:
         """The curve of a run without the probe; None: its evidence is the probe's.
 
         Raises EvidenceError if ``job.json`` does not name it.

@@ -213,7 +213,7 @@ def _block(parameters: Iterable[torch.Tensor]) -> int:
     return max(_SMALLEST_BLOCK, min(largest // 16, _LARGEST_BLOCK))
 
 
-class FrozenSamples:
+class FrozenStepSamples:
     """Collects the frozen steps, on every rank alike; one of them writes the file."""
 
     def __init__(self, rows: Rows) -> None:

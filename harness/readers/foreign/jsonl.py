@@ -5,7 +5,7 @@ from __future__ import annotations
 from converge_harness.errors import EvidenceError
 from converge_harness.model import Evidence
 from converge_harness.readers.foreign.format import Format, Source
-from converge_harness.readers.foreign.rows import Rows
+from converge_harness.readers.foreign.rows import RowCollector
 from converge_harness.readers.lines import json_objects, line_of
 
 
@@ -21,7 +21,7 @@ def read_jsonl(source: Source) -> Evidence:
             f"'log_history') nor golden values (no entry has 'values'); {source.readable}"
         )
     _require_foreign(source)
-    rows = Rows(str(path), line_of(path), source.columns)
+    rows = RowCollector(str(path), line_of(path), source.columns)
     for line, values in json_objects(path, text):
         rows.add(line, values)
     return rows.evidence(path.stem)

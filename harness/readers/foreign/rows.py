@@ -28,7 +28,7 @@ class _Cells:
     values: list[Any] = field(default_factory=list)
 
 
-class Rows:
+class RowCollector:
     """Takes row after row and keeps only what may matter."""
 
     def __init__(self, where: str, place: Place, columns: Columns) -> None:

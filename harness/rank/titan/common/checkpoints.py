@@ -17,11 +17,11 @@ from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import rate_of
 from converge_harness.run_folder.arrays import UNKNOWN
 from converge_harness.run_folder.checkpoints import write_manifest
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import CHECKPOINTS, checkpoint_of
 
 
-def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
+def checkpoint_settings(job: RankJob) -> Iterator[tuple[str, Any]]:
     """What a job means for the trainer's table ``checkpoint``."""
     if job.makes_seed_checkpoint:
         yield "checkpoint.enable", True
@@ -42,7 +42,7 @@ def checkpoint_settings(job: Job) -> Iterator[tuple[str, Any]]:
         yield "checkpoint.initial_load_path", str(job.seed_checkpoint)
 
 
-def watch_checkpoints(trainer: Any, job: Job, recorder: StepRecorder) -> None:
+def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> None:
     """Save and stop where the job says, and leave evidence of each save and load.
 
     What was loaded is looked at when training is about to begin, not when the load returns: what
@@ -94,7 +94,7 @@ def counters(trainer: Any) -> Counters:
     )
 
 
-def _loaded_step(source: str | None, job: Job) -> int | None:
+def _loaded_step(source: str | None, job: RankJob) -> int | None:
     """Of the checkpoint that was loaded; 0 for the seed checkpoint, None for one of no known place.
 
     A run without a seed checkpoint starts at step 0 from the trainer's own weights.

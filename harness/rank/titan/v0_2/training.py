@@ -16,7 +16,7 @@ from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
 from converge_harness.rank.settings import SettingError
 from converge_harness.rank.titan.v0_2.config import Built, build
 from converge_harness.rank.titan.v0_2.shim import Prepared, prepare
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _HEAVY = (
     "torchtitan.train",
@@ -37,7 +37,7 @@ def preload(device: str) -> None:
         importlib.import_module(name)
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Train, or write the seed checkpoint.
 
     Raises SettingError with the keys that torchtitan's config does not take.
@@ -65,7 +65,7 @@ def run(job: Job) -> None:
     dist.destroy_process_group()
 
 
-def _train(trainer: Any, job: Job, built: Built, prepared: Prepared) -> None:
+def _train(trainer: Any, job: RankJob, built: Built, prepared: Prepared) -> None:
     from converge_harness.rank.faults import install_faults
     from converge_harness.rank.titan.v0_2 import audit, hooks
 

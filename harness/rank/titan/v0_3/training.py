@@ -20,7 +20,7 @@ from converge_harness.rank.titan.common.counters import FusionCount, RotationCou
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
 from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 _HEAVY = (
     "torchtitan.trainer",
@@ -39,7 +39,7 @@ def preload() -> None:
         import_streaming()
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Train, or write the seed checkpoint.
 
     Raises SettingError when the config cannot be built, InjectError when ``inject`` cannot be
@@ -81,7 +81,7 @@ def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
     return FusionCount(device)
 
 
-def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | None) -> None:
+def _train(trainer: Any, job: RankJob, config: BuiltConfig, fusion: FusionCount | None) -> None:
     rotation = RotationCount(job.device) if job.parallelism.cp > 1 else None
     if job.device == "cpu":
         attention.write_out_masks(trainer)
