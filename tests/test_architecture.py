@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from converge_harness.run_folder import layout
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "harness"
 
@@ -17,7 +19,7 @@ ALLOWED = {
     "toml": {"errors"},
     "experiment": {"model", "errors", "toml", "trainers"},
     "toolchain": {"model", "errors"},
-    "surroundings": {"model", "errors", "trainers"},
+    "surroundings": {"run_folder", "model", "errors", "trainers"},
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
     "corpus": {"model", "errors"},
@@ -201,6 +203,49 @@ def test_only_trainers_ask_which_trainer_it_is(path):
 def test_asking_which_trainer_is_seen(tmp_path, line):
     (tmp_path / "x.py").write_text(line)
     assert asks_which_trainer(tmp_path / "x.py")
+
+
+CONTRACT = {
+    value
+    for name, value in vars(layout).items()
+    if name.isupper() and isinstance(value, str)
+    if name == "LOGS" or "." in value or value.startswith("CONVERGE_")
+}
+"""Names that only ``run_folder/`` writes out. Its other folders' are words that mean more."""
+
+
+def written_names(path: Path) -> set[str]:
+    """Names of the contract that a module writes out as texts, alone or at the end of a path."""
+    return {
+        name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if (name := node.value.rpartition("/")[2]) in CONTRACT
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PACKAGE.rglob("*.py") if layer_of(path) != "run_folder"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_only_the_contract_names_the_files_of_a_run_folder(path):
+    assert not written_names(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("folder / 'job.json'", "job.json"),
+        ("(checkpoint / '.metadata').exists()", ".metadata"),
+        ("f'{folder}/logs'", "logs"),
+        ("variables['CONVERGE_FAILURES'] = str(log)", "CONVERGE_FAILURES"),
+        ("open(logs / 'torchrun.log')", "torchrun.log"),
+    ],
+)
+def test_a_name_of_the_run_folder_is_seen(tmp_path, line, name):
+    (tmp_path / "x.py").write_text(line)
+    assert written_names(tmp_path / "x.py") == {name}
 
 
 def defined_twice(folder: Path) -> dict[str, list[str]]:

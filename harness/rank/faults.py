@@ -34,7 +34,7 @@ from converge_harness.rank.titan.common.pipelining import stages
 from converge_harness.run_folder.documents import SCHEMA, write_json
 from converge_harness.run_folder.faults import HELD, over_file, struck_file
 from converge_harness.run_folder.job import RankFault, RankJob
-from converge_harness.run_folder.layout import checkpoint_of
+from converge_harness.run_folder.layout import CHECKPOINT_METADATA, checkpoint_of
 
 HOLD_SECONDS = 120.0
 """The ranks hold still for the harness no longer than this."""
@@ -219,7 +219,7 @@ def cut_shard(
     def save_and_cut(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
         saved = save(curr_step, last_step=last_step)
         # No rank cuts before all have looked.
-        whole = (checkpoint / ".metadata").exists()
+        whole = (checkpoint / CHECKPOINT_METADATA).exists()
         if curr_step == fault.step and whole and shard.exists() and shard.stat().st_size:
             _all_die(cut)
         return saved

@@ -341,6 +341,24 @@ class RankJob:
         return self.repeat_seed if self.repeat == "permute" else None
 
 
+def read_document(path: str | Path) -> JobDocument:
+    """What a file says, its values not looked at. Raises JobError as ``read_job`` does."""
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise JobError(f"{path}: cannot be read as a job: {error}") from error
+    if not isinstance(raw, dict):
+        raise JobError(
+            f"{path}: job schema is {type(raw).__name__!r}, this rank code reads {SCHEMA}"
+        )
+    try:
+        return cast("JobDocument", upgraded(JOB, raw))
+    except SchemaError:
+        raise JobError(
+            f"{path}: job schema is {raw.get('schema')!r}, this rank code reads {SCHEMA}"
+        ) from None
+
+
 def read_job(path: str | Path, segment: int | None = None) -> RankJob:
     """The job in a file; with the index of a segment, what that segment's torchrun call runs.
 
@@ -348,21 +366,7 @@ def read_job(path: str | Path, segment: int | None = None) -> RankJob:
     segment.
     """
     try:
-        raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise JobError(f"{path}: cannot be read as a job: {error}") from error
-    if not isinstance(raw, dict):
-        raise JobError(
-            f"{path}: job schema is {type(raw).__name__!r}, this rank code reads {SCHEMA}"
-        )
-    try:
-        told = upgraded(JOB, raw)
-    except SchemaError:
-        raise JobError(
-            f"{path}: job schema is {raw.get('schema')!r}, this rank code reads {SCHEMA}"
-        ) from None
-    try:
-        job = _job(cast("JobDocument", told))
+        job = _job(read_document(path))
     except (KeyError, TypeError) as error:
         raise JobError(f"{path}: not a complete job: {error!r}") from error
     if segment is None:

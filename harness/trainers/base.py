@@ -35,13 +35,13 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.checkpoints import has_metadata
 from converge_harness.run_folder.job import JobDocument
-from converge_harness.run_folder.layout import metrics_files, seed_checkpoint_of
+from converge_harness.run_folder.layout import AGENT_LOG, metrics_files, seed_checkpoint_of
 from converge_harness.run_folder.passes import last_step
 from converge_harness.toml import Where, find_file, read_toml
 from converge_harness.toolchain import assume_environment, find_environment
 from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes
 from converge_harness.trainers.environment import Resources
-from converge_harness.trainers.failure import AGENT_LOG, launcher_tail
+from converge_harness.trainers.failure import launcher_tail
 from converge_harness.trainers.table import TrainerOfFile, TrainerTable, plain_train_config
 
 RANK_MODULE = "converge_harness.rank"

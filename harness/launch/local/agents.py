@@ -24,7 +24,7 @@ from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Fault, FaultKind, Job
 from converge_harness.run_folder.checkpoints import TornCheckpointError, set_torn_aside
 from converge_harness.run_folder.faults import over_file, struck_file
-from converge_harness.run_folder.layout import LOGS
+from converge_harness.run_folder.layout import FAILURES, FAILURES_VARIABLE, LOGS, call_logs
 from converge_harness.store import RunLock, Store, write_json
 from converge_harness.trainers import (
     Call,
@@ -41,7 +41,6 @@ from converge_harness.trainers import (
     needs_port,
     trainer_of,
 )
-from converge_harness.trainers.failure import FAILURES_FILE
 
 PROCESS_GUARD = Path(__file__).parent.parent / "process_guard.py"
 """Runs a user's launcher."""
@@ -196,7 +195,7 @@ def _start_agent(
     variables = environment(
         place.environment, _resources(place, slots), folder, job, meeting=meeting, data=data
     )
-    variables["CONVERGE_FAILURES"] = str(logs / FAILURES_FILE)
+    variables[FAILURES_VARIABLE] = str(logs / FAILURES)
     if together and call.nodes > 1:
         others = (other for other in range(call.nodes) if other != node)
         arrived = [str(_logs(job, folder, call, one) / ARRIVED) for one in (node, *others)]
@@ -233,7 +232,7 @@ def _logs(job: Job, folder: Path, call: Call, node: int) -> Path:
     """Each agent has its own, so that a failure is not attributed to a later call."""
     if not comes_in_passes(job):
         return folder / LOGS
-    return folder / LOGS / (f"call-{call.number:02d}" + (f".node-{node}" if node else ""))
+    return call_logs(folder / LOGS, call.number, node)
 
 
 def _resources(place: Machine, slots: tuple[int, ...]) -> Resources:

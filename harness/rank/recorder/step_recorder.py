@@ -60,10 +60,10 @@ from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.recorder.rows import assign_rows
 from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
 from converge_harness.rank.recorder.trainer_view import TrainerView
+from converge_harness.run_folder import metrics
 from converge_harness.run_folder.checkpoints import set_torn_aside
 from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
-from converge_harness.run_folder.metrics import MetricsWriter
 from converge_harness.run_folder.passes import PassFolder, claim_pass, pass_folder
 
 
@@ -108,7 +108,7 @@ class StepRecorder:
         """None but in a run of several passes."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
         """Where the evidence is left."""
-        self._writer: MetricsWriter | None = None
+        self._writer: metrics.MetricsWriter | None = None
         if self.is_writer:
             header: dict[str, Any] = {
                 "identity": job.identity,
@@ -118,7 +118,7 @@ class StepRecorder:
             }
             if self.this_pass:
                 header |= {"pass": self.this_pass.number, "segment": job.segment}
-            self._writer = MetricsWriter(self.folder, header)
+            self._writer = metrics.MetricsWriter(self.folder, header)
         self._sample_steps = frozenset(job.sample_steps)
         rows = assign_rows(self._grad_norm, view.fused, view.device)
         after = PostStepSamples(rows, view.optimizers, view.device)
@@ -362,14 +362,14 @@ class StepRecorder:
         began = self._began if self._began is not None else time.perf_counter()
         line: dict[str, Any] = {
             "step": self._step,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "lr": self._lr,
+            metrics.LOSS: loss,
+            metrics.GRAD_NORM: grad_norm,
+            metrics.LR: self._lr,
             **self._measured(rows, squares, problems),
-            "seconds": time.perf_counter() - began,
+            metrics.SECONDS: time.perf_counter() - began,
         }
         if self.this_pass:
-            line["at"] = time.time()
+            line[metrics.AT] = time.time()
         return line
 
     def _measured(
@@ -431,20 +431,20 @@ def measured(
     counted = all(row.saw_gradients for row in rows) and not problems
     missing = _without_gradient(names, squares) if counted else []
     line: dict[str, Any] = {
-        "loss_recomputed": None if unknown else loss_sum / tokens,
-        "grad_norm_recomputed": global_norm(squares) if counted else None,
-        "tokens": tokens,
-        "batch_digest": combine(
+        metrics.LOSS_RECOMPUTED: None if unknown else loss_sum / tokens,
+        metrics.GRAD_NORM_RECOMPUTED: global_norm(squares) if counted else None,
+        metrics.TOKENS: tokens,
+        metrics.BATCH_DIGEST: combine(
             (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
         ),
-        "batch_agrees": _agree(rows),
-        "grads_missing": len(missing) if counted else None,
-        "memory_bytes": int(max(row.memory for row in rows)),
+        metrics.BATCH_AGREES: _agree(rows),
+        metrics.GRADS_MISSING: len(missing) if counted else None,
+        metrics.MEMORY_BYTES: int(max(row.memory for row in rows)),
     }
     if missing:
-        line["grads_missing_names"] = missing
+        line[metrics.MISSING_NAMES] = missing
     if problems:
-        line["problems"] = list(problems)
+        line[metrics.PROBLEMS] = list(problems)
     return line
 
 

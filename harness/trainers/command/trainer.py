@@ -20,7 +20,7 @@ from converge_harness.model import (
     TrainerSpec,
 )
 from converge_harness.run_folder.job import moved_with
-from converge_harness.run_folder.layout import JOB
+from converge_harness.run_folder.layout import AGENT_LOG, JOB, PROGRAM_LOG
 from converge_harness.toml import Where
 from converge_harness.toolchain import assume_environment, find_environment, own_source
 from converge_harness.trainers.base import (
@@ -45,7 +45,6 @@ from converge_harness.trainers.command.program import interpreter_of, with_files
 from converge_harness.trainers.command.settings import Command, RankLauncher, placeholders
 from converge_harness.trainers.command.table import CommandTable, read_command, set_problems
 from converge_harness.trainers.environment import Resources
-from converge_harness.trainers.failure import AGENT_LOG, PROGRAM_LOG
 from converge_harness.trainers.table import TrainerOfFile
 
 AGENT_MODULE = "converge_harness.rank.start.agent"
