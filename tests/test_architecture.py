@@ -215,13 +215,20 @@ CONTRACT = {
 
 
 def written_names(path: Path) -> set[str]:
-    """Names of the contract that a module writes out as texts, alone or at the end of a path."""
-    return {
-        name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if (name := node.value.rpartition("/")[2]) in CONTRACT
-    }
+    """Names of the contract that a module writes out as texts, alone or at the end of a path.
+
+    A sentence for people may have them: it has a space.
+    """
+    tree = ast.parse(path.read_text())
+    formatted = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    parts = {id(part) for node in formatted for part in node.values}
+    texts = [ast.unparse(node).strip("rf\"'") for node in formatted]
+    texts += [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts
+    ]
+    return {name for text in texts if " " not in text if (name := text.split("/")[-1]) in CONTRACT}
 
 
 @pytest.mark.parametrize(

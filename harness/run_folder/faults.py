@@ -27,8 +27,8 @@ SHAPES: Mapping[str, Shape] = {
     "rank": COUNT,
     "node": COUNT,
 }
-"""Of the keys of ``faults/<index>.json``: ``index`` is that in the job's script of faults, ``at`` is
-in seconds since 1970, ``torn`` says whether the fault leaves a torn checkpoint."""
+"""Of the keys of ``faults/<index>.json``: ``index`` is the place in the job's script, ``at`` is in
+seconds since 1970, ``torn`` says whether the fault leaves a torn checkpoint."""
 REQUIRED = ("index", "kind", "step", "at")
 
 
