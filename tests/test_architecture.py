@@ -1,6 +1,7 @@
 """The import table of docs/architecture.md, enforced."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -151,6 +152,8 @@ def test_the_application_knows_no_terminal_and_no_arguments(path):
 DIALECTS = {"titan_0_2", "titan_0_3"}
 OWN_TABLES = {"TitanTable", "CommandTable", "Command"}
 """What only a trainer's own package knows."""
+TITAN = re.compile(r"torchtitan(-[\w.@-]+)?")
+"""The name of the default trainer, and of its toolchains."""
 
 
 def asks_which_trainer(path: Path) -> set[str]:
@@ -170,6 +173,8 @@ def asks_which_trainer(path: Path) -> set[str]:
             found.add(node.id)
         if isinstance(node, ast.Constant) and node.value in DIALECTS:
             found.add(str(node.value))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if TITAN.fullmatch(node.value) else set()
     return found | {
         name
         for name in imports_of(path)
@@ -185,7 +190,9 @@ def asks_which_trainer(path: Path) -> set[str]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_only_trainers_ask_which_trainer_it_is(path):
-    assert not asks_which_trainer(path)
+    # The model names the default trainer, and toolchains lists the packages whose versions count.
+    allowed = {"torchtitan"} if layer_of(path) in ("model", "toolchains") else set()
+    assert asks_which_trainer(path) <= allowed
 
 
 @pytest.mark.parametrize(
@@ -197,6 +204,8 @@ def test_only_trainers_ask_which_trainer_it_is(path):
         "isinstance(table, CommandTable)",
         "NAMES = ('titan_0_3',)",
         "from converge_harness.trainers.torchtitan.table import TitanTable",
+        "toolchain.versions.get('torchtitan')",
+        "OLDER = 'torchtitan-0.2.2'",
         "match job.toolchain.dialect:\n    case _: pass",
     ],
 )

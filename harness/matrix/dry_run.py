@@ -13,7 +13,7 @@ from converge_harness.launch import RunOptions
 from converge_harness.launch import dry_run as processes
 from converge_harness.launch.dry_run import DryRunResult, problems_of
 from converge_harness.launch.interruption import interruptible
-from converge_harness.model import Job, Plan, Role
+from converge_harness.model import DEFAULT_TRAINER, Job, Plan, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def dry_run(
 
     Raises ConfigError for sets that another program trains: nobody but it builds their models.
     """
-    _require_torchtitan(plan)
+    _require_buildable(plan)
     device = device or device_of(plan)
     begun = time.monotonic()
     with interruptible() as stop:
@@ -151,12 +151,13 @@ def gpu_hours(job: Job, throughput: float) -> float:
     return (job.steps + job.frozen) * job.tokens_per_step / throughput / 3600
 
 
-def _require_torchtitan(plan: Plan) -> None:
+def _require_buildable(plan: Plan) -> None:
     if not all(job.spec.trainer.can.dry_run for job in plan.jobs):
         raise ConfigError(
             Problem(
                 f"{plan.experiment.path}: trainer.kind",
-                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds torchtitan's models only",
+                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds "
+                f"{DEFAULT_TRAINER}'s models only",
                 "leave --dry-run out",
             )
         )

@@ -275,6 +275,17 @@ class Trainer(ABC):
         """The toolchain as it will be once built, for plans that launch nothing."""
         return assume_environment(name, root, self.kind)
 
+    def release(self, toolchain: Toolchain) -> str | None:
+        """Version of the trainer itself in a toolchain; None if it has none there."""
+        return None
+
+    def toolchain_for(self, config: TrainConfig | None = None) -> str:
+        """Name of the toolchain that a train config is written for; None: of any, the default.
+
+        Raises ValueError for a trainer that has no toolchains of its own.
+        """
+        raise ValueError(f"{self.kind} has no toolchains of its own")
+
     # ------------------------------------------------------------------- a run
 
     def job_payload(

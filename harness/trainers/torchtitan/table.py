@@ -49,8 +49,8 @@ from converge_harness.toml import (
     validate,
 )
 from converge_harness.trainers.table import CorpusTable, TrainerTable, taken_out
+from converge_harness.trainers.torchtitan.releases import DEFAULT_TOOLCHAIN
 
-DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
     "parallelism.data_parallel_shard_degree": "parallelism.dp_shard",

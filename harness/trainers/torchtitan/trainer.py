@@ -110,6 +110,12 @@ class Torchtitan(Trainer):
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.assume_toolchain(name, root)
 
+    def release(self, toolchain: Toolchain) -> str | None:
+        return toolchain.versions.get("torchtitan")
+
+    def toolchain_for(self, config: TrainConfig | None = None) -> str:
+        return releases.toolchain_for(config)
+
     def features(self, toolchain: Toolchain) -> Features:
         return releases.FEATURES.get(toolchain.dialect, Features())
 
