@@ -5,6 +5,7 @@ The checkpoints are torchtitan's own, and so are the load and the choice of the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from converge_harness.rank.recorder.checkpoint_state import Counters
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import rate_of
+from converge_harness.rank.repeats import move_by_one_ulp
 from converge_harness.run_folder.arrays import UNKNOWN
 from converge_harness.run_folder.checkpoints import write_manifest
 from converge_harness.run_folder.job import RankJob
@@ -78,6 +80,20 @@ def watch_checkpoints(trainer: Any, job: RankJob, recorder: StepRecorder) -> Non
     checkpointer.dcp_load = watched_load
     checkpointer.save = watched_save
     trainer.should_continue_training = watched_continues
+
+
+def move_loaded_weights(trainer: Any, seed: int) -> None:
+    """Move the weights once the seed checkpoint is loaded, which ``train`` begins with."""
+    load = trainer.checkpointer.load
+
+    @functools.wraps(load)
+    def load_and_move(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        if trainer.step == 0:  # a resume loads weights that were moved before
+            move_by_one_ulp(trainer.model_parts, seed)
+        return loaded
+
+    trainer.checkpointer.load = load_and_move
 
 
 def counters(trainer: Any) -> Counters:
