@@ -15,9 +15,9 @@
 
 from converge_harness.trainers.base import (
     RANK_MODULE,
-    Curve,
+    CurveFile,
     Features,
-    Source,
+    SourceFile,
     Start,
     Trainer,
     Untold,
@@ -59,12 +59,12 @@ from converge_harness.trainers.table import InlineTable, TrainerOfFile, TrainerT
 __all__ = [
     "RANK_MODULE",
     "Call",
-    "Curve",
+    "CurveFile",
     "Features",
     "InlineTable",
     "Rendezvous",
     "Resources",
-    "Source",
+    "SourceFile",
     "Start",
     "Trainer",
     "TrainerOfFile",
