@@ -77,8 +77,8 @@ def dialect_of(package: Path, version: str) -> str:
 
     Raises ToolchainError, with what is missing and where it was looked for, if it speaks none.
     """
-    for known in (_tree, _class, _members):
-        known.cache_clear()  # somebody may have edited the fork since
+    for remembered in (_tree, _class, _members):
+        remembered.cache_clear()  # somebody may have edited the fork since
     lacking = {dialect: tuple(missing(package, dialect)) for dialect in HOOKED}
     for dialect, names in lacking.items():
         if not names:

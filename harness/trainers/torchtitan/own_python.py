@@ -53,6 +53,12 @@ def own_toolchain(name: str, first: tuple[Path, ...] = ()) -> Toolchain:
     python = Path(name)
     answer = ask(python, (*_NEEDED, OWN_PACKAGE), first)
     package = _package(python, answer, chosen=bool(first))
+    if first and not any(package.is_relative_to(each.resolve()) for each in first):
+        raise ToolchainError(
+            f"{python} imports torchtitan from {package}, even with {first[0]} before it on "
+            "PYTHONPATH: install it with --config-settings editable_mode=compat, without an "
+            "import hook"
+        )
     paths = list(answer.paths)
     found = {
         "python": answer.release,
