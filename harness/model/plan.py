@@ -17,6 +17,9 @@ from converge_harness.model.experiment import (
 )
 from converge_harness.model.kinds import Segment
 
+CHECKOUT = "torchtitan checkout"
+"""Key among a toolchain's versions: what git calls a torchtitan in a checkout, for people only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from converge_harness.checkout import checkout_of, described
 from converge_harness.errors import ToolchainError
-from converge_harness.model import Toolchain
+from converge_harness.model import CHECKOUT, Toolchain
 from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     PACKAGES,
@@ -34,8 +34,6 @@ from converge_harness.toolchains.own_python import (
 from converge_harness.trainers.torchtitan.dialect import dialect_of
 
 TORCHTITAN = "torchtitan"
-CHECKOUT = "torchtitan checkout"
-"""Key among the versions: what git calls the source, for people. The source itself counts."""
 _NEEDED = {
     "torch": "install it there: https://pytorch.org/get-started",
     TORCHTITAN: "install your fork there: {python} -m pip install -e FORK",
