@@ -67,6 +67,8 @@ class Missing(NamedTuple):
     name: str
     file: Path
     """Where it was looked for."""
+    names: int = 1
+    """How many are missing with it: all of a file that is not there."""
 
     def __str__(self) -> str:
         return f"{self.name} (looked in {self.file})" if self.file.is_file() else f"{self.file}"
@@ -83,7 +85,7 @@ def dialect_of(package: Path, version: str) -> str:
     for dialect, names in lacking.items():
         if not names:
             return dialect
-    nearest = min(lacking, key=lambda dialect: len(lacking[dialect]))
+    nearest = min(lacking, key=lambda dialect: sum(each.names for each in lacking[dialect]))
     names = lacking[nearest]
     shown = ", ".join(map(str, names[:_SHOWN]))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -100,7 +102,7 @@ def missing(package: Path, dialect: str) -> Iterator[Missing]:
     for module, names in HOOKED[dialect].items():
         file = _file(package, module)
         if not file.is_file():
-            yield Missing(f"torchtitan.{module}", file)
+            yield Missing(f"torchtitan.{module}", file, len(names))
             continue
         there = _names(file)
         for name in names:
