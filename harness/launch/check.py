@@ -152,6 +152,8 @@ def _start(
 
 def _unable(toolchain: Toolchain, exit_code: int, log: str) -> str:
     """Why the check did not run: our rank code's imports fail, or the build is broken."""
+    if Path(toolchain.name).is_absolute():  # of the user's own
+        return f"{toolchain.name} cannot check configs (exit code {exit_code}):\n{log}"
     release, _, revision = toolchain.name.partition("@")
     last = log.rstrip().rpartition("\n")[2]
     if revision and last.startswith(_ELSEWHERE):

@@ -33,6 +33,7 @@ from converge_harness.model import (
     RunStatus,
     SetSpec,
     Toolchain,
+    TrainConfig,
     TrainerSpec,
 )
 from converge_harness.report import Against, ChangedSet, Sameness
@@ -283,7 +284,8 @@ def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, d
         return folder / name if name is not None and in_git else path
 
     def of_set(spec: SetSpec) -> SetSpec:
-        return replace(spec, **{name: _each_path(value, moved) for name, value in _code(spec)})
+        changed = {name: _each_path(value, moved) for name, value in _code(spec)}
+        return replace(spec, **changed, train_config=_config(spec, moved))
 
     missing = {
         spec.name: lost[0].resolve().relative_to(fork.checkout).as_posix()
@@ -320,6 +322,15 @@ def _code(spec: SetSpec) -> Iterator[tuple[str, Any]]:
             yield each.name, getattr(spec, each.name)
 
 
+def _config(spec: SetSpec, change: Callable[[Path], Path]) -> TrainConfig:
+    """A set's train config with the places of its code changed; texts in it are settings."""
+    config = spec.train_config
+    paths = {each.name: getattr(config, each.name) for each in fields(config)}
+    return replace(
+        config, **{name: change(each) for name, each in paths.items() if isinstance(each, Path)}
+    )
+
+
 def _own_paths(spec: SetSpec) -> tuple[Path, ...]:
     """Files and folders of the user's own code that a set names."""
     found: list[Path] = [source.path for source in trainer_of(spec).sources(spec)]
@@ -330,6 +341,7 @@ def _own_paths(spec: SetSpec) -> tuple[Path, ...]:
 
     for _, value in _code(spec):
         _each_path(value, note)
+    _config(spec, note)
     return tuple(dict.fromkeys(found))
 
 
