@@ -95,7 +95,10 @@ def ask(python: Path, modules: Sequence[str] = (), first: Sequence[Path] = ()) -
         )
         executable, release = told["executable"], str(told["release"])
     except (OSError, ValueError, KeyError, TypeError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)
+        if isinstance(error, ValueError | KeyError | TypeError):
+            said = "it ends without an answer"
+        else:
+            said = getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)
         raise ToolchainError(
             f"{python} does not start as a Python: {str(said).strip().rpartition(chr(10))[2]}; "
             "name another by trainer.python or trainer.toolchain"

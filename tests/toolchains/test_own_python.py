@@ -66,7 +66,10 @@ def test_what_a_pth_file_prints_is_no_answer(tmp_path):
 
 @pytest.mark.parametrize(
     ("script", "says"),
-    [("#!/bin/sh\necho hello\n", ""), ("#!/bin/sh\necho no such thing >&2; exit 3\n", "no such")],
+    [
+        ("#!/bin/sh\necho hello\n", "it ends without an answer"),
+        ("#!/bin/sh\necho no such thing >&2; exit 3\n", "no such"),
+    ],
 )
 def test_what_is_no_python_is_told_in_one_sentence(tmp_path, script, says):
     program = tmp_path / "python"

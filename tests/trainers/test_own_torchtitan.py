@@ -53,10 +53,28 @@ def test_a_dialect_is_found_by_what_it_hooks_whatever_the_version_says(tmp_path,
     assert dialect_of(write(tmp_path, dialect), "0.0.1.dev0") == dialect
 
 
+@pytest.mark.parametrize(
+    ("toolchain", "dialect"),
+    [
+        ("torchtitan-0.2.2", TITAN_02),
+        ("torchtitan-0.3.0", TITAN_03),
+        ("torchtitan-0.3.0-torch-2.13", TITAN_03),
+    ],
+)
+def test_the_releases_themselves_have_what_is_hooked(toolchain, dialect):
+    root = Path(os.environ.get("CONVERGE_TOOLCHAINS") or ROOT / ".toolchains")
+    found = [*(root / toolchain).glob("lib/python3*/site-packages/torchtitan")]
+    if not found:
+        pytest.skip(f"needs toolchain {toolchain}")
+    assert dialect_of(found[0], "unknown") == dialect
+
+
 def test_what_is_missing_is_named_with_the_file_where_it_was_looked_for(tmp_path):
     package = write(tmp_path, TITAN_03)
     file = package / "trainer.py"
-    file.write_text(file.read_text().replace("self.loss_fn", "self.criterion"))
+    text = file.read_text().replace("self.loss_fn", "self.criterion")
+    annotated = text.replace("class Trainer:", "class Trainer:\n    loss_fn: object")
+    file.write_text(annotated)  # which sets nothing
     with pytest.raises(ToolchainError) as caught:
         dialect_of(package, "0.0.1.dev0")
     message = str(caught.value)

@@ -230,14 +230,25 @@ def _is_ours(module: str | None) -> bool:
 
 @cache
 def _members(found: ast.ClassDef) -> frozenset[str]:
-    """Names that a class body defines, and attributes that its methods set on ``self``."""
-    names = {
-        each.name for each in found.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    for node in ast.walk(found):
+    """Names that a class body defines, and attributes that its methods set on ``self``.
+
+    An annotation alone sets nothing.
+    """
+    names: set[str] = set()
+    for node in found.body:
         match node:
-            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 names.add(name)
-            case ast.AnnAssign(target=ast.Name(id=name)):
+                names |= {
+                    each.attr
+                    for each in ast.walk(node)
+                    if isinstance(each, ast.Attribute)
+                    and isinstance(each.ctx, ast.Store)
+                    and isinstance(each.value, ast.Name)
+                    and each.value.id == "self"
+                }
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr()):
                 names.add(name)
+            case ast.Assign(targets=targets):
+                names |= {each.id for each in targets if isinstance(each, ast.Name)}
     return frozenset(names)
