@@ -286,6 +286,15 @@ class Trainer(ABC):
         """
         raise ValueError(f"{self.kind} has no toolchains of its own")
 
+    def with_code(
+        self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
+    ) -> Toolchain:
+        """The toolchain of a Python by its path, which now searches some folders before all others.
+
+        Starts that Python. Raises ToolchainError as ``find_toolchain`` does.
+        """
+        return find_environment(toolchain.name, None, self.kind, first)
+
     # ------------------------------------------------------------------- a run
 
     def job_payload(
@@ -458,6 +467,7 @@ def job_document(
         "inject": spec.inject,
         "without_fixes": list(spec.without_fixes),
         "device": device,
+        **({"code": dict(job.toolchain.code)} if job.toolchain.code else {}),
     }
 
 

@@ -14,6 +14,7 @@ from torchtitan.tools.logging import init_logger, logger
 
 from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
+from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.repeats import round_otherwise
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.checkpoints import move_loaded_weights
@@ -58,6 +59,7 @@ def run(job: RankJob) -> None:
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
+            leave_imported(job.run_folder, rank=0)
             logger.info("Created seed checkpoint")
         else:
             _train(trainer, job, config, fusion)
