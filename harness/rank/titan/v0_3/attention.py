@@ -38,11 +38,13 @@ class DenseFlexAttention(FlexAttention):
         **_: Any,
     ) -> torch.Tensor:
         """Queries, keys, values and the result have shape (batch, sequence, heads, dimension)."""
-        if score_mod is not None or out_transform is not None:
-            raise NotImplementedError("score_mod and out_transform need FlexAttention on a GPU")
+        if score_mod is not None:
+            raise NotImplementedError("score_mod needs FlexAttention on a GPU")
         mask = attention_masks
         if isinstance(mask, BlockMask):
             mask = dense_mask(mask)
+        if out_transform is not None:
+            return out_transform(*_with_logsumexp(q_BLNH, k_BLNH, v_BLNH, mask, scale))
         with sdpa_kernel(SDPBackend.MATH):
             out = functional.scaled_dot_product_attention(
                 q_BLNH.transpose(1, 2),
@@ -53,6 +55,25 @@ class DenseFlexAttention(FlexAttention):
                 enable_gqa=enable_gqa,
             )
         return out.transpose(1, 2)
+
+
+def _with_logsumexp(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result, and the logarithm of the scores' sum of exponentials: (batch, sequence, heads).
+
+    torch's kernels for the CPU give none. It is in float32, as FlexAttention's is.
+    """
+    groups = q.shape[2] // k.shape[2]
+    queries = q.transpose(1, 2)
+    keys = k.transpose(1, 2).repeat_interleave(groups, dim=1)
+    values = v.transpose(1, 2).repeat_interleave(groups, dim=1)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = (queries @ keys.transpose(-2, -1)).float() * factor
+    scores = scores.masked_fill(mask.logical_not(), float("-inf"))
+    logsumexp = scores.logsumexp(-1)
+    weights = (scores - logsumexp.unsqueeze(-1)).exp().to(values.dtype)
+    return (weights @ values).transpose(1, 2), logsumexp.transpose(1, 2)
 
 
 def dense_mask(mask: BlockMask) -> torch.Tensor:
@@ -74,8 +95,14 @@ def write_out_masks(trainer: Any) -> None:
 
     def post_dataloading_process(*args: Any, **kwargs: Any) -> Any:
         inputs, labels, extra = process(*args, **kwargs)
-        if isinstance(extra.get("attention_masks"), BlockMask):
-            extra["attention_masks"] = dense_mask(extra["attention_masks"])
+        masks = extra.get("attention_masks")
+        if isinstance(masks, BlockMask):
+            extra["attention_masks"] = dense_mask(masks)
+        elif isinstance(masks, dict):  # layers that look at windows and those that do not
+            extra["attention_masks"] = {
+                name: dense_mask(mask) if isinstance(mask, BlockMask) else mask
+                for name, mask in masks.items()
+            }
         return inputs, labels, extra
 
     trainer.post_dataloading_process = post_dataloading_process
