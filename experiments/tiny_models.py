@@ -6,22 +6,28 @@ them are torchtitan's; only sizes differ. It is also an example of config functi
 (docs/own_model.md).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torchtitan.models import deepseek_v3, gpt_oss, kimi_k2_7, muse_glimmer
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
 from torchtitan.models.deepseek_v3.model import DeepSeekV3Model
 from torchtitan.models.deepseek_v3.mtp import MTPLoss
-from torchtitan.models.kimi_k2_7.model import KimiK25Model
-from torchtitan.trainer import Trainer
-
-from torchtitan.models.deepseek_v3.config_registry import deepseek_v3_debugmodel
 from torchtitan.models.gpt_oss.config_registry import gpt_oss_debugmodel_flex
+from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
+from torchtitan.models.kimi_k2_7.model import KimiK25Model
 from torchtitan.models.muse_glimmer.config_registry import muse_glimmer_debugmodel
+from torchtitan.trainer import Trainer
 
 
 def tiny_deepseek_v3(
-    dim: int = 64, n_layers: int = 3, num_experts: int = 4, vocab_size: int = 512, mtp_layers: int = 0
+    dim: int = 64,
+    n_layers: int = 3,
+    num_experts: int = 4,
+    vocab_size: int = 512,
+    mtp_layers: int = 0,
 ) -> Trainer.Config:
     """Multi-head latent attention; the first layer is dense, the others have experts."""
     config = deepseek_v3_debugmodel()
@@ -51,11 +57,28 @@ def tiny_moonlight(
     return config
 
 
+class CastingExperts(GptOssGroupedExperts):
+    """GPT-OSS's experts, whose result has the type of what they were given.
+
+    torchtitan's own answer in bfloat16, unlike those of all other models (``models/gpt_oss/moe.py``
+    against ``models/common/moe.py``, ``type_as``), and by torchtitan 0.3.0 a model that computes in
+    float32 then ends with "scatter(): Expected self.dtype to be equal to src.dtype".
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GptOssGroupedExperts.Config):
+        """The keys of GPT-OSS's experts."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:  # noqa: N803 - sharding is declared by these names
+        return super().forward(x_RD, num_tokens_per_expert_E).type_as(x_RD)
+
+
 def tiny_gpt_oss(
     dim: int = 64, n_layers: int = 2, num_experts: int = 4, vocab_size: int = 512
 ) -> Trainer.Config:
     """Attention sinks, a sliding window in every other layer, experts with biases."""
     config = gpt_oss_debugmodel_flex()
+    rope = CosSinRoPE.Config(dim=16, max_seq_len=4096, theta=150000.0)
     layers = gpt_oss._build_gptoss_layers(
         dim=dim,
         n_layers=n_layers,
@@ -65,8 +88,27 @@ def tiny_gpt_oss(
         load_balance_coeff=1e-3,
         attn_backend="flex",
         moe_comm_backend="standard",
-        rope=CosSinRoPE.Config(dim=64, max_seq_len=4096, theta=150000.0),
+        rope=rope,
     )
+    for layer_id, layer in enumerate(layers):
+        experts = layer.moe.routed_experts.inner_experts
+        layer.moe.routed_experts.inner_experts = CastingExperts.Config(
+            dim=experts.dim,
+            hidden_dim=experts.hidden_dim,
+            num_experts=experts.num_experts,
+            param_init=experts.param_init,
+        )
+        # Of every width the builder gives it 64 heads of 64.
+        layer.attention = gpt_oss._make_gptoss_attn_config(
+            dim=dim,
+            layer_id=layer_id,
+            attn_backend="flex",
+            n_heads=4,
+            n_kv_heads=2,
+            head_dim=16,
+            sliding_window_size=layer.attention.sliding_window_size,
+            rope=rope,
+        )
     config.model_spec.model = gpt_oss.GptOssModel.Config(
         **_around(gpt_oss, dim, vocab_size), layers=layers
     )

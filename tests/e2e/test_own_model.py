@@ -1,4 +1,4 @@
-"""docs/own_model.md as it stands: a model of one's own passes, its bug fails, an edit is noticed."""
+"""docs/own_model.md as it stands: its model passes, its bug fails, an edit is seen."""
 
 import re
 

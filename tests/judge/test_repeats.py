@@ -206,7 +206,7 @@ def test_weights_that_begin_at_zero_may_be_moved_by_an_ulp():
     ):
         repeat = replace(run(kind), repeat=kind, samples=zeros_and(offset))
         problems = calibrate(control, [repeat]).problems
-        assert any("starts from other weights" in each for each in problems) is named, (kind, offset)
+        assert any("starts from other weights" in each for each in problems) is named, kind
 
 
 def test_a_permuted_repeat_that_hardly_differs_makes_no_other_an_outlier():

@@ -89,9 +89,7 @@ def test_no_python(read, tmp_path):
 
 
 def test_a_shape_is_for_the_function_to_choose(read):
-    said = problem(
-        read, 'module = "mine.llm"\nconfig = "free"\n[converge.model]\ndim = 64'
-    )
+    said = problem(read, 'module = "mine.llm"\nconfig = "free"\n[converge.model]\ndim = 64')
     assert "cannot reshape a model of one's own" in said
     assert "[converge.arguments]" in said
 

@@ -107,7 +107,7 @@ class ConvergeTable(Table):
 
     module: Annotated[str, Field(min_length=1)] | None = None
     config: Annotated[str, Field(min_length=1)] | None = None
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = Field(default_factory=dict)
     model: ModelShapeTable = ModelShapeTable()
     data: DataTable | None = None
 

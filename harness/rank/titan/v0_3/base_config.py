@@ -28,6 +28,8 @@ _SHORT = ("torchtitan.models", "torchtitan.experiments", "torchtitan.experiments
 """Where torchtitan looks for a short name."""
 _DISTRIBUTIONS = {"fla": "flash-linear-attention", "torchft": "torchft-nightly"}
 """Of packages that torchtitan's models import, those that are installed by another name."""
+_SIZED_LATER = ("torchtitan.experiments.transformers_modeling_backend.model",)
+"""Models that read their sizes from a file while the trainer is built."""
 _OF_A_GPU = ("cuda", "nvidia", "gpu")
 
 
@@ -73,7 +75,8 @@ def base_config(job: Job) -> Base:
         )
     if config.model_spec is None:
         raise SettingError(KeyProblem(_CONFIG, f"{wanted.config} returns no model_spec"))
-    if getattr(config.model_spec.model, "vocab_size", None) is None:
+    model = config.model_spec.model
+    if type(model).__module__ not in _SIZED_LATER and getattr(model, "vocab_size", None) is None:
         raise SettingError(
             KeyProblem(
                 _CONFIG,
@@ -95,7 +98,9 @@ def _import_module(wanted: BaseConfig, *, on_cpu: bool) -> ModuleType:
         package = Path(torchtitan.__file__).parents[1]
         all_of_it = [f"{prefix}.{name}.config_registry" for prefix in _SHORT]
         candidates = [
-            each for each in all_of_it if package.joinpath(*each.split(".")).with_suffix(".py").exists()
+            each
+            for each in all_of_it
+            if package.joinpath(*each.split(".")).with_suffix(".py").exists()
         ]
     else:
         candidates = [f"{name}.config_registry", name]
@@ -139,7 +144,7 @@ def _import_one(candidate: str, name: str, *, on_cpu: bool) -> ModuleType | None
     except (Exception, SystemExit) as error:
         said = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
         help_ = (
-            "; a run on a CPU has no GPU: ask for one in a function, not where the module is imported"
+            "; a run on a CPU has no GPU: ask for one in a function, not while it is imported"
             if on_cpu and any(word in said.lower() for word in _OF_A_GPU)
             else ""
         )
@@ -185,9 +190,7 @@ def _call(function: Any, wanted: BaseConfig) -> Any:
             signature.bind(**arguments)
         except TypeError as error:
             raise SettingError(
-                KeyProblem(
-                    _ARGUMENTS, f"{error}: the function is {wanted.config}{signature}"
-                )
+                KeyProblem(_ARGUMENTS, f"{error}: the function is {wanted.config}{signature}")
             ) from error
     try:
         return function(**arguments)
@@ -196,7 +199,8 @@ def _call(function: Any, wanted: BaseConfig) -> Any:
         raise SettingError(
             KeyProblem(
                 _CONFIG,
-                f"{wanted.config} of {wanted.module} raises at {_place_in_their_code(error)}: {said}",
+                f"{wanted.config} of {wanted.module} raises at "
+                f"{_place_in_their_code(error)}: {said}",
             )
         ) from error
 

@@ -24,6 +24,7 @@ from converge_harness.rank.titan.common.job_checks import (
     unknown_components,
     unknown_fixes,
 )
+from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
 from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
 from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
@@ -59,12 +60,11 @@ def build_config(job: Job) -> BuiltConfig:
             *loader_problems(job, LOADERS),
         ]
     )
-    config.model_spec = reshape_model(
-        config.model_spec, job.train_config.model, base.module
-    )
+    config.model_spec = reshape_model(config.model_spec, job.train_config.model, base.module)
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
         use_dense_attention(config.model_spec.model)
+        replace_transformers_attention()
     _apply_all(config, flatten(job.train_config.settings))
     declared = _apply_all(config, [*_implied(job), *_techniques(job)])
     declared += _use_float8(config, job)
@@ -195,8 +195,9 @@ def _tell_loss_the_vocabulary(config: Any) -> None:
     loss = config.loss
     if isinstance(loss, ChunkedLossWrapper.Config):
         loss = loss.loss_fn
-    if hasattr(loss, "global_vocab_size"):
-        loss.global_vocab_size = config.model_spec.model.vocab_size
+    vocab_size = getattr(config.model_spec.model, "vocab_size", None)
+    if hasattr(loss, "global_vocab_size") and vocab_size is not None:
+        loss.global_vocab_size = vocab_size
 
 
 def _validate(config: Any) -> None:
