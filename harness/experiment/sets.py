@@ -210,7 +210,8 @@ class SetBuilder:
                 Problem(where, "and train_config are two configs for all sets", "leave one out")
             )
         try:
-            self.inline = self.trainer.train_config(table.config, INLINE, f"{where}:")
+            found = self.trainer.train_config(table.config, INLINE, f"{where}:")
+            self.inline = self.trainer.placed(found, self.folders, f"{where}:")
         except ConfigError as error:
             self.problems += error.problems
 

@@ -44,6 +44,7 @@ from converge_harness.judge.compare.floors import (
     ROUNDING,
     SAME_WEIGHTS,
     SIGN_STEPS,
+    SMALLEST_BFLOAT16,
     SPACING_FLOAT32,
     SPREAD_CEILING,
     TENSOR_ROUNDING,
@@ -439,7 +440,12 @@ def _other_start(repeat: Evidence, control: Evidence) -> str:
     stored = storage(repeat, control, SPACING_FLOAT32).spacings(theirs.names)
     limit = SAME_WEIGHTS + (stored if by_an_ulp else np.zeros_like(stored))
     difference = gradient_difference(ours.parameters, theirs.parameters)
-    off = np.flatnonzero(~(difference <= limit))
+    right = difference <= limit
+    if by_an_ulp:
+        # A zero has no relative error: its neighbours are the smallest numbers that there are.
+        zero = theirs.parameters.norm == 0
+        right |= zero & (ours.parameters.norm <= SMALLEST_BFLOAT16 * np.sqrt(theirs.sizes))
+    off = np.flatnonzero(~right)
     if not off.size:
         return ""
     worst = off[np.argmax(difference[off])]

@@ -36,6 +36,8 @@ class TrainConfigDocument(TypedDict, total=False):
     path: str
     module: str | None
     config: str | None
+    arguments: dict[str, Any]
+    import_from: str
     model: dict[str, int]
     settings: dict[str, Any]
     loader: str
@@ -214,6 +216,10 @@ class BaseConfig:
     path: str
     module: str | None = None
     config: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the config function."""
+    import_from: Path | None = None
+    """A folder of the person's own that has the module; None: an installed one."""
     model: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     loader: str = "converge"
@@ -408,6 +414,8 @@ def _job(raw: JobDocument) -> RankJob:
             path=base["path"],
             module=base.get("module"),
             config=base.get("config"),
+            arguments=base.get("arguments") or {},
+            import_from=Path(base["import_from"]) if base.get("import_from") else None,
             model=base.get("model") or {},
             settings=base.get("settings") or {},
             loader=base.get("loader") or "converge",

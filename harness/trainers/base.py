@@ -186,7 +186,21 @@ class Trainer(ABC):
             raise ConfigError(
                 Problem(asked_at, f"there is no train config {written!r}", f"looked in: {looked}")
             )
-        return self.train_config(read_toml(path), written, f"{path}:")
+        config = self.train_config(read_toml(path), written, f"{path}:")
+        return self.placed(config, folders, f"{path}:")
+
+    def placed(self, config: TrainConfig, folders: Sequence[Path], place: str) -> TrainConfig:
+        """A train config, once the code that it names was looked for.
+
+        Args:
+            config: as ``train_config`` returned it.
+            folders: where code of one's own is looked for; the first match wins.
+            place: prefix of dotted keys in messages.
+
+        Raises:
+            ConfigError: the code is there, and cannot be what the config says.
+        """
+        return config
 
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
         """Problems with settings (dotted keys) that no set may have."""
@@ -448,6 +462,9 @@ def job_document(
             "path": config.path,
             "module": config.module,
             "config": config.config,
+            # Absent unless set, as in the identity.
+            **({"arguments": dict(config.arguments)} if config.arguments else {}),
+            **({"import_from": str(config.import_from)} if config.import_from else {}),
             "model": dict(config.model),
             "settings": dict(config.settings),
             "loader": config.loader.value,

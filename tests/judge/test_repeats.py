@@ -196,6 +196,23 @@ def test_a_repeat_that_starts_elsewhere_is_none():
         assert any("starts from other weights" in each for each in problems) is named, kind
 
 
+def test_weights_that_begin_at_zero_may_be_moved_by_an_ulp():
+    def zeros_and(offset):
+        return samples(
+            initial=lambda name, values: values * 0 + offset if name == "norm.weight" else values
+        )
+
+    control = replace(CONTROL, samples=zeros_and(0.0))
+    for kind, offset, named in (
+        ("ulp", 1.4e-45, False),
+        ("ulp", 1e-30, True),
+        ("permute", 1.4e-45, True),
+    ):
+        repeat = replace(run(kind), repeat=kind, samples=zeros_and(offset))
+        problems = calibrate(control, [repeat]).problems
+        assert any("starts from other weights" in each for each in problems) is named, kind
+
+
 def test_a_permuted_repeat_that_hardly_differs_makes_no_other_an_outlier():
     repeats = drawn(1e-4)
     repeats[3] = replace(drawn(1e-12)[3], samples=samples())

@@ -172,6 +172,8 @@ second."""
 SIGN_STEPS = 2
 """For how many steps that holds; later updates average over gradients."""
 
+SMALLEST_BFLOAT16 = 2.0**-133
+"""The distance of 0 from its neighbours in bfloat16; in float32 it is smaller."""
 SAME_WEIGHTS = 1e-9
 """A parameter before the first step, relative to its norm: the same seed checkpoint, so the same
 bits, which a sketch sums in float64. Half a spacing more where it is stored in a coarser type."""

@@ -32,6 +32,7 @@ from converge_harness.trainers.base import (
     RANK_MODULE,
     Features,
     Limitation,
+    SourceFile,
     Start,
     Trainer,
     job_document,
@@ -46,6 +47,7 @@ from converge_harness.trainers.torchtitan.table import (
     TitanTable,
     find_seed_checkpoint,
     pass_problems,
+    placed_train_config,
     start_problems,
     titan_train_config,
 )
@@ -78,6 +80,9 @@ class Torchtitan(Trainer):
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
         return titan_train_config(tables, path, place)
 
+    def placed(self, config: TrainConfig, folders: Sequence[Path], place: str) -> TrainConfig:
+        return placed_train_config(config, folders, place)
+
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
         return start_problems(overrides, where)
 
@@ -105,6 +110,11 @@ class Torchtitan(Trainer):
 
     def describe(self, spec: SetSpec) -> str:
         return ""
+
+    def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
+        config = spec.train_config
+        if config.code is not None and config.import_from is not None:
+            yield SourceFile(config.code, config.import_from, "train_config")
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.find_toolchain(name, root)

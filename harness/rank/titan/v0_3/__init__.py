@@ -4,6 +4,7 @@
 
     patches.py      torch APIs newer than 2.13 that it calls, and what it assumes of a GPU
     attention.py    FlexAttention with a dense mask, for the CPU
+    base_config.py  the config function that a job names, torchtitan's or one of the person's own
     config.py       a job as torchtitan's own Trainer.Config, and which keys the job declared
     shape.py        the model's shape and its Float8 layers
     loaders.py      which dataloader reads the corpus, by the job's word

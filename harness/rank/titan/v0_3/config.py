@@ -8,7 +8,6 @@ set on the dataclasses it returns, in this order (later wins): base config funct
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ from converge_harness.rank.titan.common.job_checks import (
     unknown_components,
     unknown_fixes,
 )
+from converge_harness.rank.titan.v0_3.attention import replace_transformers_attention
+from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
 from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
 from converge_harness.run_folder.job import Degrees, RankJob
@@ -49,7 +50,8 @@ class BuiltConfig:
 
 def build_config(job: RankJob) -> BuiltConfig:
     """Raises SettingError when torchtitan does not take what the job says."""
-    config = _base(job)
+    base = base_config(job)
+    config = base.trainer
     # This dialect repairs no upstream bug, so there is no fix that a job could leave out.
     _refuse(
         [
@@ -58,10 +60,11 @@ def build_config(job: RankJob) -> BuiltConfig:
             *loader_problems(job, LOADERS),
         ]
     )
-    config.model_spec = reshape_model(config.model_spec, job.train_config.model)
+    config.model_spec = reshape_model(config.model_spec, job.train_config.model, base.module)
     _tell_loss_the_vocabulary(config)
     if job.device == "cpu":
         use_dense_attention(config.model_spec.model)
+        replace_transformers_attention()
     _apply_all(config, flatten(job.train_config.settings))
     declared = _apply_all(config, [*_implied(job), *_techniques(job)])
     declared += _use_float8(config, job)
@@ -76,30 +79,6 @@ def build_config(job: RankJob) -> BuiltConfig:
     parts = [_CHECKPOINTING_TABLE if key == _CHECKPOINTING_KEY else key for key in declared]
     keys = tuple(key for key in flat if any(_belongs(key, part) for part in parts))
     return BuiltConfig(config, flat, keys)
-
-
-def _base(job: RankJob) -> Any:
-    """What the config function of ``[converge] module`` and ``config`` returns."""
-    from torchtitan.models import _supported_models
-
-    base = job.train_config
-    supported = tuple(sorted(_supported_models))
-    if base.module not in supported:
-        raise SettingError(
-            KeyProblem("converge.module", f"{base.module!r} is no model of torchtitan", supported)
-        )
-    registry = importlib.import_module(f"torchtitan.models.{base.module}.config_registry")
-    function = getattr(registry, base.config or "", None)
-    if not callable(function):
-        valid = tuple(
-            name
-            for name, value in vars(registry).items()
-            if getattr(value, "__module__", None) == registry.__name__ and name[0] != "_"
-        )
-        raise SettingError(
-            KeyProblem("converge.config", f"{base.config!r} is no config of {base.module}", valid)
-        )
-    return function()
 
 
 def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
@@ -216,8 +195,9 @@ def _tell_loss_the_vocabulary(config: Any) -> None:
     loss = config.loss
     if isinstance(loss, ChunkedLossWrapper.Config):
         loss = loss.loss_fn
-    if hasattr(loss, "global_vocab_size"):
-        loss.global_vocab_size = config.model_spec.model.vocab_size
+    vocab_size = getattr(config.model_spec.model, "vocab_size", None)
+    if hasattr(loss, "global_vocab_size") and vocab_size is not None:
+        loss.global_vocab_size = vocab_size
 
 
 def _validate(config: Any) -> None:

@@ -59,7 +59,7 @@ def run(job: RankJob) -> None:
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
-            leave_imported(job.run_folder, rank=0)
+            leave_imported(job.run_folder, rank=0)  # initial weights are of the model's code, too
             logger.info("Created seed checkpoint")
         else:
             _train(trainer, job, config, fusion)
