@@ -21,7 +21,7 @@ import torchtitan
 from torchtitan.trainer import Trainer
 
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.run_folder.job import BaseConfig
+from converge_harness.run_folder.job import BaseConfig, RankJob
 
 _MODULE, _CONFIG, _ARGUMENTS = "converge.module", "converge.config", "converge.arguments"
 _SHORT = ("torchtitan.models", "torchtitan.experiments", "torchtitan.experiments.rl.examples")
