@@ -154,7 +154,6 @@ def compare(
         {verdict.name: verdict.judgement for verdict in judged.verdicts}
         for _, judged in (before, after)
     ]
-    wrong = _WrongCode(base)
     sets = []
     for job in plan.jobs:
         if job.role not in COMPARED or job.golden is not None:
@@ -166,7 +165,7 @@ def compare(
             sets.append(replace(row, sentence=lacks))
             continue
         earlier = jobs[job.name]
-        why = wrong.of(base.plan, records, earlier) or next(
+        why = _of_other_code(base, records, earlier) or next(
             (
                 f"{when}: {each.error.text if each.error else each.problems[0]}"
                 if each.error or each.problems
@@ -217,32 +216,30 @@ def kept(folder: Path) -> Against | None:
 _STORED = TypeAdapter(Against)
 
 
-class _WrongCode:
-    """Whether runs of the base imported the base's code."""
+def of_other_code(fork: Fork, folder: Path, record: RunRecord) -> str:
+    """A clause on what a run of the base imported that is not the base's; empty if nothing.
 
-    def __init__(self, base: BaseRevision) -> None:
-        self._base = base
-        self._files = files_of(base.fork.checkout)
+    ``folder`` is where the revision is checked out.
+    """
+    known = files_of(fork.checkout)
+    for path, digest in record.sources.items():
+        if not Path(path).is_relative_to(fork.checkout):
+            continue
+        name = Path(path).relative_to(fork.checkout).as_posix()
+        if name in known and digest != _digest(folder / name):
+            return (
+                f"its ranks imported {path}, which is not as it was at {fork.title}, so the run of "
+                "the base is not of the base's code"
+            )
+    return ""
 
-    def of(self, plan: Plan, records: Mapping[str, RunRecord], job: Job) -> str:
-        """A sentence on what a run, or what it starts from, imported instead; empty if nothing."""
-        seeds = {each.identity: each.name for each in plan.jobs if each.role is Role.SEED}
-        names = [job.name, *filter(None, [seeds.get(job.needs or "")])]
-        return next(filter(None, (self._of_record(records[name]) for name in names)), "")
 
-    def _of_record(self, record: RunRecord) -> str:
-        fork = self._base.fork
-        for path, digest in record.sources.items():
-            if not Path(path).is_relative_to(fork.checkout):
-                continue
-            name = Path(path).relative_to(fork.checkout).as_posix()
-            there = self._base.folder / name
-            if name in self._files and digest != _digest(there):
-                return (
-                    f"its ranks imported {path}, which is not as it was at {fork.title}: the run "
-                    "of the base is not of the base's code"
-                )
-        return ""
+def _of_other_code(base: BaseRevision, records: Mapping[str, RunRecord], job: Job) -> str:
+    """The same of a job, and of the one that made its initial weights."""
+    seeds = {each.identity: each.name for each in base.plan.jobs if each.role is Role.SEED}
+    names = [job.name, *filter(None, [seeds.get(job.needs or "")])]
+    found = (of_other_code(base.fork, base.folder, records[name]) for name in names)
+    return next(filter(None, found), "")
 
 
 def _digest(path: Path) -> str | None:
@@ -325,10 +322,8 @@ def _code(spec: SetSpec) -> Iterator[tuple[str, Any]]:
 def _config(spec: SetSpec, change: Callable[[Path], Path]) -> TrainConfig:
     """A set's train config with the places of its code changed; texts in it are settings."""
     config = spec.train_config
-    paths = {each.name: getattr(config, each.name) for each in fields(config)}
-    changed: dict[str, Any] = {
-        name: change(each) for name, each in paths.items() if isinstance(each, Path)
-    }
+    parts = ((each.name, getattr(config, each.name)) for each in fields(config))
+    changed: dict[str, Any] = {name: change(part) for name, part in parts if isinstance(part, Path)}
     return replace(config, **changed)
 
 
