@@ -801,7 +801,7 @@ def test_a_restart_that_loads_nothing_is_the_cause_of_other_weights():
     assert verdict.cause_class is CauseClass.STATE
     assert verdict.cause.startswith(
         "state is lost at the resume: while no checkpoint of the run was whole, pass 2 started "
-        "from something else than a checkpoint of the run or the job's seed checkpoint, and so not "
+        "from neither a checkpoint of the run nor the job's seed checkpoint, and so not "
         "with the control's weights: "
     ), verdict.cause
     assert "differ before the first step (worst " in verdict.cause
