@@ -34,6 +34,7 @@ ALLOWED = {
     "history": {"run_folder", "model", "errors", "store", "report"},
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
+    "pytest_plugin": {"errors", "experiment"},
     "matrix": {
         *("model", "errors", "experiment", "toolchains", "surroundings", "plan", "guide", "corpus"),
         *(
