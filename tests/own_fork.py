@@ -73,6 +73,10 @@ def install_editable(packages, fork, version="0.0.1.dev0"):
     (metadata / "direct_url.json").write_text(
         f'{{"dir_info": {{"editable": true}}, "url": "file://{fork}"}}'
     )
+    left = fork / "torchtitan.egg-info"
+    left.mkdir()
+    (left / "PKG-INFO").write_text((metadata / "METADATA").read_text())
+    (left / "SOURCES.txt").write_text("pyproject.toml\ntorchtitan/__init__.py\n")
     (metadata / "RECORD").write_text(
         f"__editable__.torchtitan-{version}.pth,,\ntorchtitan-{version}.dist-info/METADATA,,\n"
         f"torchtitan-{version}.dist-info/RECORD,,\n"

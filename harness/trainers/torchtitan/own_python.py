@@ -106,9 +106,12 @@ def _package(python: Path, answer: PythonAnswer, *, chosen: bool) -> Path:
 
 
 def _is_identified(package: Path) -> bool:
-    """Whether the version identifies the source: installed from an index or a commit."""
-    file = f"{package.name}/__init__.py"
+    """Whether the version identifies the source: installed from an index or a commit.
+
+    Only an installer writes ``RECORD``: an editable install leaves an ``egg-info`` in the checkout.
+    """
+    line = f"{package.name}/__init__.py,"
     return any(
-        file in {str(each) for each in distribution.files or ()} and not is_local(distribution)
+        line in (distribution.read_text("RECORD") or "") and not is_local(distribution)
         for distribution in distributions(name=TORCHTITAN, path=[str(package.parent)])
     )
