@@ -3,18 +3,18 @@
 ::
 
     main.py        arguments to a command, errors to an exit code
-    parser.py      the list of commands, and the parser that is made of them
-    commands/      a file for every command: its arguments and its run
+    parser.py      the list of commands, and the parser built from them
+    commands/      one file per command: its arguments and its run
     options.py     options that several commands take, and what their values mean
     exit_codes.py  verdicts to an exit code
-    console.py     consoles, and how a line is said
-    progress.py    what a person sees while jobs run
-    verdicts.py    … and when they are judged
+    console.py     consoles, and printing a line to them
+    progress.py    what a user sees while jobs run
+    verdicts.py    … and once they are judged
     plan_table.py, dry_run.py, cover.py    what `converge plan` shows, and with --dry-run, --cover
-    scheduled.py   what the commands for a scheduler's jobs share
+    scheduled.py   what the commands for Slurm jobs share
     leaving.py     Ctrl-C while modules are imported
 
-What they do is done in ``converge_harness.matrix``.
+The work itself is done by ``converge_harness.matrix``.
 """
 
 from converge_harness.cli.leaving import leaving_when_interrupted

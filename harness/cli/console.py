@@ -1,8 +1,11 @@
-"""Consoles that show what would steer a terminal, or be unseen there, instead of handing it on.
+"""Consoles that escape control and invisible characters instead of printing them.
 
-Notes, keys, config values and the words of a failed rank come from files of others: an escape
-sequence in them could rewrite what stands above, a bidirectional override what a line says, and
-with a space of no width two names look alike.
+Notes,
+keys, config values and the error messages of ranks come from other people's files: an
+escape
+sequence in them could overwrite the lines above, a bidirectional override could reorder a
+line,
+and a zero-width space makes two names look alike.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ from rich.text import Text
 
 LAYOUT = frozenset("\n\t")
 WIDE = 120
-"""Characters from which the whole verdict table is readable; also the width of CI logs."""
+"""Columns that the whole verdict table needs; also the width used for CI logs."""
 
 
 def shown(text: str) -> str:
-    r"""A text with each letter that cannot be printed as Python writes it: ``\x1b``, ``\u202e``."""
+    r"""A text with unprintable characters escaped, as ``\x1b`` and ``\u202e``."""
     if text.isprintable():
         return text
     return "".join(
@@ -31,7 +34,7 @@ def shown(text: str) -> str:
 
 
 class PlainConsole(Console):
-    """rich's console: its own colours and bars reach the terminal, those of texts do not."""
+    """rich's console, which escapes what is in texts but not its own colours and bars."""
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(
@@ -47,10 +50,10 @@ def make_console() -> Console:
 
 
 def error_console() -> Console:
-    """For what does not belong to the answer: it goes to standard error."""
+    """A console on standard error, for what is not part of the output."""
     return PlainConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def say(console: Console, text: str | Text, style: str = "") -> None:
-    """Print a text as it is: what users name may look like markup, and a terminal wraps lines."""
+    """Print a text as it is: no markup (user's names may look like it), and no wrapping by rich."""
     console.print(text, style=style, markup=False, soft_wrap=True)

@@ -49,7 +49,7 @@ def cover(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _beside(base: guide.Base, common: Mapping[str, Setting]) -> Iterator[str]:
-    """What the file into which the entries are pasted must have."""
+    """What the experiment file that takes the entries must have."""
     yield f"# For a file whose control is {base.control.spec.parallelism}"
     if common:
         settings = ", ".join(f'"{key}" = {json.dumps(value)}' for key, value in common.items())
@@ -57,22 +57,24 @@ def _beside(base: guide.Base, common: Mapping[str, Setting]) -> Iterator[str]:
 
 
 def _require_sense(arguments: argparse.Namespace) -> None:
-    """Refuse options that say two things, or nothing."""
+    """Refuse contradicting options, and missing ones."""
     problems = []
     if (arguments.experiment is None) == (not arguments.technique):
         problems.append(
-            Problem("--cover", "needs either an EXPERIMENT or --technique", "as tp=2,cp=2,float8")
+            Problem(
+                "--cover", "needs either an EXPERIMENT or --technique", "such as tp=2,cp=2,float8"
+            )
         )
     if arguments.gpus is None:
         problems.append(Problem("--cover", "needs --gpus N", "the ranks of the largest job"))
     if arguments.experiment is not None:
         problems += [
-            Problem(f"--{option}", "goes with --technique: an EXPERIMENT says it itself")
+            Problem(f"--{option}", "needs --technique: an EXPERIMENT sets it itself")
             for option in ("dp", "base")
             if getattr(arguments, option) is not None
         ]
     if arguments.json and arguments.toml:
-        problems.append(Problem("--toml", "is not printed together with --json"))
+        problems.append(Problem("--toml", "cannot be combined with --json"))
     if problems:
         raise ConfigError(problems)
 
@@ -83,8 +85,8 @@ def _require_sense(arguments: argparse.Namespace) -> None:
 def _print(console: Console, made: Proposal, gpus: int) -> None:
     base, found = made.base, made.found
     added = [each for each in made.factors if each not in made.named]
-    words = ", ".join(map(str, ordered(found.factors)))
-    say(console, f"{len(found.factors)} techniques on dp {base.dp}: {words}")
+    names = ", ".join(map(str, ordered(found.factors)))
+    say(console, f"{len(found.factors)} techniques on dp {base.dp}: {names}")
     if added:
         say(console, f"added, because others need them: {', '.join(map(str, added))}")
     if not base.sizes_known:
@@ -113,7 +115,7 @@ def _techniques(spec: SetSpec) -> str:
 
 
 def _first(job: ProposedJob) -> str:
-    """``all 15 pairs``, or which, where a job before has covered some."""
+    """``all 15 pairs``, or the pairs that no earlier job has covered."""
     pairs = sum(each.other is not None for each in job.first)
     if 0 < pairs == math.comb(len(job.factors), 2):
         return "the pair" if pairs == 1 else f"all {pairs} pairs of them"
@@ -139,8 +141,8 @@ def _summary(found: guide.Cover, gpus: int) -> Iterator[str]:
         f"combinations that fit, {found.combinations:,}, {found.combinations - jobs:,} more."
     )
     yield (
-        "It rests on the guide's assumption that a combination of higher dimension implies its "
-        "subsets. When a job fails, the sets of `converge init` find the culprit."
+        "This relies on the guide's assumption that a combination of higher dimension implies its "
+        "subsets. When a job fails, the sets of `converge init` locate the cause."
     )
 
 

@@ -1,4 +1,4 @@
-"""``converge plan --dry-run``: whether jobs build, what memory they take, what they cost."""
+"""``converge plan --dry-run``: whether jobs can be built, their memory and their cost."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from converge_harness.model import Plan, Role
 _UNITS = {2**20: "MiB", 2**30: "GiB"}
 _MEMORY = ("parameters", "gradients", "optimizer_states", "activations")
 NOT_COVERED = (
-    "Per rank, of the pipeline rank with the most. Parameters, gradients and optimizer states are "
-    "exact; activations (with gathered parameters and other buffers, as far as they are alive at "
-    "the peak) were counted on fake tensors. Not in it: the CUDA context, NCCL's and cuBLAS's "
+    "Per rank, for the pipeline rank that needs most. Parameters, gradients and optimizer states "
+    "are exact; activations (with gathered parameters and other buffers alive at the peak) were "
+    "counted on fake tensors. Not included: the CUDA context, NCCL's and cuBLAS's "
     "buffers, fragmentation, scratch memory inside kernels; compiled blocks usually need less."
 )
 
 
 def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
-    """Build every job and say what came of it.
+    """Build every job and print the result.
 
     Raises ConfigError with all problems of all sets.
     """
@@ -37,7 +37,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
     errors = error_console()
     total, done = len(parts_of(plan.jobs)), 0
 
-    def tell(answer: DryRunResult) -> None:
+    def show_progress(answer: DryRunResult) -> None:
         nonlocal done
         done += 1
         took = answer.found.get("seconds", 0.0)
@@ -48,7 +48,7 @@ def show_dry_run(arguments: argparse.Namespace) -> ExitCode:
         device=arguments.device,
         throughput=arguments.throughput,
         gpu_memory=arguments.gpu_memory,
-        on_answer=tell,
+        on_answer=show_progress,
     )
     if arguments.json:
         print(json.dumps(made.document, indent=2))
@@ -68,7 +68,7 @@ def _print(console: Console, made: DryRun) -> None:
     for line in (*_too_large(rows, made.gpu_memory), *_estimates(rows)):
         say(console, line)
     for sentence in _stand_ins(rows):
-        say(console, f"stands in: {sentence}")
+        say(console, f"replaced: {sentence}")
     for job in plan.jobs:
         if job.spec.inject and job.role not in BUILT_AS_ANOTHER:
             console.print(f"{job.name}: its inject function is not called", markup=False)
@@ -84,7 +84,7 @@ def _print(console: Console, made: DryRun) -> None:
     if repeats:
         console.print(f"built as their controls: {', '.join(repeats)}", markup=False)
     if others := [job.name for job in plan.jobs if job.role is Role.OTHER_SEED]:
-        console.print(f"built as with the first seed: {', '.join(others)}", markup=False)
+        console.print(f"built as for the first seed: {', '.join(others)}", markup=False)
     say(console, _cost(plan, made.throughput))
     console.print(f"device: {made.device}; the dry run took {made.wall_s:.0f} s", markup=False)
 
@@ -110,7 +110,7 @@ def _table(made: DryRun) -> Table:
 
 
 def _unit(rows: Iterable[DryRunRow]) -> int:
-    """In bytes: a debug model would be all zeros in GiB."""
+    """Bytes per unit: in GiB, a debug model's numbers would all be zero."""
     largest = max(row.largest.peak_bytes for row in rows)
     return max((unit for unit in _UNITS if unit <= largest), default=min(_UNITS))
 
@@ -138,7 +138,7 @@ def _cells(
 
 
 def _too_large(rows: Iterable[DryRunRow], gpu_memory: float | None) -> Iterable[str]:
-    """Sets whose peak alone is more than a GPU has."""
+    """Sets whose peak exceeds a GPU's memory."""
     for row in rows:
         needed = row.largest.peak_bytes / 1e9
         if gpu_memory and needed > gpu_memory:
@@ -160,7 +160,7 @@ def _stand_ins(rows: Iterable[DryRunRow]) -> Iterable[str]:
 def _cost(plan: Plan, throughput: float | None) -> str:
     if not throughput:
         return (
-            "cost: to be told GPU-hours, state tokens per second and GPU: --throughput TOKENS, or "
+            "cost: for GPU-hours, state tokens per second and GPU: --throughput TOKENS, or "
             "tokens_per_gpu_second under [trainer]"
         )
     total = sum(gpu_hours(job, throughput) for job in plan.jobs)

@@ -1,4 +1,4 @@
-"""Verdicts to one exit code: the whole interface of a CI gate, and the help on it."""
+"""Verdicts to one exit code, which is all that a CI gate needs, and the help text on it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 EXIT_CODES = """\
 exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was
-launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR, or cut off once jobs ran (a full
-disk); 130 interrupted."""
+launched; 3 no FAIL, but something INVALID, INCONCLUSIVE or ERROR, or an error after jobs were
+launched (a full disk); 130 interrupted."""
 
 
 class ExitCode(IntEnum):
-    """What the process ends with; part of the public interface."""
+    """The process's exit code; part of the public interface."""
 
     PASS = 0
-    """Every gated verdict is PASS."""
+    """Every test set is PASS."""
     FAIL = 1
     """At least one FAIL."""
     USAGE = 2
     """Usage or configuration error; nothing was launched."""
     UNDECIDED = 3
-    """No FAIL, but something INVALID, INCONCLUSIVE or ERROR, or no verdict at all: the disk filled
-    up while jobs ran, say."""
+    """No FAIL, but something INVALID, INCONCLUSIVE or ERROR, or no verdict at all, for example
+    because the disk filled up while jobs ran."""
     INTERRUPTED = 130
 
 
 def exit_code(verdicts: Iterable[Verdict], against: Against | None = None) -> ExitCode:
     """FAIL beats undecided beats PASS; no verdict at all is undecided, never PASS.
 
-    ``against`` is what was asked of a change, which alone decides then.
+    With ``against``, the comparison with the earlier revision alone decides.
     """
     if against is not None:
         return ExitCode.PASS if against.is_same else ExitCode.FAIL

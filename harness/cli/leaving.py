@@ -1,12 +1,14 @@
-"""Ctrl-C while modules are imported: there is nothing to end, and a traceback says nothing.
+"""Ctrl-C while modules are imported: end at once, without a useless traceback.
 
-This module comes first, so it imports nothing itself but what every Python has loaded by then:
-``signal``, ``contextlib`` and ``threading`` take longer than all of it.
+This module is
+imported first, so it imports only what every Python has already loaded: importing
+``signal``,
+``contextlib`` or ``threading`` would take longer than the whole module.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # of C, which typeshed does not know
+import _signal  # type: ignore[import-not-found]  # a C module that typeshed does not know
 import os
 
 INTERRUPTED = 130
@@ -15,8 +17,8 @@ INTERRUPTED = 130
 class leaving_when_interrupted:  # noqa: N801 (as functions of contextlib)
     """End the process at once, with 130, when SIGINT or SIGTERM comes during the block.
 
-    Not by an exception: what imports a module may take one for a module that is not there.
-    Elsewhere than in the main thread, and where somebody ignores the signals, nothing changes.
+    Not by an exception: code that imports a module may take it for a missing module. Outside of the
+    main thread, and where the signals are ignored, nothing changes.
     """
 
     def __enter__(self) -> None:

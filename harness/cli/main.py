@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments = build_parser().parse_args(argv)
-    # Here, and not above: `converge --help` ends in the line before, and should not pay for rich.
+    # Imported here: `converge --help` ends in the line before, and should not pay for rich.
     with leaving_when_interrupted():
         from converge_harness.cli.console import error_console
     errors = error_console()
@@ -45,20 +45,20 @@ def _run(argv: Sequence[str] | None) -> int:
             errors.print(f"  {problem}", markup=False)
         return _cut_off(errors) if launched else ExitCode.USAGE
     except (KeyboardInterrupt, Interrupted):
-        errors.print("interrupted; finished runs are kept: the same command goes on from here")
+        errors.print("interrupted; finished runs are kept: the same command continues from here")
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # `converge plan … | head` closed our output: nothing is wrong, and nobody reads a message.
+        # `converge plan … | head` closed our output: no error, and nobody would read a message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.PASS
     except (ConvergeError, OSError) as error:
-        # What the file system says is no bug of ours: a name too long, a folder that is a file.
+        # Errors of the file system are no bug of ours: a name too long, a folder that is a file.
         errors.print("error: ", style="bold red", end="")
         errors.print(str(error), markup=False)
         return _cut_off(errors) if _launched(arguments) else ExitCode.USAGE
     except Exception:  # noqa: BLE001 - a gate must not read our bug as a FAIL of the training
         errors.print_exception()
-        errors.print("this is a bug in converge, no verdict; please report it", style="bold red")
+        errors.print("this is a bug in converge, not a verdict; please report it", style="bold red")
         return ExitCode.UNDECIDED
 
 
@@ -68,8 +68,8 @@ def _launched(arguments: argparse.Namespace) -> bool:
 
 
 def _cut_off(errors: Console) -> ExitCode:
-    """Of an error, such as a full disk, that came when jobs had been launched."""
-    errors.print("no verdict; finished runs are kept: the same command goes on from here")
+    """Report an error, such as a full disk, that came after jobs had been launched."""
+    errors.print("no verdict; finished runs are kept: the same command continues from here")
     return ExitCode.UNDECIDED
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands take, and what their values mean. Importing it is cheap."""
+"""Options that several commands share, and what their values mean. Cheap to import."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HISTORY_VARIABLE = "CONVERGE_HISTORY"
 def add_experiment(
     parser: argparse.ArgumentParser, only: str = ONLY_SETS, *, may_miss: bool = False
 ) -> None:
-    """An experiment, what of it (``--only``, with that help), and the store."""
+    """Add EXPERIMENT, ``--only`` (with the given help) and the store."""
     parser.add_argument(
         "experiment",
         type=Path,
@@ -62,7 +62,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=Path,
         metavar="DIR",
-        help="where runs are kept and found again (default: $CONVERGE_STORE or .converge)",
+        help="where runs are stored and reused from (default: $CONVERGE_STORE or .converge)",
     )
 
 
@@ -72,8 +72,8 @@ def add_reports(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="where the reports go (default: reports/NAME of the experiment, and of a part of it "
-        "reports/NAME/only/SETS: a part does not overwrite the whole)",
+        help="where the reports go (default: reports/NAME of the experiment, and with --only "
+        "reports/NAME/only/SETS, so that a part does not overwrite the whole)",
     )
 
 
@@ -83,7 +83,7 @@ def add_slots(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=positive,
         metavar="N",
-        help="how many ranks may run side by side on the CPU; a set with more is refused",
+        help="how many ranks may run at a time on the CPU; a set with more is refused",
     )
 
 
@@ -93,14 +93,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         type=_launcher,
         metavar="{local,slurm}",
-        help="who starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
+        help="what starts the jobs: torchrun on this machine, or Slurm (default: the experiment's "
         "`launcher`)",
     )
     parser.add_argument(
         "--cluster",
         type=Path,
         metavar="FILE",
-        help="your own cluster file, with keys that the experiment's [cluster] lacks (default: "
+        help="your own cluster file, for keys that the experiment's [cluster] lacks (default: "
         "$CONVERGE_CLUSTER, else ~/.config/converge/cluster.toml)",
     )
 
@@ -112,7 +112,7 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="judge by this file of `converge calibrate --out` instead of repeating the controls; "
-        "`converge run` refuses one that was learnt from anything else than these very controls",
+        "`converge run` refuses one that was learnt from other controls",
     )
 
 
@@ -126,7 +126,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cold",
         action="store_true",
-        help="start every rank from scratch instead of forking one that has its imports done",
+        help="start every rank in a new Python instead of forking one that has imported torch",
     )
 
 
@@ -150,9 +150,9 @@ def add_technique(
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on, for argparse."""
+    """A positive whole number, for argparse."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
 
 
@@ -167,7 +167,7 @@ def _launcher(text: str) -> Launcher:
 
 
 def names(only: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Values of an option that may be given again, each time with several."""
+    """All values of an option that may be repeated, with several values each time."""
     return tuple(chain.from_iterable(only))
 
 
@@ -176,7 +176,7 @@ def plan_of(
 ) -> Plan:
     """The plan of a command that takes an experiment; ``whole``: without ``--only``.
 
-    Raises ConfigError with everything that is wrong with it.
+    Raises ConfigError with all its problems.
     """
     with leaving_when_interrupted():
         from converge_harness.matrix.load import load_plan
@@ -187,7 +187,7 @@ def plan_of(
         arguments.experiment,
         () if whole else names(arguments.only),
         on_gpu=bool(gpu_models()),
-        slots=getattr(arguments, "slots", None),  # how wide a scheduler runs, its own options say
+        slots=getattr(arguments, "slots", None),  # a scheduler has its own limits
         calibration=arguments.calibration,
         launcher=arguments.launcher,
         cluster=arguments.cluster,
@@ -211,9 +211,9 @@ def history_of(arguments: argparse.Namespace) -> History:
 
 
 def report_folder(arguments: argparse.Namespace, experiment: Experiment) -> Path:
-    """Where the reports of a matrix, or of a part of it, go: ``--out``, or a folder of its own.
+    """Where the reports of a matrix, or of a part of it, go: ``--out``, or a default folder.
 
-    A part never takes the place of the whole.
+    A part of a matrix never overwrites the whole one's.
     """
     from converge_harness.store import folder_name
 

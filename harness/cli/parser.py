@@ -22,20 +22,20 @@ COMMANDS = (
 
 
 class CommandModule(Protocol):
-    """What a module in ``commands/`` holds. Its imports are light: all of them make the parser."""
+    """What a module in ``commands/`` has. Its imports are light: the parser imports all of them."""
 
     HELP: str
-    """A line for the list of commands."""
+    """Its line in the list of commands."""
     DESCRIPTION: str
     EPILOG: str
     UNDONE: str
-    """``, nothing was launched``: what it did not do because of problems; else empty."""
+    """What it left undone because of problems, as ``, nothing was launched``; may be empty."""
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add what it takes."""
+        """Add its arguments."""
 
     def run(self, arguments: argparse.Namespace) -> ExitCode:
-        """Do it. What it needs for that is imported here, under ``leaving_when_interrupted``."""
+        """Run it. Heavy imports belong here, under ``leaving_when_interrupted``."""
 
 
 def command(name: str) -> CommandModule:

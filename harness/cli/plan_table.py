@@ -1,4 +1,4 @@
-"""A plan for people: a table of its sets, and what each is, costs and is there for."""
+"""A plan as text: a table of its sets, and what each is, costs and is for."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from converge_harness.toolchains.find import build_hint
 from converge_harness.trainers import trainer_of
 
 MANY = 200
-"""More sets than this are printed as plain text: nobody looks at their colours."""
+"""More sets than this are printed as plain text, which is much faster."""
 TEXTS = ("set", "degrees")
-"""Titles of the columns that are flush left."""
+"""Titles of the left-aligned columns."""
 
 
 class Say(Protocol):
-    """Prints a line, in a style where there are styles."""
+    """Prints a line, in a style if the console has styles."""
 
     def __call__(self, text: str | Text, style: str = "") -> None: ...
 
@@ -42,30 +42,30 @@ class Say(Protocol):
 def print_plan(
     console: Console, made: Plan, described: Sequence[PlanRow], commands: Mapping[str, str]
 ) -> None:
-    """A table of all sets, and what each is and is there for.
+    """Print a table of all sets, and what each is and is for.
 
     Args:
-        console: where it is printed.
+        console: prints it.
         made: the plan.
         described: its sets, as rows.
-        commands: by the name of a set, how its ranks are started, or its job is submitted.
+        commands: by the name of a set, the command that starts its ranks or submits its job.
     """
-    tell = _say_plainly(console) if len(described) > MANY else partial(say, console)
+    put = _say_plainly(console) if len(described) > MANY else partial(say, console)
     if len(described) > MANY:
         for line in _plain_table(made, described):
-            tell(line)
+            put(line)
     else:
         console.print(_plan_table(made, described))
     where = _where(made)
     for row in described:
         for text, style in _set_lines(row, commands[row.name], where):
-            tell(text, style)
+            put(text, style)
 
 
 def print_besides(console: Console, made: Plan) -> None:
-    """What the sets need that are not in the table; raises ConfigError for what is not there."""
+    """Print what the sets need besides; raises ConfigError for a missing calibration."""
     besides = [job.name for job in made.jobs if job.role in (Role.SEED, Role.REPEAT)]
-    say(console, f"\nbesides, for initial weights and tolerances: {', '.join(besides)}")
+    say(console, f"\nalso run, for initial weights and tolerances: {', '.join(besides)}")
     if others := [job.name for job in made.jobs if job.role is Role.OTHER_SEED]:
         say(console, f"by other seeds: {', '.join(others)}")
     for line in _low_precision(made):
@@ -80,9 +80,9 @@ def print_besides(console: Console, made: Plan) -> None:
         if not made.experiment.calibration.is_file():
             again = f"make it with: converge calibrate {made.experiment.path}"
             raise ConfigError(
-                Problem(f"calibration {made.experiment.calibration}", f"is not there; {again}")
+                Problem(f"calibration {made.experiment.calibration}", f"does not exist; {again}")
             )
-        say(console, f"tolerances learnt before: {made.experiment.calibration}")
+        say(console, f"tolerances from the calibration {made.experiment.calibration}")
     say(console, f"per-tensor evidence: {_sampled(made)}")
     for job in {job.toolchain.name: job for job in made.jobs}.values():
         each, trainer = job.toolchain, trainer_of(job.spec)
@@ -92,16 +92,16 @@ def print_besides(console: Console, made: Plan) -> None:
         if not each.python.exists():
             say(
                 console,
-                f"toolchain {each.name} is not there yet; {build_hint(each.name)}",
+                f"toolchain {each.name} is not built yet; {build_hint(each.name)}",
                 "yellow",
             )
 
 
 def _low_precision(made: Plan) -> Iterator[str]:
-    """Which short runs say what of low precision is rounding, and how many frozen steps that is."""
+    """The short runs that measure rounding in low precision, and their frozen steps."""
     for role, what in (
         (Role.REFERENCE, "references in float32"),
-        (Role.MATCHED, "controls in the precision of test sets"),
+        (Role.MATCHED, "matched controls, in the precision of test sets"),
     ):
         if jobs := [job.name for job in made.jobs if job.role is role]:
             yield f"{what}, of one step: {', '.join(jobs)}"
@@ -114,22 +114,22 @@ def _low_precision(made: Plan) -> Iterator[str]:
 
 
 def _sampled(made: Plan) -> str:
-    """The sampled steps, those of the longest job."""
+    """The sampled steps of the longest job."""
     steps = max((job.sample_steps for job in made.jobs), key=len)
     if steps:
         return f"at steps {', '.join(map(str, steps))}"
     if not all(job.spec.trainer.can.probed for job in made.jobs):
-        return "none, and no other (trainer.probe is false): the loss of a curve alone is judged"
+        return "none (trainer.probe is false): only the loss curve is judged"
     return "none (probe.cadence is off)"
 
 
 def _say_plainly(console: Console) -> Say:
-    """Without rich, which needs several seconds for thousands of sets."""
+    """Print without rich, which takes several seconds for thousands of sets."""
 
-    def tell(text: str | Text, style: str = "") -> None:  # noqa: ARG001 - plain text has none
+    def put(text: str | Text, style: str = "") -> None:  # noqa: ARG001 - plain text has none
         print(text, file=console.file)
 
-    return tell
+    return put
 
 
 def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
@@ -137,7 +137,7 @@ def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
     for title in TEXTS:
         table.add_column(title, overflow="fold")
     for title in _numbers(made):
-        # Of a run in segments, each has its own way to the same batch.
+        # The segments of a run make up the same global batch in different ways.
         table.add_column(title, justify="right", no_wrap=title != "batch", overflow="fold")
     for row in described:
         table.add_row(*map(escape, _cells(made, row)))
@@ -145,7 +145,7 @@ def _plan_table(made: Plan, described: Sequence[PlanRow]) -> Table:
 
 
 def _plain_table(made: Plan, described: Sequence[PlanRow]) -> Iterator[str]:
-    """The same as lines of text, none of them wrapped."""
+    """The same table as plain lines, not wrapped."""
     rows = [(*TEXTS, *_numbers(made)), *(_cells(made, row) for row in described)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     yield str(made.experiment.path)
@@ -158,7 +158,7 @@ def _plain_table(made: Plan, described: Sequence[PlanRow]) -> Iterator[str]:
 
 
 def _numbers(made: Plan) -> tuple[str, ...]:
-    """Titles of the columns that are flush right."""
+    """Titles of the right-aligned columns."""
     nodes = ("nodes",) if made.experiment.cluster else ()
     return ("ranks", *nodes, "steps", "batch", "tokens/step")
 
@@ -185,7 +185,7 @@ def _nodes(ranks: int, per_node: int) -> str:
 def _batch(row: PlanRow) -> str:
     """Global batch as dp ranks x local batch (x accumulation): ``32 = 8x4``.
 
-    Of a run in segments those of each: ``8 = 2x4, 1x4x2``.
+    For a run in segments, one product per segment: ``8 = 2x4, 1x4x2``.
     """
     parts = [(each.parallelism.dp, each.local_batch_size) for each in row.segments]
     made = (
@@ -201,7 +201,7 @@ def _product(samples: int, dp: int, local: int) -> str:
 
 
 def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | Text, str]]:
-    """What a set is, line by line, each with its style."""
+    """The lines on a set, each with its style."""
     yield "", ""
     yield Text.assemble((row.name, "bold"), "  ", row.serves), ""
     backend = f" by {row.spmd_backend}" if row.spmd_backend else ""
@@ -209,7 +209,7 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
     yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
     for line in _kind_lines(row):
         yield f"  {line}", ""
-    # `converge init` has notes begin with the rule, which stands above.
+    # `converge init` begins notes with the rule, which was printed above.
     if note := row.note.removeprefix(row.serves).lstrip(". "):
         yield f"  {note}", ""
     for rule in row.waives:
@@ -218,10 +218,10 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
 
 
 def _where(made: Plan) -> str:
-    """What a rank runs on."""
+    """The device that a rank runs on."""
     cluster = made.experiment.cluster
     if cluster is None:
-        return "one GPU each, where there are GPUs"
+        return "one GPU each, if there are GPUs"
     return "one GPU each" if cluster.device == "cuda" else "on CPUs"
 
 
@@ -230,7 +230,7 @@ def _ranks(count: int) -> str:
 
 
 def _kind_lines(row: PlanRow) -> Iterator[str]:
-    """Segments of an elastic set, the script of a fault set, checkpoints for requeues."""
+    """Lines on an elastic set's segments, a fault set's faults, and checkpoints for requeues."""
     first = 1
     for segment in row.segments:
         degrees, schedule = segment.parallelism, segment.pipeline_schedule
@@ -243,7 +243,7 @@ def _kind_lines(row: PlanRow) -> Iterator[str]:
         first = segment.until + 1
     recovery = row.recovery
     if recovery is not None and recovery.restarts is RestartOwner.CLUSTER:
-        yield f"a checkpoint every {recovery.checkpoint_every} steps, to go on from when requeued"
+        yield f"a checkpoint every {recovery.checkpoint_every} steps, to resume from when requeued"
     elif recovery is not None:
         yield f"faults: {'; '.join(map(_fault, recovery.faults))}"
         fewest, most = recovery.nodes

@@ -1,4 +1,4 @@
-"""What a person sees while jobs run: live bars on a terminal, plain lines elsewhere."""
+"""What a user sees while jobs run: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ STYLES = {RunStatus.FINISHED: "green", RunStatus.SKIPPED: "yellow"}
 
 
 def run_shown(plan: Plan, store: Store, arguments: argparse.Namespace, console: Console) -> Ran:
-    """Bring every job of a plan to a record, with what a person sees meanwhile.
+    """Run every job of a plan, showing the progress.
 
-    ``arguments`` are those of a command that runs: ``fresh`` and ``cold``. Once a job is launched
-    they say so (``noticing_launches``).
+    ``arguments`` are those of a command
+    that runs jobs: ``fresh`` and ``cold``. Once a job is
+    launched, their ``launched`` is set
+    (``noticing_launches``).
     """
     with Display(console) as display:
         observer = noticing_launches(display, arguments)
@@ -55,7 +57,7 @@ def run_shown(plan: Plan, store: Store, arguments: argparse.Namespace, console: 
 
 
 def noticing_launches(observer: Observer, arguments: argparse.Namespace) -> Observer:
-    """An observer that sets ``arguments.launched`` once something was: an error is another then."""
+    """An observer that sets ``arguments.launched``, which changes how errors are reported."""
 
     def notice(event: Event) -> None:
         if isinstance(event, Started) or (isinstance(event, Queued) and event.job_id):
@@ -66,10 +68,10 @@ def noticing_launches(observer: Observer, arguments: argparse.Namespace) -> Obse
 
 
 class Display:
-    """An observer of the launcher: prints what a person would ask about.
+    """An observer of the launcher: prints what a user wants to know.
 
     On a terminal every running job has a bar with step, loss and time left, and finished jobs
-    scroll by above them. Elsewhere (CI, a file) there is one plain line per thing that happened.
+    scroll by above them. Elsewhere (CI, a file) there is one plain line per event.
     """
 
     def __init__(self, console: Console) -> None:
@@ -114,7 +116,7 @@ class Display:
                 self._step(job, step, loss, eta_s)
             case Retrying(job=job, reason=reason):
                 self._drop(job)
-                self._print(f"{job.name}: starting once more, because {reason}", "yellow")
+                self._print(f"{job.name}: starting again, because {reason}", "yellow")
             case Ended(job=job, record=record):
                 self._drop(job)
                 self._print(ending(job, record), STYLES.get(record.status, "red"))
@@ -152,12 +154,12 @@ class Display:
         if self._total is None:
             self._total = self._progress.add_task("[bold]jobs", total=event.total, note="")
         self._progress.update(
-            self._total, completed=event.done, total=event.total, note=escape(standing(event))
+            self._total, completed=event.done, total=event.total, note=escape(queue_note(event))
         )
 
 
-def standing(event: Overview) -> str:
-    """What the other jobs do: ``4 running, 12 waiting (Priority)``; else the time left."""
+def queue_note(event: Overview) -> str:
+    """What the other jobs do, as ``4 running, 12 waiting (Priority)``, or the time left."""
     if not event.queued:
         return left(event.eta_s)
     reason = f" ({event.reason})" if event.reason else ""
@@ -165,7 +167,7 @@ def standing(event: Overview) -> str:
 
 
 def line(event: Preparing | Notice | Reused | Waiting | GoingOn) -> tuple[str, str]:
-    """One line on something that moves no bar, and its style."""
+    """One line on an event that moves no bar, and its style."""
     match event:
         case Preparing(what=what):
             return what, ""
@@ -174,13 +176,13 @@ def line(event: Preparing | Notice | Reused | Waiting | GoingOn) -> tuple[str, s
         case Reused(job=job, record=record):
             return f"{job.name}: reused {record.folder}", "dim"
         case Waiting(job=job):
-            return f"{job.name}: another harness runs it; waiting for its result", ""
+            return f"{job.name}: another converge process runs it; waiting for its result", ""
         case GoingOn(job=job, reason=reason):
             return f"{job.name}: goes on: {reason}", ""
 
 
 def left(eta_s: float | None) -> str:
-    """Time left as a person says it: ``about 40 s left``."""
+    """Time left, rounded: ``about 40 s left``."""
     if eta_s is None:
         return ""
     if eta_s < 90:  # noqa: PLR2004 - below it, seconds read better than minutes
@@ -198,11 +200,11 @@ def ending(job: Job, record: RunRecord) -> str:
     line = f"{job.name}: {record.status}"
     if record.status not in (RunStatus.SKIPPED, RunStatus.REFUSED):
         line += f" in {record.wall_s:.0f} s"
-        line += f", its last life ({requeued(record.requeues)})" if record.requeues else ""
+        line += f"in its last start ({requeued(record.requeues)})" if record.requeues else ""
     if record.error is not None:
         line += f": {record.error.message}"
     if record.status in (RunStatus.CRASHED, RunStatus.HUNG, RunStatus.TIMED_OUT):
         line += f" (logs in {record.folder / LOGS})"
     if record.status is RunStatus.REFUSED:
-        line += f" (asked for in {record.folder / JOB_SCRIPT})"
+        line += f" (as requested in {record.folder / JOB_SCRIPT})"
     return line

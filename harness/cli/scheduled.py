@@ -1,6 +1,9 @@
-"""What the commands for jobs of a scheduler share: their plan, and what they say of jobs.
+"""What the commands for Slurm jobs share: their plan, and texts on jobs.
 
-They find an experiment's jobs from any shell, by what names the plan: experiment, store, cluster.
+They find an
+experiment's jobs from any shell, by the arguments that identify the plan: experiment,
+store and
+cluster.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ examples:
 
 
 def add_plan(parser: argparse.ArgumentParser, only: str = ONLY_SETS) -> None:
-    """What names a plan of jobs that a scheduler has: given alike, it is found from any shell."""
+    """Add the arguments that identify a plan, by which any shell finds its jobs."""
     add_experiment(parser, only)
     add_cluster(parser)
     add_calibration(parser)
 
 
 def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Plan:
-    """The plan of the arguments, for a scheduler's jobs; ``whole``: without ``--only``.
+    """The plan of the arguments, for Slurm jobs; ``whole``: without ``--only``.
 
-    Raises ConfigError also where its launcher is no scheduler, or its trainer cannot be given one.
+    Raises ConfigError also where its launcher is not Slurm, or its trainer cannot run there.
     """
     plan = plan_of(arguments, whole=whole)
     if not all(job.spec.trainer.can.several_nodes for job in plan.jobs):
@@ -68,18 +71,18 @@ def scheduled_plan(arguments: argparse.Namespace, *, whole: bool = False) -> Pla
 
 def again(command: str, arguments: argparse.Namespace) -> str:
     """Another command for the same plan, as a user would type it."""
-    words = ["converge", command, str(arguments.experiment)]
+    command_line = ["converge", command, str(arguments.experiment)]
     only = names(arguments.only)
-    words += ["--only", *only] if only else []
+    command_line += ["--only", *only] if only else []
     for option in ("launcher", "cluster", "store", "calibration"):
         value = getattr(arguments, option)
-        words += [f"--{option}", str(value)] if value is not None else []
-    return shlex.join(words)
+        command_line += [f"--{option}", str(value)] if value is not None else []
+    return shlex.join(command_line)
 
 
 def mend(plan: Plan) -> str:
-    """What to do where the scheduler refused a job."""
-    return f"mend [cluster] of {plan.experiment.path}, or your own cluster file"
+    """What to do when Slurm refused a job."""
+    return f"fix [cluster] of {plan.experiment.path}, or your own cluster file"
 
 
 def counted(count: int) -> str:

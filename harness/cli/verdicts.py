@@ -1,4 +1,4 @@
-"""Verdicts as a person sees them: the table at the end, and the sentences under it."""
+"""Verdicts as a user sees them: the table at the end, and the sentences below it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from converge_harness.report.renderers.markdown import SUMMARY_BYTES
 from converge_harness.report.text import ABSENT
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Names the file that GitHub Actions shows as Markdown on the page of a job."""
+"""The variable with the file that GitHub Actions shows as Markdown on a job's page."""
 
 STYLES = {
     Judgement.PASS: "bold green",
@@ -50,7 +50,7 @@ CHANGES = {
 
 
 def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> None:
-    """Write the reports, then end with the verdict table, as the reports begin with it."""
+    """Write the reports, then print the verdict table with which the reports begin."""
     paths = write_reports(view, folder) if folder else []
     _append_summary(view)
     shown = _columns(console.width)
@@ -83,7 +83,7 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
 
 
 def _show_against(console: Console, against: Against | None) -> None:
-    """What the change did to every set, then what it did to them all."""
+    """Print what the change did to every set, then to all together."""
     if against is None:
         return
     table = Table(
@@ -113,7 +113,7 @@ def add_night(
     folder: Path,
     wall_s: float | None,
 ) -> None:
-    """Add a finished matrix to the history, or say in one line why not: the verdicts stand."""
+    """Add a finished matrix to the history; a failure is only a warning."""
     try:
         added = remember(history, plan, records, verdicts, folder=folder, wall_s=wall_s)
     except HistoryError as error:
@@ -125,7 +125,7 @@ def add_night(
 
 
 def _append_summary(view: ReportView) -> None:
-    """Show the report on the page of a GitHub Actions job, if this is one."""
+    """Append the report to the job's page if this is a GitHub Actions job."""
     summary = os.environ.get(SUMMARY)
     if not summary:
         return
@@ -143,9 +143,10 @@ def _styled(judgement: Judgement) -> str:
 
 
 def _columns(width: int) -> tuple[str, ...]:
-    """The columns of the verdict table that fit; the reports have them all.
+    """The columns of the verdict table that fit; the reports have all of them.
 
-    Causes are sentences: they follow the table.
+    Causes are
+    sentences, so they follow below the table.
     """
     wide = width >= WIDE
     return tuple(

@@ -1,23 +1,24 @@
 """The application: an experiment file becomes a plan, runs, verdicts and files. It prints nothing.
 
-In the order of a matrix's life::
+In the order in which a matrix runs::
 
     load.py        experiment file (and golden) to plan
-    run.py         a plan's jobs to their records, here or by a scheduler
+    run.py         runs a plan's jobs, on this machine or under a scheduler
     submit.py      the same without waiting: submit, status, collect, cancel
-    calibrate.py   which calibration a control is judged by: learnt, or read and found current
-    judge.py       evidence to verdicts, and what to type next
-    conclude.py    all of that after the runs, its files, and its night in the history
-    save.py        matrix.json: which runs a report folder judges
+    calibrate.py   the calibration by which a control is judged: learnt, or read and checked
+    judge.py       evidence to verdicts, and the next command
+    conclude.py    everything after the runs: verdicts, files, and a night in the history
+    save.py        matrix.json: the runs that a report folder judges
 
-and what does not judge a matrix, or judges something else::
+and other tasks::
 
-    dry_run.py     every job built without its GPUs: memory, GPU-hours
-    against.py     the same matrix with the code of an earlier revision, set beside set
-    explain.py     failures of low precision again, in float32
-    bless.py       a control that somebody takes for right becomes golden
-    compare.py     finished runs, or curves from anywhere
+    dry_run.py     builds every job without its GPUs: memory, GPU-hours
+    recommend.py   an experiment file for some techniques, or the fewest jobs for all pairs
+    against.py     the same matrix with the code of an earlier revision, compared set by set
+    explain.py     runs failures in low precision again in float32
+    bless.py       makes a control that somebody vouches for golden
+    compare.py     judges finished runs, or curves from anywhere
 
-What people see while it works they see through observers (``launch.events``), and afterwards from
-the values that come back: the command line prints both, benchmarks and notebooks neither.
+Progress is reported to observers (``launch.events``), results are returned: the command line prints
+both, benchmarks and notebooks neither.
 """

@@ -1,10 +1,10 @@
-"""``converge run --against REV``: a matrix beside the same matrix with an earlier revision's code.
+"""``converge run --against REV``: compares a matrix with itself run on an earlier revision's code.
 
 The *fork* is the git checkout whose code is compared: the one from which the experiment's Python
-imports torchtitan (an editable install), or else the one that has the files of the experiment's own
-code (programs, injected functions …). Of the base it is checked out beside the working tree, and
-its ranks search that first. What ranks really imported is compared with the revision afterwards: a
-run of other code shows nothing.
+imports torchtitan (an editable install), or else the one with the experiment's own code (programs,
+injected functions …). The earlier revision, the *base*, is checked out in a separate folder, which
+its ranks search first. The files that ranks really imported are compared with the revision
+afterwards, because a run of other code shows nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from converge_harness.trainers import trainer_of, trainer_of_kind
 FILE = "against.json"
 COMPARED = (Role.ANCHOR, Role.CONTROL, Role.TEST)
 _NO_CODE = frozenset({"name", "note", "overrides", "toolchain", "tolerances", "train_config"})
-"""Fields of a set in which a path is no code of the user's."""
+"""Fields of a set whose paths are not the user's code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class BaseRevision:
-    """A matrix with the code of a revision."""
+    """The matrix with the code of the base revision."""
 
     fork: Fork
     folder: Path
     """Where the revision is checked out."""
     plan: Plan
     missing: Mapping[str, str]
-    """Test sets that it cannot run, and the file of each that the revision does not have."""
+    """By name of a test set that it cannot run, the file that the revision does not have."""
 
 
 def fork_of(plan: Plan, revision: str) -> Fork:
@@ -84,22 +84,22 @@ def fork_of(plan: Plan, revision: str) -> Fork:
     found = imported or own
     if not found:
         raise CheckoutError(
-            f"--against {revision}: nothing that {plan.experiment.path} trains with is in a git "
-            "checkout; install your fork editable (python -m pip install -e FORK) and name that "
-            'Python by toolchain = { python = "PATH" }, or commit the files of your own code'
+            f"--against {revision}: none of the code that {plan.experiment.path} trains with is in "
+            "a git checkout; install your fork editable (python -m pip install -e FORK) and name "
+            'that Python by toolchain = { python = "PATH" }, or commit the files of your own code'
         )
     if len(found) > 1:
         listed = " and ".join(map(str, found))
         raise CheckoutError(
             f"--against {revision}: the experiment uses code of several checkouts ({listed}), and "
-            "a revision is of one; choose sets by --only"
+            "a revision belongs to one; choose sets with --only"
         )
     return Fork(found[0], revision, commit_of(found[0], revision))
 
 
 @contextmanager
 def base_of(plan: Plan, fork: Fork) -> Iterator[BaseRevision]:
-    """The same matrix with the code of the revision, which is there as long as it is used.
+    """The same matrix with the code of the revision, checked out until the block ends.
 
     Raises:
         CheckoutError: the revision cannot be checked out.
@@ -134,7 +134,7 @@ def base_of(plan: Plan, fork: Fork) -> Iterator[BaseRevision]:
 def compare(
     base: BaseRevision, before: tuple[Ran, Judged], plan: Plan, after: tuple[Ran, Judged]
 ) -> Against:
-    """Every control and test set of a matrix beside the same one with the base's code."""
+    """Compare every control and test set of a matrix with the same one with the base's code."""
     from converge_harness.judge import ChangeKind, classify  # noqa: PLC0415 - needs scipy
 
     words = {
@@ -196,7 +196,7 @@ def compare(
 
 
 def keep(folder: Path, against: Against | None) -> None:
-    """Remember for ``converge report`` what a matrix was compared with; None: with nothing."""
+    """Store the comparison for ``converge report``; None: there is none."""
     path = folder / FILE
     if against is None:
         path.unlink(missing_ok=True)
@@ -205,7 +205,7 @@ def keep(folder: Path, against: Against | None) -> None:
 
 
 def kept(folder: Path) -> Against | None:
-    """What ``keep`` left; None where that is nothing, or of another version."""
+    """What ``keep`` stored; None if that is nothing, or was written by another version."""
     path = folder / FILE
     try:
         return _STORED.validate_python(read_json(path)["against"]) if path.is_file() else None
@@ -217,7 +217,7 @@ _STORED = TypeAdapter(Against)
 
 
 def of_other_code(fork: Fork, folder: Path, record: RunRecord) -> str:
-    """A clause on what a run of the base imported that is not the base's; empty if nothing.
+    """A clause on a file that a run of the base imported and that is not the base's; empty if none.
 
     ``folder`` is where the revision is checked out.
     """
@@ -228,14 +228,14 @@ def of_other_code(fork: Fork, folder: Path, record: RunRecord) -> str:
         name = Path(path).relative_to(fork.checkout).as_posix()
         if name in known and digest != _digest(folder / name):
             return (
-                f"its ranks imported {path}, which is not as it was at {fork.title}, so the run of "
-                "the base is not of the base's code"
+                f"its ranks imported {path}, which differs from {fork.title}, so the run of "
+                "the base did not use the base's code"
             )
     return ""
 
 
 def _of_other_code(base: BaseRevision, records: Mapping[str, RunRecord], job: Job) -> str:
-    """The same of a job, and of the one that made its initial weights."""
+    """The same for a job and for the seed-checkpoint job of its initial weights."""
     seeds = {each.identity: each.name for each in base.plan.jobs if each.role is Role.SEED}
     names = [job.name, *filter(None, [seeds.get(job.needs or "")])]
     found = (of_other_code(base.fork, base.folder, records[name]) for name in names)
@@ -267,9 +267,9 @@ def _checkouts(paths: Iterator[Path]) -> tuple[Path, ...]:
 
 
 def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, dict[str, str]]:
-    """An experiment whose own code is that of a revision, and the test sets that it lacks.
+    """The experiment with its own code of a revision, and the test sets that it lacks.
 
-    Its control is repeated, whatever else the file judges by: that is of the working tree.
+    Its control is repeated, because a calibration or golden belongs to the working tree's code.
     """
     known = files_of(fork.checkout)
 
@@ -320,7 +320,7 @@ def _code(spec: SetSpec) -> Iterator[tuple[str, Any]]:
 
 
 def _config(spec: SetSpec, change: Callable[[Path], Path]) -> TrainConfig:
-    """A set's train config with the places of its code changed; texts in it are settings."""
+    """A set's train config with the paths of its code changed; strings in it are settings."""
     config = spec.train_config
     parts = ((each.name, getattr(config, each.name)) for each in fields(config))
     changed: dict[str, Any] = {name: change(part) for name, part in parts if isinstance(part, Path)}
@@ -342,9 +342,9 @@ def _own_paths(spec: SetSpec) -> tuple[Path, ...]:
 
 
 def _each_path(value: Any, change: Callable[[Path], Path]) -> Any:
-    """A value with every absolute path in it changed, also that of ``/path/to/file.py:function``.
+    """A value with every absolute path in it changed, including ``/path/to/file.py:function``.
 
-    What holds none is returned as it is.
+    A value without paths is returned unchanged.
     """
     made = value
     match value:

@@ -1,4 +1,4 @@
-"""A control that somebody takes for right becomes golden: may it, and what has changed since."""
+"""Makes a control golden: whether that is possible, and what has changed since the last one."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from converge_harness.references import (
 from converge_harness.store import Store
 
 _USABLE = (Judgement.PASS, Judgement.INCONCLUSIVE)
-"""Of a control against itself; a short run cannot be tested for equivalence."""
+"""Checks that a control must pass against itself; a short run cannot be tested for equivalence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A control that has run, to be blessed."""
+    """A finished control that is to be blessed."""
 
     job: Job
     record: RunRecord
     control: Evidence
     learnt: StoredCalibration
-    """What its repeats taught."""
+    """The tolerances learnt from its repeats."""
     reference: RunRecord | None
-    """Its run in float32, where it computes in less."""
+    """Its run in float32, if its own precision is lower."""
 
     @property
     def flaws(self) -> tuple[str, ...]:
-        """Why it cannot stand for right training, in clauses."""
+        """Why it cannot be a golden, in clauses."""
         reference = self.reference
         found = [*_flaws(self.job, self.control), *self.learnt.calibration.problems]
         if reference is not None and reference.status is not RunStatus.FINISHED:
@@ -65,7 +65,7 @@ class Candidate:
 def control_alone(whole: Experiment, control: str | None) -> Experiment:
     """The experiment's control alone (None: the first), its repeats and its reference.
 
-    Raises ConfigError for a control that cannot be blessed, or that is not there.
+    Raises ConfigError for a control that does not exist or cannot be blessed.
     """
     wanted = control or whole.controls[0].name
     chosen = select_controls(whole, (wanted,), references=True)
@@ -84,9 +84,9 @@ def control_alone(whole: Experiment, control: str | None) -> Experiment:
 
 
 def golden_there(folder: Path) -> StoredGolden | None:
-    """The golden that is to be replaced; None when there is none yet.
+    """The golden to be replaced; None when there is none yet.
 
-    Raises ConfigError when the folder holds something else, or a damaged golden.
+    Raises ConfigError when the folder has something else, or a damaged golden.
     """
     if not folder.exists():
         return None
@@ -99,7 +99,7 @@ def golden_there(folder: Path) -> StoredGolden | None:
 
 
 def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candidate:
-    """The control of a plan that has run; what its repeats taught is kept in the store."""
+    """The control of a plan that has run; its calibration is written to the store."""
     evidences = read_evidence(plan, records)
     learnt = learn(plan, evidences)
     keep(store, learnt.values())
@@ -111,7 +111,7 @@ def candidate(plan: Plan, records: Sequence[RunRecord], store: Store) -> Candida
 
 
 def change_since(before: StoredGolden, now: Candidate) -> RunChange:
-    """What lies between a golden and the control of now; another training is semantic."""
+    """The change from a golden to the current control; different settings make it semantic."""
     golden = before.golden
     found = misfits(golden.facts, now.learnt.facts)
     change = classify(
@@ -125,7 +125,7 @@ def change_since(before: StoredGolden, now: Candidate) -> RunChange:
         return change
     return RunChange(
         ChangeKind.SEMANTIC,
-        f"the control is told to be something else: {'; '.join(found.refused)}",
+        f"the control has different settings: {'; '.join(found.refused)}",
         change.onset,
         change.signals,
     )
@@ -134,7 +134,7 @@ def change_since(before: StoredGolden, now: Candidate) -> RunChange:
 def bless(
     folder: Path, now: Candidate, author: str, reason: str, change: RunChange | None = None
 ) -> None:
-    """Store a control as golden, with what has changed since the one that is there (if any)."""
+    """Store a control as golden, with what has changed since the existing one (if any)."""
     blessing = Blessing(author.strip(), reason.strip(), timestamp())
     stored = None if change is None else _as_stored(change)
     write_golden(folder, now.record, now.learnt, now.job.toolchain, blessing, stored, now.reference)
@@ -143,8 +143,8 @@ def bless(
 def _flaws(job: Job, control: Evidence) -> Iterator[str]:
     if not any(sample.step == 0 for sample in control.samples):
         yield (
-            "it left no sample of step 0 (probe.cadence), by which a later run proves that it "
-            "starts from the same weights"
+            "it has no sample of step 0 (probe.cadence), with which a later run is checked to "
+            "start from the same weights"
         )
     verdict, _ = judge(control, control, spec=job.spec, control_spec=job.spec)
     if verdict.judgement not in _USABLE:

@@ -1,4 +1,4 @@
-"""Which calibration a control is judged by: learnt from its repeats, or read and found current."""
+"""The calibration by which a control is judged: learnt from its repeats, or read and checked."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def learn(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, StoredCali
 
 
 def calibrate_controls(plan: Plan, evidences: Mapping[str, Evidence]) -> dict[str, Calibration]:
-    """What the repeats of every control teach, by the control's name."""
-    from converge_harness.judge import calibrate  # noqa: PLC0415 - a plan need not pay for scipy
+    """The calibrations learnt from the repeats of every control, by its name."""
+    from converge_harness.judge import calibrate  # noqa: PLC0415 - a plan does not need scipy
 
     return {
         job.name: calibrate(
@@ -59,11 +59,11 @@ def repeats_of(plan: Plan, control: Job) -> tuple[Job, ...]:
 
 
 def keep(store: Store, learnt: Iterable[StoredCalibration]) -> list[Path]:
-    """Write each sound calibration to the store; where each of them is."""
+    """Write each sound calibration to the store; return their paths."""
     paths = []
     for each in learnt:
         calibration = each.calibration
-        # What has a problem lets nothing PASS: it must not replace what was sound once.
+        # A calibration with a problem lets nothing PASS, so it must not replace a sound one.
         if calibration.identity is not None and calibration.repeats and not calibration.problems:
             paths.append(store.calibration_file(calibration.identity))
             write_calibrations(paths[-1], [each])
@@ -80,24 +80,26 @@ def timestamp() -> str:
 def read_given(plan: Plan) -> dict[str, StoredCalibration] | None:
     """The calibration of every control from the file that the experiment or the user names.
 
-    Of a golden, what repeats of it taught. None when no file is named: the repeats then teach.
+    With a golden, its own calibration. None when no file is named: then the repeats are used.
 
     Raises:
-        ConfigError: the file is missing or damaged, or was not learnt from these very controls.
+        ConfigError: the file is missing or damaged, or was learnt from other controls.
     """
     path = plan.experiment.calibration
     taught = golden_learnt(plan)
     if taught is not None:
         if path is not None:
             raise ConfigError(
-                Problem(f"--calibration {path}", "says nothing: the golden brings its own")
+                Problem(f"--calibration {path}", "has no effect: the golden has its own")
             )
         return taught
     if path is None:
         return None
     renew = renewing(plan.experiment.path, path)
     if not path.is_file():
-        raise ConfigError(Problem(str(path), "there is no such calibration", f"make it: {renew}"))
+        raise ConfigError(
+            Problem(str(path), "there is no such calibration", f"make it with: {renew}")
+        )
     known = _read(path)
     given: dict[str, StoredCalibration] = {}
     problems = []
@@ -107,7 +109,9 @@ def read_given(plan: Plan) -> dict[str, StoredCalibration] | None:
         found = find_calibration(known, job.identity)
         if found is None:
             why = _why_not(job, known, plan.surroundings)
-            problems.append(Problem(f"{path}: control {job.name!r}", why, f"renew it: {renew}"))
+            problems.append(
+                Problem(f"{path}: control {job.name!r}", why, f"renew it with: {renew}")
+            )
         else:
             calibration = replace(found.calibration, control=job.name)
             given[job.name] = replace(found, calibration=calibration)
@@ -117,7 +121,7 @@ def read_given(plan: Plan) -> dict[str, StoredCalibration] | None:
 
 
 def golden_learnt(plan: Plan) -> dict[str, StoredCalibration] | None:
-    """What repeats of the golden taught, by the control's name; None without a golden."""
+    """The golden's own calibration, by the control's name; None without a golden."""
     found = {}
     for job in plan.jobs:
         if job.golden is not None and job.role is Role.CONTROL:
@@ -128,7 +132,7 @@ def golden_learnt(plan: Plan) -> dict[str, StoredCalibration] | None:
 
 
 def read_judged_by(plan: Plan, path: Path, identities: Mapping[str, str]) -> dict[str, Calibration]:
-    """The calibrations that a report folder was judged by, by the name of the control.
+    """The calibrations by which a report folder was judged, by the name of the control.
 
     ``identities`` are those of the runs that it judges, by job name.
 
@@ -154,29 +158,29 @@ def _read(path: Path) -> tuple[StoredCalibration, ...]:
     try:
         return read_calibrations(path)
     except StoreError as error:
-        # At this time nothing has been launched: one kind of error for all that is wrong.
+        # Nothing has been launched yet: one kind of error for everything.
         raise ConfigError(Problem(str(path), str(error).removeprefix(f"{path}: "))) from error
 
 
 def _why_not(job: Job, known: Sequence[StoredCalibration], surroundings: Surroundings) -> str:
-    """What is known about why a file has no calibration of a control."""
+    """Why a file has no calibration of a control, as far as known."""
     named = [each for each in known if each.calibration.control == job.name]
     if not named:
         names = ", ".join(repr(each.calibration.control) for each in known)
-        return f"is not in it; it was learnt from {names}"
+        return f"is not in it; the file was learnt from {names}"
     changes = what_changed(named[0].facts, identity_facts(job, surroundings))
     shown = [*changes[:SHOWN_CHANGES]]
     if len(changes) > SHOWN_CHANGES:
         shown.append(f"and {len(changes) - SHOWN_CHANGES} more")
     what = "; ".join(shown) or "what it starts from has changed"
-    return f"what its repeats taught on {named[0].learnt} is stale: {what}"
+    return f"its calibration of {named[0].learnt} is stale: {what}"
 
 
 # -------------------------------------------------------------------- for curves
 
 
 def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
-    """The calibration of a control given by its path, and a note on what nobody can check.
+    """Read a control's calibration by path; also a note on what cannot be checked.
 
     Raises:
         ConfigError: the file is missing or damaged, or was learnt from another control.
@@ -188,11 +192,11 @@ def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
     found = find_calibration(known, control.identity)
     if found is None:
         held = ", ".join(_described(each) for each in known)
-        what = "a run of ours" if control.identity else "curves from elsewhere"
+        what = "a run of converge" if control.identity else "curves from elsewhere"
         raise ConfigError(
             Problem(
                 place,
-                f"was not learnt from repeats of {control.source} ({what}); it was from {held}",
+                f"was not learnt from repeats of {control.source} ({what}), but from {held}",
                 "learn from its own repeats with --repeat, or converge calibrate EXPERIMENT",
             )
         )
@@ -204,11 +208,11 @@ def read_for_curves(path: Path, control: Evidence) -> tuple[Calibration, str]:
             Problem(
                 place,
                 f"was learnt in {calibration.precision}, and {control.source} ran in "
-                f"{control.precision}: limits of one are no limits of another",
+                f"{control.precision}: limits of one precision do not hold for another",
             )
         )
     note = f"{path} was learnt from repeats of {calibration.control!r}"
-    return calibration, f"{note}; that {control.name!r} is such a run cannot be checked"
+    return calibration, f"{note}; whether {control.name!r} is such a run cannot be checked"
 
 
 def _described(learnt: StoredCalibration) -> str:

@@ -1,4 +1,4 @@
-"""Finished runs, or curves from anywhere, against each other: no plan, no training."""
+"""Judges finished runs, or curves from anywhere: no plan, no training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from converge_harness.report import build_view
 
 
 class Advise(Protocol):
-    """Completes a verdict's next command, which knows nothing of how the curves were read."""
+    """Completes a verdict's next command with the options by which the curves were read."""
 
     def __call__(self, verdict: Verdict, *, of_run: bool) -> Verdict:
-        """``of_run``: whether what was judged is a run folder of ours."""
+        """``of_run``: whether a run folder was judged."""
 
 
 def _as_it_is(verdict: Verdict, *, of_run: bool) -> Verdict:  # noqa: ARG001 - as Advise
@@ -38,18 +38,18 @@ class Reading:
     """How curves are read."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Signal to the column that holds it, where that has another name."""
+    """By signal, its column in the file, if the name differs."""
     since: int | None = None
     """The first step that counts; None: all do."""
 
     def read(self, path: Path) -> Evidence:
-        """A run folder, or a file of curves. Raises as ``readers.read_curves`` does."""
+        """A run folder, or a file of curves. Raises what ``readers.read_curves`` raises."""
         return read_curves(path, self.columns, since=self.since)
 
 
 @dataclass(frozen=True, slots=True)
 class CurveQuestion:
-    """What a test set has to show."""
+    """What is asked of a test set."""
 
     ask: Ask | None = None
     margin: float | None = None
@@ -57,13 +57,13 @@ class CurveQuestion:
     tolerances: Mapping[str, float] = field(default_factory=dict)
     """Largest relative difference at any step, by signal: replaces what was learnt."""
     target: float | None = None
-    """A loss that groups of seeds are to reach in no more steps."""
+    """A loss that groups of seeds must reach in no more steps."""
 
 
 def learn_from_repeats(
     control: Evidence, paths: Sequence[Path], reading: Reading, out: Path | None = None
 ) -> Calibration:
-    """What repeats of a control teach; ``out``: the report folder in which that is kept."""
+    """Learn a calibration from repeats of a control; ``out``: the report folder that stores it."""
     repeats = [reading.read(path) for path in paths]
     learnt = calibrate(control, repeats)
     if out is not None:
@@ -74,11 +74,11 @@ def learn_from_repeats(
 
 
 class Given(NamedTuple):
-    """A run or curve, under the name that it has in the comparison."""
+    """A run or curve, with its name in the comparison."""
 
     evidence: Evidence
     path: Path | None
-    """Where it was read; None for what a program holds in memory."""
+    """Its path; None for columns in memory."""
 
 
 def compare_curves(
@@ -91,7 +91,7 @@ def compare_curves(
 ) -> Judged:
     """Judge each run or curve against a control; ``tests`` are read one after the other.
 
-    ``here`` is the folder from which the report names its files, as ``build_view`` takes it.
+    ``here`` is the folder to which the report's paths are relative, as for ``build_view``.
     """
     control_spec = _spec_of(control)
     verdicts = []
@@ -112,7 +112,7 @@ def compare_curves(
             ask=question.ask,
             one_path=_at_one_path(test, control),
         )
-        # A command line has no name for what is in memory.
+        # A command line cannot name columns in memory.
         verdicts.append(
             advise(verdict, of_run=spec is not None)
             if None not in (test.path, control.path)
@@ -132,7 +132,7 @@ def compare_curves(
 
 
 def read_tests(control: Evidence, paths: Sequence[Path], reading: Reading) -> Iterator[Given]:
-    """Each test set, read when it is asked for, under a name that no run before it has."""
+    """Read the test sets lazily, each under a name that no run before it has."""
     taken = {control.name}
     for path in paths:
         test = reading.read(path)
@@ -160,7 +160,7 @@ def compare_seeds(
 ) -> Judged:
     """Judge each group of runs of several seeds against that of the control.
 
-    No run of one side belongs to one of the other, so nothing is compared step by step.
+    The runs of the two sides do not come in pairs, so nothing is compared step by step.
     """
     taken: dict[str, Evidence] = {}
     control = _read_group(control_paths, reading, taken)
@@ -212,7 +212,7 @@ def compare_submissions(
 
 
 def free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:
-    """A name that no other curve has: its own, else its path, else that with a number."""
+    """A name that no other curve has: its own, else its path, else the path with a number."""
     tries = [test.name, str(path), *(f"{path} ({count})" for count in range(2, 1000))]
     return next(name for name in tries if name not in taken)
 
@@ -220,7 +220,7 @@ def free_name(test: Evidence, path: Path, taken: Iterable[str]) -> str:
 def _read_group(
     paths: Sequence[Path], reading: Reading, taken: dict[str, Evidence]
 ) -> tuple[Evidence, ...]:
-    """The runs of one side, each with a name of its own, which is taken then."""
+    """Read the runs of one side; their unique names are added to ``taken``."""
     runs = []
     for path in paths:
         read = reading.read(path)

@@ -1,4 +1,4 @@
-"""From records to verdicts and files: calibrate, judge, save, remember; and all that once more."""
+"""From records to verdicts and files: calibrate, judge, save, add to the history."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def conclude(
 
     Args:
         plan: what ran.
-        ran: what came of it.
-        folder: of the reports.
-        store: where what was learnt is kept.
-        given: calibrations by the control's name; None: repeats of the controls teach them.
-        only: what the plan was made of, to judge it again later; None: the matrix is not finished,
-            so that is not wanted.
-        begun: time of the monotonic clock when the command began; None for one that did not wait
-            for the runs, whose own time says nothing.
+        ran: the result.
+        folder: for the reports.
+        store: for the calibrations.
+        given: calibrations by the control's name; None: learn them from the repeats.
+        only: the selection of which the plan was made, to judge it again later; None: the matrix is
+        not finished, so nothing is saved.
+        begun: time of the monotonic clock when the command began; None if it did not wait for the
+        runs, so that its duration means nothing.
     """
     finished = SavedMatrix(plan, ran.records, versions_of(plan), _entropy_floor(plan, ran))
     if only is not None:
@@ -58,7 +58,7 @@ def conclude(
 
 
 def conclude_again(folder: Path) -> tuple[SavedMatrix, Mapping[str, Evidence], Judged]:
-    """A report folder's matrix, its evidence by job name, and what comes of judging it now.
+    """A report folder's matrix, its evidence by job name, and the result of judging it now.
 
     Raises StoreError as ``load_matrix`` does.
     """
@@ -82,13 +82,13 @@ def remember(
     folder: Path,
     wall_s: float | None,
 ) -> bool:
-    """Add a night to the history; False where it was there already.
+    """Add a night to the history; return False if it was there already.
 
     Raises HistoryError when the history cannot be read or written.
     """
     source = plan.experiment.path.resolve()
     surroundings = plan.surroundings
-    # The machine that submits to a cluster may have another driver than those that run.
+    # The machine that submits may have another driver than the cluster's nodes.
     local = plan.experiment.launcher is Launcher.LOCAL
     on_gpu_here = local and surroundings.hardware.startswith("gpu")
     return history.append(
@@ -130,7 +130,7 @@ def _judge(
 
 
 def _entropy_floor(plan: Plan, ran: Ran) -> float | None:
-    """Floor of the corpus that all jobs read; None when they read several, or a real one."""
+    """Entropy floor of the corpus that all jobs read; None for several corpora, or a real one."""
     used = {job.spec.train_config.data for job in plan.jobs}
     (only, *others) = used
     return None if others or only is None else ran.data[only].entropy_nats_per_token

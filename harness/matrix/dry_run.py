@@ -1,4 +1,4 @@
-"""Every job of a plan built without its GPUs: whether it can be, what memory it takes, its cost."""
+"""Builds every job of a plan without its GPUs: whether it works, its memory, its cost."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from converge_harness.model import DEFAULT_TRAINER, Job, Plan, Role
 
 @dataclass(frozen=True, slots=True)
 class DryRunRow:
-    """One set, or one segment of an elastic set, as it was built."""
+    """The result for one set, or one segment of an elastic set."""
 
     name: str
     job: Job
     largest: DryRunResult
-    """Of the pipeline rank with the highest peak."""
+    """The memory of the pipeline rank with the highest peak."""
     seconds: float
-    """That the dry runs of all its stages took together."""
+    """Total time of the dry runs of all its stages."""
     rss_bytes: int
-    """Highest of a process that dry-ran it."""
+    """The highest resident memory of its dry-run processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What came of building a plan's jobs."""
+    """The results for a plan's jobs."""
 
     plan: Plan
     device: str
     answers: Sequence[DryRunResult]
     throughput: float | None = None
-    """Tokens per second and GPU by which costs are told; None: they are not."""
+    """Tokens per second and GPU, from which costs are computed; None: no costs."""
     gpu_memory: float | None = None
-    """Of a GPU, in GB."""
+    """Memory of a GPU, in GB."""
     wall_s: float = 0.0
 
     @property
     def rows(self) -> tuple[DryRunRow, ...]:
-        """The sets that were built, in the plan's order."""
+        """The results of the built sets, in the plan's order."""
         by_set: dict[tuple[str, int | None], list[DryRunResult]] = {}
         for answer in self.answers:
             if "peak_bytes" in answer.found:
@@ -63,12 +63,12 @@ class DryRun:
 
     @property
     def problems(self) -> list[Problem]:
-        """What is wrong with the sets, each with its key."""
+        """The problems of the sets, each with its key."""
         return problems_of(self.answers)
 
     @property
     def document(self) -> dict[str, Any]:
-        """All of it as JSON values (schema 1)."""
+        """All results as JSON values (schema 1)."""
         largest = [row.largest for row in self.rows]
         return {
             "schema": 1,
@@ -111,10 +111,10 @@ def dry_run(
 ) -> DryRun:
     """Build every job of a plan on this machine, up to and through its first steps.
 
-    ``device``, ``throughput`` replace what the experiment says. ``on_answer`` is called with what
-    each process found, as it ends.
+    ``device`` and ``throughput`` replace those of the experiment. ``on_answer`` is called with each
+    process's result when it ends.
 
-    Raises ConfigError for sets that another program trains: nobody but it builds their models.
+    Raises ConfigError for sets that another program trains: only that program can build them.
     """
     _require_buildable(plan)
     device = device or device_of(plan)
@@ -129,9 +129,9 @@ def dry_run(
 
 
 def device_of(plan: Plan) -> str:
-    """Where the experiment is meant to run: what ``[cluster]`` says, else by its data.
+    """The device for which the experiment is meant: that of ``[cluster]``, else by its data.
 
-    Our synthetic corpus is made for laptops: ``cpu``; other data sets: ``cuda``.
+    ``cpu`` for our synthetic corpus, which is made for laptops, ``cuda`` for other datasets.
     """
     cluster = plan.experiment.cluster
     if cluster is not None:
@@ -141,10 +141,10 @@ def device_of(plan: Plan) -> str:
 
 
 def gpu_hours(job: Job, throughput: float) -> float:
-    """Of a job's run at a throughput in tokens per GPU and second; a seed checkpoint trains none.
+    """GPU-hours of a job at a throughput in tokens per GPU and second; 0 for a seed checkpoint.
 
-    The number of GPUs cancels out: half as long on twice as many. A frozen step costs as much as
-    any: what it lacks, the update, is the least of it.
+    The number of GPUs cancels out: twice as many take half the time. A frozen step counts like any
+    other, since the update that it omits is cheap.
     """
     if job.role is Role.SEED:
         return 0.0
@@ -156,8 +156,8 @@ def _require_buildable(plan: Plan) -> None:
         raise ConfigError(
             Problem(
                 f"{plan.experiment.path}: trainer.kind",
-                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run builds "
-                f"{DEFAULT_TRAINER}'s models only",
+                f"is {plan.jobs[0].spec.trainer.kind!r}: a dry run can only "
+                f"build {DEFAULT_TRAINER}'s models",
                 "leave --dry-run out",
             )
         )

@@ -1,4 +1,4 @@
-"""Whether a failure of low precision is made by rounding, or is there in float32."""
+"""Whether a failure in low precision comes from rounding, or also occurs in float32."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """What failed in low precision, and came of it in float32."""
+    """The sets that failed in low precision, and their results in float32."""
 
     judged: Judged
-    """In float32."""
+    """The matrix in float32."""
     explanations: tuple[str, ...]
-    """A sentence for every set that had failed."""
+    """A sentence for every failed set."""
 
 
 def explain(
@@ -37,7 +37,7 @@ def explain(
     run: Callable[[Plan], Ran],
     slots: int | None = None,
 ) -> Explained | None:
-    """Run what failed in low precision again in float32, by ``run``; None when nothing did."""
+    """Run sets that failed in low precision again in float32; None if none failed."""
     failed = {
         verdict.name: verdict
         for verdict in verdicts
@@ -73,15 +73,15 @@ def explanation(low: Verdict, plain: Verdict) -> str:
     begin = f"{low.name} in float32: {plain.judgement.value}"
     if plain.judgement is Judgement.PASS:
         where = _where(low)
-        return f"{begin}. It is right in float32; the difference is made by rounding{where}"
+        return f"{begin}. It passes in float32, so the difference comes from rounding{where}"
     if plain.judgement is Judgement.FAIL:
         since = f" at step {plain.onset_step}" if plain.onset_step is not None else ""
-        return f"{begin}{since}. It is no rounding: {plain.cause}"
-    return f"{begin}, which tells nothing of rounding: {plain.cause}"
+        return f"{begin}{since}. It is not rounding: {plain.cause}"
+    return f"{begin}, which says nothing about rounding: {plain.cause}"
 
 
 def _where(low: Verdict) -> str:
-    """The parameters that were off first, the furthest first."""
+    """The parameters that were off first, the largest difference first."""
     found = [check for check in low.checks if check.outcome is Outcome.FAIL and check.deviations]
     if not found:
         return ""

@@ -1,4 +1,4 @@
-"""Evidence of a plan's runs to verdicts, and what to type after each."""
+"""Evidence of a plan's runs to verdicts, and the next command after each."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ MENDED_BY_TRAINING = frozenset(
         *("steps-increase", "values-present", "samples-whole"),
     }
 )
-"""Checks that a run whose evidence is damaged, or one bad repeat, makes INVALID."""
+"""Checks that become INVALID if a run's evidence is damaged, or if one repeat is bad."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A matrix after judging: everything that a report needs."""
+    """A judged matrix: everything that a report needs."""
 
     verdicts: tuple[Verdict, ...]
     view: ReportView
     wall_s: float | None = None
-    """From the command's begin to here; None for one that did not wait for the runs."""
+    """Seconds since the command began; None if it did not wait for the runs."""
 
 
 def read_evidence(plan: Plan, records: Sequence[RunRecord]) -> dict[str, Evidence]:
-    """What the anchor and every control, repeat and test left, by job name."""
+    """The evidence of the anchor and of every control, repeat and test, by job name."""
     return {
         job.name: _evidence(job, record)
         for job, record in zip(plan.jobs, records, strict=True)
@@ -74,7 +74,7 @@ def _evidence(job: Job, record: RunRecord) -> Evidence:
             status=record.status,
             precision=job.precision,
         )
-    # A reused run may have been made under another name: only its identity counts.
+    # A reused run may have another name: only its identity counts.
     return replace(read_run(record.folder), name=job.name, precision=job.precision)
 
 
@@ -88,11 +88,11 @@ def judge_matrix(
     entropy_floor: float | None,
     wall_s: float | None = None,
 ) -> Judged:
-    """Judge every test set of a plan, and its first control where there is an anchor.
+    """Judge every test set of a plan, and its first control if there is an anchor.
 
     ``evidences`` are by job name, ``calibrations`` by the name of the control.
     """
-    # A plan judges and draws nothing, and need not pay for scipy and the plots.
+    # Imported here: `converge plan` judges and draws nothing, and needs neither scipy nor plots.
     from converge_harness.judge import PrecisionRuns, judge  # noqa: PLC0415
     from converge_harness.report import build_view  # noqa: PLC0415
 
@@ -137,7 +137,7 @@ def judge_matrix(
 
 
 def versions_of(plan: Plan) -> dict[str, str]:
-    """Versions by distribution; several toolchains are told apart by their torchtitan."""
+    """Versions by distribution; several toolchains are distinguished by their torchtitan."""
     toolchains = {job.toolchain.name: job.toolchain for job in plan.jobs}
     found: dict[str, list[str]] = {}
     for toolchain in toolchains.values():
@@ -152,24 +152,24 @@ def versions_of(plan: Plan) -> dict[str, str]:
 
 
 class PlannedPair(NamedTuple):
-    """What is judged, against what, and by the repeats of which control."""
+    """A run, what it is judged against, and the control whose repeats are used."""
 
     test: Job
     control: Job
     calibrated: str
     matched: str | None
-    """Name of the run by whose errors those of the test are judged, if any …"""
+    """Name of the run whose errors are the measure for those of the test, if any …"""
     reference: str | None
     """… and of the one in float32 from which they are measured."""
 
 
 def pairs_of(plan: Plan) -> Iterator[PlannedPair]:
-    """Every comparison of a plan: the control that an anchor challenges, then the test sets.
+    """Every comparison of a plan: the control against its anchor, then the test sets.
 
-    The anchor is not repeated: the spread of the control's own repeats tells how far right runs of
-    that regime lie apart.
+    The anchor is not repeated: the spread of the control's own repeats shows how much correct runs
+    of that regime differ.
 
-    Raises ValueError for a test set without a control, which no experiment file gives.
+    Raises ValueError for a test set without a control, which no experiment file produces.
     """
     anchor = next((job for job in plan.jobs if job.role is Role.ANCHOR), None)
     if anchor is not None:
@@ -186,7 +186,7 @@ def pairs_of(plan: Plan) -> Iterator[PlannedPair]:
 
 
 def seed_runs(plan: Plan, pair: PlannedPair, evidences: Mapping[str, Evidence]) -> SeedRuns | None:
-    """What control and test set of a comparison left, seed by seed; None where there is one."""
+    """The evidence of control and test set by seed; None if there is only one seed."""
     control, test = (
         tuple(
             evidences[each.name]
@@ -203,20 +203,20 @@ def seed_runs(plan: Plan, pair: PlannedPair, evidences: Mapping[str, Evidence]) 
 
 
 def may_be_rounding(job: Job, verdict: Verdict) -> bool:
-    """Whether a verdict is a failure that the same set in float32 would tell more of."""
+    """Whether a verdict is a failure about which a run of the set in float32 would say more."""
     low = job.precision is not Precision.FP32 and job.spec.ask is Ask.SAME
     return low and job.spec.trainer.can.references and verdict.judgement is Judgement.FAIL
 
 
 def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
-    """What to type after a verdict on a set of a plan, with why as a comment of the shell.
+    """The next command after a verdict on a set of a plan, with the reason as a shell comment.
 
-    Not a command that judges the same evidence again: it would say the same.
+    Never a command that judges the same evidence again, since its result would be the same.
     """
     if verdict.judgement is Judgement.FAIL:
         if may_be_rounding(job, verdict):
             return _run_again(plan, job, "--explain")
-        return f"{_run_again(plan, job)}  # after a change: what it does not touch is reused"
+        return f"{_run_again(plan, job)}  # after a change; runs that it does not affect are reused"
     if verdict.judgement is Judgement.INCONCLUSIVE:
         more = "or with [seeds]" if not plan.experiment.other_seeds else "or more seeds"
         return f"{_run_again(plan, job)}  # with more steps, {more}"
@@ -224,7 +224,7 @@ def next_command(plan: Plan, job: Job, verdict: Verdict) -> str:
         invalid = [each.name for each in verdict.checks if each.outcome is Outcome.INVALID]
         if MENDED_BY_TRAINING.issuperset(invalid[:1]):
             return f"{_run_again(plan, job, '--fresh')}  # trains it and its control again"
-        return f"{_run_again(plan, job)}  # after a change of what is named above"
+        return f"{_run_again(plan, job)}  # after fixing what is named above"
     return verdict.next_command
 
 

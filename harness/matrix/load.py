@@ -1,4 +1,4 @@
-"""Experiment file to plan, with the golden that stands for its control, if it names one."""
+"""Experiment file to plan, with a golden in place of its control if the file names one."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from converge_harness.surroundings import read_surroundings
 from converge_harness.trainers import find_toolchain
 
 SHOWN_MISFITS = 6
-"""Differences between a golden and a control that a message names."""
+"""Most differences between a golden and a control that a message names."""
 
 
 class Finder(Protocol):
-    """Finds a toolchain by its name and the trainer that it is for (None: torchtitan)."""
+    """Finds a toolchain by its name and its trainer (None: torchtitan)."""
 
     def __call__(self, name: str, *, trainer: TrainerSpec | None = None) -> Toolchain: ...
 
@@ -54,7 +54,7 @@ def load_plan(
     cluster: Path | Cluster | None = None,
     find: Finder = find_toolchain,
 ) -> Plan:
-    """Experiment file to plan; everything wrong with it in one ConfigError.
+    """Load an experiment file as a plan; raises one ConfigError with all its problems.
 
     ``slots`` replaces the file's ``cpu_ranks``: a set with more ranks is refused. ``calibration``
     replaces the file's: a plan with one makes no repeats. ``launcher`` and ``cluster`` as in
@@ -63,7 +63,7 @@ def load_plan(
     experiment = load_with_cluster(path, launcher, cluster)
     if calibration is not None:
         experiment = replace(experiment, calibration=calibration)
-    if only:  # before anything is looked for: a part needs only its own toolchains
+    if only:  # before toolchains are searched: a part needs only its own
         experiment = select(experiment, only)
     return plan_experiment(experiment, on_gpu=on_gpu, slots=slots, find=find)
 
@@ -73,9 +73,9 @@ def load_with_cluster(
 ) -> Experiment:
     """Read an experiment file, and the cluster that its launcher needs.
 
-    ``launcher`` replaces the file's. ``cluster`` is the user's own cluster file (by default the
-    one that the environment names, else that of the home folder, where there is one), or a whole
-    cluster that replaces it and ``[cluster]``.
+    ``launcher`` replaces the file's. ``cluster`` is the user's own cluster file (by default the one
+    that the environment names, else that of the home folder, if any), or a complete cluster that
+    replaces it and ``[cluster]``.
 
     Raises:
         ConfigError: with every problem of the files.
@@ -89,7 +89,7 @@ def load_with_cluster(
         raise ConfigError(
             Problem(
                 f"--cluster {cluster}",
-                "says nothing: the jobs run on this machine",
+                "has no effect: the jobs run on this machine",
                 "add --launcher slurm",
             )
         )
@@ -97,7 +97,7 @@ def load_with_cluster(
 
 
 def own_cluster_file(environ: Mapping[str, str]) -> Path | None:
-    """``$CONVERGE_CLUSTER``, else ``converge/cluster.toml`` of the user's settings if it is there.
+    """``$CONVERGE_CLUSTER``, else ``converge/cluster.toml`` among the user's settings if it exists.
 
     The folder of settings is ``$XDG_CONFIG_HOME`` or ``~/.config`` (XDG Base Directory
     Specification).
@@ -108,7 +108,7 @@ def own_cluster_file(environ: Mapping[str, str]) -> Path | None:
     try:
         path = Path(settings).expanduser() / "converge" / "cluster.toml"
         return path if path.is_file() else None
-    except (OSError, RuntimeError):  # a folder that may not be searched, no home folder
+    except (OSError, RuntimeError):  # a folder without permission, no home folder
         return None
 
 
@@ -119,7 +119,7 @@ def plan_experiment(
     slots: int | None = None,
     find: Finder = find_toolchain,
 ) -> Plan:
-    """A loaded experiment, or a part of one, to plan; its problems in one ConfigError."""
+    """Plan a loaded experiment, or a part of one; raises one ConfigError with all problems."""
     if slots is not None:
         experiment = replace(experiment, cpu_ranks=slots)
     surroundings = read_surroundings(experiment, corpus.digest, on_gpu=on_gpu)
@@ -129,7 +129,7 @@ def plan_experiment(
     if stored is None:
         return make_plan(experiment, toolchains, surroundings)
     experiment = measured_by(experiment, stored.golden)
-    for spec in experiment.controls:  # what only the control needs may be gone
+    for spec in experiment.controls:  # files that only the control needs may be gone
         toolchains.setdefault(spec.toolchain, stored.golden.toolchain)
     return stand_in(make_plan(experiment, toolchains, surroundings), stored)
 
@@ -149,18 +149,18 @@ def toolchain_names(experiment: Experiment) -> tuple[str, ...]:
 
 
 def golden_of(experiment: Experiment) -> StoredGolden | None:
-    """The golden that stands for an experiment's control; None where it names none.
+    """The golden in place of an experiment's control; None if it names none.
 
-    Raises ConfigError when it is not there, or is not what was blessed.
+    Raises ConfigError when it does not exist, or has changed since it was blessed.
     """
     folder = experiment.baseline
     if folder is None:
         return None
     place = f"{experiment.path}: baseline"
     if not folder.is_dir():
-        if folder.parent == experiment.path.absolute().parent / GOLDENS:  # told by its name alone
+        if folder.parent == experiment.path.absolute().parent / GOLDENS:  # named without a path
             folder = default_folder(experiment.path) / folder.name
-        make = f"make it: {bless_command(experiment.path, folder)}"
+        make = f"make it with: {bless_command(experiment.path, folder)}"
         raise ConfigError(Problem(place, not_there(folder), make))
     try:
         return read_golden(folder)
@@ -170,16 +170,16 @@ def golden_of(experiment: Experiment) -> StoredGolden | None:
 
 def bless_command(experiment: Path, folder: Path) -> str:
     """The command that blesses the control of an experiment."""
-    words = ["converge", "bless", str(experiment), "--name", folder.name]
-    words += ["--out", str(folder.parent), "--author", "WHO", "--reason", "WHY"]
-    return shlex.join(words)
+    allowed = ["converge", "bless", str(experiment), "--name", folder.name]
+    allowed += ["--out", str(folder.parent), "--author", "WHO", "--reason", "WHY"]
+    return shlex.join(allowed)
 
 
 def stand_in(plan: Plan, stored: StoredGolden) -> Plan:
-    """The plan with the golden in its control's place.
+    """The plan with the golden in place of its control.
 
-    Raises ConfigError when the golden is another training than the control that the file
-    describes, or of another hardware class or data type that the file does not name.
+    Raises ConfigError when the golden was trained with other settings than the file's control, or
+    with a hardware class or data type that the file does not allow to differ.
     """
     experiment, golden = plan.experiment, stored.golden
     (control,) = (job for job in plan.jobs if job.role is Role.CONTROL)
@@ -190,8 +190,8 @@ def stand_in(plan: Plan, stored: StoredGolden) -> Plan:
         shown = [*found.refused[:SHOWN_MISFITS]]
         if len(found.refused) > SHOWN_MISFITS:
             shown.append(f"and {len(found.refused) - SHOWN_MISFITS} more")
-        words = ", ".join(f'"{each}"' for each in sorted(found.across))
-        excuse = f"if meant, baseline_across = [{words}]; " if found.across else ""
+        allowed = ", ".join(f'"{each}"' for each in sorted(found.across))
+        excuse = f"if intended, baseline_across = [{allowed}]; " if found.across else ""
         renew = bless_command(experiment.path, golden.folder)
         raise ConfigError(
             Problem(

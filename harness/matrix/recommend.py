@@ -1,4 +1,4 @@
-"""What the converging guide recommends to run: as an experiment file, or as the fewest jobs."""
+"""The sets that the converging guide recommends: as an experiment file, or as the fewest jobs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from converge_harness.model import (
 from converge_harness.trainers import assume_toolchain, trainer_of_kind
 
 VARIANTS = {"pp": PIPELINE_SCHEDULES, "cp": CP_ROTATIONS}
-"""What may follow a degree."""
+"""By parallelism, what may follow its degree."""
 SETS = frozenset({"control", "controls", "test", "matrix", "anchor"})
-"""Tables of an experiment file, none of them a train config's."""
+"""Tables of an experiment file that no train config has."""
 DEFAULT_DP = 2
-"""The least degree at which FSDP shards anything."""
+"""The smallest degree at which FSDP shards."""
 
 
 # ------------------------------------------------------------------ an experiment file
@@ -37,9 +37,9 @@ def recommended_file(
 ) -> str:
     """The text of the experiment file for techniques, on the train config ``base``.
 
-    ``out`` is where it will lie (None: it is printed), from where its paths lead.
+    ``out`` is its path, to which paths in it are relative (None: it is printed).
 
-    Raises ConfigError: a word is not known, or a technique cannot run on this base.
+    Raises ConfigError if a technique is unknown or cannot run on this base.
     """
     named = guide.parse_factors(technique, VARIANTS)
     config = read_base(base)
@@ -56,7 +56,7 @@ def recommended_file(
 def read_base(written: str) -> TrainConfig:
     """The train config that ``--base`` names, looked up from the current directory.
 
-    Raises ConfigError when it is none.
+    Raises ConfigError if it is not a train config.
     """
     guided = trainer_of_kind(DEFAULT_TRAINER)
     config = guided.load_train_config(written, [Path.cwd()], "--base")
@@ -66,7 +66,7 @@ def read_base(written: str) -> TrainConfig:
         raise ConfigError(
             Problem(
                 f"--base {written}",
-                f"is an experiment file, not a train config of {guided.kind}'s keys",
+                f"is an experiment file, not a train config with {guided.kind}'s keys",
                 f"its own train config is {named}" if named else "",
             )
         )
@@ -83,7 +83,7 @@ def _found(base: str) -> Path:
 
 
 def _as_written(base: str, out: Path | None) -> str:
-    """The base config's path for the file: as given where it leads there from the file's folder."""
+    """The base config's path in the file: as given if it resolves from the file's folder."""
     path = Path(base)
     if out is None or _found(base) == path.expanduser():
         return base
@@ -94,9 +94,9 @@ def _as_written(base: str, out: Path | None) -> str:
 
 
 def _require_right(text: str, out: Path | None) -> None:
-    """Load and plan a file's text before one that was there is replaced.
+    """Load and plan a file's text before it replaces an existing file.
 
-    Raises ConfigError, whose places name ``out`` (or what is printed).
+    Raises ConfigError, whose places name ``out`` (or the printed file).
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experiment.toml"
@@ -122,20 +122,20 @@ class Proposal:
 
     base: guide.Base
     named: tuple[guide.Factor, ...]
-    """What was asked for."""
+    """The requested techniques."""
     common: Mapping[str, Setting]
-    """Settings that all sets of the file share, into which the jobs are to be pasted."""
+    """Settings that all sets share, for the file into which the jobs are pasted."""
     factors: tuple[guide.Factor, ...]
-    """What was asked for, and what that needs."""
+    """The requested techniques, and those that they need."""
     found: guide.Cover
     sets: tuple[guide.Recommended, ...]
-    """A set for every job."""
+    """One set per job."""
 
 
 def propose_for_experiment(path: Path, only: Sequence[str], gpus: int) -> Proposal:
-    """Jobs for what the test sets of an experiment hold, beside its first control.
+    """Jobs for the techniques of an experiment's test sets, beside its first control.
 
-    Raises ConfigError where they hold nothing to pair, and for every problem of the file.
+    Raises ConfigError if there is nothing to pair, and for every problem of the file.
     """
     made = load_plan(path, only, on_gpu=True, find=assume_toolchain)
     control = next(job for job in made.jobs if job.role is Role.CONTROL)
@@ -144,7 +144,7 @@ def propose_for_experiment(path: Path, only: Sequence[str], gpus: int) -> Propos
         raise ConfigError(
             Problem(
                 str(path),
-                "its parallel test sets hold no technique to pair",
+                "its parallel test sets have no technique to pair",
                 "name techniques with --technique instead",
             )
         )
@@ -155,7 +155,7 @@ def propose_for_experiment(path: Path, only: Sequence[str], gpus: int) -> Propos
 def propose_for_techniques(
     technique: Sequence[str], dp: int | None, base: str | None, gpus: int
 ) -> Proposal:
-    """Jobs for techniques; without a base any batch, sequence and model are taken to fit."""
+    """Jobs for techniques; without a base any batch, sequence and model are assumed to fit."""
     named = guide.parse_factors(technique, VARIANTS)
     dp = dp or DEFAULT_DP
     if base is None:

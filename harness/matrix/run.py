@@ -1,4 +1,4 @@
-"""A plan's jobs to their records, on this machine or by a scheduler that is followed to the end."""
+"""Runs a plan's jobs, on this machine or under a scheduler, and waits for their records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from converge_harness.surroundings import gpu_models
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What running a plan came to."""
+    """The result of running a plan."""
 
     records: tuple[RunRecord, ...]
     """In the plan's order."""
@@ -31,14 +31,14 @@ class Ran:
 def run_jobs(
     plan: Plan, store: Store, observer: Observer, *, fresh: bool = False, warm: bool = True
 ) -> Ran:
-    """Bring every job of the plan to a record, here or on a cluster; finished ones are reused.
+    """Run every job of the plan, here or on a cluster; finished ones are reused.
 
     Args:
-        plan: whose jobs are run; a golden's are taken as they are.
-        store: where runs are kept and found again.
-        observer: is told what happens meanwhile.
+        plan: a golden's job is not run; its record is used.
+        store: where runs are stored and reused from.
+        observer: gets events while jobs run.
         fresh: run everything again, even what has finished with the same identity.
-        warm: fork ranks that have their imports done, where that is possible.
+        warm: fork ranks from a process that has done the imports, where possible.
 
     Raises:
         ConfigError: a toolchain refuses a job's config; nothing was launched.
@@ -60,14 +60,14 @@ def run_jobs(
 def prepare(
     plan: Plan, store: Store, observer: Observer
 ) -> dict[SyntheticData, corpus.PreparedData]:
-    """Say what is to be done, and generate every corpus that is not there yet."""
+    """Report the number of jobs, and generate every missing corpus."""
     count = len(plan.without_golden.jobs)
     observer(Preparing(time.time(), f"{plan.experiment.name}: {count} jobs"))
     return prepare_data(plan, store)
 
 
 def prepare_data(plan: Plan, store: Store) -> dict[SyntheticData, corpus.PreparedData]:
-    """Generate every corpus that the plan's jobs read, unless it is there."""
+    """Generate every corpus that the plan's jobs read, unless it exists."""
     used = dict.fromkeys(job.spec.train_config.data for job in plan.jobs)
     return {data: corpus.prepare(data, store.root / "data") for data in used if data is not None}
 
@@ -79,7 +79,7 @@ def options_of(
     fresh: bool = False,
     warm: bool = True,
 ) -> RunOptions:
-    """How a plan is to be run, where its launcher runs it."""
+    """The options for running a plan with its launcher."""
     cluster = plan.experiment.cluster
     return RunOptions(
         data={values: prepared.folder for values, prepared in data.items()},
@@ -96,12 +96,12 @@ def gpu_ids() -> tuple[int, ...]:
 
 
 def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -> Site:
-    """Where the jobs of a plan for a scheduler are submitted.
+    """The scheduler to which a plan's jobs are submitted.
 
-    ``observer`` is told when the scheduler makes us wait.
+    ``observer`` gets an event when the scheduler is slow to answer.
 
-    Raises ClusterError when the scheduler's commands are not there: now, not after minutes of
-    preparations.
+    Raises ClusterError when the scheduler's commands are missing: now, not after minutes of
+    preparation.
     """
     cluster = plan.experiment.cluster
     if cluster is None:
@@ -119,7 +119,7 @@ def site_of(plan: Plan, store: Store, options: RunOptions, observer: Observer) -
 
 
 def golden_record(job: Job) -> RunRecord:
-    """The record of a golden's run, by the name of now."""
+    """The record of a golden's run, under the job's current name."""
     if job.golden is None:
-        raise ValueError(f"{job.name} is no golden")
+        raise ValueError(f"{job.name} is not a golden")
     return replace(read_record(job.golden), name=job.name, reused=True)

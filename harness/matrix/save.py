@@ -1,4 +1,4 @@
-"""``matrix.json`` in a report folder: which runs it judges, for ``converge report``."""
+"""``matrix.json`` in a report folder: the runs that it judges, for ``converge report``."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ class _Saved(BaseModel):
     entropy_floor: float | None
     runs: dict[str, _SavedRun]
     calibrated: bool = False
-    """Whether a calibration file or a golden was given; what it held is in ``calibration.json``."""
+    """Whether a calibration file or a golden was given; its content is in ``calibration.json``."""
     launcher: Launcher = Launcher.LOCAL
     cluster: Cluster | None = None
-    """As it was then: the user's own file may say something else by now."""
+    """As it was then: the user's own file may have changed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedMatrix:
-    """A finished matrix as its report folder remembers it."""
+    """A finished matrix as stored in its report folder."""
 
     plan: Plan
     records: tuple[RunRecord, ...]
     """In the plan's order."""
     versions: Mapping[str, str]
-    """Of the toolchains that the runs were made with."""
+    """The toolchains of the runs."""
     entropy_floor: float | None
 
 
 def save_matrix(folder: Path, matrix: SavedMatrix, only: Sequence[str], *, on_gpu: bool) -> None:
-    """Remember which runs a report folder judges."""
+    """Store which runs a report folder judges."""
     plan = matrix.plan
     saved = _Saved(
         experiment=str(plan.experiment.path.resolve()),
@@ -91,13 +91,13 @@ def load_matrix(folder: Path) -> SavedMatrix:
     """The matrix that a report folder was made from; needs no toolchain.
 
     Raises:
-        StoreError: the folder is no report folder, a run that it names is gone or was made anew,
-            or the experiment does not mean the same any more.
+        StoreError: the folder is not a report folder, a run that it names is gone or was replaced,
+        or the experiment has changed its meaning.
     """
     path = folder / FILE
     if not path.is_file():
         raise StoreError(
-            f"{folder} has no {FILE}: it is no --out folder of `converge run`; "
+            f"{folder} has no {FILE}: it is not the --out folder of `converge run`; "
             "give that folder, or judge run folders with `converge compare`"
         )
     try:
@@ -125,8 +125,8 @@ def load_matrix(folder: Path) -> SavedMatrix:
     named = _named_backends(plan.experiment)
     records = tuple(_record(job, saved, experiment, named.get(job.spec.name)) for job in plan.jobs)
     if any(job.golden is not None for job in plan.jobs):
-        # How strictly a golden judges depends on whether the runs were of its release, whatever
-        # stands in the toolchain's folder by now.
+        # How strictly a golden judges depends on whether the runs had its release, whatever is in
+        # the toolchain's folder by now.
         then = _versions_then(plan, records)
         plan = plan_by(
             lambda name, *, trainer=None: _as_then(assume_toolchain(name, trainer=trainer), then)
@@ -140,9 +140,9 @@ def load_matrix(folder: Path) -> SavedMatrix:
 
 
 def _with_backend_of(job: Job, record: RunRecord) -> Job:
-    """The job by the SPMD backend that its run was told; older ones were told none.
+    """The job with the SPMD backend of its run; older runs have none.
 
-    What a set that names none is run by depends on the torch that is there.
+    The default backend of a set depends on the installed torch.
     """
     told = read_spec(record.folder)
     if told is None or job.golden is not None:
@@ -151,7 +151,7 @@ def _with_backend_of(job: Job, record: RunRecord) -> Job:
 
 
 def _versions_then(plan: Plan, records: Sequence[RunRecord]) -> dict[str, dict[str, str]]:
-    """Versions by distribution that the runs of every toolchain recorded, by its name."""
+    """By name of a toolchain, the versions by distribution that its runs recorded."""
     found = {}
     for job, record in zip(plan.jobs, records, strict=True):
         if job.golden is None:
@@ -165,16 +165,16 @@ def _as_then(now: Toolchain, then: Mapping[str, Mapping[str, str]]) -> Toolchain
 
 
 def _named_backends(experiment: Experiment) -> dict[str, str | None]:
-    """By the name of a set, the SPMD backend that the file names for it."""
+    """By name of a set, the SPMD backend that the file names for it."""
     anchor = () if experiment.anchor is None else (experiment.anchor,)
     sets = (*experiment.controls, *anchor, *experiment.tests)
     return {spec.name: spec.spmd_backend for spec in sets}
 
 
 def _record(job: Job, saved: _Saved, experiment: Path, backend: str | None) -> RunRecord:
-    """The saved run of a job, if it is still what the plan means.
+    """The saved run of a job, if it still matches the plan.
 
-    ``backend`` is the SPMD backend that the file names; None: whatever fits.
+    ``backend`` is the SPMD backend that the file names; None: any.
     """
     again = f"run it again with: converge run {experiment}"
     run = saved.runs.get(job.name)
@@ -185,18 +185,18 @@ def _record(job: Job, saved: _Saved, experiment: Path, backend: str | None) -> R
         raise StoreError(f"{run.folder} has been replaced by another run; {again}")
     told = read_spec(record.folder)
     changed = told is not None and (
-        _meaning(told) != _told(job) or backend not in (None, told.spmd_backend)
+        _meaning(told) != _job_settings(job) or backend not in (None, told.spmd_backend)
     )
     if job.role is not Role.SEED and changed:
         raise StoreError(
-            f"{experiment} or its train config has changed: {job.name!r} was run as something "
-            f"else; {again}"
+            f"{experiment} or its train config has changed: {job.name!r} was run with other "
+            f"settings; {again}"
         )
     return record
 
 
-def _told(job: Job) -> tuple[object, ...]:
-    """What the ranks of a job are told; of one in several passes also the global batch."""
+def _job_settings(job: Job) -> tuple[object, ...]:
+    """The settings in a job's ``job.json``; for several passes also the global batch."""
     spec = job.spec
     if comes_in_passes(job):
         spec = replace(spec, overrides={**spec.overrides, GLOBAL_BATCH: job.global_batch_size})
@@ -204,7 +204,7 @@ def _told(job: Job) -> tuple[object, ...]:
 
 
 def _meaning(spec: SetSpec) -> tuple[object, ...]:
-    """What of a set its ranks were told: not its name, notes, waivers and tolerances."""
+    """The settings of a set that its ranks get: not its name, notes, waivers and tolerances."""
     config = spec.train_config
     return (
         spec.parallelism,

@@ -1,4 +1,4 @@
-"""Jobs of a scheduler without a harness that stays: submit, look, collect, cancel."""
+"""Slurm jobs without a converge process that waits for them: submit, status, collect, cancel."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from converge_harness.store import Store
 
 
 def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = False) -> Submitted:
-    """Hand every job to the scheduler that has not finished and is not in its queue.
+    """Submit every job that has not finished and is not in the queue.
 
-    Raises as ``converge_harness.launch.slurm.detached.submit_plan`` does.
+    Raises what ``converge_harness.launch.slurm.detached.submit_plan`` raises.
     """
     data = prepare(plan, store, observer)
     site = site_of(plan, store, options_of(plan, data, fresh=fresh), observer)
@@ -42,19 +42,19 @@ def submit_jobs(plan: Plan, store: Store, observer: Observer, *, fresh: bool = F
 
 
 def jobs_status(plan: Plan, store: Store, observer: Observer) -> tuple[StatusRow, ...]:
-    """How every job stands, in the plan's order. Nothing is written."""
+    """The status of every job, in the plan's order. Nothing is written."""
     site = site_of(plan, store, options_of(plan, {}), observer)
     return detached.status(plan.without_golden, site)
 
 
 def collect_jobs(plan: Plan, store: Store, observer: Observer) -> Collected:
-    """Write the records of all that is over, and say what is not."""
+    """Write the records of all jobs that have ended, and return which have not."""
     site = site_of(plan, store, options_of(plan, {}), observer)
     return detached.collect(plan.without_golden, site, observer)
 
 
 def collected_run(plan: Plan, collected: Collected, store: Store) -> Ran:
-    """What a matrix is judged by: records, and of what is not over that it was skipped."""
+    """The records of collected jobs; those that have not ended count as skipped."""
     records = {each.job.identity: _not_over(each) for each in collected.left}
     records.update(collected.records)
     goldens = (job for job in plan.jobs if job.golden is not None)
@@ -65,7 +65,7 @@ def collected_run(plan: Plan, collected: Collected, store: Store) -> Ran:
 def cancel_jobs(
     plan: Plan, store: Store, observer: Observer, only: Sequence[str] = ()
 ) -> Cancelled:
-    """Take the jobs that ``only`` names (none: all) out of the scheduler's hands.
+    """Cancel the jobs that ``only`` names (none: all).
 
     Raises ConfigError for a name that is neither a job's nor a set's.
     """
@@ -80,7 +80,7 @@ def cancel_jobs(
 
 
 def jobs_named(plan: Plan, only: Sequence[str]) -> Callable[[Job], bool]:
-    """Which jobs ``--only`` means: jobs by their names, test sets as elsewhere."""
+    """The jobs of ``--only``: jobs by name, test sets as in other commands."""
     # In the plan's order.
     by_name = dict.fromkeys(job.name for job in plan.without_golden.jobs)
     only = only or tuple(by_name)
@@ -109,7 +109,7 @@ def state_of(status: JobStatus) -> str:
 
 
 def _is_set(plan: Plan, name: str) -> bool:
-    """Whether `select` takes it: a set, or what several are generated from."""
+    """Whether `select` knows it: a set, or a table from which several are generated."""
     try:
         select(plan.experiment, [name])
     except ConfigError:
@@ -118,7 +118,7 @@ def _is_set(plan: Plan, name: str) -> bool:
 
 
 def _not_over(status: JobStatus) -> RunRecord:
-    """What a matrix is judged by where a job is not over."""
+    """The record of a job that has not ended, for judging."""
     return RunRecord(
         name=status.job.name,
         identity=status.job.identity,
@@ -126,7 +126,7 @@ def _not_over(status: JobStatus) -> RunRecord:
         status=RunStatus.SKIPPED,
         wall_s=0.0,
         argv=(),
-        error=RankError(None, f"not over: {state_of(status)}"),
+        error=RankError(None, f"not ended: {state_of(status)}"),
     )
 
 

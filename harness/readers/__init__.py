@@ -1,12 +1,12 @@
-"""Evidence from run folders of ours, and from curves that other tools left.
+"""Evidence from converge's own run folders, and from curves that other tools wrote.
 
 ::
 
     curves.py     any path as evidence: a run folder, or a curve of another tool
-    run_folder/   run folders of ours
+    run_folder/   converge's own run folders
     foreign/      curves of other tools, each format in a module
     lines.py      text files line by line, with errors that name the line
-    points.py     what a source says of each signal, every step once
+    points.py     the points of each signal, settled to one value per step
 """
 
 from converge_harness.readers.curves import read_curves, same_path

@@ -1,4 +1,4 @@
-"""Curves from anywhere: find out what a path is, and read it as evidence."""
+"""Curves from anywhere: finds out what a path is, and reads it as evidence."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from converge_harness.readers.run_folder.run import read_run, run_folder_of
 def read_curves(
     path: Path, columns: Mapping[str, str] | None = None, *, since: int | None = None
 ) -> Evidence:
-    """A run folder or a curve in any of the formats that other tools write.
+    """Read a run folder, or a curve in any format that other tools write.
 
-    ``columns`` maps signals (``loss``, ``grad_norm``, ``lr``, ``tokens``, …) and ``step`` to the
-    names that they have here (a column, a key or a tag); a signal that it does not map is looked
-    for under its known names. It applies where names are free: run folders and console logs have
-    fixed ones, and TensorBoard and golden values their own steps. ``since`` leaves out the steps
-    before it.
+    ``columns`` maps signals (``loss``, ``grad_norm``, ``lr``, ``tokens``, …) and ``step`` to their
+    names in the file (a column, a key or a tag); a signal that it does not map is looked up under
+    its known names. It has no effect where names are fixed: in run folders and console logs, and
+    for the steps of TensorBoard and golden values. ``since`` leaves out all earlier steps.
 
-    Raises EvidenceError when the path is nothing readable, cannot be understood, lacks a mapped
-    name or has no step from ``since`` on, and for a run folder that is to be cut; StoreError for a
-    damaged run folder of ours.
+    Raises EvidenceError when the path is not readable, cannot be understood, lacks a mapped name or
+    has no step from ``since`` on, and for a run folder with ``since``; StoreError for a damaged run
+    folder.
     """
     columns = columns or {}
     check_columns(columns)
@@ -40,14 +39,14 @@ def read_curves(
         return evidence if since is None else _since(path, evidence, since)
     if since is not None:
         raise EvidenceError(
-            f"{path}: --from {since} cuts curves, and this is a run folder, whose evidence is "
+            f"{path}: --from {since} is for curves, and this is a run folder, whose evidence is "
             "judged as a whole; leave --from out"
         )
     return read_run(folder)
 
 
 def _since(path: Path, evidence: Evidence, step: int) -> Evidence:
-    """A curve from a step on, and what is said of its steps."""
+    """A curve from a step on, with the problems of those steps."""
     kept = evidence.steps >= step
     if not kept.any():
         last = f"its last step is {evidence.steps[-1]}" if kept.size else "it has no step"
@@ -74,12 +73,12 @@ _AT_STEP = re.compile(r"step (\d+): ")
 def same_path(first: Path, second: Path) -> bool:
     """Whether ``read_curves`` reads one and the same file or folder for two paths.
 
-    A folder and the one file in it that is read count as the same, and so do links.
+    A folder and the one file that is read in it count as the same, and so do links.
     """
     try:
         return _read_at(first).samefile(_read_at(second))
     except OSError:
-        return False  # one of them is not there, which reading it says better
+        return False  # one does not exist; reading it gives a better message
 
 
 def _read_at(path: Path) -> Path:
@@ -87,7 +86,7 @@ def _read_at(path: Path) -> Path:
 
 
 def _nearest(path: Path) -> str:
-    """A suggestion: what else is there with nearly that name."""
+    """A suggestion: an existing path with a similar name."""
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, siblings, n=1)
     return f"; did you mean {path.parent / close[0]}?" if close else ""

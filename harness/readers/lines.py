@@ -18,11 +18,11 @@ LARGEST_STEP = 2**63 - 1
 """Steps are compared as int64."""
 
 Place = Callable[[int], str]
-"""A row's number to the words that begin an error about it."""
+"""Maps a row's number to the beginning of an error message about it."""
 
 
 def line_of(path: Path) -> Place:
-    """Rows that are lines of a file, counted from 1: ``curve.csv:12``."""
+    """Places of the lines of a file, counted from 1: ``curve.csv:12``."""
     return lambda line: f"{path}:{line}"
 
 
@@ -34,7 +34,7 @@ def fail(where: str, message: str) -> NoReturn:
 def read_text(path: Path, *, hint: str = "") -> str:
     """A UTF-8 file as text, with or without byte order mark.
 
-    Raises EvidenceError, with the hint where the file is not text.
+    Raises EvidenceError, with the hint if the file is not text.
     """
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -42,7 +42,7 @@ def read_text(path: Path, *, hint: str = "") -> str:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise EvidenceError(
-            f"{path}: is not text in UTF-8 (byte {error.start}){hint and f'; {hint}'}"
+            f"{path}: is not UTF-8 text (byte {error.start}){hint and f'; {hint}'}"
         ) from error
 
 
@@ -60,7 +60,7 @@ def decode_json(text: str) -> Any:
 def json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number and JSON object of every line that is not blank; raises EvidenceError."""
     place = line_of(path)
-    # Not splitlines: it also splits at characters that JSON strings may hold, such as U+2028.
+    # Not splitlines: it also splits at characters that JSON strings may contain, such as U+2028.
     for line, content in enumerate(text.split("\n"), start=1):
         if not content or content.isspace():
             continue
@@ -69,26 +69,25 @@ def json_objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         except ValueError as error:
             fail(place(line), f"not JSON: {error}")
         if not isinstance(value, dict):
-            fail(place(line), f"a {type(value).__name__}, where a JSON object should be")
+            fail(place(line), f"a {type(value).__name__}, not a JSON object")
         yield line, value
 
 
 def number(place: Place, row: int, name: str, value: object) -> float | None:
-    """A cell or JSON value as a number; None and empty text are None; raises EvidenceError.
+    """A cell or JSON value as a number; None for None and empty text; raises EvidenceError.
 
-    Text may spell non-finite numbers in any way that ``float`` reads: ``nan``, ``inf``,
-    ``-Infinity``.
+    Non-finite numbers may have any spelling that ``float`` reads: ``nan``, ``inf``, ``-Infinity``.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        fail(place(row), f"{name} is {value!r}, which is no number")
-    if isinstance(value, str) and "_" in value:  # float reads 1_000; no tool writes it
-        fail(place(row), f"{name} is {value!r}, which is no number")
+        fail(place(row), f"{name} is {value!r}, which is not a number")
+    if isinstance(value, str) and "_" in value:  # float accepts 1_000, but no tool writes it
+        fail(place(row), f"{name} is {value!r}, which is not a number")
     try:
         return float(value)
     except (ValueError, OverflowError):
-        fail(place(row), f"{name} is {value!r}, which is no number")
+        fail(place(row), f"{name} is {value!r}, which is not a number")
 
 
 def numbers(place: Place, rows: Sequence[int], name: str, values: Sequence[object]) -> Column:
@@ -96,11 +95,11 @@ def numbers(place: Place, rows: Sequence[int], name: str, values: Sequence[objec
     kinds = set(map(type, values))
     try:
         if kinds <= {float, int, type(None)}:
-            return Column.of(values)  # type: ignore[arg-type] # its types were just looked at
+            return Column.of(values)  # type: ignore[arg-type] # types were just checked
         if kinds == {str} and "_" not in "".join(values):  # type: ignore[arg-type]
             return Column.of(np.fromiter(map(float, values), np.float64, len(values)))  # type: ignore[arg-type]
     except (ValueError, OverflowError):
-        pass  # a hole, or what is no number: told apart below
+        pass  # a missing value or not a number: distinguished below
     return Column.of(
         number(place, row, name, value) for row, value in zip(rows, values, strict=True)
     )
@@ -116,7 +115,7 @@ def step_number(place: Place, row: int, value: object) -> int:
         or step != int(step)
         or step > LARGEST_STEP
     ):
-        fail(place(row), f"step is {value!r}, which is no step number")
+        fail(place(row), f"step is {value!r}, which is not a step number")
     return int(step)
 
 
@@ -126,7 +125,7 @@ def step_numbers(place: Place, rows: Sequence[int], values: Sequence[object]) ->
         try:
             steps = np.array(values, dtype=np.int64)
         except OverflowError:
-            pass  # named below
+            pass  # reported below
         else:
             if not (steps < 0).any():
                 return steps

@@ -1,8 +1,7 @@
-"""What a source says of each signal, point by point, settled to one row per step.
+"""The points of each signal in a source, settled to one value per step.
 
-A restart replays steps from its checkpoint on, and loggers write several rows on one step. Of the
-values that a signal has at a step the last one is kept; when an earlier one differs from it, the
-evidence says so.
+A restart replays steps from its checkpoint on, and loggers write several rows per step. Of several
+values at one step the last counts; if an earlier one differs from it, the evidence says so.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 from converge_harness.model import Column, Evidence, Flags, Floats, Integers
 
 MEASURED_ANEW = frozenset({"seconds", "at", "memory_bytes"})
-"""What no two runs of a step share: neither a replay nor a conflict."""
+"""Signals that differ in every replay of a step, which is no conflict."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,20 +25,20 @@ class Points:
     steps: Integers
     """Shape (points,)."""
     column: Column
-    """Shape (points,); a hole is a step that the source names without a value."""
+    """Shape (points,); a missing value is a step that the source names without one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """The same with every step once, in order."""
+    """The signals with every step once, in order."""
 
     steps: Integers
     signals: dict[str, Column]
     replayed: tuple[int, ...]
     differences: Mapping[int, tuple[str, ...]]
-    """Replayed steps whose values differ, to what differs: ``loss 5.1, then 5.2``."""
+    """By replayed step whose values differ, what differs: ``loss 5.1, then 5.2``."""
     problems: tuple[str, ...]
-    """Steps that were out of order, in a sentence."""
+    """Sentences on steps that were out of order."""
 
     def evidence(
         self, name: str, *, source: str, problems: tuple[str, ...] = (), **more: Any
@@ -63,16 +62,16 @@ def settle(
     grid: Collection[str] = (),
     spell: Mapping[str, Callable[[float], str]] | None = None,
 ) -> Settled:
-    """Every step once, increasing, with each signal's last value at it.
+    """Every step once, increasing, with each signal's last value.
 
-    ``grid`` names the signals whose points make the steps (all, when empty); points of others at
-    other steps are left out. ``spell`` writes a signal's values in clauses. Values agree when they
-    are equal, or both NaN.
+    ``grid`` names the signals that determine the steps (empty: all); points of others at other
+    steps are left out. ``spell`` formats a signal's values in clauses. Values agree when they are
+    equal, or both NaN.
     """
     singles = {name: _settle_one(each) for name, each in points.items()}
     steps = np.zeros(0, dtype=np.int64)
     for name, single in singles.items():
-        # Most often all signals have the same steps, and a union of a million is not free.
+        # Usually all signals have the same steps, and a union of a million steps takes time.
         if (not grid or name in grid) and not np.array_equal(steps, single.steps):
             steps = np.union1d(steps, single.steps) if steps.size else single.steps
     repeated: set[int] = set()
@@ -129,7 +128,7 @@ class _Single:
     """Steps first seen after a later step, to that step."""
 
     def at(self, steps: Integers) -> Column:
-        """The signal on other steps, with holes where it has none."""
+        """The signal on other steps, with missing values where it has none."""
         if np.array_equal(steps, self.steps):
             return self.column
         places = np.searchsorted(self.steps, steps)

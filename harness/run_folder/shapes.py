@@ -1,4 +1,4 @@
-"""What a value of a JSON file has to be, so that later stages can rely on it."""
+"""The shapes of values in JSON files, checked so that later stages can rely on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _is_names(value: object) -> bool:
 
 
 def _is_counts_seen(value: object) -> bool:
-    """An object of counts, where null is a count that nobody could tell."""
+    """Whether a JSON value is an object of counts, some of which may be unknown (null)."""
     known = isinstance(value, dict) and [each for each in value.values() if each is not None]
     return isinstance(known, list) and all(map(is_count, known))
 
@@ -56,30 +56,30 @@ def _is_steps(value: object) -> bool:
 
 
 Shape = tuple[Callable[[object], bool], str]
-"""Whether a value has the shape, and what the shape is called."""
-TEXT: Shape = (is_text, "text")
-TEXTS: Shape = (is_texts, "list of texts")
-COUNT: Shape = (is_count, "count")
-COUNTS: Shape = (is_counts, "JSON object of counts")
-COUNTS_SEEN: Shape = (_is_counts_seen, "JSON object of counts")
-NAMES: Shape = (_is_names, "JSON object of lists of texts")
-STEPS: Shape = (_is_steps, "list of steps")
-OBJECT: Shape = (_is_object, "JSON object")
-OBJECTS: Shape = (_is_objects, "list of JSON objects")
+"""Tests whether a value has the shape; and the name of the shape."""
+TEXT: Shape = (is_text, "a string")
+TEXTS: Shape = (is_texts, "a list of strings")
+COUNT: Shape = (is_count, "a count")
+COUNTS: Shape = (is_counts, "a JSON object of counts")
+COUNTS_SEEN: Shape = (_is_counts_seen, "a JSON object of counts")
+NAMES: Shape = (_is_names, "a JSON object of lists of strings")
+STEPS: Shape = (_is_steps, "a list of steps")
+OBJECT: Shape = (_is_object, "a JSON object")
+OBJECTS: Shape = (_is_objects, "a list of JSON objects")
 FLAG: Shape = (_is_flag, "true or false")
-TIME: Shape = (_is_time, "time")
+TIME: Shape = (_is_time, "a time")
 
 
 def misfit(document: Mapping[str, Any], shapes: Mapping[str, Shape]) -> str:
-    """The first key whose value has not its shape, in a clause; empty where all have.
+    """A clause on the first key whose value does not have its shape; empty if all do.
 
-    Keys of an inner object are dotted, and come after the object itself. A key that is absent or
-    null has every shape.
+    Keys of an inner object are dotted, and come after the object itself. A missing or null
+    key fits every shape.
     """
-    for key, (fits, words) in shapes.items():
+    for key, (fits, name) in shapes.items():
         value: Any = document
         for part in key.split("."):
             value = value.get(part) if value is not None else None
         if value is not None and not fits(value):
-            return f"{key} is {value!r}, which is no {words}"
+            return f"{key} is {value!r}, which is not {name}"
     return ""

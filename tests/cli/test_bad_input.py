@@ -244,7 +244,7 @@ def test_report_of_a_damaged_folder(tmp_path, saved):
 @pytest.mark.parametrize("number", ["0", "-1", "x", "1.5", ""])
 def test_a_number_that_is_none(tmp_path, number):
     result = converge("history", f"--limit={number}", cwd=tmp_path)
-    assert_refused(result, f"argument --limit: {number!r} is no number from 1 on")
+    assert_refused(result, f"argument --limit: {number!r} is not a positive whole number")
 
 
 def test_what_would_launch_nothing_anyway_does_not_say_so(tmp_path):

@@ -105,7 +105,7 @@ def test_what_is_open_says_what_would_settle_it(sides, capsys):
     [
         (["--seeds", "--control", "C0", "C1"], "--seeds: is given without --test"),
         (["--seeds", "--test", "T0", "T1"], "--seeds: is given without --control"),
-        (["C0", "T0", "--seeds"], "belongs to neither side of --seeds"),
+        (["C0", "T0", "--seeds"], "is neither a --control nor a --test of --seeds"),
         (["--control", "C0", "C1", "--test", "T0", "T1"], "names runs of several seeds"),
         ([], "is given no CONTROL"),
         (["C0"], "is given no TEST"),
@@ -139,15 +139,15 @@ def test_a_target_is_asked_of_seeds_with_a_margin(sides, capsys):
     assert compare(sides, "higher", more=("--target", "loss=2.11", "--margin", "0.01")) == 1
     capsys.readouterr()
     for wrong, problem in (
-        (("--target", "2.5", "--margin", "0.1"), "is no target loss"),
-        (("--target", "loss=low", "--margin", "0.1"), "is no target loss"),
+        (("--target", "2.5", "--margin", "0.1"), "is not a target loss"),
+        (("--target", "loss=low", "--margin", "0.1"), "is not a target loss"),
         (("--target", "loss=2.5"), "needs a margin"),
         (("--target", "loss=2.5", "--margin", "0.1", "--ask", "same"), "no more steps"),
     ):
         assert compare(sides, "same", more=wrong) == 2
         assert problem in " ".join(capsys.readouterr().err.split())
     assert main(["compare", sides["control"][0], sides["same"][0], *more]) == 2
-    assert "is asked of seeds" in " ".join(capsys.readouterr().err.split())
+    assert "needs runs of several seeds" in " ".join(capsys.readouterr().err.split())
 
 
 def test_columns_and_a_first_step_hold_for_every_seed(sides, tmp_path, capsys):

@@ -150,10 +150,10 @@ def test_another_launcher_or_hardware_is_another_identity(plan, tmp_path):
         (("--launcher", "slurm"), "cluster.ranks_per_node: is missing"),
         (("--launcher", "slurm", "--cluster", "no.toml"), "no.toml: there is no such file"),
         (("--cluster", "no.toml"), "--cluster no.toml: says nothing"),
-        (("--script", "tp"), "jobs on this machine have none (add --launcher slurm)"),
-        (("--throughput", "5000"), "--throughput: goes with --dry-run"),
-        (("--gpu-memory", "80"), "--gpu-memory: goes with --dry-run"),
-        (("--dry-run", "--script", "tp"), "--script: does not go with --dry-run"),
+        (("--script", "tp"), "jobs on this machine have no script (add --launcher slurm)"),
+        (("--throughput", "5000"), "--throughput: needs --dry-run"),
+        (("--gpu-memory", "80"), "--gpu-memory: needs --dry-run"),
+        (("--dry-run", "--script", "tp"), "--script: cannot be combined with --dry-run"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(plan, options, words):

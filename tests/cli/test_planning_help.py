@@ -65,7 +65,7 @@ def test_a_launcher_that_is_not_known_is_told_with_those_that_are(capsys):
 def test_a_file_that_is_there_is_kept_unless_forced(capsys):
     Path("mine.toml").write_text("precious")
     told = refused(capsys, "init", *GUIDE, *BIG, "--out", "mine.toml")
-    assert "--out mine.toml: is there already (give another name, or --force)" in told
+    assert "--out mine.toml: exists already (give another name, or --force)" in told
     assert Path("mine.toml").read_text() == "precious"
     assert main(["init", *GUIDE, *BIG, "--out", "mine.toml", "--force"]) == 0
     assert "schema = 1" in Path("mine.toml").read_text()
@@ -144,7 +144,7 @@ def test_the_proposed_entries_can_be_pasted_into_a_file(capsys):
     ("arguments", "word"),
     [
         ([], "EXPERIMENT: is missing"),
-        (["--gpus", "8", "--technique", "tp=2"], "--gpus: goes with --cover pairs"),
+        (["--gpus", "8", "--technique", "tp=2"], "--gpus: needs --cover pairs"),
         (["--cover", "pairs", "--technique", "tp=2"], "needs --gpus N"),
         (["--cover", "pairs", "--gpus", "8"], "needs either an EXPERIMENT or --technique"),
         (["e.toml", "--cover", "pairs", "--gpus", "8", "--technique", "tp=2"], "needs either"),

@@ -75,8 +75,8 @@ def shown(*events: object, terminal: bool = False) -> str:
     ("requeues", "told"),
     [
         (0, "finished in 12 s"),
-        (1, "finished in 12 s, its last life (requeued once)"),
-        (2, "finished in 12 s, its last life (requeued 2 times)"),
+        (1, "finished in 12 s, in its last start (requeued once)"),
+        (2, "finished in 12 s, in its last start (requeued 2 times)"),
     ],
 )
 def test_the_time_of_a_requeued_job_is_that_of_its_last_life(requeues, told):
@@ -133,7 +133,7 @@ def test_a_terminal_shows_step_loss_and_time_left():
         ),
         (
             Ended(1.0, job(), record(RunStatus.REFUSED, RankError(None, "no such partition"))),
-            [": refused: no such partition (asked for in runs/tp2/job.sh)"],
+            [": refused: no such partition (as requested in runs/tp2/job.sh)"],
         ),
         (
             Ended(1.0, job(), record(RunStatus.SKIPPED, RankError(0, "its seed did not finish"))),

@@ -129,7 +129,7 @@ def test_a_plan_from_submission_to_judgement(queued, slurm):
     code, said = queued("submit")
     assert code == 0
     assert "runs again: slow (cancelled before)" in said
-    assert "jobs: 1 submitted, 4 finished before" in said
+    assert "jobs: 1 submitted, 4 already finished" in said
 
 
 def test_a_job_that_means_something_else_by_now_is_named(queued):
@@ -161,7 +161,7 @@ def test_a_job_that_slurm_never_takes(queued):
     assert "Invalid feature specification ([cluster] constraint)" in said
     assert "ddp2: skipped: not started: seed, whose weights it needs, was refused: Batch" in said
     assert "jobs: 0 submitted, 4 refused or skipped" in said
-    mend = "next: mend [cluster] of e.toml, or your own cluster file, then: converge submit e.toml"
+    mend = "next: fix [cluster] of e.toml, or your own cluster file, then: converge submit e.toml"
     assert mend in said
     code, said = queued("status", "--only", "ddp2")
     assert (code, "1 refused, 3 skipped" in said) == (0, True)
@@ -192,7 +192,7 @@ def test_what_was_cancelled_is_to_be_submitted_again(queued):
     _, said = queued("status", "--only", "slow")
     assert "1 cancelled" in said
     assert "next, to run the rest: converge submit e.toml --only slow --launcher slurm" in said
-    assert "or to judge what there is: converge collect e.toml --only slow" in said
+    assert "or to judge what has finished: converge collect e.toml --only slow" in said
 
 
 def test_a_configuration_of_slurm_that_is_not_there_is_said_at_once(queued, monkeypatch):

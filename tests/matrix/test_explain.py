@@ -36,7 +36,7 @@ LOW = Verdict(
 def test_a_set_that_passes_in_float32_differs_by_rounding_and_where_it_began_is_named():
     told = explanation(LOW, Verdict("tp2", "fsdp2", Judgement.PASS))
     assert told == (
-        "tp2 in float32: PASS. It is right in float32; the difference is made by rounding in "
+        "tp2 in float32: PASS. It passes in float32, so the difference comes from rounding in "
         "norm.weight, a, b and 2 more, from step 1 on"
     )
 
@@ -44,21 +44,21 @@ def test_a_set_that_passes_in_float32_differs_by_rounding_and_where_it_began_is_
 def test_a_set_that_fails_in_float32_has_that_cause():
     sharp = Verdict("tp2", "fsdp2", Judgement.FAIL, cause="gradients are doubled", onset_step=1)
     told = explanation(LOW, sharp)
-    assert told == "tp2 in float32: FAIL at step 1. It is no rounding: gradients are doubled"
+    assert told == "tp2 in float32: FAIL at step 1. It is not rounding: gradients are doubled"
 
 
 @pytest.mark.parametrize("judgement", [Judgement.INVALID, Judgement.ERROR, Judgement.INCONCLUSIVE])
 def test_a_set_without_an_answer_in_float32_claims_nothing(judgement):
     told = explanation(LOW, Verdict("tp2", "fsdp2", judgement, cause="out of memory"))
     assert (
-        told == f"tp2 in float32: {judgement.value}, which tells nothing of rounding: out of memory"
+        told == f"tp2 in float32: {judgement.value}, which says nothing about rounding: out of memory"
     )
 
 
 def test_a_verdict_without_tensors_names_none():
     bare = Verdict("tp2", "fsdp2", Judgement.FAIL, checks=(check("loss", Outcome.FAIL, 3),))
     told = explanation(bare, Verdict("tp2", "fsdp2", Judgement.PASS))
-    assert told.endswith("made by rounding")
+    assert told.endswith("comes from rounding")
 
 
 def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
@@ -70,4 +70,4 @@ def test_only_failures_of_low_precision_are_explained(tmp_path, capsys):
     assert not may_be_rounding(plan.job("ddp2"), LOW)  # it computes in float32 already
     nobody = argparse.Namespace(slots=None)
     _explain(Console(), plan, [passed], tmp_path, Store(tmp_path), nobody)
-    assert "nothing failed in low precision" in capsys.readouterr().out
+    assert "no set failed in low precision" in capsys.readouterr().out

@@ -51,7 +51,7 @@ def test_damaged_evidence_is_trained_again(plan, broken):
 def test_what_training_cannot_mend_is_changed_first(plan):
     command = offered(plan, "ddp2", verdict(Judgement.INVALID, "same-tokens", "complete"))
     assert "--fresh" not in command
-    assert command.endswith("# after a change of what is named above")
+    assert command.endswith("# after fixing what is named above")
 
 
 def test_an_open_question_asks_for_more(plan):

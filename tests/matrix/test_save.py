@@ -155,5 +155,5 @@ def test_another_time_to_recover_is_judged_anew(experiment):
 )
 def test_runs_of_another_script_are_not_taken_for_it(experiment, old, new, name):
     experiment.write_text(EXPERIMENT.replace(old, new))
-    with pytest.raises(StoreError, match=f"'{name}' was run as something else"):
+    with pytest.raises(StoreError, match=f"'{name}' was run with other settings"):
         again(experiment)

@@ -98,9 +98,9 @@ def test_a_name_that_no_file_system_takes(tmp_path):
     [
         (b"", "is empty"),
         (b" \n\n", "is empty"),
-        (b"\x00\xff\xfe binary \x80", "is not text in UTF-8"),
-        ("Lorem ipsum dolor\nsit amet\n", "is no curve; readable are run folders"),
-        (f"{PREFIX}Training starts, at step 1\n", "is no curve; readable are run folders"),
+        (b"\x00\xff\xfe binary \x80", "is not UTF-8 text"),
+        ("Lorem ipsum dolor\nsit amet\n", "is not a curve; readable are run folders"),
+        (f"{PREFIX}Training starts, at step 1\n", "is not a curve; readable are run folders"),
     ],
 )
 def test_what_is_no_curve_is_refused(tmp_path, content, words):
@@ -125,7 +125,7 @@ def test_a_table_is_recognised_by_the_names_in_its_first_line(tmp_path):
 
 
 def test_a_folder_without_evidence_is_refused(tmp_path):
-    with pytest.raises(EvidenceError, match="holds no run; readable are run folders, "):
+    with pytest.raises(EvidenceError, match="has no run; readable are run folders, "):
         read_curves(tmp_path)
 
 

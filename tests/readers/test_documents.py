@@ -73,16 +73,16 @@ def test_a_folders_own_trainer_state_is_nearer_than_event_files_below(tmp_path):
     [
         ("", "is empty"),
         (trainer_state()[:-40], "not JSON: "),
-        ('{"log_history": {}}', "log_history: a dict, where a list should be"),
-        ('{"log_history": []}', "holds no row of values"),
-        ('{"log_history": [1]}', r"log_history\[0\]: a int, where a JSON object should be"),
+        ('{"log_history": {}}', "log_history: a dict, not a list"),
+        ('{"log_history": []}', "has no row of values"),
+        ('{"log_history": [1]}', r"log_history\[0\]: a int, not a JSON object"),
         ('{"log_history": [{"step": 1, "loss": "low"}]}', r"log_history\[0\]: loss is 'low'"),
         ('{"log_history": [{"loss": 1}, {"step": 2}]}', r"log_history\[0\]: step is None"),
         ('{"log_history": [{"step": 1, "eval_loss": 1}]}', "no loss among 'step', 'eval_loss'"),
         ('{"log_history": [{"step": 1, "step": 2}]}', "the key 'step' occurs twice"),
         ('{"global_step": 1,\n "epoch": 2}', "neither a trainer_state.json"),
-        ("[1, 2]", "is no JSON object"),
-        (b'{"log_history": "\xff"}', "is not text in UTF-8"),
+        ("[1, 2]", "is not a JSON object"),
+        (b'{"log_history": "\xff"}', "is not UTF-8 text"),
     ],
 )
 def test_a_trainer_state_that_cannot_be_understood(tmp_path, text, words):

@@ -30,8 +30,8 @@ def test_points_come_by_batch_size_in_either_unit(tmp_path):
 @pytest.mark.parametrize(
     ("points", "said"),
     [
-        ({}, "no object of reference convergence points"),
-        ({"a": 3}, r"rcps.json: a: a int, where a point should be"),
+        ({}, "not an object of reference convergence points"),
+        ({"a": 3}, r"rcps.json: a: a int, not a point"),
         ({"a": point(0)}, "BS is 0"),
         ({"a": point(True)}, "BS is True"),
         ({"a": point(8, benchmark=None)}, "Benchmark is None"),
@@ -126,7 +126,7 @@ def test_stable_diffusion_is_there_where_both_metrics_first_are(tmp_path):
     ],
 )
 def test_stable_diffusion_without_both_metrics_at_their_targets_is_an_error(tmp_path, scores):
-    with pytest.raises(EvidenceError, match="success without a FID of 90 or less and a CLIP"):
+    with pytest.raises(EvidenceError, match="no evaluation has both a FID of at most 90 and a CLIP"):
         read_convergence(diffusion(tmp_path / "a.txt", *scores))
 
 
@@ -140,11 +140,11 @@ def test_a_run_without_success_never_is(tmp_path, end):
     ("events", "more", "said"),
     [
         ((SUCCESS,), {}, "success without an evaluation"),
-        ((event("eval_accuracy", 3.0), SUCCESS), {}, "without samples_count, by which MLPerf"),
+        ((event("eval_accuracy", 3.0), SUCCESS), {}, "without samples_count, in which MLPerf"),
         (
             (event("eval_accuracy", 0.8, samples_count=512), SUCCESS),
             {"benchmark": "dlrm_dcnv2"},
-            "without epoch_num, by which MLPerf counts dlrm_dcnv2",
+            "without epoch_num, in which MLPerf counts dlrm_dcnv2",
         ),
         ((event("eval_accuracy", 3.0, samples_count="many"), SUCCESS), {}, "without samples_count"),
         ((SUCCESS,), {"size": None}, "global_batch_size is None"),

@@ -247,8 +247,8 @@ def test_passes_without_their_job_are_refused(killed):
         ({"name": "009"}, "its metrics are of pass 2, which is not the folder's name"),
         ({"header": {"pass": None}}, "its metrics are of pass None"),
         ({"header": {"world_size": None}}, "has no world_size"),
-        ({"header": {"segment": "one"}}, "segment is 'one', which is no count"),
-        ({"loaded": -4}, "step is -4, which is no step number"),
+        ({"header": {"segment": "one"}}, "segment is 'one', which is not a count"),
+        ({"loaded": -4}, "step is -4, which is not a step number"),
     ],
 )
 def test_a_pass_that_contradicts_its_folder_is_refused(tmp_path, damage, words):
@@ -263,7 +263,7 @@ def test_state_of_another_step_than_the_metrics_say_is_refused(tmp_path):
     folder = write_job(tmp_path)
     where = write_pass(folder, 1, 4, [step(5)])
     write_state(where, "loaded", 8)
-    with pytest.raises(EvidenceError, match="loaded at step 8, by its metrics at step 4"):
+    with pytest.raises(EvidenceError, match="loaded at step 8, but its metrics name step 4"):
         read_run(folder)
     write_state(where, "loaded", 4)
     with pytest.raises(EvidenceError, match="but a pass loads once"):
@@ -275,10 +275,10 @@ def test_state_of_another_step_than_the_metrics_say_is_refused(tmp_path):
     [
         ({"state_sketch": np.ones((2, 64))}, "state_sketch: has shape"),
         ({"state_sketch": np.ones((2, 2, 64))}, r"must be \(2, 1, 64\)"),
-        ({"state_sketch": np.zeros((2, 1, 64))}, "is empty for a state whose norm is not 0"),
-        ({"state_norm": np.array([[-1.0], [0.0]])}, "state_norm: a number below 0"),
+        ({"state_sketch": np.zeros((2, 1, 64))}, "is zero for a state whose norm is not 0"),
+        ({"state_norm": np.array([[-1.0], [0.0]])}, "state_norm: a negative number"),
         ({"lr": None}, "lr: is missing"),
-        ({"trainer_step": np.array(-1)}, "trainer_step: is -1, a count below 0"),
+        ({"trainer_step": np.array(-1)}, "trainer_step: is -1, a negative count"),
         ({"tokens_seen": np.array(-2)}, "tokens_seen: is -2"),
         ({"step": np.array(5)}, r"its name should be loaded-step-00000005\.npz"),
         ({"names": np.array(["b", "a"])}, "not unique and sorted"),
@@ -297,7 +297,7 @@ def test_damaged_state_is_refused_with_file_and_key(tmp_path, changes, words):
     ("fault", "words"),
     [
         ({"index": 1, "kind": "kill", "step": 7, "at": 1.0}, "index is 1"),
-        ({"index": 0, "kind": "kill", "step": 7}, "says nothing of at"),
+        ({"index": 0, "kind": "kill", "step": 7}, "lacks at"),
         ({"index": 0, "kind": 3, "step": 7, "at": 1.0}, "kind is 3, which is no text"),
     ],
 )

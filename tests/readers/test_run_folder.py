@@ -165,7 +165,7 @@ def test_a_run_of_a_trainer_that_is_not_registered_is_refused(tmp_path):
 def test_metrics_without_their_job_are_refused(tmp_path, name):
     folder = write(tmp_path / "copied", [HEADER, step(1)], name=name, job=None)
     for read in (read_curves, read_run, read_spec):
-        with pytest.raises(EvidenceError, match=r"job\.json: is missing, so nothing says"):
+        with pytest.raises(EvidenceError, match=r"job\.json: is missing, so it is unknown"):
             read(folder)
 
 
@@ -181,10 +181,10 @@ def test_our_metrics_file_is_no_foreign_curve(tmp_path, name):
     [
         ({"techniques": "float8"}, "techniques is 'float8', which is no list of texts"),
         ({"techniques": 7}, "techniques is 7, which is no list of texts"),
-        ({"overrides": [1]}, r"overrides is \[1\], which is no JSON object"),
-        ({"steps": "3"}, "steps is '3', which is no count"),
+        ({"overrides": [1]}, r"overrides is \[1\], which is not a JSON object"),
+        ({"steps": "3"}, "steps is '3', which is not a count"),
         ({"sample_steps": [0, "1"]}, r"sample_steps is \[0, '1'\], which is no list of steps"),
-        ({"parallelism": {"tp": "2"}}, "parallelism is .* which is no JSON object of counts"),
+        ({"parallelism": {"tp": "2"}}, "parallelism is .* which is not a JSON object of counts"),
     ],
 )
 def test_a_damaged_job_is_named(tmp_path, change, words):
@@ -199,9 +199,9 @@ def test_a_damaged_job_is_named(tmp_path, change, words):
     [
         ({"declared": "training.steps"}, "declared is 'training.steps', which is no list of"),
         ({"declared": [1]}, r"declared is \[1\], which is no list of texts"),
-        ({"degrees": {"tp": "2"}}, "degrees is .* which is no JSON object of counts"),
-        ({"float8": []}, r"float8 is \[\], which is no JSON object"),
-        ({"float8": {"modules": "2"}}, r"float8\.modules is '2', which is no count"),
+        ({"degrees": {"tp": "2"}}, "degrees is .* which is not a JSON object of counts"),
+        ({"float8": []}, r"float8 is \[\], which is not a JSON object"),
+        ({"float8": {"modules": "2"}}, r"float8\.modules is '2', which is not a count"),
         ({"param_dtype": ["bfloat16"]}, r"param_dtype is \['bfloat16'\], which is no text"),
     ],
 )
@@ -335,9 +335,9 @@ def test_replicas_that_a_replay_found_otherwise_are_a_conflict(tmp_path):
     ("change", "words"),
     [
         ({"step": None}, "step is None"),
-        ({"compared": {"parameter": -1}}, "compared is .* which is no JSON object of counts"),
+        ({"compared": {"parameter": -1}}, "compared is .* which is not a JSON object of counts"),
         ({"compared": None}, "compared is None"),
-        ({"count": "1"}, "count is '1', which is no count"),
+        ({"count": "1"}, "count is '1', which is not a count"),
         ({"count": 0, "disagreements": [DISAGREEMENT]}, "count is 0, but 1 disagreements"),
         ({"count": 3}, "count is 3, but 0 disagreements are listed"),
         ({"disagreements": None}, "disagreements is None, which is no list"),
@@ -366,14 +366,14 @@ def test_a_damaged_line_on_replicas_is_named(tmp_path, change, words):
         ([HEADER, {"kind": {}}], "metrics.jsonl:2: kind is {}, must be 'step'"),
         ([HEADER, {"kind": "end"}, step(1)], "metrics.jsonl:3: a line after the end line"),
         ([HEADER, step("one")], "metrics.jsonl:2: step is 'one', which is no number"),
-        ([HEADER, step(1.5)], "metrics.jsonl:2: step is 1.5, which is no step number"),
-        ([HEADER, step(None)], "metrics.jsonl:2: step is None, which is no step number"),
-        ([HEADER, step(-1)], "step is -1, which is no step number"),
+        ([HEADER, step(1.5)], "metrics.jsonl:2: step is 1.5, which is not a step number"),
+        ([HEADER, step(None)], "metrics.jsonl:2: step is None, which is not a step number"),
+        ([HEADER, step(-1)], "step is -1, which is not a step number"),
         ([HEADER, step(2**63)], "metrics.jsonl:2: step is 9223372036854775808, which is no step"),
         ([{**HEADER, "steps": "all"}], "metrics.jsonl:1: step is 'all', which is no number"),
         ([HEADER, step(1, grads_missing_names="a")], "grads_missing_names is 'a', which is no li"),
         ([HEADER, step(1, grads_missing_names=[1])], r"grads_missing_names is \[1\], which is no"),
-        ([HEADER, step("nan")], "step is 'nan', which is no step number"),
+        ([HEADER, step("nan")], "step is 'nan', which is not a step number"),
         ([HEADER, step(1, loss="high")], "metrics.jsonl:2: loss is 'high', which is no number"),
         ([HEADER, step(1, loss=True)], "loss is True, which is no number"),
         ([HEADER, step(1, loss=[1])], r"loss is \[1\], which is no number"),
@@ -420,5 +420,5 @@ def test_the_spec_is_read_back_from_the_job(run):
 )
 def test_a_job_that_cannot_be_understood(tmp_path, change):
     folder = write(tmp_path / "r", [HEADER], job={**JOB, **change})
-    with pytest.raises(EvidenceError, match="no complete job"):
+    with pytest.raises(EvidenceError, match="incomplete job"):
         read_spec(folder)

@@ -41,9 +41,9 @@ def test_jsonl_is_recognised_by_its_content(tmp_path, name):
     ("text", "words"),
     [
         ('{"step": 1, "loss": 1}\n{"step": 2, "loss"\n', r"a\.jsonl:2: not JSON"),
-        ('{"step": 1, "loss": 1}\n3\n', r"a\.jsonl:2: a int, where a JSON object should be"),
-        ('{"step": 1e19, "loss": 1}\n', r"a\.jsonl:1: step is 1e\+19, which is no step number"),
-        ('{"step": -1, "loss": 1}\n', r"a\.jsonl:1: step is -1, which is no step number"),
+        ('{"step": 1, "loss": 1}\n3\n', r"a\.jsonl:2: a int, not a JSON object"),
+        ('{"step": 1e19, "loss": 1}\n', r"a\.jsonl:1: step is 1e\+19, which is not a step number"),
+        ('{"step": -1, "loss": 1}\n', r"a\.jsonl:1: step is -1, which is not a step number"),
         ('{"step": 1, "loss": "low"}\n', r"a\.jsonl:1: loss is 'low', which is no number"),
         ('{"step": 1, "loss": [1]}\n', r"a\.jsonl:1: loss is \[1\], which is no number"),
         ('{"step": 1, "los": 1}\n', "no loss among 'step', 'los'; known names of it are loss"),
@@ -79,13 +79,13 @@ CSV_ERRORS = [
     ("step,loss,lr\n1,8.0\n", r"a\.csv:2: 2 cells, where the header has 3"),
     ("step,loss\n1,2\n1,2,3\n", r"a\.csv:3: 3 cells, where the header has 2"),
     ("\n\nstep,loss\n1,2\n1,x\n", r"a\.csv:5: loss is 'x'"),
-    ("step,loss\n", "holds no row"),
+    ("step,loss\n", "has no row"),
     ("", "is empty"),
     ("step,loss,loss\n1,2,3\n", r"a\.csv:1: two columns have the name 'loss'"),
     ("step,accuracy\n1,2\n", "no loss among"),
     ('step,"loss\n1,8.0\n', r"a\.csv:1: not a table: unexpected end of data"),
     ('step,loss\n1,"8.0\n', r"a\.csv:2: not a table: unexpected end of data"),
-    (b"step,loss\n1,2\n2,\xff\n", "is not text in UTF-8 "),
+    (b"step,loss\n1,2\n2,\xff\n", "is not UTF-8 text "),
 ]
 
 
@@ -191,7 +191,7 @@ def test_the_user_says_which_column_is_what(tmp_path, name, text):
         read_curves(path, {"loss": "ce", "step": "cee"})
     with pytest.raises(EvidenceError, match="loss is mapped to 'a', too"):
         read_curves(path, {"loss": "a", "grad_norm": "a"})
-    with pytest.raises(EvidenceError, match="'los' is no signal; did you mean 'loss'"):
+    with pytest.raises(EvidenceError, match="'los' is not a signal; did you mean 'loss'"):
         read_curves(path, {"los": "ce"})
 
 

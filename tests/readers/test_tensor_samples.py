@@ -93,7 +93,7 @@ def test_models_without_buffers_and_optimizers_without_state_have_empty_arrays(t
         ({"state_norm": None}, "state_norm: is missing"),
         ({"state_norm": np.ones((3, 1))}, "state_norm: has 1 states, must have 2"),
         ({"state_steps": np.ones(2)}, r"state_steps: has shape \(2,\), must have .* 3 rows"),
-        ({"clipped_norm": -np.ones(3)}, "clipped_norm: a number below 0"),
+        ({"clipped_norm": -np.ones(3)}, "clipped_norm: a negative number"),
         ({"buffer_names": np.array(["b", "a"])}, "buffer_names: not unique and sorted"),
         ({"buffer_sketch": np.ones((2, 8))}, "buffer_sketch: has 8 projections, must be 64"),
     ],
@@ -124,7 +124,7 @@ def test_the_samples_of_a_run_in_the_order_of_its_steps(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema": None}, "schema: is missing; there is step, names"),
+        ({"schema": None}, "schema: is missing; the file has step, names"),
         ({"schema": np.array("1")}, "schema: has dtype <U1, must be int64"),
         ({"step": np.array(2)}, r"step is 2, so its name should be step-00000002\.npz"),
         ({"names": np.array(NAMES[::-1])}, "names: not unique and sorted"),
@@ -151,8 +151,8 @@ def test_the_samples_of_a_run_in_the_order_of_its_steps(tmp_path):
         ),
         ({"gradients_norm": np.ones(2)}, r"gradients_norm: has shape \(2,\), must have .* 3 rows"),
         ({"gradients_norm": None}, "gradients_norm: is missing"),
-        ({"gradients_zeros": np.array([0, 65, 0])}, "gradients_zeros: a count below 0 or above"),
-        ({"gradients_not_finite": np.array([-1, 0, 0])}, "gradients_not_finite: a count below 0"),
+        ({"gradients_zeros": np.array([0, 65, 0])}, "gradients_zeros: a count that is negative or larger"),
+        ({"gradients_not_finite": np.array([-1, 0, 0])}, "gradients_not_finite: a count that is negative"),
     ],
 )
 def test_a_sample_that_is_not_as_agreed_is_named(tmp_path, changes, words):
@@ -226,7 +226,7 @@ def test_an_array_that_is_there_twice_is_refused(tmp_path):
     path = save(tmp_path)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("names.npy", archive.read("names.npy"))
-    with pytest.raises(EvidenceError, match=r"npz: names\.npy: is there twice"):
+    with pytest.raises(EvidenceError, match=r"npz: names\.npy: occurs twice"):
         read_sample(path)
 
 

@@ -86,7 +86,7 @@ def test_numbers_that_are_kept_as_tensors(tmp_path):
 def test_several_tensorboard_runs_are_ambiguous(tmp_path):
     for name in ("a", "b"):
         write_events(tmp_path / name, {"loss": [(1, 8.0)]})
-    with pytest.raises(EvidenceError, match=r"2 runs are below it; give one: .*a, .*b"):
+    with pytest.raises(EvidenceError, match=r"it has 2 runs; give one: .*a, .*b"):
         read_curves(tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_a_run_file_by_itself_and_a_key_within_a_dictionary(run_file):
 def test_several_runs_are_ambiguous(written, tmp_path):
     for name in ("a", "b"):
         file(tmp_path, f"{name}/run-{name}.wandb", b"")
-    with pytest.raises(EvidenceError, match=r"2 runs are below it; give one: .*a, .*b"):
+    with pytest.raises(EvidenceError, match=r"it has 2 runs; give one: .*a, .*b"):
         read_curves(tmp_path)
 
 
@@ -132,12 +132,12 @@ def test_a_record_that_is_no_message_is_named(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b":W&B", b"step,loss\n1,8.0\n"])
 def test_what_is_no_run_file_is_refused(tmp_path, content):
-    with pytest.raises(EvidenceError, match="is no run file of Weights & Biases"):
+    with pytest.raises(EvidenceError, match="is not a run file of Weights & Biases"):
         read_curves(file(tmp_path, "run-a.wandb", content))
 
 
 def test_a_run_that_logged_nothing_is_refused(tmp_path):
-    with pytest.raises(EvidenceError, match="holds no row of values"):
+    with pytest.raises(EvidenceError, match="has no row of values"):
         read_curves(file(tmp_path, "run-a.wandb", HEADER.pack(*MAGIC)))
 
 

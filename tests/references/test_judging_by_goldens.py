@@ -148,7 +148,7 @@ def test_other_hardware_and_dtype_need_a_word(path, change, across):
 
 def test_another_dtype_of_the_train_config_is_named_and_told(path):
     (path.parent / "t.toml").write_text(TRAIN_CONFIG.replace("float32", "bfloat16"))
-    assert 'if meant, baseline_across = ["dtype"]' in problem(path)
+    assert 'if intended, baseline_across = ["dtype"]' in problem(path)
     path.write_text(BY_GOLDEN.replace("[trainer]", 'baseline_across = ["dtype"]\n[trainer]'))
     plan = plan_of(path)
     assert any('training.dtype is "bfloat16", was "float32"' in each for each in plan.waived)

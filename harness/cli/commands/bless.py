@@ -1,4 +1,4 @@
-"""``converge bless``: a control that somebody takes for right becomes golden."""
+"""``converge bless``: store a control that somebody vouches for as golden."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 HELP = "store a control as golden, to be judged against without running it"
 DESCRIPTION = """\
 Store the control of an experiment as golden: its curves, digests and sketches, what its repeats
-taught, versions, and who takes it for right. What has finished is not run again. An experiment
-with `baseline = "NAME"` is then judged against it without running the control. To bless again is to
-be told first what has changed since: bitwise (nothing), rounding-like, or semantic."""
+showed, versions, and who vouches for it. Finished runs are not run again. An experiment
+with `baseline = "NAME"` is then judged against it without running the control. Blessing again first
+reports what has changed since: bitwise (nothing), rounding-like, or semantic."""
 EPILOG = """\
 examples:
   converge bless experiments/smoke.toml --name smoke --author ada --reason "first release"
-  converge bless experiments/smoke.toml --name smoke --author ada --reason "mask mended" \\
+  converge bless experiments/smoke.toml --name smoke --author ada --reason "mask fixed" \\
     --accept-semantic-change
   converge bless --show            # all goldens
-  converge bless --show smoke      # one, and those that were there before
+  converge bless --show smoke      # one, and those that it replaced
 
-exit codes: 0 stored or shown; 1 the control trains otherwise than the golden of that name; 2 usage
-or configuration error; 3 the control cannot be blessed."""
+exit codes: 0 stored or shown; 1 the control trains differently from the golden of that name; 2
+usage or configuration error; 3 the control cannot be blessed."""
 UNDONE = ", nothing was launched"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-"""A name that is a folder everywhere."""
+"""A name that is a valid folder name on every system."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument("experiment", type=Path, nargs="?", metavar="EXPERIMENT")
     parser.add_argument("--name", metavar="NAME", help="of the golden, a folder under baselines/")
-    parser.add_argument("--author", metavar="WHO", help="who takes the control for right")
-    parser.add_argument("--reason", metavar="WHY", help="why it may be trusted")
+    parser.add_argument("--author", metavar="WHO", help="who vouches for the control")
+    parser.add_argument("--reason", metavar="WHY", help="why it can be trusted")
     parser.add_argument("--control", metavar="NAME", help="which control (default: the [control])")
     parser.add_argument(
         "--out",
@@ -59,14 +59,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-semantic-change",
         action="store_true",
-        help="bless although the control trains otherwise than the golden of that name",
+        help="bless although the control trains differently from the golden of that name",
     )
     parser.add_argument(
         "--show",
         nargs="?",
         const="",
         metavar="NAME",
-        help="show a golden and those before it, or without NAME list all; nothing is run",
+        help="show a golden and those it replaced, or without NAME list all; nothing is run",
     )
     add_store(parser)
     add_slots(parser)
@@ -77,7 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Exit code 0 when the golden is stored, or shown.
 
-    Exit code 3 when the control cannot be blessed, 1 when it trains otherwise than the golden of
+    Exit code 3 when the control cannot be blessed, 1 when it trains differently from the golden of
     that name and nobody has accepted that.
     """
     with leaving_when_interrupted():
@@ -119,12 +119,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         change = change_since(before, control)
         _tell(console, before, change)
         if before.golden.identity == control.job.identity and change.kind is ChangeKind.BITWISE:
-            say(console, f"{folder} is this very control: nothing to bless")
+            say(console, f"{folder} already holds this control: nothing to bless")
             return ExitCode.PASS
         if change.kind is ChangeKind.SEMANTIC and not arguments.accept_semantic_change:
             again = shlex.join(["converge", "bless", str(given), "--name", arguments.name])
-            say(console, f"not blessed: {folder} is as it was")
-            say(console, f"if it is meant: {again} … --accept-semantic-change")
+            say(console, f"not blessed: {folder} is unchanged")
+            say(console, f"if the change is intended: {again} … --accept-semantic-change")
             return ExitCode.FAIL
     bless(folder, control, arguments.author, arguments.reason, change)
     _conclude(console, folder, given)
@@ -135,20 +135,24 @@ def _required(arguments: argparse.Namespace) -> Path:
     """The experiment file.
 
     Raises ConfigError when it, a name, an author or a reason is missing: a golden that nobody
-    answers for is worth nothing.
+    vouches for is worth nothing.
     """
     missing = [
         Problem(place, why)
         for place, value, why in (
-            ("EXPERIMENT", arguments.experiment, "is missing: whose control shall be golden"),
-            ("--name", arguments.name, "is missing: under which name it is kept"),
-            ("--author", (arguments.author or "").strip(), "is missing: who takes it for right"),
-            ("--reason", (arguments.reason or "").strip(), "is missing: why it may be trusted"),
+            (
+                "EXPERIMENT",
+                arguments.experiment,
+                "is missing: the experiment whose control becomes golden",
+            ),
+            ("--name", arguments.name, "is missing: the name to store it under"),
+            ("--author", (arguments.author or "").strip(), "is missing: who vouches for it"),
+            ("--reason", (arguments.reason or "").strip(), "is missing: why it can be trusted"),
         )
         if not value
     ]
     missing += [
-        Problem(place, "is not text in UTF-8: nobody could read it later")
+        Problem(place, "is not UTF-8 text: nobody could read it later")
         for place, value in (("--author", arguments.author), ("--reason", arguments.reason))
         if value and value.encode(errors="replace").decode() != value
     ]
@@ -156,14 +160,12 @@ def _required(arguments: argparse.Namespace) -> Path:
         raise ConfigError(missing)
     if not _NAME.fullmatch(arguments.name):
         place = f"--name {arguments.name}"
-        raise ConfigError(
-            Problem(place, "letters, digits, dots, dashes and underscores make a name")
-        )
+        raise ConfigError(Problem(place, "use letters, digits, dots, dashes and underscores"))
     return Path(arguments.experiment)
 
 
 def _tell(console: Console, before: StoredGolden, found: RunChange) -> None:
-    """What has changed since the golden that is there."""
+    """Print what has changed since the existing golden."""
     from rich.table import Table
 
     from converge_harness.cli.console import say
@@ -204,7 +206,7 @@ def _conclude(console: Console, folder: Path, experiment: Path) -> None:
 
 
 def _show(console: Console, arguments: argparse.Namespace) -> ExitCode:
-    """All goldens in a table, or one in full with those before it."""
+    """Print all goldens as a table, or one in full with those it replaced."""
     from converge_harness.cli.console import say
     from converge_harness.references import default_folder, find_goldens, not_there, read_golden
 
@@ -237,15 +239,15 @@ def _list(console: Console, folders: tuple[Path, ...]) -> None:
     for folder in folders:
         stored = read_golden(folder)
         golden = stored.golden
-        told = golden.blessing
+        blessing = golden.blessing
         table.add_row(
             *map(
                 escape,
                 (
                     golden.name,
-                    told.author,
-                    told.date[:10],
-                    told.reason,
+                    blessing.author,
+                    blessing.date[:10],
+                    blessing.reason,
                     golden.toolchain.name,
                     stored.hardware,
                     str(stored.dtype.get("param_dtype")),
@@ -272,7 +274,7 @@ def _lines(stored: StoredGolden) -> Iterator[str]:
         yield f"  replaces {before.kept}: {before.author} on {before.date[:10]}: {before.reason}"
         onset = f" from step {before.change.onset} on" if before.change.onset is not None else ""
         yield f"    the change was {before.change.kind}{onset}: {before.change.sentence}"
-        # Those before lie beside each other in the newest one's folder.
+        # All earlier ones lie side by side in the newest one's folder.
         kept = golden.folder / before.kept
         if not kept.is_dir():
             return

@@ -1,4 +1,4 @@
-"""``converge calibrate``: run controls and their repeats, and keep what they teach."""
+"""``converge calibrate``: run controls and repeats, store the tolerances learnt."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from converge_harness.model import Plan, SignalScale
     from converge_harness.references import StoredCalibration
 
-HELP = "repeat the controls and learn how far right runs lie apart"
+HELP = "repeat the controls and learn how much correct runs differ"
 DESCRIPTION = """\
 Run every control of an experiment and its A/A repeats (plain reruns, initial weights moved by one
-ulp, batches dealt out in another order), learn how far right runs of it lie apart at every step,
-and keep that. `converge run` does the same by itself; a calibration kept in a file saves the
-repeats of later runs, and is refused as soon as it no longer fits the control."""
+ulp, batches assigned to ranks in another order), learn how much correct runs of it differ at every
+step, and store that. `converge run` does the same by itself; with a calibration stored in a file,
+later runs need no repeats. It is refused as soon as it no longer matches the control."""
 EPILOG = """\
 examples:
   converge calibrate experiments/smoke.toml
@@ -42,7 +42,7 @@ UNDONE = ", nothing was launched"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_experiment(parser, only="only these controls")
     add_slots(parser)
     add_cluster(parser)
@@ -57,10 +57,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Controls and repeats to calibrations.
+    """Run controls and repeats, and write calibrations.
 
-    Exit code 3 when the repeats of some control teach nothing that may be judged by; sound
-    calibrations of the others are kept then, but no ``--out`` file is written.
+    Exit code 3 when the repeats of some control are too unsound to judge by; the calibrations of
+    the other controls are stored then, but no ``--out`` file is written.
     """
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
@@ -107,9 +107,9 @@ def _require_file(out: Path | None) -> None:
 
 
 def _others(out: Path, controls: Collection[str]) -> list[StoredCalibration]:
-    """What a file holds of other controls, for a part that is calibrated alone.
+    """A file's calibrations of other controls, which ``--only`` leaves as they are.
 
-    Whether that still fits its control is asked when it is used. A damaged file is made anew.
+    Whether they still match their controls is checked on use. A damaged file is replaced.
     """
     from converge_harness.references import read_calibrations
 
@@ -138,14 +138,14 @@ def _require_repeats(plan: Plan) -> None:
 
 
 def _next(arguments: argparse.Namespace) -> str:
-    words = ["converge", "run", str(arguments.experiment)]
+    command = ["converge", "run", str(arguments.experiment)]
     if arguments.out is not None:
-        words += ["--calibration", str(arguments.out)]
-    return shlex.join(words)
+        command += ["--calibration", str(arguments.out)]
+    return shlex.join(command)
 
 
 def _show(console: Console, learnt: Sequence[StoredCalibration]) -> None:
-    """A table: per control and signal, how far its repeats lie from it, and how that grows."""
+    """Print per control and signal how much its repeats differ from it, and how that grows."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -189,7 +189,9 @@ def _conclude(
     for path in paths:
         say(console, f"calibration: {path}")
     if problems:
-        console.print("nothing may pass by such repeats: repair the control, then calibrate again")
+        console.print(
+            "no test set can PASS with such repeats: fix the control, then calibrate again"
+        )
     else:
         say(console, f"next: {command}")
 

@@ -1,4 +1,4 @@
-"""``converge cancel``: a matrix's jobs out of the scheduler's hands."""
+"""``converge cancel``: take a matrix's jobs out of the queue."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, counted, s
 
 HELP = "take an experiment's jobs out of the queue"
 DESCRIPTION = """\
-Take the jobs of an experiment out of Slurm's hands, whether they run or wait. What they have done
-so far stays in their run folders; `converge submit` runs them again."""
+Cancel the Slurm jobs of an experiment, running or pending. What they have done so far stays in
+their run folders; `converge submit` runs them again."""
 EPILOG = EXAMPLES
 UNDONE = ", nothing was cancelled"
 
@@ -22,12 +22,12 @@ only the jobs of these sets: test sets, or jobs by the names that `converge stat
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_plan(parser, ONLY_JOBS)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """``converge cancel``: exit code 0 when all that was meant is over."""
+    """``converge cancel``: exit code 0 when all the named jobs have ended."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import Display
@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     with Display(console) as display:
         done = cancel_jobs(plan, store_of(arguments), display, names(arguments.only))
     count = len(done.cancelled) + len(done.ending)
-    say(console, f"{counted(count)} cancelled" if count else "nothing of it is in the queue")
+    say(console, f"{counted(count)} cancelled" if count else "none of its jobs is in the queue")
     if done.ending:
         left = ", ".join(each.job.name for each in done.ending)
-        say(console, f"not over yet: {left}; see {again('status', arguments)}")
+        say(console, f"not ended yet: {left}; see {again('status', arguments)}")
     for each in done.unsure:
         if each.submission is not None:
             say(

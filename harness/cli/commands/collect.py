@@ -25,31 +25,31 @@ if TYPE_CHECKING:
 
 HELP = "judge an experiment that was submitted"
 DESCRIPTION = """\
-Take up what has come of an experiment that was submitted: write the records of the jobs that are
-over, and, when all of them are, calibrate, judge and report as `converge run` does, with the same
-exit codes. Otherwise say which are not over, judge nothing, and exit with 3."""
+Collect the jobs of a submitted experiment: write the records of those that have ended and, when all
+have, calibrate, judge and report as `converge run` does, with the same exit codes. Otherwise list
+the jobs that have not ended, judge nothing, and exit with 3."""
 EPILOG = f"{EXAMPLES}\n\n{EXIT_CODES}"
 UNDONE = ""
 
 _LISTED = 12
-"""Of jobs that are left, so many are named."""
+"""At most so many unfinished jobs are listed."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_plan(parser)
     add_reports(parser)
     add_history_file(parser)
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="judge what is over already; a set without its jobs has no verdict, and the exit code "
-        "is 1 or 3",
+        help="judge what has ended already; a set whose jobs have not ended has no verdict, and "
+        "the exit code is 1 or 3",
     )
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """``converge collect``: exit codes as of ``run``, and 3 while something is not over."""
+    """``converge collect``: exit codes as of ``run``, and 3 while some job has not ended."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
         from converge_harness.cli.progress import Display
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
     show_verdicts(console, judged.view, folder)
-    if only is not None:  # else it is not finished: no night of the history
+    if only is not None:  # a part is not finished, so it is no night of the history
         add_night(console, history, plan, ran.records, judged.verdicts, folder=folder, wall_s=None)
     code = exit_code(judged.verdicts)
     return ExitCode.UNDECIDED if collected.left and code is ExitCode.PASS else code
@@ -87,7 +87,7 @@ def _say_left(console: Console, left: Sequence[JobStatus], arguments: argparse.N
     from converge_harness.cli.console import say
     from converge_harness.matrix.submit import state_of
 
-    say(console, f"{counted(len(left))} {'is' if len(left) == 1 else 'are'} not over:")
+    say(console, f"{counted(len(left))} {'has' if len(left) == 1 else 'have'} not ended:")
     for each in left[:_LISTED]:
         say(console, f"  {each.job.name}: {state_of(each)}")
     if len(left) > _LISTED:

@@ -30,27 +30,27 @@ DESCRIPTION = """\
 Judge finished run folders, or curves from anywhere, against a control, without training. Readable:
 our run folders, TensorBoard folders, JSONL, CSV, torchtitan's console logs, "step loss" texts,
 Hugging Face trainer_state.json, logs of MLPerf Training, Weights & Biases offline runs, Megatron-LM
-golden values. Curves are judged on what they hold, and what had no evidence is said. Limits come
-from repeats of the control (--repeat, --calibration). Curves without any PASS within rounding, or
-within a --margin or --tolerance that you set, FAIL where they differ grossly, and are else
-INCONCLUSIVE. A --tolerance is of single steps; whether the mean loss is the same is asked beside
-it, within 0.1% or your --margin. Curves of other seeds (--seeds) are compared as two groups, by the
-mean loss of their second halves; a change that is meant to change numbers (--ask "no worse")
-by its loss alone."""
+golden values. Curves are judged by the signals they hold; the report says which checks had no
+evidence. Limits come from repeats of the control (--repeat, --calibration). Without any, curves
+PASS within rounding, or within a --margin or --tolerance that you set, FAIL where they differ
+grossly, and are INCONCLUSIVE otherwise. A --tolerance applies to single steps; the mean loss is
+tested as well, within 0.1% or your --margin. Runs with several seeds (--seeds) are compared as two
+groups, by the mean loss of their second halves; a change that is meant to change numbers (--ask "no
+worse") is judged by its loss alone."""
 EXAMPLES = """\
 examples:
-  two runs of ours, by the repeats of the first:
+  two runs of converge, by the repeats of the first:
     converge compare .converge/runs/fsdp2-… .converge/runs/fsdp2_tp2-… \\
       --repeat .converge/runs/fsdp2.ulp-… --repeat .converge/runs/fsdp2.ulp.2-…
-  several curves against one, with a tolerance somebody chose:
+  several curves against one, with a tolerance of your own:
     converge compare main.csv branch.csv nightly.jsonl --tolerance loss=1e-3
-  names that are not the usual ones:
+  columns with unusual names:
     converge compare a.csv b.csv --columns step=iteration loss="lm loss"
   a resumed run, from the step at which it was resumed:
     converge compare whole.csv resumed.csv --from 51
   long noisy curves: is the mean loss the same within 0.5%?
     converge compare a.jsonl b.jsonl --margin 0.005 --out report
-  runs of other seeds: two groups, of which no run belongs to one of the other:
+  several seeds: two groups, whose runs do not come in pairs:
     converge compare --seeds --control a1.csv a2.csv a3.csv --test b1.csv b2.csv b3.csv \\
       --margin 0.005
   another optimizer: is its loss no higher than the control's by more than 1%?
@@ -71,7 +71,7 @@ SUBMISSION = "converge compare --rcp rcps_BENCHMARK.json --test result_*.txt"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument(
         "control", type=Path, nargs="?", metavar="CONTROL", help="run folder or curve file"
     )
@@ -101,29 +101,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="with --seeds or --rcp: the runs of one test set, one per seed, at least two (may be "
-        "given again for another set)",
+        help="with --seeds or --rcp: the runs of one test set, one per seed, at least two (may "
+        "be repeated for another set)",
     )
     parser.add_argument(
         "--ask",
         choices=[each.value for each in Ask],
         metavar="QUESTION",
-        help='what a test set has to show: "same" as the control (default), or "no worse": whole '
-        "runs, and a loss that is no higher by more than the margin",
+        help='what is asked of a test set: the "same" as the control (default), or "no worse": '
+        "complete runs, and a loss higher by no more than the margin",
     )
     parser.add_argument(
         "--target",
         metavar="loss=VALUE",
-        help="with --seeds: ask whether a loss of VALUE is reached in no more steps than the "
-        "control needs, by more than --margin, which is then relative to those steps",
+        help="with --seeds: ask whether a loss of VALUE is reached in at most the steps that the "
+        "control needs plus --margin, which is then relative to those steps",
     )
     parser.add_argument(
         "--rcp",
         type=Path,
         metavar="TABLE",
-        help="hold the MLPerf Training logs of --test against a table of reference convergence "
-        "points (rcps_BENCHMARK.json): by MLPerf's rule, not faster beyond chance; with --margin "
-        "no later, too",
+        help="compare the MLPerf Training logs of --test with a table of reference convergence "
+        "points (rcps_BENCHMARK.json): by MLPerf's rule, not significantly faster; with --margin "
+        "not later either",
     )
     parser.add_argument(
         "--repeat",
@@ -131,14 +131,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="RUN",
-        help="an A/A repeat of the control, to learn the envelope from (may be given again)",
+        help="an A/A repeat of the control, to learn the envelope from (may be repeated)",
     )
     parser.add_argument(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="what repeats of the control taught before, instead of --repeat: a file of `converge "
-        "calibrate --out`, or the calibration.json of a report folder",
+        help="tolerances learnt from repeats of the control before, instead of --repeat: a file of "
+        "`converge calibrate --out`, or the calibration.json of a report folder",
     )
     parser.add_argument(
         "--columns",
@@ -146,7 +146,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="SIGNAL=COLUMN",
-        help="what the curve files call step, loss, grad_norm, lr … where it is another name",
+        help="what the curve files call step, loss, grad_norm, lr …, where the name differs",
     )
     parser.add_argument(
         "--tolerance",
@@ -168,15 +168,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         dest="since",
         type=_step,
         metavar="STEP",
-        help="compare the curves from this step on, as where one of them is of a run that was "
-        "resumed there (default: all steps)",
+        help="compare the curves from this step on, for example where one of the runs was resumed "
+        "there (default: all steps)",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write reports here as well")
 
 
 def _step(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no step: write a whole number, as 51")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a step: write a whole number, such as 51"
+        )
     return int(text)
 
 
@@ -184,7 +186,7 @@ def _fraction(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: write 0.01 for 1%") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number: write 0.01 for 1%") from None
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -256,9 +258,10 @@ def _compare_pairs(arguments: argparse.Namespace, console: Console) -> Judged:
 def _calibration(
     arguments: argparse.Namespace, control: Evidence, reading: Reading, console: Console
 ) -> Calibration | None:
-    """From a file, or from the repeats that are given; None when there is neither.
+    """Read from a file, or learnt from ``--repeat``; None when neither is given.
 
-    What given repeats teach is written beside the reports, for a later ``--calibration``.
+    What is
+    learnt is written beside the reports, for a later ``--calibration``.
     """
     from converge_harness.cli.console import say
     from converge_harness.matrix.calibrate import read_for_curves
@@ -267,7 +270,7 @@ def _calibration(
     if arguments.calibration is not None:
         if arguments.repeat:
             raise ConfigError(
-                Problem("--calibration and --repeat", "are two sources of one thing: give one")
+                Problem("--calibration and --repeat", "both say what the tolerances are: give one")
             )
         read, note = read_for_curves(arguments.calibration, control)
         if note:
@@ -279,10 +282,11 @@ def _calibration(
 
 
 def _require_own_repeats(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a repeat that is also what it is to judge, or that is given twice.
+    """Raise ConfigError for a repeat that is also the control or a test set, or is given twice.
 
-    A test set that teaches the limits it is judged by is inside of them, whatever it did; and one
-    repeat counted as two makes limits too sharp.
+    A test set from which its own limits are learnt is always inside of them; and one repeat
+
+    counted twice makes limits too tight.
     """
     from converge_harness.readers import same_path
 
@@ -290,15 +294,15 @@ def _require_own_repeats(arguments: argparse.Namespace) -> None:
     problems = [
         Problem(
             f"--repeat {repeat}",
-            f"is {what} itself",
-            "give another run of the control, made for this",
+            f"is also {what}",
+            "give a separate run of the control",
         )
         for repeat in arguments.repeat
         for what, path in judged.items()
         if same_path(repeat, path)
     ]
     problems += [
-        Problem(f"--repeat {repeat}", "is given twice", "each repeat counts once")
+        Problem(f"--repeat {repeat}", "is given twice", "give each repeat once")
         for index, repeat in enumerate(arguments.repeat)
         if any(same_path(repeat, before) for before in arguments.repeat[:index])
     ]
@@ -307,7 +311,7 @@ def _require_own_repeats(arguments: argparse.Namespace) -> None:
 
 
 def _with_what_helps(verdict: Verdict, out: Path | None) -> Verdict:
-    """For run folders: not this command again, but for the report, which has every parameter."""
+    """A run folder's next command; this command again only with ``--out``, for a report."""
     if not verdict.next_command.startswith("converge compare "):
         return verdict
     more = "" if out is not None else f"{verdict.next_command} --out report"
@@ -318,7 +322,7 @@ def _with_what_helps(verdict: Verdict, out: Path | None) -> Verdict:
 
 
 def _check_form(arguments: argparse.Namespace) -> None:
-    """Raise ConfigError for a mixture of forms, with the command that would do."""
+    """Raise ConfigError for mixed forms, with the form to use."""
     form = _of_submissions if arguments.rcp else _of_seeds if arguments.seeds else _of_pairs
     problems = list(form(arguments))
     if problems:
@@ -327,7 +331,9 @@ def _check_form(arguments: argparse.Namespace) -> None:
 
 def _of_pairs(arguments: argparse.Namespace) -> Iterator[Problem]:
     if arguments.target is not None:
-        yield Problem(f"--target {arguments.target}", "is asked of seeds", f"write {SEEDS}")
+        yield Problem(
+            f"--target {arguments.target}", "needs runs of several seeds", f"write {SEEDS}"
+        )
     for option, given in (("--control", arguments.control_seeds), ("--test", arguments.test_seeds)):
         if given:
             yield Problem(option, "names runs of several seeds", f"write {SEEDS}")
@@ -337,14 +343,14 @@ def _of_pairs(arguments: argparse.Namespace) -> Iterator[Problem]:
         yield Problem("compare", f"is given {missing}", f"write {PAIRS}, or {SEEDS}")
     if arguments.ask == Ask.NO_WORSE.value:
         asking = f'--ask "{arguments.ask}"'
-        yield from _unused(arguments, f"{asking} looks at the mean loss alone")
+        yield from _unused(arguments, f"{asking} compares the mean loss only")
 
 
 def _of_seeds(arguments: argparse.Namespace) -> Iterator[Problem]:
     stray = [path for path in (arguments.control, *arguments.tests) if path is not None]
     if stray:
         which = " ".join(map(str, stray))
-        yield Problem(which, "belongs to neither side of --seeds", f"write {SEEDS}")
+        yield Problem(which, "is neither a --control nor a --test of --seeds", f"write {SEEDS}")
     for option, given in (("--control", arguments.control_seeds), ("--test", arguments.test_seeds)):
         if not given:
             yield Problem("--seeds", f"is given without {option}", f"write {SEEDS}")
@@ -358,7 +364,7 @@ def _of_submissions(arguments: argparse.Namespace) -> Iterator[Problem]:
     stray += arguments.control_seeds
     if stray:
         which = " ".join(map(str, stray))
-        yield Problem(which, f"is no run of a submission: {table} is the control", SUBMISSION)
+        yield Problem(which, f"is not a --test: {table} is the control", SUBMISSION)
     if not arguments.test_seeds:
         yield Problem(table, "is given without --test", f"write {SUBMISSION}")
     for option, value in (
@@ -370,9 +376,9 @@ def _of_submissions(arguments: argparse.Namespace) -> Iterator[Problem]:
     ):
         if value:
             yield Problem(
-                option, f"changes nothing: {table} asks when targets are reached", "leave it out"
+                option, f"has no effect: {table} compares when targets are reached", "leave it out"
             )
-    yield from _unused(arguments, f"{table} asks when targets are reached")
+    yield from _unused(arguments, f"{table} compares when targets are reached")
     yield from _twice([*map(Path, names(arguments.test_seeds))])
 
 
@@ -385,18 +391,18 @@ def _twice(paths: Sequence[Path]) -> Iterator[Problem]:
 
 
 def _unused(arguments: argparse.Namespace, why: str) -> Iterator[Problem]:
-    """Options that would be passed over."""
+    """Options that would have no effect."""
     for option, value in (
         ("--repeat", arguments.repeat),
         ("--calibration", arguments.calibration),
         ("--tolerance", arguments.tolerance),
     ):
         if value:
-            yield Problem(option, f"changes nothing: {why}", "leave it out; --margin is the limit")
+            yield Problem(option, f"has no effect: {why}", "leave it out; --margin is the limit")
 
 
 def _target_of(arguments: argparse.Namespace) -> float | None:
-    """``--target``; raises ConfigError for one that is no loss, or that has no margin."""
+    """``--target``; raises ConfigError when it is not a loss, or has no margin."""
     if arguments.target is None:
         return None
     place = f"--target {arguments.target}"
@@ -406,24 +412,26 @@ def _target_of(arguments: argparse.Namespace) -> float | None:
     except ValueError:
         target = math.nan
     if not math.isfinite(target):
-        raise ConfigError(Problem(place, "is no target loss", "as in loss=2.5"))
+        raise ConfigError(Problem(place, "is not a target loss", "as in loss=2.5"))
     if arguments.margin is None:
         raise ConfigError(
             Problem(place, "needs a margin", "--margin 0.05 allows 5% more steps than the control")
         )
     if arguments.ask == Ask.SAME.value:
         raise ConfigError(
-            Problem(place, "asks for no more steps, not for the same", 'leave --ask "same" out')
+            Problem(
+                place, "asks for no more steps, not for the same curve", 'leave --ask "same" out'
+            )
         )
     return target
 
 
 def _margin_of(arguments: argparse.Namespace) -> float | None:
-    """``--margin``; raises ConfigError for a value that is no margin."""
+    """``--margin``; raises ConfigError when it is not a margin."""
     margin: float | None = arguments.margin
     if margin is not None and not 0 < margin < 1:
         raise ConfigError(
-            Problem(f"--margin {margin}", "is no relative difference", "as in 0.005 for 0.5%")
+            Problem(f"--margin {margin}", "is not a relative difference", "as in 0.005 for 0.5%")
         )
     return margin
 
@@ -439,7 +447,7 @@ def _columns_of(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _with_own_options(verdict: Verdict, arguments: argparse.Namespace) -> Verdict:
-    """The next command of a verdict with the options that its curves were read and judged by."""
+    """A verdict's next command, with the options its curves were read and judged with."""
     command = verdict.next_command
     if not command.startswith("converge compare "):
         return verdict
@@ -456,7 +464,7 @@ def _with_own_options(verdict: Verdict, arguments: argparse.Namespace) -> Verdic
 def _named_options(
     written: Sequence[str], option: str, parse: Callable[[str, str, str], T | Problem]
 ) -> dict[str, T]:
-    """``NAME=VALUE`` arguments by name; what is wrong with any of them in one ConfigError."""
+    """``NAME=VALUE`` arguments by name; all problems in one ConfigError."""
     parsed: dict[str, T] = {}
     problems = []
     for text in written:
@@ -491,5 +499,5 @@ def _tolerance(place: str, signal: str, value: str) -> float | Problem:
     except ValueError:
         limit = math.nan
     if not (math.isfinite(limit) and limit >= 0):
-        return Problem(place, f"{value!r} is no relative difference", "as in loss=1e-3")
+        return Problem(place, f"{value!r} is not a relative difference", "as in loss=1e-3")
     return limit

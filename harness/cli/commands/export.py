@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 HELP = "write a finished matrix for TensorBoard or Weights & Biases"
 DESCRIPTION = """\
-Write a finished matrix for the tools that people watch training with: every control, repeat and
-test set is a run, with its loss, grad_norm, lr and the other signals under those names, and, as
-difference/SIGNAL and limit/SIGNAL, its relative difference to the control and what was allowed. It
-is judged again for that; no verdict gates here."""
+Write a finished matrix for TensorBoard or Weights & Biases: every control, repeat and test set is a
+run, with its loss, grad_norm, lr and the other signals under those names, and, as difference/SIGNAL
+and limit/SIGNAL, its relative difference from the control and the limit. The matrix is judged again
+for that, but verdicts do not change the exit code."""
 EPILOG = """\
 examples:
   converge export reports/smoke --tensorboard runs/smoke && tensorboard --logdir runs/smoke
@@ -32,7 +32,7 @@ UNDONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of a run")
     parser.add_argument(
         "--tensorboard",
@@ -57,22 +57,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Write TensorBoard or Weights & Biases runs; nothing is gated."""
+    """Write TensorBoard or Weights & Biases runs; verdicts do not change the exit code."""
     with leaving_when_interrupted():
         from converge_harness.export import write_tensorboard, write_wandb
         from converge_harness.matrix.conclude import conclude_again
     if arguments.tensorboard is None and not arguments.wandb:
         raise ConfigError(
-            Problem("converge export", "is told no format", "add --tensorboard OUT, or --wandb")
+            Problem("converge export", "needs a format", "add --tensorboard OUT, or --wandb")
         )
     if arguments.offline and not arguments.wandb:
-        raise ConfigError(Problem("--offline", "is about Weights & Biases", "add --wandb"))
+        raise ConfigError(Problem("--offline", "applies to Weights & Biases only", "add --wandb"))
     folder: Path = arguments.folder
     finished, evidences, judged = conclude_again(folder)
     runs = tuple(_runs(finished.plan, evidences, judged))
     if arguments.tensorboard is not None:
         write_tensorboard(runs, arguments.tensorboard)
-        print(f"{len(runs)} runs; look at them with: tensorboard --logdir {arguments.tensorboard}")
+        print(f"{len(runs)} runs; view them with: tensorboard --logdir {arguments.tensorboard}")
     if arguments.wandb:
         made = write_wandb(
             runs,
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iterator[ExportedRun]:
-    """Every run that left a step, in the plan's order."""
+    """Every run with at least one step, in the plan's order."""
     from converge_harness.export import ExportedPoints, exported
     from converge_harness.report.sanitize import plain
 
@@ -124,7 +124,7 @@ def _runs(plan: Plan, evidences: Mapping[str, Evidence], judged: Judged) -> Iter
 
 
 def _facts(job: Job) -> dict[str, str | int | None]:
-    """What a list of runs is sorted and filtered by."""
+    """The fields by which a list of runs is sorted and filtered."""
     from converge_harness.report.view.resumed_run import degrees_of
 
     return {

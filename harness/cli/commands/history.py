@@ -1,4 +1,4 @@
-"""``converge history``: what other nights found, as a table, as JSON, or drawn."""
+"""``converge history``: the results of earlier nights, as a table, JSON or charts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from converge_harness.history import Entry, Filter, History
 
-HELP = "list the verdicts of other nights, or draw their trends"
+HELP = "list the verdicts of earlier nights, or plot their trends"
 DESCRIPTION = """\
-List what `converge run` and `converge collect` found on other nights: one line per night and test
-set, newest first. With --html, draw the deviations of every test set over the nights, and mark
-where they went to another level: the first bad night, and what changed before it (torch,
-torchtitan, torchao, driver, commit …)."""
+List the results of earlier `converge run` and `converge collect` commands: one line per night and
+test set, newest first. With --html, plot the deviations of every test set over the nights, and mark
+where their level changed: the first bad night, and what changed before it (torch, torchtitan,
+torchao, driver, commit …)."""
 EPILOG = """\
 examples:
   converge history
@@ -35,15 +35,15 @@ examples:
 UNDONE = ""
 
 SCHEMA = 1
-"""Of what ``--json`` prints."""
+"""Schema version of ``--json``'s output."""
 NEWEST_RESULTS = 50
 NEWEST_NIGHTS = 365
 _COMMIT = 10
-"""Digits of a commit that people read."""
+"""Digits of a commit shown to users."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument(
         "experiment",
         nargs="?",
@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--since",
         type=_time,
         metavar="DATE",
-        help="only nights from then on: 2026-11-01, or with a time, 2026-11-01T06:00 (local time "
+        help="only nights since then: 2026-11-01, or with a time, 2026-11-01T06:00 (local time "
         "unless it has an offset)",
     )
     parser.add_argument(
@@ -72,7 +72,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "365)",
     )
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--json", action="store_true", help="print JSON, with what the checks found")
+    how.add_argument(
+        "--json", action="store_true", help="print JSON, with the results of the checks"
+    )
     how.add_argument(
         "--html", type=Path, metavar="FILE", help="write the trends as one page that needs nothing"
     )
@@ -84,8 +86,10 @@ def _verdict(text: str) -> Judgement:
     try:
         return Judgement(text.upper())
     except ValueError:
-        words = ", ".join(Judgement)
-        raise argparse.ArgumentTypeError(f"{text!r} is no verdict: give one of {words}") from None
+        verdicts = ", ".join(Judgement)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a verdict: give one of {verdicts}"
+        ) from None
 
 
 def _time(text: str) -> datetime:
@@ -93,37 +97,37 @@ def _time(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no date: write 2026-11-01 or 2026-11-01T06:00"
+            f"{text!r} is not a date: write 2026-11-01 or 2026-11-01T06:00"
         ) from None
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """List or draw; nothing is gated, so the exit code is 0."""
+    """List or plot; the exit code is 0 whatever the verdicts."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
         from converge_harness.history import Filter
     kept = history_of(arguments)
-    wanted = Filter(
+    query = Filter(
         experiment=_experiment(kept, arguments.experiment),
         test_set=arguments.test,
         verdict=arguments.verdict,
         since=arguments.since,
         limit=arguments.limit or NEWEST_RESULTS,
     )
-    _require_known_set(kept, wanted)
+    _require_known_set(kept, query)
     if arguments.html is not None:
-        _draw(kept, wanted, arguments.html, arguments.limit or NEWEST_NIGHTS)
+        _draw(kept, query, arguments.html, arguments.limit or NEWEST_NIGHTS)
         return ExitCode.PASS
-    entries = kept.listing(wanted)
+    entries = kept.listing(query)
     if arguments.json:
         print(json.dumps(_document(kept, entries), indent=1, ensure_ascii=False))
     else:
-        _print(make_console(), kept, wanted, entries)
+        _print(make_console(), kept, query, entries)
     return ExitCode.PASS
 
 
 def _experiment(kept: History, asked: str | None) -> str | None:
-    """Name of the experiment that a name, or the path of its file, means."""
+    """The experiment's name, from its name or the path of its file."""
     if asked is None:
         return None
     known = kept.experiments()
@@ -138,30 +142,30 @@ def _experiment(kept: History, asked: str | None) -> str | None:
     return named
 
 
-def _require_known_set(kept: History, wanted: Filter) -> None:
-    if wanted.test_set is None:
+def _require_known_set(kept: History, query: Filter) -> None:
+    if query.test_set is None:
         return
-    experiments = [wanted.experiment] if wanted.experiment else list(kept.experiments())
+    experiments = [query.experiment] if query.experiment else list(kept.experiments())
     known = {name: None for each in experiments for name in kept.test_sets(each)}
-    if wanted.test_set not in known:
-        hint = suggest(wanted.test_set, known)
-        raise ConfigError(Problem(f"{kept.path}: --test", f"no night of {wanted.test_set!r}", hint))
+    if query.test_set not in known:
+        hint = suggest(query.test_set, known)
+        raise ConfigError(Problem(f"{kept.path}: --test", f"no night of {query.test_set!r}", hint))
 
 
-def _draw(kept: History, wanted: Filter, path: Path, nights: int) -> None:
+def _draw(kept: History, query: Filter, path: Path, nights: int) -> None:
     from converge_harness.history.overview import overview
     from converge_harness.history.page import to_page
     from converge_harness.store import atomic_write
 
-    if wanted.verdict is not None:
+    if query.verdict is not None:
         raise ConfigError(
             Problem("--verdict", "says nothing with --html: a trend needs every night", "leave out")
         )
     sets = overview(
         kept,
-        experiment=wanted.experiment,
-        test_set=wanted.test_set,
-        since=wanted.since,
+        experiment=query.experiment,
+        test_set=query.test_set,
+        since=query.since,
         newest=nights,
     )
     page = to_page(sets, source_file=str(kept.path), generated=datetime.now(UTC))
@@ -213,7 +217,7 @@ def _result(kept: History, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[Entry]) -> None:
+def _print(console: Console, kept: History, query: Filter, entries: Sequence[Entry]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -243,7 +247,7 @@ def _print(console: Console, kept: History, wanted: Filter, entries: Sequence[En
             cells += [_commit(entry), duration(entry.wall_s) + (" (reused)" * entry.reused)]
         table.add_row(*cells)
     console.print(table)
-    if len(entries) == wanted.limit:
+    if len(entries) == query.limit:
         console.print(f"the newest {len(entries)}; more with --limit N", style="dim")
 
 

@@ -1,4 +1,4 @@
-"""``converge init``: an experiment file for the techniques that somebody wants to test."""
+"""``converge init``: write an experiment file for the techniques to be tested."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ DESCRIPTION = """\
 Write the experiment file that torchtitan's converging guide recommends for some techniques: a 1D
 FSDP control, the smallest test set of each (a parallelism on dp x p ranks; any other technique on
 top of what it needs, as async_tp on FSDP + TP + compile), and one set of all of them together.
-Every entry says which rule of the guide it serves. Where the base config's batch holds too few
-microbatches for a pipeline, a `set` makes room, and the token budget is the same in every set.
-The toolchain is the one that the base config is written for."""
+Every entry says which rule of the guide it serves. Where the base config's batch has too few
+microbatches for a pipeline, a `set` raises it, with the same token budget in every set. The
+toolchain is the one that the base config is written for."""
 EPILOG = """\
 examples:
   the guide's own example, printed:
     converge init --technique tp=2,pp=2,float8,async_tp --dp 8 --base train_configs/llama3_8b.toml
-  kept, and looked at:
+  written to a file, and its plan shown:
     converge init --technique cp=2,pp=2:Interleaved1F1B --dp 2 \\
       --base train_configs/llama3_debug.toml --out experiments/long_context.toml
     converge plan experiments/long_context.toml
-  a larger degree of one parallelism beside the composition, which has the first of them:
+  an additional larger degree of a parallelism (all techniques together use the first):
     converge init --technique tp=2,cp=2,cp=8 --dp 8 --base train_configs/llama3_8b.toml"""
 UNDONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_technique(parser, required=True)
     parser.add_argument(
         "--dp", type=positive, required=True, metavar="N", help="data-parallel degree of every set"
@@ -47,13 +47,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="write it here (default: print it)"
     )
     parser.add_argument("--name", help="of the experiment (default: the file's)")
-    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
     """Print the recommended experiment file, or write it.
 
-    Raises ConfigError when the file is there already, and as ``recommended_file`` does.
+    Raises ConfigError when the file exists already, and what ``recommended_file`` raises.
     """
     with leaving_when_interrupted():
         from converge_harness.matrix.recommend import recommended_file
@@ -77,5 +77,5 @@ def _require_free(out: Path, *, force: bool) -> None:
         raise ConfigError(Problem(f"--out {out}", "is a folder", f"as {out / 'experiment.toml'}"))
     if out.exists() and not force:
         raise ConfigError(
-            Problem(f"--out {out}", "is there already", "give another name, or --force")
+            Problem(f"--out {out}", "exists already", "give another name, or --force")
         )

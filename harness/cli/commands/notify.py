@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 HELP = "write a message about a night that is bad for the first time"
 DESCRIPTION = """\
-Write a message about a night, as Markdown for an issue, a comment or a mail: test sets that are
-bad for the first time since they last passed, with their cause, their last good night and what has
+Write a message about a night, as Markdown for an issue, a comment or a mail: test sets that are bad
+for the first time since they last passed, with their cause, their last good night and what has
 changed since then. A set that stays bad in the same way is reported once; on a night without news
-no file is written, and one that an earlier night left is removed. With --experiment, a night that
-left no report (nothing was launched, or it was cut off) is reported, too, but not again on the next
-such night. The result of the matrix is the exit code of `converge run`; this command's is 0 either
-way."""
+no file is written, and an earlier night's file is removed. With --experiment, a night without a
+report (nothing was launched, or it was cut off) is reported, too, but only the first of several in
+a row. Whether the night was good is the exit code of `converge run`; this command exits with 0
+either way."""
 EPILOG = (
     "example: converge notify reports/smoke --experiment experiments/smoke.toml --body "
     "message.md && [ ! -f message.md ] || gh issue create --title 'smoke is bad' --body-file "
@@ -38,7 +38,7 @@ REPORT = "report.json"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of the night")
     parser.add_argument(
         "--body", type=Path, required=True, metavar="FILE", help="where the message goes"
@@ -53,14 +53,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--log",
         type=Path,
         metavar="FILE",
-        help="what `converge run` said: quoted in the message of a night without a report",
+        help="the output of `converge run`: quoted in the message of a night without a report",
     )
     add_store(parser)
     add_history_file(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """Write a body on the first bad night, and no file on others.
+    """Write the message on the first bad night, and no file on others.
 
     Exit code 0 whatever the night was.
     """
@@ -92,10 +92,10 @@ def _of_report(history: History, folder: Path) -> str | None:
     except HistoryError as error:
         if document is None:
             raise
-        note = f"Which of it was reported before is not known: {error}"
+        note = f"Unknown which of these were reported before: {error}"
     tonight = _reported_to(str(folder), known)
     if document is not None and not _says(document, tonight):
-        # The history could not be written that night: report it from report.json instead.
+        # The history could not be written that night: take the results from report.json instead.
         tonight = reported(document, str(folder), known)
         known = (*tonight, *known)
         note = note or "This night is missing from the history, so it may be reported again."
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _says(document: Mapping[str, Any], night: Sequence[Entry]) -> bool:
-    """Whether a report is the one of a night: its folder may have held another."""
+    """Whether a report belongs to a night: its folder may have held another."""
     from converge_harness.report.sanitize import plain
 
     found = {test["name"]: (test["verdict"], test["cause_class"]) for test in document["tests"]}
@@ -170,7 +170,7 @@ def _of_silence(arguments: argparse.Namespace, history: History, folder: Path) -
     try:
         before = _remember_silence(history, name, arguments.experiment, folder, now)
     except HistoryError as error:
-        note = f"Whether this was reported before is not known: {error}"
+        note = f"Unknown whether this was reported before: {error}"
     if before is not None and not before.judged:
         print(f"{name}: nothing was judged, as on {before.finished:%Y-%m-%d}; already reported")
         return None
@@ -183,7 +183,7 @@ def _of_silence(arguments: argparse.Namespace, history: History, folder: Path) -
 def _remember_silence(
     history: History, name: str, experiment: Path, folder: Path, now: datetime
 ) -> NightMark | None:
-    """Add the night unless it is there; the one before it."""
+    """Add the night unless it is there; return the one before it."""
     from converge_harness.history import Night
 
     known = history.newest(name, limit=2) if history.path.is_file() else ()
@@ -204,7 +204,7 @@ def _remember_silence(
 
 
 def _name(experiment: Path) -> str:
-    """The name of an experiment whose file may be what is wrong."""
+    """The experiment's name, although its file may be invalid."""
     try:
         name = tomllib.loads(experiment.read_text()).get("name")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``converge plan``: what would run, for people and for programs."""
+"""``converge plan``: what would run, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HELP = "show what an experiment would run, without running it"
 DESCRIPTION = (
     "Print, per set: degrees, world size, tokens per step, the rule of the converging guide that "
-    "it serves, and the exact torchrun command."
+    "it follows, and the exact torchrun command."
 )
 EPILOG = """\
 examples:
@@ -47,7 +47,7 @@ UNDONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_experiment(parser, may_miss=True)
     add_slots(parser)
     add_cluster(parser)
@@ -61,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--script",
         metavar="NAME",
-        help="print the batch script of this job instead, as a scheduler would be given it",
+        help="print the batch script of this job instead, as it would be submitted",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     _add_dry_run(parser)
@@ -69,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_dry_run(parser: argparse.ArgumentParser) -> None:
-    """``--dry-run`` and what goes with it."""
+    """``--dry-run`` and its options."""
     dry = parser.add_argument_group("building every job without its GPUs")
     dry.add_argument(
         "--dry-run",
@@ -81,26 +81,26 @@ def _add_dry_run(parser: argparse.ArgumentParser) -> None:
         "--throughput",
         type=_amount,
         metavar="TOKENS",
-        help="tokens per second and GPU to tell costs by (default: the experiment's "
+        help="tokens per second and GPU, to compute costs from (default: the experiment's "
         "tokens_per_gpu_second)",
     )
     dry.add_argument(
         "--gpu-memory",
         type=_amount,
         metavar="GB",
-        help="memory of a GPU, as 80: sets that need more are named; the exit code stays 0, since "
-        "the peak is an estimate",
+        help="memory of a GPU, such as 80: sets that need more are listed; the exit code stays 0, "
+        "since the peak is an estimate",
     )
     dry.add_argument(
         "--device",
         choices=("cuda", "cpu"),
-        help="what the jobs are meant for (default: what [cluster] says; cpu for a train config "
-        "that reads our synthetic corpus, cuda for others)",
+        help="the device that the jobs will run on (default: as in [cluster]; else cpu for a train "
+        "config that reads converge's synthetic corpus, cuda for others)",
     )
 
 
 def _add_cover(parser: argparse.ArgumentParser) -> None:
-    """Options that propose jobs instead of showing them."""
+    """Options that propose jobs instead of showing those of a file."""
     cover = parser.add_argument_group("proposing jobs")
     cover.add_argument(
         "--cover",
@@ -121,7 +121,8 @@ def _add_cover(parser: argparse.ArgumentParser) -> None:
     cover.add_argument(
         "--base",
         metavar="TRAIN_CONFIG",
-        help="with --technique: a train config whose batch, sequence and model must divide",
+        help="with --technique: a train config whose batch, sequence and model the degrees must "
+        "divide",
     )
     cover.add_argument(
         "--toml", action="store_true", help="print the proposed jobs as [[test]] entries"
@@ -132,15 +133,15 @@ def _amount(text: str) -> float:
     try:
         amount = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0 < amount < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not positive")
     return amount
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """What would run, or with ``--cover`` what could."""
-    gc.disable()  # all that is made is kept to the end: looking for garbage is a sixth of the time
+    """Show what would run, or propose jobs with ``--cover``."""
+    gc.disable()  # everything lives until the end, and collecting garbage takes a sixth of the time
     try:
         return _plan(arguments)
     finally:
@@ -192,29 +193,31 @@ def _plan(arguments: argparse.Namespace) -> ExitCode:
 
 
 def _require_cover(arguments: argparse.Namespace) -> None:
-    """Without ``--cover``, refuse its options, and a plan of nothing."""
+    """Without ``--cover``, refuse its options, and require an experiment."""
     problems = [
-        Problem(f"--{option}", "goes with --cover pairs")
+        Problem(f"--{option}", "needs --cover pairs")
         for option in ("gpus", "technique", "dp", "base", "toml")
         if getattr(arguments, option)
     ]
     if arguments.experiment is None and not problems:
         problems.append(
-            Problem("EXPERIMENT", "is missing", "only --cover with --technique goes without one")
+            Problem("EXPERIMENT", "is missing", "only --cover with --technique needs none")
         )
     if problems:
         raise ConfigError(problems)
 
 
 def _require_dry_run(arguments: argparse.Namespace) -> None:
-    """Refuse what only a dry run answers without one, and a script together with one."""
+    """Refuse a dry run's options without ``--dry-run``, and ``--script`` with it."""
     problems = [
-        Problem(f"--{option.replace('_', '-')}", "goes with --dry-run")
+        Problem(f"--{option.replace('_', '-')}", "needs --dry-run")
         for option in ("throughput", "gpu_memory", "device")
         if not arguments.dry_run and getattr(arguments, option) is not None
     ]
     if arguments.dry_run and arguments.script is not None:
-        problems.append(Problem("--script", "does not go with --dry-run", "one at a time"))
+        problems.append(
+            Problem("--script", "cannot be combined with --dry-run", "give one of them")
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -238,7 +241,9 @@ def _script(made: Plan, store: Store, name: str) -> str:
     cluster = made.experiment.cluster
     if cluster is None:
         raise ConfigError(
-            Problem(f"--script {name}", "jobs on this machine have none", "add --launcher slurm")
+            Problem(
+                f"--script {name}", "jobs on this machine have no script", "add --launcher slurm"
+            )
         )
     known = [job.name for job in made.jobs]
     if name not in known:
@@ -250,7 +255,7 @@ def _script(made: Plan, store: Store, name: str) -> str:
 
 
 def _ranks_per_node(made: Plan, asked: int | None) -> int | None:
-    """Ranks on a node: those of the cluster, else those asked for, if the sets fill them."""
+    """Ranks on a node: as in the cluster, else as given, if the sets fill whole nodes."""
     cluster = made.experiment.cluster
     if cluster is not None:
         if asked not in (None, cluster.ranks_per_node):
@@ -306,7 +311,7 @@ def _plan_document(
 
 
 def _document_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """The document as JSON, a line for every set and job: thousands are written at once."""
+    """The document as JSON, one line per set and job: fast for thousands of them."""
     last = len(document) - 1
     for index, (key, value) in enumerate(document.items()):
         opening, comma = "{" if index == 0 else " ", "," if index < last else ""
@@ -321,5 +326,5 @@ def _document_lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shallow(value: Any) -> dict[str, Any]:
-    """A dataclass as a table of its fields, whose values are as they were."""
+    """A dataclass as a dict of its fields, without converting their values."""
     return {field.name: getattr(value, field.name) for field in fields(value)}

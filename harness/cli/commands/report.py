@@ -16,7 +16,7 @@ UNDONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument("folder", type=Path, metavar="DIR", help="the --out folder of a run")
 
 

@@ -1,4 +1,4 @@
-"""``converge run``: bring every job of a matrix to a record, calibrate, judge, report."""
+"""``converge run``: run every job of a matrix, calibrate, judge, report."""
 
 from __future__ import annotations
 
@@ -42,29 +42,29 @@ EPILOG = f"example: converge run experiments/smoke.toml --only fsdp2_tp2\n\n{EXI
 UNDONE = ", nothing was launched"
 
 BASE = "base"
-"""The folder of the reports of ``--against``'s revision, in that of the matrix."""
+"""Folder of the reports of ``--against``'s revision, inside the matrix's."""
 FLOAT32 = "float32"
-"""The folder of the report of ``--explain``, in that of the matrix."""
+"""Folder of the report of ``--explain``, inside the matrix's."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_experiment(parser)
     add_slots(parser)
     add_reports(parser)
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="run what failed in less than float32 again in float32, and say whether the "
-        "difference is made by rounding",
+        help="run sets that failed in lower precision again in float32, and say whether the "
+        "difference comes from rounding",
     )
     parser.add_argument(
         "--against",
         metavar="REV",
         help="also run everything with the code of this git revision of your fork (the checkout "
         "from which the experiment's Python imports torchtitan, or that has the experiment's own "
-        "code), and say of every set whether it is bitwise the same, the same within rounding, or "
-        "different; exit code 0 if none is different and no verdict got worse, else 1",
+        "code), and report for every set whether it is bitwise the same, the same within rounding, "
+        "or different; exit code 0 if none is different and no verdict got worse, else 1",
     )
     add_history_file(parser)
     add_cluster(parser)
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
             before = _conclude_base(base, ran_before, folder / BASE, store)
             against = compare(base, (ran_before, before), plan, (ran, judged))
     keep(folder, against)
-    # What is refused draws nothing, and need not pay for it.
+    # Imported here: a command that is refused draws nothing and need not pay for it.
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
     show_verdicts(console, replace(judged.view, against=against), folder)
@@ -136,7 +136,7 @@ def _base(plan: Plan, revision: str, used: ExitStack, console: Console) -> BaseR
 
 
 def _conclude_base(base: BaseRevision, ran: Ran, folder: Path, store: Store) -> Judged:
-    """Judge the base by itself; its reports lie in a folder of their own."""
+    """Judge the base by itself; its reports go to a folder of their own."""
     from converge_harness.matrix.conclude import conclude
     from converge_harness.report import write_reports
 
@@ -153,7 +153,7 @@ def _explain(
     store: Store,
     arguments: argparse.Namespace,
 ) -> None:
-    """Run what failed in low precision again in float32, and say what follows from that."""
+    """Run what failed in low precision again in float32, and print what that shows."""
     from converge_harness.cli.console import say
     from converge_harness.cli.progress import run_shown
     from converge_harness.matrix.explain import explain
@@ -166,7 +166,7 @@ def _explain(
         arguments.slots,
     )
     if explained is None:
-        say(console, "nothing failed in low precision: there is nothing to explain in float32")
+        say(console, "no set failed in low precision: nothing to run again in float32")
         return
     paths = write_reports(explained.judged.view, folder / FLOAT32)
     console.print()

@@ -1,4 +1,4 @@
-"""``converge status``: how the jobs of a matrix stand."""
+"""``converge status``: the state of a matrix's jobs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from converge_harness.model import Role, RunStatus
 if TYPE_CHECKING:
     from converge_harness.launch.slurm.detached import StatusRow
 
-HELP = "show how the jobs of an experiment stand"
+HELP = "show the state of an experiment's jobs"
 DESCRIPTION = """\
-Show how every job of an experiment stands: what Slurm says of it and why it waits, how many steps
-it has ended, and its loss. Nothing is written. It may be asked from any shell, whoever submitted
-the jobs, and whether a harness follows them or not."""
+Show the state of every job of an experiment: its Slurm state and why it is pending, how many steps
+it has finished, and its loss. Nothing is written. It works from any shell, whoever submitted the
+jobs, and whether or not a `converge run` is waiting for them."""
 EPILOG = EXAMPLES
 UNDONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_plan(parser)
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """``converge status``: a table, exit code 0 whatever it says."""
+    """``converge status``: print a table; exit code 0 whatever the states."""
     with leaving_when_interrupted():
         from rich.markup import escape
         from rich.table import Table
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         say(console, f"next: {mend(plan)}, then: {again('submit', arguments)}")
     elif over and (counts[RunStatus.CANCELLED] or counts[RunStatus.INTERRUPTED]):
         say(console, f"next, to run the rest: {again('submit', arguments)}")
-        say(console, f"or to judge what there is: {again('collect', arguments)}")
+        say(console, f"or to judge what has finished: {again('collect', arguments)}")
     elif over or any(not row.settled for row in rows):
         say(console, f"next: {again('collect', arguments)}")
     elif counts[NOT_SUBMITTED] or counts[BROKEN_OFF]:
@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> ExitCode:
 def _reason(row: StatusRow) -> str:
     from converge_harness.cli.progress import requeued
 
-    told = [requeued(row.requeues)] if row.requeues else []
-    return "; ".join([*told, row.reason] if row.reason else told)
+    notes = [requeued(row.requeues)] if row.requeues else []
+    return "; ".join([*notes, row.reason] if row.reason else notes)
 
 
 def _steps(row: StatusRow) -> str:

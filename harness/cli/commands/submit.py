@@ -1,4 +1,4 @@
-"""``converge submit``: a matrix's jobs to a scheduler, without waiting for them."""
+"""``converge submit``: submit a matrix's jobs without waiting for them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from converge_harness.cli.options import store_of
 from converge_harness.cli.scheduled import EXAMPLES, add_plan, again, mend, scheduled_plan
 from converge_harness.model import RunStatus
 
-HELP = "give an experiment's jobs to Slurm"
+HELP = "submit an experiment's jobs to Slurm"
 DESCRIPTION = """\
-Give every job of an experiment to Slurm and return: the shell may end. Jobs that have finished are
-not run again, and jobs in the queue are not submitted again, so the same command may be given as
-often as you like; a job that has failed is. Test sets wait for the seed checkpoint that they start
-from, and for nothing else. All that is needed to find them stands in their run folders."""
+Submit every job of an experiment to Slurm and return; you may close the shell. Finished jobs are
+not run again, and jobs in the queue are not submitted again, so the command can be repeated safely;
+failed jobs are submitted again. Test sets wait for the seed checkpoint that they start from, and
+for nothing else. All that is needed to find the jobs again is in their run folders."""
 EPILOG = EXAMPLES
 UNDONE = ", nothing was launched"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     add_plan(parser)
     parser.add_argument(
         "--fresh",
@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
-    """``converge submit``: exit code 0 when the scheduler has all that was to be submitted."""
+    """``converge submit``: exit code 0 when every job that had to be was submitted."""
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console, say
         from converge_harness.cli.progress import Display, noticing_launches
@@ -44,14 +44,14 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     with Display(console) as display:
         observer = noticing_launches(display, arguments)
         submitted = submit_jobs(plan, store, observer, fresh=arguments.fresh)
-    told = [f"{submitted.submitted} submitted"]
-    told += [f"{submitted.queued} in the queue before"] if submitted.queued else []
-    told += [f"{submitted.reused} finished before"] if submitted.reused else []
-    told += [f"{len(submitted.refused)} refused or skipped"] if submitted.refused else []
-    say(console, f"jobs: {', '.join(told)}")
+    counts = [f"{submitted.submitted} submitted"]
+    counts += [f"{submitted.queued} already in the queue"] if submitted.queued else []
+    counts += [f"{submitted.reused} already finished"] if submitted.reused else []
+    counts += [f"{len(submitted.refused)} refused or skipped"] if submitted.refused else []
+    say(console, f"jobs: {', '.join(counts)}")
     if submitted.left:
         say(console, f"{len(submitted.left)} are not submitted: {submitted.why_left}")
-        say(console, f"the same command submits them later: {again('submit', arguments)}")
+        say(console, f"to submit them later: {again('submit', arguments)}")
     if any(record.status is RunStatus.REFUSED for record in submitted.refused):
         say(console, f"next: {mend(plan)}, then: {again('submit', arguments)}")
     elif submitted.submitted or submitted.queued:

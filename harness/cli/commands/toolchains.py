@@ -17,7 +17,7 @@ UNDONE = ""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """What it takes."""
+    """Add its arguments."""
     parser.add_argument("experiment", type=Path, metavar="EXPERIMENT")
 
 

@@ -17,12 +17,12 @@ from converge_harness.readers.points import Points, settle
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"(?<!validate )step:\s*(?P<step>\d+)\s+loss:")
 _VALUES = re.compile(
-    # Logs of before June 2025 have no grad norm: the memory follows.
+    # Logs from before June 2025 have no grad norm: memory comes next.
     r"step:\s*\d+\s+loss:\s*(?P<loss>\S+)\s+(?:grad_norm:\s*(?P<grad_norm>\S+)|memory:)"
 )
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]:")
 NO_LOSS = -1.0
-"""What a rank without the last pipeline stage prints as loss."""
+"""The loss that a rank without the last pipeline stage prints."""
 
 
 FORMAT = Format(
@@ -38,10 +38,10 @@ def is_console(text: str) -> bool:
 
 
 def read_console(path: Path, text: str) -> Evidence:
-    """Loss and grad norm of each logged step, with the rounding of what is printed.
+    """Loss and grad norm of each logged step, with the number of printed digits.
 
     Raises EvidenceError for a line that is cut or garbled, when several ranks' lines are mixed,
-    and for the log of a rank that knows no loss.
+    and for the log of a rank that computes no loss.
     """
     place = line_of(path)
     steps: list[int] = []
@@ -60,7 +60,7 @@ def read_console(path: Path, text: str) -> Evidence:
         for signal, column in columns.items():
             printed = (values[signal] or "").replace(",", "")
             column.append(number(place, line, signal, printed))
-            if "." in printed:  # nan has no digits
+            if "." in printed:  # NaN has no digits
                 places = len(printed.partition(".")[2])
                 rounding[signal] = max(rounding[signal], half_unit(places))
         rank = _RANK.match(content)

@@ -1,9 +1,9 @@
-"""CRC-32C of many byte strings at once, as TensorBoard's records have it.
+"""CRC-32C of many byte strings at once, as in TensorBoard's records.
 
-Python has no CRC-32C of its own, and byte by byte it takes most of the time of reading a file. Here
-numpy advances all strings of one length together. Long ones are cut into chunks, the first padded
-with zeros in front, whose CRCs are computed side by side. A CRC without its initial value is
-linear, so that those of a string's chunks are put together by a table.
+Python has no CRC-32C of its own, and computed byte by byte it takes most of the time of reading a
+file. Here numpy processes all strings of one length together. Long ones are cut into chunks (the
+first is padded with zeros in front) whose CRCs are computed in parallel. A CRC without its initial
+value is linear, so the CRCs of a string's chunks can be combined by a table.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 _SHORT = 256
-"""Bytes: strings of up to so many are taken by their lengths. A scalar's record has some 50."""
+"""Bytes: up to this length, strings are grouped by length. A scalar's record has about 50."""
 _CHUNK = 64
-"""Bytes, of longer ones."""
+"""Bytes of a chunk of a longer string."""
 _AT_ONCE = 1 << 15
 """Chunks: the working set stays in the cache."""
 _POLYNOMIAL = 0x82F63B78
@@ -26,7 +26,7 @@ Places = npt.NDArray[np.int64]
 
 
 def _byte_table() -> Words:
-    """What a byte at the end of a register does to it."""
+    """The effect of a byte at the end of a register."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(_POLYNOMIAL), table >> 1)
@@ -37,7 +37,7 @@ _BYTE = _byte_table()
 
 
 def _shift_tables() -> Words:
-    """What a chunk of zeros makes of each of a register's four bytes: 4 x 256."""
+    """The effect of a chunk of zeros on each of a register's four bytes: 4 x 256."""
     register = np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32)[:, None])
     for _ in range(_CHUNK):
         register = _BYTE[register & 0xFF] ^ (register >> 8)
@@ -48,7 +48,7 @@ _SHIFT = _shift_tables()
 
 
 def masked_crc32c(data: Bytes, starts: Places, lengths: Places) -> Words:
-    """The CRC-32C of every ``data[start:start + length]``, masked as TFRecord files keep it."""
+    """The CRC-32C of every ``data[start:start + length]``, masked as TFRecord files store it."""
     crc = np.empty(len(starts), np.uint32)
     for length in np.unique(lengths[lengths <= _SHORT]):
         same = np.flatnonzero(lengths == length)
@@ -70,7 +70,7 @@ def _of_one_length(data: Bytes, starts: Places, length: int) -> Words:
 
 
 def _of_chunks(data: Bytes, starts: Places, lengths: Places) -> Words:
-    """Of strings of 4 bytes at least."""
+    """The CRCs of strings of at least 4 bytes."""
     counts = -(-lengths // _CHUNK)
     firsts = np.cumsum(counts) - counts
     chunks = _chunks(data, starts, lengths, counts, firsts)
@@ -87,10 +87,10 @@ def _of_chunks(data: Bytes, starts: Places, lengths: Places) -> Words:
 
 
 def _chunks(data: Bytes, starts: Places, lengths: Places, counts: Places, firsts: Places) -> Words:
-    """CRCs of all chunks of all strings, in order, from a register of zeros."""
+    """CRCs of all chunks of all strings, in order, starting from a register of zeros."""
     total = int(counts.sum())
     owner = np.repeat(np.arange(len(starts)), counts)
-    # Of a chunk's first byte, within its string: negative where zeros are padded in front.
+    # Position of a chunk's first byte in its string: negative where zeros are padded in front.
     within = lengths[owner] - (counts[owner] - (np.arange(total) - firsts[owner])) * _CHUNK
     found = np.empty(total, np.uint32)
     for begin in range(0, total, _AT_ONCE):
@@ -98,7 +98,7 @@ def _chunks(data: Bytes, starts: Places, lengths: Places, counts: Places, firsts
         places = within[part] + np.arange(_CHUNK)[:, None]  # chunk bytes x chunks
         content = data[np.maximum(places + starts[owner[part]], 0)]
         content[places < 0] = 0
-        # The same as a register of ones to begin with.
+        # The same as an initial register of ones.
         content[(places >= 0) & (places < 4)] ^= 0xFF  # noqa: PLR2004 - bytes of a register
         register = np.zeros(content.shape[1], np.uint32)
         for byte in content:

@@ -1,9 +1,9 @@
 """CSV files with one row per step as evidence.
 
-pandas reads a large file, in blocks, after a count of separators has shown that every row is whole
-(pandas would fill a short one up); at anything unusual (quotes, empty cells, text where a number
-should be) the csv module reads the file again, row by row, and names the line of an error. It reads
-small files, too: importing pandas takes longer than that.
+pandas reads a large file in blocks, after counting separators to check that every row is complete
+(pandas would fill up a short one). If anything is unusual (quotes, empty cells, text instead of a
+number), the csv module reads the file again, row by row, and errors name the line. It also reads
+small files, since importing pandas takes longer than that.
 """
 
 from __future__ import annotations
@@ -46,33 +46,33 @@ from converge_harness.readers.points import Points, settle
 
 SEPARATORS = ",;\t"
 FAST_FROM = 1 << 20
-"""Bytes from which the faster way pays."""
+"""Bytes from which reading with pandas is faster."""
 BLOCK = 1 << 23
-"""Bytes, or about as many rows, that are in memory as text at a time."""
+"""Bytes that are in memory as text at a time."""
 ROWS = 1 << 16
 EXACT_STEPS = 2.0**53
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """The first line with content, and what is wanted of it."""
+    """The first non-blank line, and the columns that are read."""
 
     names: tuple[str, ...]
     separator: str
     line: int
-    """Where it stands, counted from 1."""
+    """Its line number, from 1."""
     places: Mapping[str, int]
-    """``step`` and the signals, to the places of their columns."""
+    """``step`` and the signals, to the indices of their columns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
-    """Wanted columns, in the order of the file."""
+    """The columns that are read, in the order of the file."""
 
     steps: Integers
     signals: dict[str, Column]
     digits: dict[str, Digits]
-    """How far the signals are printed."""
+    """The printed digits of the signals."""
 
 
 FORMAT = Format(
@@ -84,7 +84,7 @@ FORMAT = Format(
 
 
 def is_csv(text: str, columns: Columns) -> bool:
-    """Whether the first line names columns that may matter, one of them or several."""
+    """Whether the first line names at least one column that may be a step or a signal."""
     cells = re.split(f"[{SEPARATORS}]", text.lstrip().split("\n", 1)[0])
     names = {cell.strip().strip('"') for cell in cells}
     return len(cells) > 1 and bool(names & candidates(columns))
@@ -103,10 +103,10 @@ def read_csv(path: Path, columns: Columns) -> Evidence:
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError:
-        read_text(path)  # says at which byte; a stream only knows its own block
+        read_text(path)  # names the byte; a stream knows its position in a block only
         raise
     if not table.steps.size:
-        raise EvidenceError(f"{path}: holds no row of values")
+        raise EvidenceError(f"{path}: has no row of values")
     points = {name: Points(table.steps, column) for name, column in table.signals.items()}
     return printed_with(settle(points).evidence(path.stem, source=str(path)), table.digits)
 
@@ -155,7 +155,7 @@ def _read_precisely(path: Path, stream: TextIO, header: _Header) -> _Table:
 
 def _rows(path: Path, stream: TextIO, header: _Header) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of every row that is not blank."""
-    # A row that was cut must not pass for one with gaps.
+    # A truncated row must not be taken for one with empty cells.
     reader = csv.reader(stream, delimiter=header.separator, strict=True)
     width = len(header.names)
     try:
@@ -175,7 +175,7 @@ def _rows(path: Path, stream: TextIO, header: _Header) -> Iterator[tuple[int, li
 
 
 def _read_fast(path: Path, header: _Header) -> _Table | None:
-    """The table, or None at anything that only the precise way can tell from an error."""
+    """The table; None if it has anything that only reading row by row can judge."""
     if header.line != 1 or '"' in "".join(header.names):
         return None
     steps: list[Integers] = []
@@ -213,7 +213,7 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _parse(block: bytes, header: _Header) -> tuple[dict[str, Floats], dict[str, Digits]] | None:
-    """Wanted columns of whole, plain rows, and their digits; None when a row is not."""
+    """The columns of complete, plain rows, and their digits; None if any row is not."""
     from pandas import read_csv  # noqa: PLC0415
 
     block = block.replace(b"\r\n", b"\n")
@@ -232,7 +232,7 @@ def _parse(block: bytes, header: _Header) -> tuple[dict[str, Floats], dict[str, 
         sep=header.separator,
         header=None,
         usecols=sorted(set(header.places.values())),
-        dtype=str,  # as it is printed: how far, is judged too
+        dtype=str,  # as printed: the number of digits matters, too
         na_filter=False,
         quoting=csv.QUOTE_NONE,
         skip_blank_lines=False,

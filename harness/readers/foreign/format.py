@@ -1,4 +1,4 @@
-"""What a format of curves is to the registry, and what may be read by one."""
+"""The interface of a format of curves, and the file or folder that it reads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _JSON_LINES = (".jsonl", ".ndjson")
 
 
 class Source:
-    """A file or folder that may hold a curve; text is read when a format first asks for it."""
+    """A file or folder that may contain a curve; its text is read on first use."""
 
     def __init__(self, path: Path, columns: Columns, readable: str) -> None:
-        """A path, and the names that the user says signals have in it.
+        """Set the path and the user's column names.
 
-        ``readable`` is a list of all formats, for the messages of errors.
+        ``readable`` lists all formats, for error messages.
         """
         self.path = path
         self.columns = columns
@@ -30,7 +30,7 @@ class Source:
 
     @cached_property
     def text(self) -> str:
-        """Of a file; raises EvidenceError when it is empty, or not text in UTF-8."""
+        """The file's text; raises EvidenceError when it is empty, or not UTF-8."""
         text = read_text(self.path, hint=self.readable)
         if not text.strip():
             raise EvidenceError(f"{self.path}: is empty; {self.readable}")
@@ -38,26 +38,26 @@ class Source:
 
     @cached_property
     def is_json(self) -> bool:
-        """Whether the text is one JSON object, or one in every line."""
+        """Whether the text is a JSON object, or one per line."""
         return self.path.suffix in _JSON_LINES or self.text.lstrip().startswith("{")
 
     @cached_property
     def document(self) -> Any:
-        """The JSON object that the whole text is; None for other texts, JSONL among them.
+        """The text as one JSON object; None for other texts, including JSONL.
 
-        Raises EvidenceError for a file that is meant to be one JSON object and is not.
+        Raises EvidenceError for a file that should be one JSON object and is not.
         """
         if not self.is_json:
             if self.path.suffix == ".json":
-                raise EvidenceError(f"{self.path}: is no JSON object; {self.readable}")
+                raise EvidenceError(f"{self.path}: is not a JSON object; {self.readable}")
             return None
         if self.path.suffix in _JSON_LINES:
             return None
         try:
             return decode_json(self.text)
         except ValueError as error:
-            # "Extra data" is the second line of a JSONL; any other error in a document that spans
-            # lines is not that of its first line.
+            # "Extra data" is the second line of a JSONL file. In a document over several lines, any
+            # other error counts unless it is in the first line.
             first_line = self.text.lstrip().split("\n", 1)[0]
             meant = self.path.suffix == ".json" or first_line == "{"
             if meant and not str(error).startswith("Extra data"):
@@ -81,18 +81,17 @@ def _no_content(_source: Source) -> bool:
 class Format:
     """How curves of one format are recognised and read.
 
-    A folder is recognised by ``files_in``; a file by ``has_name``, where its content need not be
-    looked at, else by ``has_content``. Of several formats that recognise a path the first one in
-    the registry reads it.
+    A folder is recognised by ``files_in``; a file by ``has_name`` if that is enough, else by
+    ``has_content``. If several formats recognise a path, the first one in the registry reads it.
     """
 
     name: str
-    """As the list of readable formats has it."""
+    """Its name in the list of readable formats."""
     read: Callable[[Source], Evidence]
-    """Raises EvidenceError for what cannot be understood, naming the place."""
+    """Raises EvidenceError, naming the place, for content that it cannot understand."""
     files_in: Callable[[Path], Sequence[Path]] = _nothing_in
     """The files of this format in or below a folder."""
     reads_folders: bool = True
-    """Whether ``read`` takes the folder. Else its first file is read, as if it had been given."""
+    """Whether ``read`` takes the folder; if not, its first file is read."""
     has_name: Callable[[Path], bool] = _no_name
     has_content: Callable[[Source], bool] = _no_content

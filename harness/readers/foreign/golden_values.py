@@ -5,18 +5,18 @@ Two layouts, both rounded to five decimals::
     {"lm loss": {"start_step": 1, "end_step": 100, "step_interval": 5, "values": {"1": 10.8, …}}}
     {"lm loss": {"start_step": 0, "end_step": 100, "step_interval": 5, "values": [10.8, …]}}
 
-In the mapping a key is an iteration. The list was cut from all logged values, the first of which
+In the mapping a key is an iteration. The list is a slice of all logged values, the first of which
 is iteration 1: with ``start_step`` 0, value i is that of iteration ``1 + i * step_interval``
 (Megatron-LM, ``tests/functional_tests/python_test_utils``, 2024). With another start, value i is
 that of iteration ``start_step + i * step_interval``.
 
-Where ``start_step``, ``end_step`` and ``step_interval`` are not those of the values, some were cut
-out, or put in by hand.
+If ``start_step``, ``end_step`` and ``step_interval`` contradict the values, some were removed or
+added by hand.
 
-The string ``"nan"`` stands where their reader found no value, and their comparison makes it equal
-to any other such string. Here it is NaN, so that a curve with one never passes; but not before the
-first finite loss: a second pass (``*_2nd.json``), which resumed from a checkpoint, ran no iteration
-before it.
+Megatron-LM writes the string ``"nan"`` where its reader found no value, and its comparison treats
+all of them as equal. Here it is NaN, so that a curve with one never passes; except before the first
+finite loss, because a second pass (``*_2nd.json``), resumed from a checkpoint, ran no earlier
+iteration.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ FORMAT = Format(
 
 
 def is_golden_values(document: object) -> bool:
-    """Whether some entry of a JSON object holds values."""
+    """Whether some entry of a JSON object has values."""
     return isinstance(document, dict) and any(
         isinstance(entry, dict) and VALUES in entry for entry in document.values()
     )
 
 
 def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns) -> Evidence:
-    """The curves of a file; times, memory and counts of zeros are left out.
+    """The curves of a file, without times, memory and counts of zeros.
 
     Raises EvidenceError naming file, metric and step.
     """
@@ -67,13 +67,13 @@ def read_golden_values(path: Path, document: Mapping[str, Any], columns: Columns
     began = _first_run(points["loss"])
     ran = {signal: _since(each, began) for signal, each in points.items()}
     evidence = settle(ran, grid=("loss",)).evidence(path.stem, source=str(path))
-    told = [
+    contradictions = [
         clause
         for signal, name in found.items()
         for clause in _contradictions(name, document[name], points[signal].steps)
     ]
     digits = {signal: digits_of(_listed(document[name])) for signal, name in found.items()}
-    return replace(printed_with(evidence, digits), contradictions=tuple(told))
+    return replace(printed_with(evidence, digits), contradictions=tuple(contradictions))
 
 
 def _points(where: str, entry: Mapping[str, Any]) -> Points:
@@ -84,7 +84,7 @@ def _points(where: str, entry: Mapping[str, Any]) -> Points:
     elif isinstance(values, list):
         start, interval = _count(where, entry, "start_step"), _count(where, entry, "step_interval")
         if interval < 1:
-            fail(where, "step_interval is 0, which no list of steps can have")
+            fail(where, "step_interval is 0, which is impossible for a list of steps")
         steps = [(start or FIRST_ITERATION) + at * interval for at in range(len(values))]
     else:
         fail(where, f"{VALUES} is a {type(values).__name__}, must be a JSON object or a list")
@@ -93,7 +93,7 @@ def _points(where: str, entry: Mapping[str, Any]) -> Points:
 
 
 def _first_run(loss: Points) -> int:
-    """The first iteration that the pass ran: that of its first finite loss; 0 where none is."""
+    """The first iteration that the pass ran, that of its first finite loss; 0 if there is none."""
     finite = loss.steps[np.isfinite(loss.column.values)]
     return int(finite.min(initial=2**62)) if finite.size else 0
 
@@ -110,26 +110,26 @@ def _listed(entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _contradictions(name: str, entry: Mapping[str, Any], steps: Integers) -> Iterator[str]:
-    """What the entry says of its steps and does not hold; ``steps`` as its values have them."""
+    """Sentences on how the entry's statements contradict ``steps``, those of its values."""
     if not steps.size:
         return
     said = {key: entry[key] for key in _OF_STEPS if entry.get(key) is not None}
     for key, value in said.items():
         if type(value) is not int or value < (key == "step_interval"):
-            yield f"{key} of {name!r} is {value!r}, which is no number of steps"
+            yield f"{key} of {name!r} is {value!r}, which is not a number of steps"
             return
     start, end, interval = (said.get(key) for key in _OF_STEPS)
     ordered = np.unique(steps)
     first, last = int(ordered[0]), int(ordered[-1])
     gaps = np.diff(ordered)
-    # The first distance is shorter: 1, 5, 10.
-    apart = int(np.median(gaps[1:])) if gaps.size > 1 else interval or 1
-    if start is not None and not first - apart < max(start, FIRST_ITERATION) <= first:
-        yield f"start_step of {name!r} is {start}, but its first value is of step {first}"
-    if end is not None and not last <= end < last + apart:
-        yield f"end_step of {name!r} is {end}, but its last value is of step {last}"
-    if interval is not None and apart != interval:
-        yield f"step_interval of {name!r} is {interval}, but its values are {apart} steps apart"
+    # The first interval is shorter: 1, 5, 10.
+    spacing = int(np.median(gaps[1:])) if gaps.size > 1 else interval or 1
+    if start is not None and not first - spacing < max(start, FIRST_ITERATION) <= first:
+        yield f"start_step of {name!r} is {start}, but its first value is at step {first}"
+    if end is not None and not last <= end < last + spacing:
+        yield f"end_step of {name!r} is {end}, but its last value is at step {last}"
+    if interval is not None and spacing != interval:
+        yield f"step_interval of {name!r} is {interval}, but its values are {spacing} steps apart"
 
 
 def _count(where: str, entry: Mapping[str, Any], key: str) -> int:

@@ -1,4 +1,4 @@
-"""Columns that a program holds in memory (arrays, lists, a frame) as evidence."""
+"""Columns in memory (arrays, lists, a frame) as evidence."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from converge_harness.readers.points import Points, settle
 def read_table(
     name: str, table: Mapping[str, Sequence[Any]], columns: Columns, *, since: int | None = None
 ) -> Evidence:
-    """A curve from columns of equal length, one of them the steps; ``name`` is what it is called.
+    """A curve named ``name`` from columns of equal length, one of them the steps.
 
-    By the rules for files: of a step that is there twice the last value is kept and the evidence
-    says so; NaN is a value that the run had. None and ``pandas.NA`` are holes.
+    The rules are those for files: of a step that occurs twice the last value counts and the
+    evidence says so; NaN is a value that the run had; None and ``pandas.NA`` are missing values.
 
     Raises EvidenceError naming column and row.
     """
@@ -35,12 +35,12 @@ def read_table(
     wanted = {STEP: find_step(name, names, columns), **find_signals(name, names, columns)}
     lengths = {column: len(table[column]) for column in wanted.values()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{column} {length}" for column, length in lengths.items())
-        raise EvidenceError(f"{name}: its columns are of different lengths: {told}")
+        lengths_text = ", ".join(f"{column} {length}" for column, length in lengths.items())
+        raise EvidenceError(f"{name}: its columns have different lengths: {lengths_text}")
     steps = _steps(name, wanted[STEP], table[wanted[STEP]])
     kept = np.ones(steps.size, dtype=np.bool_) if since is None else steps >= since
     if not kept.any():
-        why = f"has no step from {since} on" if steps.size else "holds no row"
+        why = f"has no step from {since} on" if steps.size else "has no row"
         raise EvidenceError(f"{name}: {why}")
     signals, digits = {}, {}
     for signal, column in wanted.items():
@@ -59,22 +59,22 @@ def _steps(name: str, column: str, values: Sequence[Any]) -> Integers:
         number = _number(name, column, row, value)
         if number is None or not (0 <= number <= 2**53 and number.is_integer()):
             raise EvidenceError(
-                f"{name}: row {row}: {column} is {value!r}, and a step is a whole number from 0"
+                f"{name}: row {row}: {column} is {value!r}, not a step (a whole number from 0)"
             )
         steps[row] = int(number)
     return steps
 
 
 def _number(name: str, column: str, row: int, value: Any) -> float | None:
-    """A cell as a number; None for a hole."""
+    """A cell as a number; None if it has no value."""
     if value is None:
         return None
     if isinstance(value, bool | np.bool_ | str | bytes):
-        raise EvidenceError(f"{name}: row {row}: {column} is {value!r}, which is no number")
+        raise EvidenceError(f"{name}: row {row}: {column} is {value!r}, which is not a number")
     try:
         return float(value)
     except (TypeError, ValueError):
         pass
-    if type(value).__name__ in ("NAType", "NaTType"):  # pandas is not imported for it
+    if type(value).__name__ in ("NAType", "NaTType"):  # without importing pandas
         return None
-    raise EvidenceError(f"{name}: row {row}: {column} is {value!r}, which is no number")
+    raise EvidenceError(f"{name}: row {row}: {column} is {value!r}, which is not a number")

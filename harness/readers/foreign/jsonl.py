@@ -32,14 +32,14 @@ FORMAT = Format("JSONL", read=read_jsonl, has_content=lambda source: source.is_j
 
 
 def _require_foreign(source: Source) -> None:
-    """Raise EvidenceError for a metrics file of ours that lies outside of its run folder.
+    """Raise EvidenceError for one of converge's metrics files outside of its run folder.
 
-    Read as anybody's JSONL it would be judged without any audit.
+    Read as ordinary JSONL it would be judged without any audit.
     """
     path = source.path
     _, first = next(json_objects(path, source.text), (0, {}))
     if first.get("kind") == "header" and "identity" in first:
         raise EvidenceError(
-            f"{path}: holds the metrics of a run of converge, but {path.parent / JOB} is "
-            "missing, so nothing says what the run was meant to be; give its whole run folder"
+            f"{path}: has the metrics of a converge run, but {path.parent / JOB} is "
+            "missing, so it is unknown what the run should have been; give its whole run folder"
         )

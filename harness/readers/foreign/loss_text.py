@@ -1,7 +1,8 @@
 """Texts with a step and its loss per line, as torchtitan's own tests keep them.
 
-``tests/assets/losses/*.txt`` of torchtitan: ``1 8.009735107421875 1.4477715492248535``, the values
-of TensorBoard's float32 in full; a comment may name the columns, as ``# step loss grad_norm``.
+``tests/assets/losses/*.txt`` of torchtitan: ``1 8.009735107421875 1.4477715492248535``,
+TensorBoard's float32 values in full precision; a comment may name the columns, as in ``# step loss
+grad_norm``.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ FORMAT = Format(
 
 
 def is_loss_text(text: str) -> bool:
-    """Whether the first line that is no comment is a step and numbers, separated by spaces."""
+    """Whether the first line that is not a comment is a step and numbers, separated by spaces."""
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not line.startswith("#")), "")
     return _ROW.fullmatch(first) is not None
 
 
 def read_loss_text(path: Path, text: str, columns: Columns) -> Evidence:
-    """One row per line: a step, its loss and perhaps its grad norm.
+    """Read one row per line: a step, its loss and perhaps its grad norm.
 
     Raises EvidenceError naming file and line.
     """

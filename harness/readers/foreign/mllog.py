@@ -1,9 +1,10 @@
 """Logs of MLPerf Training: the evaluations of one run as a curve over samples, and when it ended.
 
-A line holds the word ``:::MLLOG`` and a JSON object with ``key``, ``value`` and ``metadata``, amid
-whatever else a program prints (github.com/mlcommons/logging). Evaluations are ``eval_accuracy``,
-``eval_error`` or ``eval_loss`` with the samples seen so far (``samples_count``, else ``epoch_num``,
-which several benchmarks use for samples). What some benchmarks call their accuracy is a loss.
+A line has the word ``:::MLLOG`` and a JSON object with ``key``, ``value`` and ``metadata``; other
+output of the program may come in between (github.com/mlcommons/logging). Evaluations are
+``eval_accuracy``, ``eval_error`` or ``eval_loss`` with the samples seen so far (``samples_count``,
+else ``epoch_num``, in which several benchmarks count samples). The "accuracy" of some benchmarks is
+a loss.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ LOSSES = frozenset({"gpt3", "llama2_70b_lora", "llama31_405b", "llama31_8b"})
 """Benchmarks of language models, whose ``eval_accuracy`` is a cross entropy: lower is better."""
 EVALUATIONS = ("eval_loss", "eval_error", "eval_accuracy")
 OF_LENGTHS = ("eval_error", "eval_accuracy")
-"""Evaluations that tell how long a run trained (mlperf_logging rcp_checker)."""
+"""Evaluations from which MLPerf takes how long a run trained (mlperf_logging rcp_checker)."""
 STABLE_DIFFUSION = "stable_diffusion"
 IN_SAMPLES = frozenset(
     {
@@ -39,8 +40,8 @@ IN_SAMPLES = frozenset(
         STABLE_DIFFUSION,
     }
 )
-"""Benchmarks whose lengths are their ``samples_count``; of any other it is ``epoch_num``, whatever
-its tables count (mlperf_logging rcp_checker)."""
+"""Benchmarks whose length is ``samples_count``; for any other it is ``epoch_num``, whatever its
+tables count (mlperf_logging rcp_checker)."""
 _PLACES = ("samples_count", "epoch_num")
 _MOST_FID, _LEAST_CLIP = 90.0, 0.15
 """The target of ``stable_diffusion`` (mlperf_logging rcp_checker)."""
@@ -70,9 +71,9 @@ def is_mllog(text: str) -> bool:
 def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
     """One point for every evaluation; steps are samples.
 
-    Which key is the loss is known for the benchmarks of language models; for any other,
-    ``columns`` has to say it (``loss=eval_error``). A run that did not end in success is not
-    complete. Raises EvidenceError naming file and line.
+    The loss's key is known for benchmarks of language models; for any other, ``columns`` must name
+    it (``loss=eval_error``). A run that did not end in success is not complete. Raises
+    EvidenceError naming file and line.
     """
     place = line_of(path)
     events = list(_events(path, text))
@@ -101,11 +102,11 @@ def read_mllog(path: Path, text: str, columns: Columns) -> Evidence:
 
 
 def read_convergence(path: Path) -> Convergence:
-    """When a run that stopped with success reached its target: at its last evaluation before.
+    """When a successful run reached its target: at the last evaluation before its end.
 
-    Of ``stable_diffusion``, which logs two metrics at their own times, at the first evaluation
-    where both are at their targets. In samples or epochs, as the benchmark counts. Raises
-    EvidenceError for a file that is no log, or has no benchmark or global batch size.
+    For ``stable_diffusion``, which logs two metrics separately, at the first evaluation at which
+    both have reached their targets. In samples or epochs, as the benchmark counts. Raises
+    EvidenceError for a file that is not a log, or has no benchmark or global batch size.
     """
     place = line_of(path)
     events = list(_events(path, read_text(path)))
@@ -139,7 +140,7 @@ def _length(path: Path, evaluation: _Event, benchmark: str) -> float:
     if not isinstance(at, (int, float)) or isinstance(at, bool) or not 0 < at < math.inf:
         fail(
             line_of(path)(evaluation.line),
-            f"{evaluation.key} without {name}, by which MLPerf counts {benchmark}",
+            f"{evaluation.key} without {name}, in which MLPerf counts {benchmark}",
         )
     return float(at) if benchmark in IN_SAMPLES else round(float(at), 3)  # as rcp_checker does
 
@@ -150,7 +151,7 @@ def _first_at_target(path: Path, evaluations: list[_Event]) -> float:
     scores: dict[float, dict[str, float | None]] = {}
     for each in evaluations:
         if each.metadata.get("samples_count") == 0:
-            continue  # before it trained
+            continue  # before training
         at = _length(path, each, STABLE_DIFFUSION)
         value = number(place, each.line, each.key, each.value)
         scores.setdefault(at, {})[str(each.metadata.get("metric"))] = value
@@ -162,8 +163,8 @@ def _first_at_target(path: Path, evaluations: list[_Event]) -> float:
     if not there:
         fail(
             place(evaluations[-1].line),
-            f"success without a FID of {_MOST_FID:g} or less and a CLIP of {_LEAST_CLIP} or more "
-            "after the same samples",
+            f"success, but no evaluation has both a FID of at most {_MOST_FID:g} and a CLIP of at "
+            "least {_LEAST_CLIP}",
         )
     return min(there)
 
@@ -191,13 +192,13 @@ def _last(events: list[_Event], key: str) -> Any:
 
 
 def _loss_key(path: Path, events: list[_Event], benchmark: object) -> str:
-    """The key of the evaluations, where it is surely a loss; raises EvidenceError."""
+    """The evaluations' key, if it is certainly a loss; else raises EvidenceError."""
     there = [key for key in EVALUATIONS if any(event.key == key for event in events)]
     if not there:
         raise EvidenceError(f"{path}: has no evaluation ({', '.join(EVALUATIONS)})")
     if there[0] != "eval_accuracy" or benchmark in LOSSES:
         return there[0]
     raise EvidenceError(
-        f"{path}: {there[0]} of {benchmark or 'an unnamed benchmark'} may be better the higher it "
-        f"is, and a loss is better the lower; where it is a loss, say --columns loss={there[0]}"
+        f"{path}: {there[0]} of {benchmark or 'an unnamed benchmark'} may be a score, for "
+        f"which higher is better; if it is a loss, add --columns loss={there[0]}"
     )

@@ -1,4 +1,4 @@
-"""What other tools call our signals."""
+"""The names of our signals in other tools."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from converge_harness.errors import MAX_LISTED, EvidenceError, suggest
 
 STEP = "step"
-"""What a column mapping calls the step number."""
+"""The step number in a column mapping."""
 STEP_NAMES = (
     STEP,
     "Step",
@@ -56,41 +56,41 @@ NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "tokens": ("tokens",),
     }
 )
-"""Signal to the names that it is known by, the likeliest first. No other name is guessed at."""
+"""By signal, its known names, the most likely first. Other names are never guessed."""
 
 Columns = Mapping[str, str]
-"""Signals, and ``step``, to the names that the user says they have in a file."""
+"""The user's names of signals, and of ``step``, in a file."""
 
 
 def check_columns(columns: Columns) -> None:
-    """Raise EvidenceError for a mapping of what is no signal, and of two to one name."""
+    """Raise EvidenceError for a mapping of an unknown signal, or of two signals to one name."""
     for signal in columns:
         if signal not in NAMES and signal != STEP:
             valid = (STEP, *NAMES)
             raise EvidenceError(
-                f"column {signal}={columns[signal]}: {signal!r} is no signal; "
+                f"column {signal}={columns[signal]}: {signal!r} is not a signal; "
                 f"{suggest(signal, valid)}"
             )
     first: dict[str, str] = {}
     for signal, name in columns.items():
         if first.setdefault(name, signal) != signal:
             raise EvidenceError(
-                f"column {signal}={name}: {first[name]} is mapped to {name!r}, too; a column is "
-                "one thing, and nothing would be compared by taking it twice"
+                f"column {signal}={name}: {first[name]} is mapped to {name!r}, too; a column "
+                "can be only one signal, else it would be compared with itself"
             )
 
 
 def candidates(columns: Columns) -> frozenset[str]:
-    """All names in a file that may matter."""
+    """All names in a file that may be a step or a signal."""
     known = [name for names in NAMES.values() for name in names]
     return frozenset({*STEP_NAMES, *known, *columns.values()})
 
 
 def find_signals(where: str, names: Iterable[str], columns: Columns) -> dict[str, str]:
-    """Signal to the name that it has here: as the user maps it, else a known one.
+    """By signal, its name in the file: as the user maps it, else a known one.
 
-    A name that the user maps is not taken for another signal. Raises EvidenceError when there is no
-    loss or a mapped name is not here; ``where`` begins its message.
+    A name that the user maps is not used for another signal. Raises EvidenceError when there is no
+    loss or a mapped name is missing; ``where`` begins its message.
     """
     there = dict.fromkeys(names)
     taken = set(columns.values())
@@ -110,9 +110,10 @@ def find_signals(where: str, names: Iterable[str], columns: Columns) -> dict[str
 
 
 def find_step(where: str, names: Iterable[str], columns: Columns) -> str:
-    """The name that the step number has here. Raises EvidenceError when there is none.
+    """The name of the step number in the file. Raises EvidenceError when there is none.
 
-    One that the user maps to a signal is none: a loss that counts steps agrees with any other.
+    A name that the user maps to a signal does not count: steps taken as a loss would agree with
+    those of any other run.
     """
     there = dict.fromkeys(names)
     if STEP in columns:
@@ -129,7 +130,7 @@ def find_step(where: str, names: Iterable[str], columns: Columns) -> str:
 
 
 def listing(names: Iterable[str]) -> str:
-    """Names for a message, the first 20 of them."""
+    """Names for a message, at most 20 of them."""
     listed = [repr(name) for name in names]
     more = f" and {len(listed) - MAX_LISTED} more" if len(listed) > MAX_LISTED else ""
     return (", ".join(listed[:MAX_LISTED]) or "nothing") + more
@@ -137,5 +138,5 @@ def listing(names: Iterable[str]) -> str:
 
 def _mapped(where: str, there: Iterable[str], signal: str, name: str) -> str:
     if name not in there:
-        raise EvidenceError(f"{where}: no {name!r} to take as {signal}; there is {listing(there)}")
+        raise EvidenceError(f"{where}: has no {name!r} for {signal}; it has {listing(there)}")
     return name

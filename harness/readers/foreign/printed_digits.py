@@ -1,4 +1,4 @@
-"""How coarsely a source prints a signal."""
+"""How many digits of a signal a source prints."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from converge_harness.model import JUDGED_SIGNALS, Evidence
 
 FULL_PRECISION = 9
-"""Significant digits from which on nothing is rounded that a float32 holds."""
+"""With this many significant digits a float32 is printed without rounding."""
 _FLOAT32 = 2.0**-24
-"""Half a unit of a float32's last place, of its value."""
+"""Half a unit in the last place of a float32, relative to its value."""
 PRINTED = JUDGED_SIGNALS
-"""Signals that are judged as far as they are printed. Counts are exact, and so are learning rates:
+"""Signals for which rounding in print is allowed for. Counts are exact, and so are learning rates:
 somebody chose them, and 0.001 is not 0.0014."""
 
 
 class Digits(NamedTuple):
-    """How far the values of one signal are printed: the most that any of them shows.
+    """The printed digits of one signal: the maximum over its values.
 
-    A tool that prints a fixed number of places drops closing zeros, and one that prints significant
-    digits shows more places of small values: a single value tells neither.
+    A tool that prints a fixed number of decimal places may drop trailing zeros, and one that prints
+    significant digits shows more places of small values: a single value does not show which.
     """
 
     places: int
-    """Behind the point; below 0 where an exponent leaves out places before it."""
+    """Decimal places; below 0 if an exponent leaves out digits before the point."""
     significant: int
 
     def most(self, other: Digits) -> Digits:
@@ -35,21 +35,21 @@ class Digits(NamedTuple):
 
 
 NO_DIGITS = Digits(-400, 0)
-"""Of no values at all; a float64 has at most 308 places before the point."""
+"""For no values; a float64 has at most 308 digits before the point."""
 
 
 def digits_of(values: Iterable[object]) -> Digits:
-    """The digits of cells as they stand in a file, or of numbers that JSON was read to.
+    """The digits of cells as written in a file, or of numbers parsed from JSON.
 
-    Holes and values that are not finite show none.
+    Missing and non-finite values have none.
     """
     texts = [
         value if isinstance(value, str) else repr(value) for value in values if value is not None
     ]
     found = _of_text(max(texts, key=len, default=""))
     if found.significant >= FULL_PRECISION:
-        return found  # more of them tell nothing more
-    # A million numbers have few shapes; an exponent has to stay what it is.
+        return found  # that is enough
+    # A million numbers have few patterns of digits; an exponent has to be kept.
     joined = "\n".join(texts).lower()
     shapes = joined if "e" in joined else joined.translate(_SHAPE)
     for shape in set(shapes.split("\n")):
@@ -72,9 +72,9 @@ def _of_text(text: str) -> Digits:
 
 
 def printed_with(evidence: Evidence, digits: Mapping[str, Digits]) -> Evidence:
-    """Evidence that says how far its signals are printed.
+    """The evidence with the printed digits of its signals.
 
-    A loss is no count: 7 may have been 7.4 as well.
+    A loss is not a count: 7 may have been 7.4.
     """
     coarse = {
         signal: each
@@ -89,9 +89,9 @@ def printed_with(evidence: Evidence, digits: Mapping[str, Digits]) -> Evidence:
 
 
 def _in_full(evidence: Evidence, signal: str, digits: Digits) -> bool:
-    """Whether even the smallest value is printed as finely as a float32 holds it.
+    """Whether even the smallest value is printed with the full precision of a float32.
 
-    A single large value shows many digits of fixed places, and the small ones few.
+    With fixed decimal places a large value has many digits, but small ones have few.
     """
     if digits.significant < FULL_PRECISION:
         return False
@@ -101,5 +101,5 @@ def _in_full(evidence: Evidence, signal: str, digits: Digits) -> bool:
 
 
 def half_unit(places: int) -> float:
-    """Half a unit of the last of some decimal places; below 0 of tens, hundreds …."""
+    """Half a unit of the last decimal place; for negative ``places``, of tens, hundreds …."""
     return 0.5 * 10.0**-places

@@ -1,7 +1,7 @@
 """MLPerf's tables of reference convergence points: ``rcps_llama31_8b.json``.
 
-A table is a JSON object of points by name, each with ``Benchmark``, ``BS`` (the global batch size)
-and one length per run under ``Epochs to converge`` or ``samples to converge``
+A table is a JSON object with points by name, each with ``Benchmark``, ``BS`` (the global batch
+size) and one length per run under ``Epochs to converge`` or ``samples to converge``
 (github.com/mlcommons/logging, ``mlperf_logging/rcp_checker``).
 """
 
@@ -16,9 +16,9 @@ from converge_harness.model import ReferencePoint
 from converge_harness.readers.lines import decode_json, fail, read_text
 
 LENGTHS = ("Epochs to converge", "samples to converge")
-"""Both hold samples for language models; which it is depends on the benchmark alone."""
+"""For language models both count samples; the unit depends on the benchmark only."""
 
-_LIKE = "a table is as mlperf_logging/rcp_checker/training_6.0.0/rcps_llama31_8b.json"
+_LIKE = "a table looks like mlperf_logging/rcp_checker/training_6.0.0/rcps_llama31_8b.json"
 
 
 def read_reference_points(path: Path) -> tuple[ReferencePoint, ...]:
@@ -29,7 +29,7 @@ def read_reference_points(path: Path) -> tuple[ReferencePoint, ...]:
     except ValueError as error:
         raise EvidenceError(f"{path}: not JSON: {error}; {_LIKE}") from error
     if not isinstance(table, dict) or not table:
-        raise EvidenceError(f"{path}: no object of reference convergence points; {_LIKE}")
+        raise EvidenceError(f"{path}: not an object of reference convergence points; {_LIKE}")
     points = tuple(
         sorted(
             (_point(f"{path}: {name}", name, value) for name, value in table.items()),
@@ -47,7 +47,7 @@ def read_reference_points(path: Path) -> tuple[ReferencePoint, ...]:
 
 def _point(place: str, name: str, value: Any) -> ReferencePoint:
     if not isinstance(value, dict):
-        fail(place, f"a {type(value).__name__}, where a point should be; {_LIKE}")
+        fail(place, f"a {type(value).__name__}, not a point; {_LIKE}")
     benchmark, size = value.get("Benchmark"), value.get("BS")
     if not isinstance(benchmark, str):
         fail(place, f"Benchmark is {benchmark!r}, not a name; {_LIKE}")
@@ -55,7 +55,7 @@ def _point(place: str, name: str, value: Any) -> ReferencePoint:
         fail(place, f"BS is {size!r}, not a global batch size; {_LIKE}")
     lengths = next((value[key] for key in LENGTHS if key in value), None)
     if not isinstance(lengths, list) or not all(map(_is_length, lengths)):
-        fail(place, f"no list of positive numbers under {' or '.join(map(repr, LENGTHS))}")
+        fail(place, f"not a list of positive numbers under {' or '.join(map(repr, LENGTHS))}")
     return ReferencePoint(name, benchmark, size, tuple(map(float, lengths)))
 
 

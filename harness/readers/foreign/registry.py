@@ -1,6 +1,6 @@
-"""The formats of curves that other tools write: finds the one of a path, and reads it.
+"""The formats of curves that other tools write: finds the format of a path, and reads it.
 
-A further reader is a module of this package with a ``FORMAT``, and a line in ``FORMATS``.
+To add a reader, add a module with a ``FORMAT`` to this package, and a line to ``FORMATS``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from converge_harness.readers.foreign.format import Format, Source
 from converge_harness.readers.foreign.names import Columns, check_columns
 
 FORMATS: tuple[Format, ...] = (
-    # An output folder of the Trainer may hold event files too; its own state is nearer.
+    # An output folder of the Trainer may have event files too; prefer its own state.
     trainer_state.FORMAT,
     tensorboard.FORMAT,
     wandb.FORMAT,
@@ -35,25 +35,24 @@ FORMATS: tuple[Format, ...] = (
     loss_text.FORMAT,
     csv_table.FORMAT,
 )
-"""Those that recognise a path most surely come first."""
+"""The formats that are recognised most reliably come first."""
 
 _NAMES = tuple(each.name for each in FORMATS)
 READABLE = f"readable are run folders, {', '.join(_NAMES[:-1])} and {_NAMES[-1]}"
 
 
 def read_foreign(path: Path, columns: Columns) -> Evidence:
-    """A curve that is not in a run folder of ours; ``columns`` as for ``read_curves``.
+    """Read a curve outside of converge's run folders; ``columns`` as for ``read_curves``.
 
-    Raises EvidenceError when the path is nothing readable, cannot be understood or lacks a mapped
-    name.
+    Raises EvidenceError when the path is not readable, cannot be understood or lacks a mapped name.
     """
     check_columns(columns)
     if not path_exists(path):
         raise EvidenceError(f"{path}: does not exist")
     if not (path.is_dir() or path.is_file()):
         raise EvidenceError(
-            f"{path}: is a pipe or a device, and a curve is read more than once; "
-            "write it to a file, and name that file here"
+            f"{path}: is a pipe or a device, but a curve is read more than once; "
+            "write it to a file, and give that file"
         )
     if not path.is_dir():
         return _read_file(path, columns)
@@ -63,21 +62,21 @@ def read_foreign(path: Path, columns: Columns) -> Evidence:
             return each.read(Source(path, columns, READABLE))
         if files:
             return _read_file(files[0], columns)
-    raise EvidenceError(f"{path}: holds no run; {READABLE}")
+    raise EvidenceError(f"{path}: has no run; {READABLE}")
 
 
 def _read_file(path: Path, columns: Columns) -> Evidence:
-    """A file, by its name where that is enough, else by its content."""
+    """Read a file, recognised by its name if that is enough, else by its content."""
     source = Source(path, columns, READABLE)
     named = next((each for each in FORMATS if each.has_name(path)), None)
     found = named or next((each for each in FORMATS if each.has_content(source)), None)
     if found is None:
-        raise EvidenceError(f"{path}: is no curve; {READABLE}")
+        raise EvidenceError(f"{path}: is not a curve; {READABLE}")
     return found.read(source)
 
 
 def file_of_foreign(path: Path) -> Path:
-    """The file that ``read_foreign`` reads for a path; the path itself where it reads several."""
+    """The file that ``read_foreign`` reads for a path; the path itself if it reads several."""
     if not path.is_dir():
         return path
     files = next((files for each in FORMATS if (files := each.files_in(path))), ())

@@ -1,4 +1,4 @@
-"""Rows of named values, as loggers write them, into evidence."""
+"""Collects rows of named values, as loggers write them, as evidence."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from converge_harness.readers.lines import Place, numbers, step_numbers
 from converge_harness.readers.points import Points, settle
 
 CURVES = JUDGED_SIGNALS
-"""A row with one of these is a row of training; one with only a learning rate says nothing."""
+"""A row with one of these is a row of training; one with only a learning rate is ignored."""
 
 
 @dataclass(slots=True)
 class _Cells:
-    """The values under one name, and the rows that they stand in."""
+    """The values of one name, and their rows."""
 
     rows: array[int] = field(default_factory=lambda: array("q"))
     values: list[Any] = field(default_factory=list)
 
 
 class RowCollector:
-    """Takes row after row and keeps only what may matter."""
+    """Takes row after row and keeps only what may be a step or a signal."""
 
     def __init__(self, where: str, place: Place, columns: Columns) -> None:
         self._where = where
@@ -41,7 +41,7 @@ class RowCollector:
         self._cells: dict[str, _Cells] = {}
 
     def add(self, number: int, values: Mapping[str, Any]) -> None:
-        """A row, with its number in the file (a line, say) for messages."""
+        """Add a row; its number in the file (such as the line) is for messages."""
         row = len(self._numbers)
         self._numbers.append(number)
         for name in values:
@@ -53,13 +53,13 @@ class RowCollector:
                 self._names[name] = None
 
     def evidence(self, name: str, *, grid: Collection[str] = CURVES, **more: Any) -> Evidence:
-        """What the rows say; ``grid`` as for ``settle``, ``more`` are fields of Evidence.
+        """The rows as evidence; ``grid`` as for ``settle``, ``more`` are fields of Evidence.
 
-        Raises EvidenceError when there is no row, no loss or no step, and for a value that is no
-        number.
+        Raises EvidenceError when there is no row, no loss or no step, and for a value that is not
+        a number.
         """
         if not self._numbers:
-            raise EvidenceError(f"{self._where}: holds no row of values")
+            raise EvidenceError(f"{self._where}: has no row of values")
         found = find_signals(self._where, self._names, self._columns)
         steps = self._cells[find_step(self._where, self._names, self._columns)]
         step_of: list[Any] = [None] * len(self._numbers)

@@ -1,7 +1,7 @@
 """TensorBoard event folders as evidence. TensorBoard stores float32.
 
-Records are decoded many at once. Almost every one is an event with one scalar, as PyTorch's
-SummaryWriter leaves it: time, step, and a summary of one tag and one float32. Records of one length
+Many records are decoded at once. Almost every one is an event with one scalar, as PyTorch's
+SummaryWriter writes it: time, step, and a summary of one tag and one float32. Records of one length
 have the same keys at the same bytes, so numpy finds them and reads their numbers as columns.
 protobuf decodes all others.
 """
@@ -29,11 +29,11 @@ _LENGTH = struct.Struct("<Q")
 _FLOAT32 = 1
 """``DT_FLOAT`` of TensorFlow's types.proto."""
 _CHECKSUM = 4
-"""Bytes; a record is its length, that one's checksum, the content, that one's checksum."""
+"""Bytes; a record is its length, the length's checksum, the content, the content's checksum."""
 
 
 def event_files_in(folder: Path) -> list[Path]:
-    """The event files anywhere below a folder."""
+    """All event files below a folder."""
     return list(folder.rglob(EVENT_FILES))
 
 
@@ -46,10 +46,10 @@ FORMAT = Format(
 
 
 def read_tensorboard(path: Path, columns: Columns) -> Evidence:
-    """The scalars of one run, at the steps of its loss; incomplete when the last file was cut.
+    """The scalars of one run, at the steps of its loss; incomplete if the last file is cut.
 
-    Raises EvidenceError when tensorboard is not installed, when several runs are below the
-    folder, when a file is damaged, or when no tag is a known name of the loss.
+    Raises EvidenceError when tensorboard is not installed, when the folder has several runs, when a
+    file is damaged, or when no tag is a known name of the loss.
     """
     source = _one_run(path)
     files = [source] if source.is_file() else sorted(source.glob(EVENT_FILES))
@@ -77,15 +77,15 @@ def _one_run(path: Path) -> Path:
     folders = sorted({file.parent for file in path.rglob(EVENT_FILES)})
     if len(folders) > 1:
         shown = ", ".join(str(folder) for folder in folders[:4])
-        raise EvidenceError(f"{path}: {len(folders)} runs are below it; give one: {shown}")
+        raise EvidenceError(f"{path}: it has {len(folders)} runs; give one: {shown}")
     return folders[0]
 
 
 def _read(path: Path, file: Path, tags: dict[str, list[Scalars]]) -> bool:
-    """Add the scalars of a file; whether it ends after a record: a kill may cut the last one.
+    """Add the scalars of a file; return whether it ends after a record (a killed run may not).
 
-    Records are framed, checked and for the most part decoded here, all at once: TensorBoard's own
-    loader does it one by one, and computes their checksums byte by byte in Python.
+    Records are split, checked and mostly decoded here, all at once: TensorBoard's own loader does
+    it one by one, and computes checksums byte by byte in Python.
     """
     parse = _parser(path)
     try:
@@ -117,7 +117,7 @@ def _add(
                 by_one.setdefault(value.tag, _Slowly()).add(record, event, number)
     for tag, found in by_one.items():
         made.setdefault(tag, []).append(found.scalars())
-    # Tags in the order in which they come, points in that of their records.
+    # Tags in the order of their appearance, points in the order of their records.
     for tag, parts in sorted(made.items(), key=lambda each: min(one.records[0] for one in each[1])):
         tags.setdefault(tag, []).append(_joined(parts).in_order())
     return whole
@@ -147,7 +147,7 @@ def _joined(parts: list[Scalars]) -> Scalars:
 
 
 def _parser(path: Path) -> Callable[[bytes], Any]:
-    """What makes an event of a record's content."""
+    """The function that parses a record's content as an event."""
     try:
         from google.protobuf.message import DecodeError  # noqa: PLC0415 # imported on use
         from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415 # imported on use
@@ -160,17 +160,17 @@ def _parser(path: Path) -> Callable[[bytes], Any]:
         try:
             return Event.FromString(content)
         except DecodeError as error:
-            raise ValueError(f"a record is no event: {error}") from error
+            raise ValueError(f"a record is not an event: {error}") from error
 
     return parse
 
 
 def _scalar(value: Any) -> float | None:
-    """A number that is kept as a tensor, as newer writers do; None for what is none."""
+    """A number stored as a tensor, as newer writers do; None for anything else."""
     if not value.HasField("tensor") or value.tensor.tensor_shape.dim:
         return None
     if value.tensor.dtype == _FLOAT32 and len(value.tensor.float_val) == 1:
-        return float(value.tensor.float_val[0])  # as almost all are: ten times as fast
+        return float(value.tensor.float_val[0])  # the usual case: ten times as fast
     from tensorboard.util.tensor_util import make_ndarray  # noqa: PLC0415 # imported on use
 
     number = make_ndarray(value.tensor)
@@ -178,7 +178,7 @@ def _scalar(value: Any) -> float | None:
 
 
 def _records(content: bytes) -> tuple[Integers, Integers, bool]:
-    """Where the contents of whole records start and end, and whether a record ends the file."""
+    """Start and end of the content of each complete record, and whether the file ends after one."""
     starts, ends = array("q"), array("q")
     at, size, length_of = 0, len(content), _LENGTH.unpack_from
     whole = True
@@ -194,7 +194,7 @@ def _records(content: bytes) -> tuple[Integers, Integers, bool]:
 
 
 def _require_intact(file: Path, data: Bytes, starts: Integers, ends: Integers) -> None:
-    """Raise EvidenceError for the first record that is not as its two checksums say."""
+    """Raise EvidenceError for the first record that does not match its two checksums."""
     lengths = starts - _CHECKSUM - _LENGTH.size
     wrong = ~_agrees(data, lengths, starts - _CHECKSUM) | ~_agrees(data, starts, ends)
     if wrong.any():
@@ -203,14 +203,14 @@ def _require_intact(file: Path, data: Bytes, starts: Integers, ends: Integers) -
 
 
 def _require_cut(file: Path, data: Bytes, at: int) -> None:
-    """Raise EvidenceError where what reaches beyond the end is a damaged length, not a record."""
+    """Raise EvidenceError if the record beyond the end of the file is only a damaged length."""
     end = at + _LENGTH.size
     if end + _CHECKSUM <= data.size and not _agrees(data, np.array([at]), np.array([end])).all():
         raise EvidenceError(f"{file}: the record at byte {at} is damaged")
 
 
 def _agrees(data: Bytes, starts: Integers, ends: Integers) -> Flags:
-    """Whether pieces of the file have the checksums that follow them."""
+    """Whether pieces of the file match the checksums after them."""
     there = data[ends[:, None] + np.arange(_CHECKSUM)].view("<u4").ravel()
     return np.asarray(masked_crc32c(data, starts, ends - starts) == there, np.bool_)
 
@@ -220,7 +220,7 @@ _WALL_TIME, _STEP, _SUMMARY, _VALUE, _TAG, _FLOAT = 0x09, 0x10, 0x2A, 0x0A, 0x0A
 _LONGEST = 127
 """Bytes of a message whose length is one byte."""
 _AROUND = 21
-"""Bytes of a record beside its step and tag."""
+"""Bytes of a record besides its step and tag."""
 _MOST_STEP = 8
 """Bytes of a step: 56 bits of it."""
 _AT_ONCE = 1 << 15
@@ -242,7 +242,7 @@ class Scalars(NamedTuple):
     """Seconds since 1970."""
 
     def in_order(self) -> Scalars:
-        """The same in the order of the records."""
+        """The same points in the order of the records."""
         order = np.argsort(self.records, kind="stable")
         return Scalars(
             self.records[order], self.steps[order], self.values[order], self.wall_times[order]
@@ -252,7 +252,7 @@ class Scalars(NamedTuple):
 def plain_scalars(
     data: Bytes, starts: Integers, lengths: Integers
 ) -> Iterator[tuple[bytes, Scalars]]:
-    """Tag and points of all records that hold one scalar; ``data[start:start + length]`` is one."""
+    """Tag and points of all records with one scalar; a record is ``data[start:start + length]``."""
     for length in np.unique(lengths[lengths <= _LONGEST]):
         same = np.flatnonzero(lengths == length)
         for begin in range(0, len(same), _AT_ONCE):
@@ -266,7 +266,7 @@ def plain_scalars(
 
 
 def _columns(data: Bytes, starts: Integers, length: int) -> Bytes:
-    """The first, second … byte of every record: length x records."""
+    """The first, second … byte of every record; shape (length, records)."""
     content = np.empty((length, len(starts)), np.uint8)
     for place in range(length):
         content[place] = data[starts + place]
@@ -274,14 +274,14 @@ def _columns(data: Bytes, starts: Integers, length: int) -> Bytes:
 
 
 def _fits(content: Bytes, width: int, name: int) -> npt.NDArray[np.bool_]:
-    """Which records are one scalar with a step of that many bytes and a tag of that many."""
+    """Which records are one scalar whose step and tag have these numbers of bytes."""
     length = len(content)
     at = 10 + width
     head = {0: _WALL_TIME, 9: _STEP, at: _SUMMARY, at + 1: length - at - 2, at + 2: _VALUE}
     tail = {at + 3: length - at - 4, at + 4: _TAG, at + 5: name, at + 6 + name: _FLOAT}
     fits: npt.NDArray[np.bool_] = content[at - 1] < 0x80  # noqa: PLR2004 - the last byte of a varint
     for place in range(10, at - 1):
-        fits &= content[place] >= 0x80  # noqa: PLR2004 - one that goes on
+        fits &= content[place] >= 0x80  # noqa: PLR2004 - not the last one
     for place, byte in {**head, **tail}.items():
         fits &= content[place] == byte
     return fits
@@ -296,7 +296,7 @@ def _by_tag(
     times = np.ascontiguousarray(content[1:9].T).view("<f8").ravel()
     values = np.ascontiguousarray(content[-4:].T).view("<f4").ravel().astype(np.float64)
     names = np.ascontiguousarray(content[16 + width : 16 + width + name].T).view(f"V{name}").ravel()
-    # Sorted, stably: records of one tag then stand together, in their order.
+    # A stable sort puts the records of one tag together, in their order.
     order = np.argsort(names, kind="stable")
     ends = np.flatnonzero(names[order][1:] != names[order][:-1]) + 1
     for found in np.split(order, ends):

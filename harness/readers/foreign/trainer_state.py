@@ -20,7 +20,7 @@ HISTORY = "log_history"
 def _state_of(path: Path) -> tuple[Path, ...]:
     """The state file of a folder: its own, else that of its last checkpoint.
 
-    A folder that holds event files too is TensorBoard's, unless the state is its own.
+    A folder with event files counts as TensorBoard's, unless the state file is directly in it.
     """
     if (path / FILE).is_file():
         return (path / FILE,)
@@ -48,24 +48,24 @@ def is_trainer_state(document: object) -> bool:
 
 
 def read_trainer_state(path: Path, document: Mapping[str, Any], columns: Columns) -> Evidence:
-    """The training rows of ``log_history``: those with a loss, not those of evaluations.
+    """Read the training rows of ``log_history``: those with a loss, without evaluations.
 
     Raises EvidenceError naming file and entry.
     """
     history = document[HISTORY]
     if not isinstance(history, list):
-        fail(f"{path}: {HISTORY}", f"a {type(history).__name__}, where a list should be")
+        fail(f"{path}: {HISTORY}", f"a {type(history).__name__}, not a list")
     rows = RowCollector(str(path), lambda entry: f"{path}: {HISTORY}[{entry}]", columns)
     for number, entry in enumerate(history):
         if not isinstance(entry, dict):
             fail(
                 f"{path}: {HISTORY}[{number}]",
-                f"a {type(entry).__name__}, where a JSON object should be",
+                f"a {type(entry).__name__}, not a JSON object",
             )
         rows.add(number, entry)
     return rows.evidence(_name(path), grid=("loss",))
 
 
 def _name(path: Path) -> str:
-    """The folder's name: all state files have the same."""
+    """The folder's name, since all state files have the same name."""
     return path.resolve().parent.name if path.name == FILE else path.stem

@@ -1,9 +1,9 @@
 """Weights & Biases offline runs (``wandb/offline-run-*/run-*.wandb``) as evidence.
 
-A run file is a LevelDB log (google/leveldb, ``doc/log_format.md``) with a header of its own: blocks
-of 32 KiB; in them fragments with a checksum, a length and a kind; a record is one whole fragment,
-or a first, middle ones and a last. wandb's Python package reads its messages but, since it moved
-its reader out of Python, no longer the log.
+A run file is a LevelDB log (google/leveldb, ``doc/log_format.md``) with a different header: blocks
+of 32 KiB, in which fragments have a checksum, a length and a kind; a record is one whole fragment,
+or a first, any number of middle ones and a last. wandb's Python package can parse the messages, but
+no longer reads the log, since its reader moved out of Python.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FORMAT = Format(
 
 
 def read_wandb(path: Path, columns: Columns) -> Evidence:
-    """The history of one run, at the steps of its loss; incomplete without a clean exit.
+    """Read the history of one run, at the steps of its loss; incomplete without a clean exit.
 
-    Raises EvidenceError when wandb is not installed, when several runs are below the folder, when
-    the file is damaged, or when no key is a known name of the loss.
+    Raises EvidenceError when wandb is not installed, when the folder has several runs, when the
+    file is damaged, or when no key is a known name of the loss.
     """
     try:
         from google.protobuf.message import DecodeError  # noqa: PLC0415 # comes with wandb
@@ -55,7 +55,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
         try:
             record = Record.FromString(content)
         except DecodeError as error:
-            fail(f"{file}: record {number}", f"no record of Weights & Biases: {error}")
+            fail(f"{file}: record {number}", f"not a record of Weights & Biases: {error}")
         if record.HasField("history"):
             rows.add(number, _values(f"{file}: record {number}", record.history, wanted))
         elif record.HasField("exit"):
@@ -69,7 +69,7 @@ def read_wandb(path: Path, columns: Columns) -> Evidence:
 
 
 def _values(where: str, history: Any, wanted: frozenset[str]) -> dict[str, Any]:
-    """What was logged at once; what is not wanted keeps its name only (it may be a table)."""
+    """The values of one log call; for columns that are not read, only the name."""
     values: dict[str, Any] = {}
     for item in history.item:
         name = item.key or ".".join(item.nested_key)
@@ -87,7 +87,7 @@ def _one_run(path: Path) -> Path:
     files = sorted(path.rglob(RUN_FILES))
     if len(files) > 1:
         shown = ", ".join(str(file.parent) for file in files[:4])
-        raise EvidenceError(f"{path}: {len(files)} runs are below it; give one: {shown}")
+        raise EvidenceError(f"{path}: it has {len(files)} runs; give one: {shown}")
     return files[0]
 
 
@@ -97,21 +97,21 @@ BLOCK = 1 << 15
 _FRAGMENT = struct.Struct("<IHB")
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _AFTER = {None: {_WHOLE, _FIRST}, _FIRST: {_MIDDLE, _LAST}, _MIDDLE: {_MIDDLE, _LAST}}
-"""Kind of the fragment before, None at the start of a record, to those that may follow."""
+"""By kind of a fragment (None: the start of a record), the kinds that may follow."""
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Every record's content, in order.
+    """Yield every record's content, in order.
 
-    A file that ends within a record, as that of a killed run may, raises EvidenceError there, as
-    a damaged one does.
+    Raises EvidenceError at a damaged record, and at one that the end of the file cuts off, as in
+    the file of a killed run.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise EvidenceError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(content) < HEADER.size or HEADER.unpack_from(content) != MAGIC:
-        raise EvidenceError(f"{path}: is no run file of Weights & Biases (its header is another)")
+        raise EvidenceError(f"{path}: is not a run file of Weights & Biases (different header)")
     at = HEADER.size
     parts: list[bytes] = []
     before: int | None = None

@@ -1,10 +1,10 @@
-"""Run folders of ours as evidence; their file contract is in ``harness/run_folder``.
+"""Converge's run folders as evidence; their file formats are defined in ``harness/run_folder``.
 
 ::
 
-    run.py         read_run: all that a run left; read_spec: what it was told to be
+    run.py         read_run: all evidence of a run; read_spec: the set that its job.json describes
     documents.py   job.json, in_force.json and faults
     metrics.py     metrics.jsonl
     arrays.py      the .npz files: samples of tensors, frozen steps, checkpoints
-    passes.py      the passes of a resumed run, and the one curve that they make
+    passes.py      the passes of a resumed run, merged into one curve
 """

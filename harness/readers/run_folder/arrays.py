@@ -41,7 +41,7 @@ from converge_harness.store import check_schema, read_json
 
 
 def read_samples(folder: Path) -> tuple[TensorSample, ...]:
-    """The samples of a run folder, in the order of the steps; those that are not there are missing.
+    """The samples of a run folder, in the order of the steps; missing files are left out.
 
     Raises EvidenceError naming file and key, StoreError for a newer file.
     """
@@ -50,7 +50,7 @@ def read_samples(folder: Path) -> tuple[TensorSample, ...]:
 
 
 def read_sample(path: Path) -> TensorSample:
-    """One file; raises as ``read_samples``."""
+    """Read one file; raises what ``read_samples`` raises."""
     arrays = load_arrays(path)
     step, names, sizes = head_of(path, arrays, SAMPLE)
     parameters = rows_of(path, arrays, PARAMETERS, sizes)
@@ -67,17 +67,17 @@ def read_sample(path: Path) -> TensorSample:
 
 
 def _post_step(path: Path, arrays: Arrays, count: int) -> PostStepState | None:
-    """What clipping and the optimizer left; None in a file that says nothing of it."""
+    """The state after clipping and the optimizer's step; None if the file does not have it."""
     if "clipped_norm" not in arrays:
         return None
     clipped = array_of(path, arrays, "clipped_norm", np.float64, 1, rows=count)
     if (clipped < 0).any():
-        fail(str(path), "clipped_norm: a number below 0")
+        fail(str(path), "clipped_norm: a negative number")
     return PostStepState(clipped, *states_of(path, arrays, count))
 
 
 def _buffers(path: Path, arrays: Arrays) -> BufferRows | None:
-    """The buffers; None in a file that says nothing of them."""
+    """The buffers; None if the file does not have them."""
     if "buffer_names" not in arrays:
         return None
     names = array_of(path, arrays, "buffer_names", np.str_, 1)
@@ -92,7 +92,7 @@ def _buffers(path: Path, arrays: Arrays) -> BufferRows | None:
 
 
 def read_frozen(folder: Path) -> FrozenSamples | None:
-    """The file of a run folder; None where there is none.
+    """The frozen steps of a run folder; None if there are none.
 
     Raises EvidenceError naming file and key, StoreError for a newer file.
     """
@@ -129,13 +129,13 @@ def read_frozen(folder: Path) -> FrozenSamples | None:
 
 
 def read_saved(folder: Path) -> tuple[StateSample, ...]:
-    """State at every checkpoint that a pass wrote, in order; raises as ``read_state``."""
+    """The state at every checkpoint of a pass, in order; raises as ``read_state``."""
     samples = [read_state(path, SAVED) for path in (folder / STATE).glob(f"{SAVED}-*.npz")]
     return tuple(sorted(samples, key=lambda sample: sample.step))
 
 
 def read_whole(folder: Path) -> tuple[int, ...]:
-    """Steps of the checkpoints whose save had returned in a pass, in order: a manifest names each.
+    """Steps of the checkpoints whose save returned in a pass, in order, according to manifests.
 
     Raises StoreError for a damaged or newer manifest.
     """
@@ -147,9 +147,9 @@ def read_whole(folder: Path) -> tuple[int, ...]:
 
 
 def read_loaded(folder: Path) -> StateSample | None:
-    """State right after the load of a pass; None when it loaded nothing, or died before.
+    """The state right after a pass's load; None if it loaded nothing, or died before.
 
-    Raises as ``read_state``, and EvidenceError for more than one: a pass loads once.
+    Raises what ``read_state`` raises, and EvidenceError for more than one, since a pass loads once.
     """
     paths = sorted((folder / STATE).glob(f"{LOADED}-*.npz"))
     if len(paths) > 1:
@@ -159,7 +159,7 @@ def read_loaded(folder: Path) -> StateSample | None:
 
 
 def read_state(path: Path, prefix: str) -> StateSample:
-    """One file, named after its prefix and step.
+    """Read one file, named after its prefix and step.
 
     Raises EvidenceError naming file and key, StoreError for a newer file.
     """
@@ -192,12 +192,12 @@ def _sketches(path: Path, arrays: Arrays, norm: Floats) -> Floats:
             f"state_sketch: has shape {sketch.shape}, must be {(*norm.shape, PROJECTIONS)}",
         )
     if ((norm > 0) & ~sketch.any(axis=2)).any():
-        fail(str(path), "state_sketch: is empty for a state whose norm is not 0")
+        fail(str(path), "state_sketch: is zero for a state whose norm is not 0")
     return sketch
 
 
 def _known(path: Path, arrays: Arrays, key: str) -> int | None:
-    """A counter that may be unknown, which is written as -1."""
+    """A counter; None if it is unknown, which is written as -1."""
     value = count_of(path, arrays, key)
     return None if value == UNKNOWN else _counter(path, arrays, key)
 
@@ -205,7 +205,7 @@ def _known(path: Path, arrays: Arrays, key: str) -> int | None:
 def _counter(path: Path, arrays: Arrays, key: str) -> int:
     value = count_of(path, arrays, key)
     if value < 0:
-        fail(str(path), f"{key}: is {value}, a count below 0")
+        fail(str(path), f"{key}: is {value}, a negative count")
     return value
 
 
@@ -213,7 +213,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 class Head(NamedTuple):
-    """What every file begins with."""
+    """The arrays that every file has."""
 
     step: int
     names: tuple[str, ...]
@@ -239,7 +239,7 @@ def head_of(path: Path, arrays: Arrays, prefix: str) -> Head:
 
 
 def parameters_of(path: Path, arrays: Arrays) -> tuple[tuple[str, ...], Integers]:
-    """Names and sizes of the parameters of a file whose schema is checked."""
+    """Names and sizes of the parameters of a file; its schema is checked."""
     check_schema(path, count_of(path, arrays, "schema"))
     names = array_of(path, arrays, "names", np.str_, 1)
     if not len(names) or not (names[:-1] < names[1:]).all():
@@ -259,27 +259,27 @@ def states_of(path: Path, arrays: Arrays, count: int) -> States:
     steps = array_of(path, arrays, "state_steps", np.float64, 1, rows=count)
     for key in ("state_norm", "state_steps"):
         if (arrays[key] < 0).any():
-            fail(str(path), f"{key}: a number below 0")
+            fail(str(path), f"{key}: a negative number")
     return States(tuple(states.tolist()), norm, steps)
 
 
 def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a file that we know; others are left unread.
+    """The known arrays of a file; others are not read.
 
-    Nothing is unpickled (that runs code), and nothing unpacked: our files hold their arrays as they
-    are, so reading one takes no more memory than its length, whatever it says of itself.
+    Nothing is unpickled (that runs code) and nothing decompressed: our files store arrays
+    uncompressed, so reading one takes no more memory than its size, whatever its headers claim.
 
-    Raises EvidenceError for what is no such file.
+    Raises EvidenceError for anything else.
     """
     if not zipfile.is_zipfile(path):
-        fail(str(path), "is no npz file; delete the run folder and run the job again")
+        fail(str(path), "is not an npz file; delete the run folder and run the job again")
     arrays, key = {}, "its list of arrays"
     try:
         with zipfile.ZipFile(path) as archive:
             for entry in archive.infolist():
                 key = entry.filename.removesuffix(".npy")
                 if key in arrays:
-                    fail(str(path), f"{entry.filename}: is there twice")
+                    fail(str(path), f"{entry.filename}: occurs twice")
                 if key in KEYS:
                     arrays[key] = _array(path, archive, entry)
     except EvidenceError:
@@ -290,7 +290,7 @@ def load_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """One array, whose header has to say how many bytes follow it before they are read."""
+    """Read one array, after checking that its header fits the number of bytes."""
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
         fail(str(path), f"{entry.filename}: is compressed, which converge's own files never are")
     with archive.open(entry) as stream:
@@ -301,10 +301,11 @@ def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.
             header = np.lib.format.read_array_header_2_0(stream)
         shape, _, dtype = header
         entries, there = math.prod(shape), entry.file_size - stream.tell()
-        # Those of no bytes at all would be any number. Objects have no length; numpy refuses them.
+        # Elements without bytes could be any number of them. Objects have no size; numpy refuses
+        # them.
         fits = entries * dtype.itemsize == there and entries <= there
         if not fits and not dtype.hasobject:
-            raise ValueError(f"is said to hold {shape} of {dtype} in {there:,} bytes")
+            raise ValueError(f"claims shape {shape} of {dtype} in {there:,} bytes")
     with archive.open(entry) as stream:
         array: npt.NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         return array
@@ -321,7 +322,7 @@ def array_of(
     """An array of the right type and shape."""
     array = arrays.get(key)
     if array is None:
-        fail(str(path), f"{key}: is missing; there is {', '.join(arrays) or 'nothing'}")
+        fail(str(path), f"{key}: is missing; the file has {', '.join(arrays) or 'nothing'}")
     if not np.issubdtype(array.dtype, dtype):
         fail(str(path), f"{key}: has dtype {array.dtype}, must be {dtype.__name__.rstrip('_')}")
     if array.ndim != dimensions or (rows is not None and array.shape[0] != rows):
@@ -334,7 +335,7 @@ def array_of(
 
 
 def count_of(path: Path, arrays: Arrays, key: str) -> int:
-    """A whole number that stands by itself."""
+    """A scalar whole number."""
     return int(array_of(path, arrays, key, np.int64, 0))
 
 
@@ -346,15 +347,15 @@ def rows_of(path: Path, arrays: Arrays, kind: str, sizes: npt.NDArray[Any]) -> T
         fail(str(path), f"{kind}_sketch: has {sketch.shape[1]} projections, must be {PROJECTIONS}")
     norm = array_of(path, arrays, f"{kind}_norm", np.float64, 1, rows=count)
     if (norm < 0).any():
-        fail(str(path), f"{kind}_norm: a norm below 0")
+        fail(str(path), f"{kind}_norm: a negative norm")
     if ((norm > 0) & ~sketch.any(axis=1)).any():
-        fail(str(path), f"{kind}_sketch: is empty for a tensor whose norm is not 0")
+        fail(str(path), f"{kind}_sketch: is zero for a tensor whose norm is not 0")
     counts = {}
     for what in ROWS[2:]:
         key = f"{kind}_{what}"
         counts[what] = array_of(path, arrays, key, np.int64, 1, rows=count)
         if ((counts[what] < 0) | (counts[what] > sizes)).any():
-            fail(str(path), f"{key}: a count below 0 or above the entries of its tensor")
+            fail(str(path), f"{key}: a count that is negative or larger than its tensor")
     return TensorRows(
         sketch=sketch,
         norm=norm,

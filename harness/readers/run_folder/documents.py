@@ -1,4 +1,4 @@
-"""``job.json`` and ``in_force.json`` of a run folder, with the shapes that later stages rely on."""
+"""``job.json`` and ``in_force.json`` of a run folder, with their values' types checked."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from converge_harness.store import read_json
 def read_job(folder: Path) -> JobDocument | None:
     """``job.json``; None for a folder in which nothing ran.
 
-    Metrics without their job would be judged without any audit, so that raises EvidenceError, as
-    a value of the wrong shape does. Raises StoreError for a damaged or newer file.
+    Metrics without their job would be judged without any audit, so they raise EvidenceError, as
+    does a value of the wrong type. Raises StoreError for a damaged or newer file.
     """
     path = folder / JOB
     if path.is_file():
         return cast("JobDocument", _checked(path, job.SHAPES))
     if any((folder / name).is_file() for name in METRICS_FILES) or passes_with_metrics(folder):
         raise EvidenceError(
-            f"{path}: is missing, so nothing says what this run was meant to be; copy the whole "
+            f"{path}: is missing, so it is unknown what this run should have been; copy the whole "
             "run folder, or run the job again"
         )
     return None
 
 
 def read_fault(path: Path) -> dict[str, Any]:
-    """``faults/<index>.json``: a fault that struck; raises as read_job."""
+    """``faults/<index>.json``: a fault that happened; raises what read_job raises."""
     return _checked(path, faults.SHAPES)
 
 
 def read_in_force(folder: Path) -> dict[str, Any] | None:
-    """``in_force.json``; None when the run ended before it was written. Raises as read_job."""
+    """``in_force.json``; None if the run ended before. Raises what read_job raises."""
     path = folder / IN_FORCE
     return _checked(path, in_force.SHAPES) if path.is_file() else None
 
 
 def _checked(path: Path, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """The file's object; a key that is absent or null is for the judge to miss."""
+    """The file's object; missing and null keys are left to the judge."""
     document = read_json(path)
     if found := misfit(document, shapes):
         raise EvidenceError(f"{path}: {found}")

@@ -1,4 +1,4 @@
-"""``metrics.jsonl`` of a run folder: what the run said step by step."""
+"""``metrics.jsonl`` of a run folder: what the run reported step by step."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from converge_harness.run_folder.shapes import is_count, is_counts, is_texts
 from converge_harness.store import check_schema
 
 _Line = tuple[int, dict[str, Any]]
-"""A line number and the object that stands there."""
+"""A line number and the line's object."""
 _Lines = Sequence[_Line]
 
 
 class Loaded(NamedTuple):
-    """What a pass said once it had loaded a checkpoint."""
+    """What a pass reported after loading a checkpoint."""
 
     step: int | None
-    """None: neither a checkpoint of the run nor the job's seed checkpoint."""
+    """None: neither one of the run's checkpoints nor the job's seed checkpoint."""
     at: float | None
     """Seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metrics:
-    """The content of a metrics file, every step once."""
+    """The content of a metrics file, with every step once."""
 
     identity: str | None
     settled: Settled
@@ -63,28 +63,28 @@ class Metrics:
     """Parameters without a gradient, each with its step."""
     replicas: tuple[ReplicaSample, ...]
     problems: tuple[tuple[int, str], ...]
-    """What the probe could not measure in a step, in sentences."""
+    """By step, sentences on what the probe could not measure."""
     end: int | None
-    """The step that the end line names; None when the run did not come to it."""
+    """The step in the end line; None if the run did not get there."""
     expected_steps: int | None
     number: int | None = None
-    """Of a pass, as all that follows."""
+    """For a pass, as are the following fields."""
     segment: int | None = None
     world_size: int | None = None
     loaded: Loaded | None = None
 
     def names_missing(self) -> tuple[str, ...]:
-        """Parameters without a gradient at some step."""
+        """Parameters that had no gradient at some step."""
         return tuple(dict.fromkeys(name for _, name in self.grads_missing))
 
     def sentences(self) -> tuple[str, ...]:
-        """The problems, the step in each sentence."""
-        told = (f"step {step}: {sentence}" for step, sentence in self.problems)
-        return tuple(dict.fromkeys(told))
+        """The problems, each with its step."""
+        sentences = (f"step {step}: {sentence}" for step, sentence in self.problems)
+        return tuple(dict.fromkeys(sentences))
 
 
 def read_metrics(folder: Path) -> Metrics:
-    """The metrics file of a folder; the finished one if both are there, nothing if none is.
+    """Read the metrics file of a folder: the finished one if both exist, empty if none does.
 
     Raises EvidenceError naming file and line, StoreError for a newer file.
     """
@@ -93,7 +93,7 @@ def read_metrics(folder: Path) -> Metrics:
         return Metrics(None, settle({}), (), (), (), (), (), end=None, expected_steps=None)
     text = read_text(path)
     if path.name == METRICS_PART:
-        # A killed writer leaves half a line, which says nothing.
+        # A killed writer may leave half a line, which does not count.
         text = text[: text.rfind("\n") + 1]
     place = line_of(path)
     header, lines = _by_kind(path, text)
@@ -119,7 +119,7 @@ def read_metrics(folder: Path) -> Metrics:
 
 
 def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Line]]]:
-    """The header, and the lines of every other kind; at most one of those that a run ends with."""
+    """The header, and the lines by kind, of which at most one is an end line."""
     place = line_of(path)
     header: dict[str, Any] = {}
     lines: dict[str, list[_Line]] = {kind: [] for kind in KINDS}
@@ -133,15 +133,15 @@ def _by_kind(path: Path, text: str) -> tuple[dict[str, Any], dict[str, list[_Lin
         elif lines[END]:
             fail(place(line), "a line after the end line")
         elif not isinstance(kind, str) or kind not in lines:
-            words = ", ".join(map(repr, KINDS[:-1]))
-            fail(place(line), f"kind is {kind!r}, must be {words} or {KINDS[-1]!r}")
+            kinds = ", ".join(map(repr, KINDS[:-1]))
+            fail(place(line), f"kind is {kind!r}, must be {kinds} or {KINDS[-1]!r}")
         else:
             lines[kind].append((line, value))
     return header, lines
 
 
 def _loaded(place: Place, lines: _Lines) -> Loaded | None:
-    """What a pass loaded; None when it does not tell, or died before."""
+    """What a pass loaded; None if it did not report it, or died before."""
     if len(lines) > 1:
         fail(place(lines[1][0]), "a second line of kind 'loaded', but a pass loads once")
     for line, value in lines:
@@ -155,14 +155,14 @@ def _loaded(place: Place, lines: _Lines) -> Loaded | None:
 def _count(place: Place, header: Mapping[str, Any], key: str) -> int | None:
     value = header.get(key)
     if not (value is None or is_count(value)):
-        fail(place(1), f"{key} is {value!r}, which is no count")
+        fail(place(1), f"{key} is {value!r}, which is not a count")
     return value
 
 
 def _settled(
     place: Place, lines: _Lines
 ) -> tuple[Settled, tuple[str | None, ...], tuple[bool | None, ...]]:
-    """Signals, batch digests and their agreement, every step once."""
+    """Signals, batch digests and their agreement, with every step once."""
     rows = [line for line, _ in lines]
     steps = step_numbers(place, rows, [value.get("step") for _, value in lines])
     columns = {
@@ -170,12 +170,12 @@ def _settled(
         for name in SIGNALS
     }
     columns = {name: column for name, column in columns.items() if column.present.any()}
-    digests, words = _digest_codes(place, lines)
+    digests, names = _digest_codes(place, lines)
     columns |= {BATCH_DIGEST: digests, BATCH_AGREES: _flags(place, lines)}
     settled = settle(
         {name: Points(steps, column) for name, column in columns.items()},
         spell={
-            BATCH_DIGEST: lambda code: words[int(code)],
+            BATCH_DIGEST: lambda code: names[int(code)],
             BATCH_AGREES: lambda flag: str(bool(flag)),
         },
     )
@@ -183,19 +183,19 @@ def _settled(
     codes, flags = signals.pop(BATCH_DIGEST), signals.pop(BATCH_AGREES)
     return (
         replace(settled, signals=signals),
-        tuple(None if code is None else words[int(code)] for code in codes),
+        tuple(None if code is None else names[int(code)] for code in codes),
         tuple(None if flag is None else bool(flag) for flag in flags),
     )
 
 
 def _digest_codes(place: Place, lines: _Lines) -> tuple[Column, list[str]]:
-    """Digests as numbers, which settle as signals do, and the digest of each number."""
+    """Digests as numbers, so that they settle like signals, and the digest of each number."""
     codes: dict[str, int] = {}
     column: list[float | None] = []
     for line, values in lines:
         value = values.get(BATCH_DIGEST)
         if not (value is None or isinstance(value, str)):
-            fail(place(line), f"{BATCH_DIGEST} is {value!r}, which is no text")
+            fail(place(line), f"{BATCH_DIGEST} is {value!r}, which is not a string")
         column.append(None if value is None else codes.setdefault(value, len(codes)))
     return Column.of(column), list(codes)
 
@@ -211,14 +211,14 @@ def _flags(place: Place, lines: _Lines) -> Column:
 
 
 def _texts(place: Place, lines: _Lines, name: str) -> tuple[tuple[int, str], ...]:
-    """The texts that step lines list under a name, each with its step."""
+    """The strings that step lines list under a name, each with its step."""
     found: list[tuple[int, str]] = []
     for line, values in lines:
         listed = values.get(name)
         if listed is None:
             continue
         if not is_texts(listed):
-            fail(place(line), f"{name} is {listed!r}, which is no list of texts")
+            fail(place(line), f"{name} is {listed!r}, which is not a list of strings")
         step = step_number(place, line, values.get("step"))
         found += [(step, text) for text in listed]
     return tuple(found)
@@ -235,7 +235,7 @@ def _both(
 def read_replicas(
     place: Place, lines: Iterable[tuple[int, Mapping[str, Any]]]
 ) -> tuple[tuple[ReplicaSample, ...], dict[int, tuple[str, ...]]]:
-    """The last sample of every step, in order, and how earlier ones of a replay differ from it.
+    """The last sample of every step, in order, and how earlier ones differ from it.
 
     Raises EvidenceError naming file and line.
     """
@@ -264,12 +264,12 @@ def _words(sample: ReplicaSample) -> str:
 def _sample(where: str, step: int, value: Mapping[str, Any]) -> ReplicaSample:
     compared, count = value.get("compared"), value.get("count")
     if not is_counts(compared):
-        fail(where, f"compared is {compared!r}, which is no JSON object of counts")
+        fail(where, f"compared is {compared!r}, which is not a JSON object of counts")
     if not is_count(count):
-        fail(where, f"count is {count!r}, which is no count")
+        fail(where, f"count is {count!r}, which is not a count")
     listed = value.get("disagreements")
     if not isinstance(listed, list):
-        fail(where, f"disagreements is {listed!r}, which is no list")
+        fail(where, f"disagreements is {listed!r}, which is not a list")
     if len(listed) > count or (count and not listed):
         fail(where, f"count is {count}, but {len(listed)} disagreements are listed")
     return ReplicaSample(

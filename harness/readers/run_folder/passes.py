@@ -1,7 +1,8 @@
-"""The passes of a run that was resumed (``passes/NNN``): each by itself, and as one curve.
+"""The passes of a resumed run (``passes/NNN``): each by itself, and merged into one curve.
 
-A step belongs to the last pass that trained it, and what a resume went back behind is no part of
-the final state. So each pass takes away all steps after the checkpoint that it started from.
+A step belongs to the last pass that trained it, and steps after the checkpoint from which a later
+pass resumed are not part of the final state. So each pass discards all earlier passes' steps after
+the checkpoint that it started from.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from converge_harness.run_folder.passes import passes_with_metrics
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassEvidence:
-    """A pass, with what else its ranks left."""
+    """A pass, with the other evidence of its ranks."""
 
     itself: Pass
     metrics: Metrics
@@ -50,16 +51,16 @@ class PassEvidence:
 def read_passes(folder: Path) -> tuple[PassEvidence, ...]:
     """The passes of a run folder in the order of their starts; empty for other runs.
 
-    One that died before it wrote a header left nothing, and is left out. Raises EvidenceError for
-    a folder that also holds metrics of its own, for files of a pass that contradict each other, and
-    as ``read_metrics`` and ``read_state``; StoreError for newer files.
+    A pass that died before it wrote a header is left out. Raises EvidenceError for a folder that
+    also has metrics of its own, for contradicting files of a pass, and what ``read_metrics`` and
+    ``read_state`` raise; StoreError for newer files.
     """
     folders = passes_with_metrics(folder)
     own = next((name for name in METRICS_FILES if (folder / name).is_file()), None)
     if folders and own:
         fail(
             str(folder),
-            f"holds {own} and {PASSES}/, so two runs; delete the folder and run the job again",
+            f"has {own} and {PASSES}/, so two runs; delete the folder and run the job again",
         )
     passes = [one for entry in folders if (one := _read_pass(entry)) is not None]
     return tuple(sorted(passes, key=lambda one: one.itself.number))
@@ -77,7 +78,10 @@ def _read_pass(folder: Path) -> PassEvidence | None:
     loaded = read_loaded(folder)
     said = metrics.loaded
     if loaded is not None and said is not None and loaded.step != said.step:
-        fail(where, f"state was loaded at step {loaded.step}, by its metrics at step {said.step}")
+        fail(
+            where,
+            f"state was loaded at step {loaded.step}, but its metrics name step {said.step}",
+        )
     return PassEvidence(
         Pass(
             number=metrics.number,
@@ -102,7 +106,8 @@ def _read_pass(folder: Path) -> PassEvidence | None:
 def read_struck(folder: Path) -> tuple[Struck, ...]:
     """Faults that happened, in the order of the script.
 
-    Raises EvidenceError for a file that does not say what struck when, StoreError for a newer one.
+    Raises EvidenceError for a file that does not say which fault happened when, StoreError for a
+    newer one.
     """
     return tuple(_struck(index, path) for index, path in struck_files(folder).items())
 
@@ -111,7 +116,7 @@ def _struck(index: int, path: Path) -> Struck:
     value = read_fault(path)
     missing = [key for key in REQUIRED if value.get(key) is None]
     if missing:
-        fail(str(path), f"says nothing of {', '.join(missing)}; run the job again")
+        fail(str(path), f"lacks {', '.join(missing)}; run the job again")
     if value["index"] != index:
         fail(str(path), f"index is {value['index']}, which is not the file's name")
     return Struck(
@@ -131,7 +136,7 @@ Sample = TypeVar("Sample", TensorSample, ReplicaSample)
 
 
 class _Part(NamedTuple):
-    """What the final state owes to a pass."""
+    """The part of the final state that a pass contributed."""
 
     of_pass: PassEvidence
     kept: Flags
@@ -143,16 +148,16 @@ class _Part(NamedTuple):
 
     @property
     def owned(self) -> frozenset[int]:
-        """Its steps; 0 too, when it started from the seed checkpoint."""
+        """Its steps, with 0 if it started from the seed checkpoint."""
         first = {0} if not self.of_pass.itself.loaded_step else set()
         return frozenset(first | set(self.steps.tolist()))
 
 
 def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) -> Evidence:
-    """One run's evidence from its passes, at least one, in the order of their starts.
+    """Merge the evidence of a run's passes, at least one, in the order of their starts.
 
     ``last_step`` is the job's: the run is complete when its last pass was meant to end there, and
-    did. A pass that made no step takes none away. ``more`` are further fields of ``Evidence``.
+    did. A pass that made no step discards none. ``more`` are further fields of ``Evidence``.
     """
     parts = _parts(passes)
     steps = np.concatenate([part.steps for part in parts])
@@ -195,7 +200,7 @@ def merge(passes: Sequence[PassEvidence], last_step: int | None, **more: Any) ->
 
 
 def _parts(passes: Sequence[PassEvidence]) -> list[_Part]:
-    """The passes with the steps of each that no later one went back behind or trained again."""
+    """The passes, each with its steps that no later one discarded or trained again."""
     parts = []
     for index, one in enumerate(passes):
         steps = one.itself.steps
@@ -209,7 +214,7 @@ def _parts(passes: Sequence[PassEvidence]) -> list[_Part]:
 
 
 def _column(signal: str, parts: Sequence[_Part], order: Integers) -> Column:
-    """A signal of the kept steps, with holes where a pass has none of it."""
+    """A signal at the kept steps, with missing values where a pass does not have it."""
     values: list[Floats] = []
     present: list[Flags] = []
     for part in parts:
@@ -224,7 +229,7 @@ def _column(signal: str, parts: Sequence[_Part], order: Integers) -> Column:
 
 
 def _latest(taken: Iterable[tuple[_Part, Sequence[Sample]]]) -> tuple[Sample, ...]:
-    """The samples of the steps that each pass owns, in order."""
+    """The samples of the steps that belong to each pass, in order."""
     found: dict[int, Sample] = {}
     for part, samples in taken:
         found |= {sample.step: sample for sample in samples if sample.step in part.owned}
@@ -232,7 +237,7 @@ def _latest(taken: Iterable[tuple[_Part, Sequence[Sample]]]) -> tuple[Sample, ..
 
 
 def _problems(part: _Part) -> Iterator[str]:
-    """What the probe could not measure in the kept steps, and what is odd about the pass."""
+    """What the probe could not measure in the kept steps, and problems of the pass."""
     number = part.of_pass.itself.number
     yield from (f"pass {number}: {sentence}" for sentence in part.of_pass.metrics.settled.problems)
     for step, sentence in part.of_pass.metrics.problems:
@@ -241,7 +246,7 @@ def _problems(part: _Part) -> Iterator[str]:
 
 
 def _replayed(passes: Sequence[PassEvidence]) -> tuple[int, ...]:
-    """Steps that more than one pass has."""
+    """Clauses on steps that several passes trained."""
     steps, counts = np.unique(
         np.concatenate([one.itself.steps for one in passes]), return_counts=True
     )
@@ -249,7 +254,7 @@ def _replayed(passes: Sequence[PassEvidence]) -> tuple[int, ...]:
 
 
 def _twice(one: PassEvidence) -> Iterator[str]:
-    """Steps that one pass has twice: no restart replays those."""
+    """Sentences on steps that one pass has twice, which no restart explains."""
     for step in one.metrics.settled.replayed:
-        words = one.metrics.settled.differences.get(step, ("of the same values",))
-        yield f"step {step} twice in pass {one.itself.number}: {', and '.join(words)}"
+        clauses = one.metrics.settled.differences.get(step, ("with equal values",))
+        yield f"step {step} twice in pass {one.itself.number}: {', and '.join(clauses)}"

@@ -1,4 +1,4 @@
-"""Run folders of ours (docs/architecture.md) as evidence."""
+"""Converge's run folders (docs/architecture.md) as evidence."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from converge_harness.trainers import kinds, trainer_of_document
 
 
 def run_folder_of(path: Path) -> Path | None:
-    """The run folder that a path means: itself, or the parent of its metrics file."""
+    """The run folder of a path: the path itself, or the parent of a metrics file."""
     if path.name in METRICS_FILES and (path.parent / JOB).is_file():
         return path.parent
     if not path.is_dir():
@@ -56,11 +56,11 @@ def run_folder_of(path: Path) -> Path | None:
 
 
 def read_run(folder: Path) -> Evidence:
-    """All that a run left, finished or not; several passes become one curve.
+    """All evidence of a run, finished or not; several passes become one curve.
 
     Raises EvidenceError for a line or key that cannot be understood (both named), for metrics
     without their job, or for files of different jobs in one folder; StoreError for a damaged or
-    newer file of ours.
+    newer file.
     """
     record = read_record(folder) if (folder / RECORD).is_file() else None
     if record is not None and record.evidence is not None:
@@ -99,9 +99,9 @@ def read_run(folder: Path) -> Evidence:
 
 
 def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
-    """A run whose files are not those that it left: nothing that they say is evidence."""
+    """Evidence of a run whose files were changed after it finished: none of them counts."""
     return _unread(
-        f"{broken}, so it shows nothing; converge run makes the run again",
+        f"{broken}, so it is no evidence; converge run makes the run again",
         name=record.name,
         source=str(folder),
         identity=record.identity,
@@ -112,15 +112,15 @@ def _unsealed(folder: Path, record: RunRecord, broken: str) -> Evidence:
 
 
 def _unread(problem: str, **known: Any) -> Evidence:
-    """Evidence of a run whose files say nothing, and why."""
+    """Empty evidence of a run whose files are not usable, with the reason."""
     nothing = np.zeros(0, dtype=np.int64)
     return Evidence(steps=nothing, signals={}, complete=False, problems=(problem,), **known)
 
 
 def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
-    """What a program of the user's left: as much as our ranks if it is probed, else a curve.
+    """Evidence of a user's program: as much as that of our ranks if it is probed, else a curve.
 
-    What of it cannot be read is no evidence, and breaks no other set's.
+    Files that cannot be read make its own evidence unusable, not that of other sets.
     """
     expected: dict[str, Any] = {"expected_steps": job.get("steps"), **known}
     try:
@@ -134,7 +134,7 @@ def _of_program(folder: Path, job: JobDocument, known: dict[str, Any]) -> Eviden
 
 
 def _uninterrupted(folder: Path, job: JobDocument, known: dict[str, Any]) -> Evidence:
-    """The evidence of a run that was made in one pass."""
+    """The evidence of a run in one pass."""
     in_force = read_in_force(folder)
     metrics = read_metrics(folder)
     _require_same_job(folder, job, metrics)
@@ -164,12 +164,12 @@ def _require_same_job(folder: Path, job: JobDocument, metrics: Metrics) -> None:
 
 
 def read_spec(path: Path) -> SetSpec | None:
-    """What a run was told to be, from its ``job.json``; None when the path is no run folder.
+    """The set that a run trained, from its ``job.json``; None when the path is not a run folder.
 
-    Tolerances are not part of a job, so they are empty; of the corpus only whether there is one is
-    told. Who restarts a run and how soon it has to recover older jobs do not say: those are then
-    the defaults. Raises EvidenceError when the job is missing or
-    cannot be understood, StoreError when the file is damaged.
+    Tolerances are not part of a job, so they are empty; of the corpus only its presence is known.
+    Jobs of older versions do not say who restarts a run and how soon it has to recover: those get
+    the defaults. Raises EvidenceError when the job is missing or cannot be understood, StoreError
+    when the file is damaged.
     """
     folder = run_folder_of(path)
     job = read_job(folder) if folder else None
@@ -205,12 +205,12 @@ def read_spec(path: Path) -> SetSpec | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
-            f"{folder / JOB}: no complete job ({error!r}); run the job again"
+            f"{folder / JOB}: incomplete job ({error!r}); run the job again"
         ) from error
 
 
 def _require_registered(folder: Path, job: JobDocument) -> None:
-    """Refuse the job of a trainer that this converge does not know: only it can read its runs."""
+    """Refuse the job of an unknown trainer, since only the trainer can read its runs."""
     try:
         trainer_of_document(job)
     except KeyError as error:
@@ -222,18 +222,18 @@ def _require_registered(folder: Path, job: JobDocument) -> None:
 
 def _table(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is no table")
+        raise TypeError(f"{value!r} is not a table")
     return value
 
 
 def _kind(job: JobDocument) -> Kind:
-    """What the job puts to the test; a set of a space-time product is a parallel one in a job."""
+    """The kind of the job's set; sets of a space-time product are parallel ones in a job."""
     if job.get("segments"):
         return Kind.ELASTIC
-    told = job.get("recovery")
-    if told is not None and told["restarts"] == RestartOwner.CLUSTER:
+    recovery = job.get("recovery")
+    if recovery is not None and recovery["restarts"] == RestartOwner.CLUSTER:
         return Kind.PARALLEL
-    broken = told is not None or job.get("checkpoint_every") is not None
+    broken = recovery is not None or job.get("checkpoint_every") is not None
     return Kind.FAULT if broken else Kind.PARALLEL
 
 
@@ -247,33 +247,33 @@ def _segment(entry: SegmentDocument) -> Segment:
 
 
 def _recovery(job: JobDocument) -> Recovery | None:
-    """How the run is broken and is to recover; older jobs leave who restarts it to the defaults."""
-    told = recovery_of(job)
-    if told is None:
+    """How the run is interrupted and recovers; older jobs get the default for who restarts it."""
+    recovery = recovery_of(job)
+    if recovery is None:
         return None
     known = Recovery(
-        _faults(told["faults"]),
-        checkpoint_every=int(told["checkpoint_every"]),
-        nodes=(int(told["nodes"][0]), int(told["nodes"][1])),
+        _faults(recovery["faults"]),
+        checkpoint_every=int(recovery["checkpoint_every"]),
+        nodes=(int(recovery["nodes"][0]), int(recovery["nodes"][1])),
     )
     if job.get("recovery") is None:
         return known
     return replace(
         known,
-        restarts=RestartOwner(told["restarts"]),
-        max_restarts=int(told["max_restarts"]),
-        within_s=float(told["within_s"]),
+        restarts=RestartOwner(recovery["restarts"]),
+        max_restarts=int(recovery["max_restarts"]),
+        within_s=float(recovery["within_s"]),
     )
 
 
 def _restarts(folder: Path, job: JobDocument) -> RestartOwner | None:
-    """Who starts the run again; None for one that nobody does, and where older jobs do not say."""
-    told = (job.get("recovery") or {}).get("restarts")
+    """Who restarts the run; None if nobody does, or if an older job does not say it."""
+    restarts = (job.get("recovery") or {}).get("restarts")
     try:
-        return None if told is None else RestartOwner(told)
+        return None if restarts is None else RestartOwner(restarts)
     except ValueError as error:
         raise EvidenceError(
-            f"{folder / JOB}: recovery.restarts is {told!r}, must be one of "
+            f"{folder / JOB}: recovery.restarts is {restarts!r}, must be one of "
             f"{', '.join(RestartOwner)}; run the job again"
         ) from error
 
@@ -292,7 +292,7 @@ def _faults(entries: Iterable[FaultDocument]) -> tuple[Fault, ...]:
 
 
 def _precision(job: JobDocument, in_force: Mapping[str, Any] | None) -> Precision:
-    """The coarsest arithmetic that the job names or that ran."""
+    """The lowest precision that the job names or that was in force."""
     techniques = set(job.get("techniques") or ())
     ran = in_force or {}
     if techniques & {Technique.FLOAT8, Technique.FLOAT8_ROWWISE}:
@@ -305,5 +305,5 @@ def _precision(job: JobDocument, in_force: Mapping[str, Any] | None) -> Precisio
 
 
 def _parts(dtypes: object) -> list[str]:
-    """Data types of parameters that are not all of one."""
+    """The single data types of parameters whose types differ."""
     return dtypes.split("+") if isinstance(dtypes, str) else []
