@@ -285,9 +285,9 @@ def test_a_margin_a_tolerance_and_a_first_step_are_used():
         ({"step": [1, 2.5, 3]}, "row 1: step is 2.5, and a step is a whole number"),
         ({"step": [1, -2, 3]}, "row 1: step is -2, and a step"),
         ({"step": [1, None, 3]}, "row 1: step is None, and a step"),
-        ({"loss": [1.0, "7", 2.0]}, "row 1: loss is '7', which is no number"),
-        ({"loss": [1.0, True, 2.0]}, "row 1: loss is True, which is no number"),
-        ({"loss": [1.0, [], 2.0]}, r"row 1: loss is \[\], which is no number"),
+        ({"loss": [1.0, "7", 2.0]}, "row 1: loss is '7', which is not a number"),
+        ({"loss": [1.0, True, 2.0]}, "row 1: loss is True, which is not a number"),
+        ({"loss": [1.0, [], 2.0]}, r"row 1: loss is \[\], which is not a number"),
         ({"step": [], "loss": []}, "has no row"),
     ],
 )

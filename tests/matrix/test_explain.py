@@ -51,7 +51,8 @@ def test_a_set_that_fails_in_float32_has_that_cause():
 def test_a_set_without_an_answer_in_float32_claims_nothing(judgement):
     told = explanation(LOW, Verdict("tp2", "fsdp2", judgement, cause="out of memory"))
     assert (
-        told == f"tp2 in float32: {judgement.value}, which says nothing about rounding: out of memory"
+        told
+        == f"tp2 in float32: {judgement.value}, which says nothing about rounding: out of memory"
     )
 
 

@@ -142,7 +142,7 @@ CONTRADICTIONS = {
     ),
     "no interval": (
         by_iteration(range(1, 31), step_interval=0),
-        "is 0, which is no number of steps",
+        "is 0, which is not a number of steps",
     ),
     "begun before its start": (
         by_iteration(range(1, 51), start_step=40),
@@ -205,7 +205,7 @@ def test_a_golden_value_that_is_nan_stays_nan(tmp_path, bad):
     [
         (golden(lm_loss=metric({"1": 10.8}))[:-9], "not JSON: "),
         (golden(lm_loss=metric({"1": "low"})), "lm loss, step 1: the value is 'low'"),
-        (golden(lm_loss=metric({"one": 1.0})), "lm loss: step is 'one', which is no number"),
+        (golden(lm_loss=metric({"one": 1.0})), "lm loss: step is 'one', which is not a number"),
         (golden(lm_loss=metric(5)), "lm loss: values is a int, must be a JSON object or a list"),
         (golden(lm_loss=metric([1.0], start=None)), "lm loss: start_step is None"),
         (golden(lm_loss=metric([1.0], interval=0)), "lm loss: step_interval is 0"),

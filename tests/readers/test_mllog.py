@@ -56,7 +56,7 @@ def test_an_accuracy_is_no_loss_unless_somebody_says_so(tmp_path):
         (":::MLLOG []", "txt:8: no object with a key"),
         (line("eval_accuracy", 0.9), "txt:8: eval_accuracy without samples_count"),
         (line("eval_accuracy", 0.9, epoch_num=0.5), "0.5 epochs"),
-        (line("eval_accuracy", "low", samples_count=9999), "which is no number"),
+        (line("eval_accuracy", "low", samples_count=9999), "which is not a number"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(tmp_path, more, words):

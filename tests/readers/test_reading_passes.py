@@ -298,7 +298,7 @@ def test_damaged_state_is_refused_with_file_and_key(tmp_path, changes, words):
     [
         ({"index": 1, "kind": "kill", "step": 7, "at": 1.0}, "index is 1"),
         ({"index": 0, "kind": "kill", "step": 7}, "lacks at"),
-        ({"index": 0, "kind": 3, "step": 7, "at": 1.0}, "kind is 3, which is no text"),
+        ({"index": 0, "kind": 3, "step": 7, "at": 1.0}, "kind is 3, which is not a string"),
     ],
 )
 def test_a_fault_that_does_not_say_what_struck_is_refused(killed, fault, words):
