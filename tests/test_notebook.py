@@ -282,7 +282,7 @@ def test_a_margin_a_tolerance_and_a_first_step_are_used():
     ("change", "words"),
     [
         ({"loss": [1.0, 2.0]}, "have different lengths: step 3, loss 2"),
-        ({"step": [1, 2.5, 3]}, "row 1: step is 2.5, and a step is a whole number"),
+        ({"step": [1, 2.5, 3]}, "row 1: step is 2.5, not a step"),
         ({"step": [1, -2, 3]}, "row 1: step is -2, and a step"),
         ({"step": [1, None, 3]}, "row 1: step is None, and a step"),
         ({"loss": [1.0, "7", 2.0]}, "row 1: loss is '7', which is not a number"),

@@ -128,7 +128,7 @@ def test_not_finite_numbers_are_spelt_out(tmp_path):
 
 @pytest.mark.parametrize("value", ["NaN", "1.5", True, [], {}])
 def test_what_is_no_number_is_refused(value):
-    with pytest.raises(ValueError, match="no number"):
+    with pytest.raises(ValueError, match="not a number"):
         number(value)
 
 

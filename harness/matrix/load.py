@@ -170,9 +170,9 @@ def golden_of(experiment: Experiment) -> StoredGolden | None:
 
 def bless_command(experiment: Path, folder: Path) -> str:
     """The command that blesses the control of an experiment."""
-    allowed = ["converge", "bless", str(experiment), "--name", folder.name]
-    allowed += ["--out", str(folder.parent), "--author", "WHO", "--reason", "WHY"]
-    return shlex.join(allowed)
+    command = ["converge", "bless", str(experiment), "--name", folder.name]
+    command += ["--out", str(folder.parent), "--author", "WHO", "--reason", "WHY"]
+    return shlex.join(command)
 
 
 def stand_in(plan: Plan, stored: StoredGolden) -> Plan:

@@ -1,4 +1,4 @@
-"""The evidence of any training loop: a library that a program calls inside its ranks.
+"""Evidence from any training loop: a library that a program calls inside its ranks.
 
 ::
 
@@ -6,24 +6,24 @@
 
     probe = Probe.from_env(model, optimizer)          # once the model is wrapped
     probe.batch(inputs, labels)                       # every microbatch
-    probe.step(loss=loss, grad_norm=norm)             # the end of every optimizer step
+    probe.step(loss=loss, grad_norm=norm)             # at the end of every optimizer step
 
-docs/probe.md tells the rest. Without ``$CONVERGE_JOB`` every call returns at once, and neither the
-rank code nor torch is imported for it.
+See docs/probe.md. Without ``$CONVERGE_JOB`` every call returns at once, and imports neither the
+rank code nor torch.
 
 ::
 
-    interface.py     what programs call; imports the rest only where the harness runs the program
-    loop.py          the calls turned into the evidence of ``converge_harness.rank.recorder``
-    starting_weights.py  those of an ulp repeat are moved
-    wrapping.py      what the probe needs to know of a wrapped model
-    recognising.py   how a model is wrapped: plain, DDP, FSDP 2;
+    interface.py     what programs call; imports the rest only if the harness runs the program
+    loop.py          turns the calls into evidence, with ``converge_harness.rank.recorder``
+    starting_weights.py  moves the initial weights of an ulp repeat
+    wrapping.py      what the probe needs to know about a wrapped model
+    recognising.py   finds out how a model is wrapped: plain, DDP, FSDP 2;
     fsdp1.py         FSDP 1; deepspeed.py: ZeRO
     coordinates.py   which part of the global batch a rank trains on
-    watches.py       gradients before torch's functions clip them; batches and losses of a loop
+    watches.py       hooks: gradients before torch clips them; batches and losses of a loop
                      that cannot be edited
-    leaving.py       lets gloo's threads finish before the interpreter goes
-    errors.py        what is said where there is no evidence
+    leaving.py       lets gloo's threads finish before the interpreter exits
+    errors.py        ProbeError
 """
 
 from converge_harness.probe.errors import ProbeError

@@ -1,7 +1,7 @@
-"""Which part of the global batch a rank trains on, and who speaks for it.
+"""Which part of the global batch a rank trains on, and which rank reports for it.
 
 With data parallelism alone, every rank has a part of its own. Ranks that share a part by tensor or
-context parallelism are found from the names of the dimensions of the meshes that parameters lie on.
+context parallelism are found by the names of the dimensions of the parameters' meshes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from converge_harness.probe.errors import ProbeError
 from converge_harness.rank.recorder import world
 
 _OTHER = {"tp": "tp", "tensor": "tp", "cp": "cp", "sp": "cp", "context": "cp", "pp": "pp"}
-"""Names of mesh dimensions along which ranks share samples, and the degree that each is."""
+"""By name of a mesh dimension along which ranks share samples, the degree that it is."""
 _DATA = ("dp", "fsdp", "ddp", "hsdp", "data", "replicate", "shard", "batch", "ep")
-"""What is found in the names of those along which they do not."""
+"""Parts of the names of dimensions along which ranks have different samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """A rank's place."""
+    """A rank's coordinates."""
 
     dp_rank: int
     first_of_dp: bool
@@ -44,14 +44,14 @@ def coordinates(
 ) -> Coordinates:
     """This rank's coordinates. Collective over the world.
 
-    ``degrees`` are those that the wrapping shows by itself; ``dp_rank`` and ``dp_degree`` what the
-    user says, or None. Raises ProbeError when they do not fit, and when a mesh has dimensions whose
-    names say nothing.
+    ``degrees`` are those that the wrapping shows; ``dp_rank`` and ``dp_degree`` are the user's, or
+    None. Raises ProbeError when they contradict each other, and when a mesh has dimensions with
+    unknown names.
     """
     modules = list(modules)
     sizes, groups, tp_rank = _from_meshes(modules, said=dp_rank is not None)
     if (dp_rank is None) != (dp_degree is None):
-        raise ProbeError("dp_rank and dp_degree go together: give Probe.from_env both, or neither")
+        raise ProbeError("give Probe.from_env both dp_rank and dp_degree, or neither")
     if dp_rank is None or dp_degree is None:
         leaders = _leaders(world.everyones(groups))
         everyone = sorted(set(leaders))
@@ -60,8 +60,8 @@ def coordinates(
     if not 0 <= dp_rank < dp_degree or len(set(said)) != dp_degree:
         raise ProbeError(
             f"rank {world.rank()} says dp_rank={dp_rank} of dp_degree={dp_degree}, and all "
-            f"{world.size()} ranks together say {sorted(set(said))}: each from 0 to dp_degree - 1 "
-            "is some rank's"
+            f"{world.size()} ranks together say {sorted(set(said))}: each number from 0 to "
+            "dp_degree - 1 must be some rank's"
         )
     first = said.index(dp_rank) == world.rank()
     found = dict.fromkeys(("dp_replicate", "dp_shard", "tp", "cp", "pp", "ep"), 1)
@@ -74,7 +74,7 @@ def coordinates(
 def _from_meshes(
     modules: Iterable[torch.nn.Module], *, said: bool
 ) -> tuple[dict[str, int], list[list[int]], int]:
-    """Degrees, the groups of ranks that share samples with this one, and its place in tp's."""
+    """Degrees, the groups of ranks that share samples with this one, and its position in tp's."""
     sizes: dict[str, int] = {}
     groups: list[list[int]] = []
     tp_rank = 0
@@ -94,16 +94,16 @@ def _from_meshes(
 
 @dataclass(slots=True)
 class _MeshDim:
-    """A dimension, of more than one rank, of a mesh that parameters lie on."""
+    """A dimension, with more than one rank, of a mesh of parameters."""
 
     parameter: str
     """One of them."""
     mesh: DeviceMesh
     dim: int
     fully_sharded: bool
-    """Whether they are in a model that FSDP 2 shards."""
+    """Whether the parameters are in a model that FSDP 2 shards."""
     cuts: bool = False
-    """Whether it divides some parameter."""
+    """Whether it shards some parameter."""
 
 
 def _mesh_dims(modules: Iterable[torch.nn.Module]) -> list[_MeshDim]:
@@ -123,7 +123,7 @@ def _mesh_dims(modules: Iterable[torch.nn.Module]) -> list[_MeshDim]:
 
 
 def _degree(where: _MeshDim) -> str | None:
-    """Which degree a mesh dimension is; None where its name does not say so."""
+    """Which degree a mesh dimension is; None if its name does not say it."""
     names = where.mesh.mesh_dim_names
     name = names[where.dim].lower() if names else ""
     if name in _OTHER:
@@ -143,14 +143,14 @@ def _unknown(where: _MeshDim) -> str:
         f"dimension {dims[where.dim]!r}" if dims else f"dimension {where.dim}, which has no name,"
     )
     return (
-        f"{where.parameter} lies on a mesh whose {which} may divide samples between ranks or not. "
-        f"Name the mesh's dimensions (known are {', '.join(sorted({*_OTHER, *_DATA}))}), or say "
+        f"{where.parameter} is on a mesh whose {which} may or may not split samples between ranks. "
+        f"Name the mesh's dimensions (known are {', '.join(sorted({*_OTHER, *_DATA}))}), or call "
         "Probe.from_env(..., dp_rank=…, dp_degree=…)"
     )
 
 
 def _leaders(everyone: list[list[list[int]]]) -> list[int]:
-    """Per rank, the lowest of all ranks that it shares samples with, directly or by others."""
+    """Per rank, the lowest rank with which it shares samples, directly or through others."""
     leader = list(range(len(everyone)))
     moved = True
     while moved:

@@ -1,15 +1,15 @@
 """What a rank holds of a model that a DeepSpeed engine trains, by ZeRO 0 to 3.
 
-DeepSpeed cuts a flattened parameter into runs of entries. Stages 1 and 2 lay all parameters of a
-group end to end and cut that into equal pieces, so a parameter may lie in several ranks' pieces or
-in one; stage 3 cuts each parameter by itself and pads the last piece. Nothing here gathers a whole
-tensor: stage 3 is read through DeepSpeed's functions for one rank's piece
+DeepSpeed cuts a flattened parameter into runs of entries. Stages 1 and 2 concatenate all parameters
+of a group and cut that into equal pieces, so a parameter may be in one or several ranks' pieces;
+stage 3 cuts each parameter by itself and pads the last piece. Nothing here gathers a whole tensor:
+stage 3 is read with DeepSpeed's functions for one rank's piece
 (``deepspeed.utils.safe_get_local_fp32_param``, ``…_grad``, ``…_optimizer_state``); stages 1 and 2,
-whose public functions gather, through the fragment that DeepSpeed links to each parameter
-(``_hp_mapping``) and that those functions are made of.
+whose public functions gather, from the fragment that DeepSpeed attaches to each parameter
+(``_hp_mapping``) and that those functions use.
 
-Gradients are read where the engine enters its update: reduced, averaged over data-parallel ranks
-and accumulated microbatches, without a loss scale, and not yet clipped.
+Gradients are read when the engine starts its update: reduced, averaged over data-parallel ranks and
+accumulated microbatches, unscaled, and not yet clipped.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from converge_harness.rank.recorder.flat_shard import FlatOptimizer, FlatShard
 from converge_harness.rank.recorder.names import canonical
 
 FRAGMENTED = frozenset({"DeepSpeedZeroOptimizer", "BF16_Optimizer"})
-"""Optimizers of stages 1 and 2: a parameter's piece is its ``_hp_mapping``."""
+"""Optimizers of stages 1 and 2, in which a parameter's piece is its ``_hp_mapping``."""
 PARTITIONED = "DeepSpeedZeroOptimizer_Stage3"
 UPDATE = "_take_model_step"
-"""Where an engine goes on at the last microbatch of a step, once gradients are complete. Its public
-``step`` comes at every microbatch and may reduce first, and its optimizer comes after clipping."""
+"""The engine's method that runs at the last microbatch of a step, once gradients are complete. Its
+public ``step`` runs at every microbatch and may reduce first, and its optimizer runs after
+clipping."""
 
 REDUCED = "_epilogue_ran_this_backward"
-"""Whether stage 3 has reduced gradients since the last update. Its buffers keep them after it, as
-they were before clipping, which must not be taken for clipped ones."""
+"""Whether stage 3 has reduced gradients since the last update. Its buffers still have the unclipped
+ones afterwards, which must not be mistaken for clipped ones."""
 
 
 def wrapped_engine(engine: Any) -> Wrapped:
     """A ``deepspeed.DeepSpeedEngine`` as the probe needs it."""
-    from deepspeed import __version__  # whoever has an engine has imported it
+    from deepspeed import __version__  # an engine exists, so it is imported
 
     stage = int(engine.zero_optimization_stage())
     parameters = [(canonical(name), value) for name, value in engine.module.named_parameters()]
@@ -63,7 +64,7 @@ def wrapped_engine(engine: Any) -> Wrapped:
 
 
 def _problems(engine: Any, stage: int) -> tuple[str, ...]:
-    """What hinders telling the entries that this rank holds, in sentences."""
+    """Sentences on why the entries that this rank holds cannot be determined."""
     kind = type(engine.optimizer).__name__
     known = {
         0: isinstance(engine.optimizer, torch.optim.Optimizer),
@@ -77,16 +78,20 @@ def _problems(engine: Any, stage: int) -> tuple[str, ...]:
         "sequence parallelism": int(engine.sequence_parallel_size),
     }
     return (
-        *(() if known else (f"DeepSpeed's {kind} at ZeRO stage {stage} is not probed.",)),
         *(
-            f"A DeepSpeed engine with {name} is not probed: which entries of the whole model a "
-            "rank holds cannot be told."
+            ()
+            if known
+            else (f"DeepSpeed's {kind} at ZeRO stage {stage} is not supported by the probe.",)
+        ),
+        *(
+            f"A DeepSpeed engine with {name} is not supported by the probe: it cannot determine "
+            "which entries of the whole model a rank holds."
             for name, degree in degrees.items()
             if degree > 1
         ),
         *(
-            f"This DeepSpeed's {type(place).__name__} has no {name}, which tells when gradients "
-            "are complete."
+            f"This DeepSpeed's {type(place).__name__} has no {name}, which the probe needs "
+            "to know when gradients are complete."
             for name, place in needed.items()
             if not hasattr(place, name)
         ),
@@ -109,7 +114,7 @@ _Named = tuple[tuple[str, Any], ...]
 
 
 class _Pieces:
-    """This rank's pieces of parameters, by the optimizer that keeps them."""
+    """This rank's pieces of parameters, read from the optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -141,7 +146,7 @@ class _Pieces:
         return held, (*held, *frozen)
 
     def _fragment(self, parameter: Any) -> FlatShard:
-        """Of stages 1 and 2. Everything is asked anew: loading a checkpoint links other fragments.
+        """A piece in stages 1 and 2, always read anew: loading a checkpoint replaces fragments.
 
         The optimizer's own parameter of a group is this rank's flat piece of all its parameters.
         """
@@ -180,8 +185,8 @@ class _Pieces:
         )
 
     def _piece(self, parameter: Any, start: int, stop: int) -> FlatShard:
-        """Of stage 3; pieces are padded at their end."""
-        from deepspeed.utils import (  # whoever has an engine has imported it
+        """A piece in stage 3; pieces are padded at their end."""
+        from deepspeed.utils import (  # an engine exists, so it is imported
             safe_get_local_fp32_param,
             safe_get_local_grad,
             safe_get_local_optimizer_state,
@@ -212,7 +217,7 @@ class _Pieces:
         )
 
     def _unscaled(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Without the factor that float16 training puts into the loss."""
+        """The gradient without the loss scale of float16 training."""
         scale = float(getattr(self.optimizer, "loss_scale", None) or 1.0)
         return gradient if scale == 1.0 else gradient / scale
 
@@ -226,12 +231,12 @@ def _partition(parameter: Any) -> tuple[int, int]:
 
 
 def _whole(parameter: Any) -> FlatShard:
-    """The copy that the forward pass computes with, of stages 1 and 2."""
+    """The copy that the forward pass uses, in stages 1 and 2."""
     return FlatShard(parameter.shape, 0, parameter.numel(), value=lambda: parameter.data)
 
 
 def _frozen(parameter: Any, start: int, stop: int) -> FlatShard:
-    """A piece of a stage 3 parameter that is not trained."""
+    """A piece of a frozen parameter in stage 3."""
     return FlatShard(
         parameter.ds_shape, start, stop, value=lambda: parameter.ds_tensor[: stop - start]
     )

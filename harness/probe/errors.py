@@ -1,7 +1,7 @@
-"""What the probe says when it cannot give evidence."""
+"""The probe's error when it cannot give evidence."""
 
 from __future__ import annotations
 
 
 class ProbeError(Exception):
-    """The program's use of the probe, or its job, leaves no evidence that could be trusted."""
+    """The program's use of the probe, or its job, gives no evidence that could be trusted."""

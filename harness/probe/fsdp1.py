@@ -1,8 +1,8 @@
 """FSDP 1 (``FullyShardedDataParallel``): what a rank holds of each parameter.
 
-FSDP 1 flattens the parameters of a wrapped module one after the other, and gives every rank a run
-of the result: of each parameter a rank has a run of entries, or nothing. With ``use_orig_params``
-the program's own parameters are views of that run and the optimizer keeps its states by them; else
+FSDP 1 flattens and concatenates the parameters of a wrapped module, and gives every rank a run of
+the result: of each parameter a rank has a run of entries, or nothing. With ``use_orig_params`` the
+program's own parameters are views of that run, for which the optimizer keeps its states; otherwise
 the optimizer has one flat parameter per wrapped module.
 """
 
@@ -25,7 +25,7 @@ def is_wrapped(model: torch.nn.Module) -> bool:
 
 
 def wrapped_fsdp1(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> Wrapped:
-    """A model of which some or all is wrapped; unshards nothing."""
+    """A partly or fully wrapped model; unshards nothing."""
     handles = [
         (name, module._handle)
         for name, module in model.named_modules()
@@ -66,7 +66,7 @@ def wrapped_fsdp1(model: torch.nn.Module, optimizers: Sequence[torch.optim.Optim
 def _of_handle(
     prefix: str, handle: Any, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, FlatShard, bool, str]]:
-    """Name, shard, whether it trains, and why it cannot be read, of a flat parameter's parts."""
+    """For each part of a flat parameter: name, shard, whether it trains, why it cannot be read."""
     flat = handle.flat_param
     originals = flat._params or [None] * len(flat._fqns)
     in_order = flat._contiguities
@@ -127,7 +127,7 @@ def _kept(
 
 
 def _watch_clipping(model: torch.nn.Module, seen: Callable[[], None]) -> Callable[[], None]:
-    """Watch FSDP 1's own clipping, which is a method of the wrapped modules."""
+    """Watch FSDP 1's own clipping, a method of the wrapped modules."""
     watched = [each for each in model.modules() if isinstance(each, FullyShardedDataParallel)]
 
     def watch(module: FullyShardedDataParallel) -> None:

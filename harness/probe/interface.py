@@ -1,4 +1,4 @@
-"""What a training program calls. Without ``$CONVERGE_JOB`` nothing else is imported or done."""
+"""What a training program calls. Does and imports nothing without ``$CONVERGE_JOB``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def initial_weights(model: torch.nn.Module) -> None:
     """Let the harness move the initial weights, before anything wraps the model.
 
-    An ``ulp`` repeat of the control starts from weights that are moved by one unit in the last
-    place each; in every other run this does nothing. Call it on every rank, once the model has its
-    weights. ``Probe.from_env`` does it by itself but for ZeRO.
+    An ``ulp`` repeat of the control starts from weights that are each moved by one unit in the last
+    place; in every other run this does nothing. Call it on every rank, once the model has its
+    weights. ``Probe.from_env`` does it by itself, except with ZeRO.
 
     Raises ProbeError for a model on the meta device, and when called twice.
     """
@@ -30,7 +30,7 @@ def initial_weights(model: torch.nn.Module) -> None:
 
 
 class Probe:
-    """Leaves the evidence of a training loop; does nothing where the harness does not run it."""
+    """Records the evidence of a training loop; does nothing unless the harness runs the program."""
 
     __slots__ = ("_loop",)
 
@@ -48,7 +48,7 @@ class Probe:
         dp_rank: int | None = None,
         dp_degree: int | None = None,
     ) -> Probe:
-        """The probe of the job that ``$CONVERGE_JOB`` names. Collective over the world.
+        """The probe for the job in ``$CONVERGE_JOB``. Collective over the world.
 
         Call it once the model is wrapped and has its weights, and before the first step.
 
@@ -57,10 +57,10 @@ class Probe:
                 DeepSpeed engine.
             optimizer: a ``torch.optim.Optimizer``, a wrapper that has one as ``optimizer``, or a
                 list of them; not needed with a DeepSpeed engine.
-            hooks: the optimizer's own hooks end every step, and the model's calls in training are
-                the batches unless ``batch`` is called: for loops that cannot be edited.
-            dp_rank: which part of the global batch this rank trains on; needed only where several
-                ranks share one and mesh dimensions have no names that say so.
+            hooks: for loops that cannot be edited: hooks of the optimizer end every step, and the
+            model's inputs in training are the batches unless ``batch`` is called.
+            dp_rank: which part of the global batch this rank trains on; needed only if several
+            ranks share one and the names of mesh dimensions do not show it.
             dp_degree: how many parts there are.
 
         Raises ProbeError when the job, the model or the world cannot be probed.
@@ -80,33 +80,32 @@ class Probe:
         labels: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> None:
-        """Say which samples a microbatch has, on every rank that trains on them. No collective.
+        """Record the samples of a microbatch, on every rank that trains on them. No collective.
 
         Args:
             inputs: shape (batch, …); integers count by value, other numbers by their bits.
-            labels: shape (batch, …), as the loss has them: -100 is no target. Without them every
-                token of integer inputs is one, and every sample of others.
-            mask: shape of the leading dimensions of ``inputs``, zero at padding, which is then no
-                part of the samples.
+            labels: shape (batch, …), as in the loss: -100 means no target. Without labels, every
+            token of integer inputs counts as a target, and every sample of other inputs.
+            mask: shape of the leading dimensions of ``inputs``, zero at padding, which is ignored.
         """
         if self._loop is not None:
             self._loop.batch(inputs, labels, mask)
 
     def logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Let the probe compute the cross entropy again, in float64. No collective.
+        """Let the probe recompute the cross entropy in float64. No collective.
 
         Args:
             logits: shape (…, classes), of a microbatch; a DTensor may be sharded by classes.
-            labels: shape (…), integers, shifted as the loss has them; -100 is no target.
+            labels: shape (…), integers, shifted as in the loss; -100 means no target.
         """
         if self._loop is not None:
             self._loop.logits(logits, labels)
 
     def gradients(self) -> None:
-        """Take the gradients as they are now: complete, reduced, not yet clipped.
+        """Record the current gradients: complete, reduced, not yet clipped.
 
-        Needed only where neither torch nor the framework clips them. No collective, unless
-        gradients are partial sums.
+        Needed only if neither torch nor the framework clips them. No collective, unless gradients
+        are partial sums.
         """
         if self._loop is not None:
             self._loop.gradients()
@@ -119,25 +118,25 @@ class Probe:
     ) -> None:
         """End an optimizer step, on every rank. Collective over the world.
 
-        After the update and before gradients are set to zero, if their clipped norm is to be told.
-        With ``hooks`` it is called before the update, only notes its arguments, and may be left
-        out.
+        Call it after the update and, for the norm of clipped gradients, before they are set to
+        zero. With ``hooks``, call it before the update; it only stores its arguments, and may be
+        left out.
 
         Args:
-            loss: of the whole step: the mean over this rank's tokens, or over all ranks'. The
-                ranks' are averaged by their tokens; None where a rank has none.
-            grad_norm: that the program reports.
+            loss: the mean loss of the whole step, over this rank's tokens or over all ranks'. The
+            ranks' losses are averaged with their tokens as weights; None if a rank has none.
+            grad_norm: as the program reports it.
 
-        Raises ProbeError without a ``batch`` in the step, for more steps than the job has, and
-        when the model's parameters are other tensors by now.
+        Raises ProbeError without a ``batch`` in the step, for more steps than the job has, and when
+        the model's parameters have been replaced by other tensors.
         """
         if self._loop is not None:
             self._loop.step(loss, grad_norm)
 
     def close(self) -> None:
-        """Take all hooks off, as happens by itself after the job's last step.
+        """Remove all hooks, as happens automatically after the job's last step.
 
-        A run that is closed before that is not complete, and the harness says so.
+        A run that is closed earlier is not complete, and the harness reports that.
         """
         if self._loop is not None:
             self._loop.close()

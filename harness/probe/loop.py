@@ -1,7 +1,7 @@
-"""The probe of a job that the harness runs: calls of a training loop, turned into its evidence.
+"""The probe of a job that the harness runs: turns the calls of a training loop into evidence.
 
-What has to hold where the probe is called is asked first, since its evidence would mislead
-otherwise. In the first step sizes of batches are counted, for ``in_force.json``.
+Its requirements are checked first, because its evidence would be misleading otherwise. In the first
+step the sizes of batches are counted, for ``in_force.json``.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ BEFORE_CLIPPING = "before clipping"
 AT_THE_STEP = "at the optimizer's step"
 
 _probed: set[str] = set()
-"""Jobs that this process has made a probe of."""
+"""Jobs for which this process has made a probe."""
 
 
 class ProbedLoop:
-    """Everything behind ``Probe``; making one, and every ``step``, is collective over the world."""
+    """The implementation of ``Probe``; its making and ``step`` are collective over the world."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class ProbedLoop:
         dp_rank: int | None,
         dp_degree: int | None,
     ) -> None:
-        """Raises ProbeError where the job, the model or the world cannot be probed."""
+        """Raises ProbeError if the job, the model or the world cannot be probed."""
         require_process_group()
         self._job = job_of(job_path)
         if job_path in _probed:
             raise ProbeError(
-                f"{self._job.name}: Probe.from_env was called a second time, and the evidence of "
-                "the first would be lost: a run has one probe, of the one model that it trains"
+                f"{self._job.name}: Probe.from_env was called a second time, so the evidence of "
+                "the first would be lost: a run has one probe, for the one model that it trains"
             )
         self._wrapped = recognised(model, optimizer)
         move_wrapped_weights(self._wrapped, self._job, job_path)
@@ -69,13 +69,13 @@ class ProbedLoop:
         self._forward = ForwardWatch(model) if hooks else None
         self._first = FirstStep()
         self._gradients_at = AT_THE_STEP
-        """Where those of this step were taken last."""
+        """Where the gradients of this step were recorded last."""
         self._asked = False
-        """Whether the loop itself has said when gradients are to be taken, in this step."""
+        """Whether the loop itself has called ``gradients`` in this step."""
         self._saw_logits = False
         self._batches = 0
         self._stepped: set[int] = set()
-        """Optimizers that have made their update of this step, where their hooks end it."""
+        """With hooks: the optimizers that have made this step's update."""
         self._noted: tuple[Any, Any] = (None, None)
         self._step = 1
         self._under_way = True
@@ -84,7 +84,7 @@ class ProbedLoop:
         self._watch()
         wait_at_exit(model)
 
-    # ---------------------------------------------------------------- what the loop says
+    # ---------------------------------------------------------------- calls of the loop
 
     def batch(
         self, inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
@@ -104,7 +104,7 @@ class ProbedLoop:
         if logits.shape[:-1] != labels.shape:
             raise ProbeError(
                 f"probe.logits: logits of shape {tuple(logits.shape)} need labels of shape "
-                f"{tuple(logits.shape[:-1])}, shifted as the loss has them; these are "
+                f"{tuple(logits.shape[:-1])}, shifted as in the loss; these are "
                 f"{tuple(labels.shape)}"
             )
         self._saw_logits = True
@@ -117,14 +117,14 @@ class ProbedLoop:
         self._take(BEFORE_CLIPPING)
 
     def step(self, loss: Any, grad_norm: Any) -> None:
-        """End the step; with hooks, note what the step that the optimizer ends will report."""
+        """End the step; with hooks, store what to report when the optimizer ends it."""
         if self._hooks and not self._closed:
             self._noted = (loss, grad_norm)
             return
         self._end(loss, grad_norm)
 
     def close(self) -> None:
-        """Take all watches off; the evidence is complete only when all steps have ended."""
+        """Remove all hooks; the evidence is complete only if all steps have ended."""
         if not self._closed:
             self._stop()
             self._recorder.leave()
@@ -147,7 +147,7 @@ class ProbedLoop:
         if self._closed:
             raise ProbeError(
                 f"{self._job.name}: step() was called after the job's {self._job.steps} steps: "
-                "let the program make as many optimizer steps as {steps} in its command says, and "
+                "the program must make as many optimizer steps as {steps} in its command says, and "
                 "call step() once for each"
             )
         if not self._batches:
@@ -177,7 +177,7 @@ class ProbedLoop:
     # ---------------------------------------------------------------- watching
 
     def _watch(self) -> None:
-        """Have torch tell when gradients are complete and when the optimizer has stepped."""
+        """Hook into torch: when gradients are complete, and when the optimizer has stepped."""
         self._clipping: ClippingWatch | None = None
         clips = self._wrapped.watch_clipping
         if clips is not None:
@@ -220,7 +220,7 @@ class ProbedLoop:
         self._gradients_at = where
         self._recorder.take_gradients()
 
-    # ---------------------------------------------------------------- what is there
+    # ---------------------------------------------------------------- the model
 
     def _view(self, place: Coordinates) -> TrainerView:
         wrapped = self._wrapped
@@ -231,7 +231,7 @@ class ProbedLoop:
             has_last_stage=True,
             tp_rank=place.tp_rank,
             tp_group=None,
-            vocab_size=0,  # not known: vocabulary shards are told from DTensors alone
+            vocab_size=0,  # unknown: vocabulary shards are recognised by DTensors only
             device=_device(wrapped),
             optimizers=wrapped.kept_by,
             learning_rate=lambda: rate_of(wrapped.optimizers),
@@ -268,7 +268,7 @@ class ProbedLoop:
 
 
 def _number(value: Any) -> float | None:
-    """A loss or norm as a number; a DTensor's is the whole one, which is collective."""
+    """A loss or norm as a number; collective for a DTensor, whose full value counts."""
     if value is None:
         return None
     if isinstance(value, DTensor):
@@ -277,7 +277,7 @@ def _number(value: Any) -> float | None:
 
 
 def _mean(forward: ForwardWatch) -> float | None:
-    """The mean of the losses that the model returned in a step, weighted by their tokens."""
+    """The mean of the losses that the model returned in a step, weighted by tokens."""
     if not forward.losses or len(forward.losses) != len(forward.batches):
         return None
     weights = [
@@ -306,10 +306,10 @@ class FirstStep:
     sizes: list[int] = field(default_factory=list)
     """Samples of every batch."""
     lengths: set[int] = field(default_factory=set)
-    """Tokens of a sample, padding counted."""
+    """Tokens of a sample, including padding."""
 
     def add(self, inputs: torch.Tensor, labels: torch.Tensor | None) -> None:
-        """Count a batch; a sample with one label, or of other than integers, has length 1."""
+        """Count a batch; a sample with one label, or not of integers, has length 1."""
         self.sizes.append(len(inputs))
         if labels is not None:
             tokens = labels.numel()
@@ -319,7 +319,7 @@ class FirstStep:
 
 
 def counted(mine: FirstStep, *, first_of_dp: bool) -> dict[str, int | None]:
-    """The run's sizes; None for what differs between batches or ranks. Collective."""
+    """The run's sizes; None for a size that differs between batches or ranks. Collective."""
     everyone = world.everyones((mine.sizes, sorted(mine.lengths), first_of_dp))
     return {
         "seq_len": _one([length for _, lengths, _ in everyone for length in lengths]),
@@ -351,7 +351,7 @@ def _one(values: Sequence[int]) -> int | None:
 
 
 def require_process_group() -> None:
-    """Raises ProbeError where ranks would not know of each other."""
+    """Raises ProbeError if ranks are not connected to each other."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1 and world.size() == 1:
         raise ProbeError(
@@ -363,27 +363,27 @@ def require_process_group() -> None:
 def require_batch(
     inputs: torch.Tensor, labels: torch.Tensor | None, mask: torch.Tensor | None
 ) -> None:
-    """Raises ProbeError for what is no batch of samples."""
+    """Raises ProbeError for anything but a batch of samples."""
     for name, tensor in (("inputs", inputs), ("labels", labels), ("mask", mask)):
         if tensor is None and name != "inputs":
             continue
         if not isinstance(tensor, torch.Tensor) or tensor.ndim == 0 or len(tensor) != len(inputs):
             found = getattr(tensor, "shape", type(tensor).__name__)
             raise ProbeError(
-                f"probe.batch: {name} is {found}; inputs, labels and mask are tensors whose first "
-                "dimension is the samples of the microbatch"
+                f"probe.batch: {name} is {found}; inputs, labels and mask must be tensors whose "
+                "first dimension is the samples of the microbatch"
             )
     if mask is not None and inputs.shape[: mask.ndim] != mask.shape:
         raise ProbeError(
             f"probe.batch: mask of shape {tuple(mask.shape)} does not fit inputs of shape "
-            f"{tuple(inputs.shape)}: it has their leading dimensions, and is zero at padding"
+            f"{tuple(inputs.shape)}: it must have their leading dimensions, and is zero at padding"
         )
 
 
 def require_same_parameters(wrapped: Wrapped, step: int) -> None:
-    """Raises ProbeError when the model has other parameters than when the probe was made.
+    """Raises ProbeError when the model's parameters were replaced after the probe was made.
 
-    FSDP 1 has its own, and FSDP 2 may show plain ones while they are gathered.
+    FSDP 1 has its own parameters, and FSDP 2 may show plain ones while they are gathered.
     """
     now = {
         canonical(name): parameter

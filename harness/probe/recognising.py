@@ -19,9 +19,9 @@ from converge_harness.rank.recorder.names import canonical
 def recognised(model: torch.nn.Module, optimizer: Any) -> Wrapped:
     """The model as the probe needs it.
 
-    ``optimizer`` is one of torch's, a wrapper that has it as ``optimizer`` (accelerate's), several
-    of them, or None where the model brings its own (a DeepSpeed engine). Raises ProbeError when
-    they do not belong together, or when the model cannot be read.
+    ``optimizer`` is one of torch's, a wrapper that has it as ``optimizer`` (accelerate's), a list
+    of them, or None if the model has its own (a DeepSpeed engine). Raises ProbeError when they do
+    not belong together, or when the model cannot be read.
     """
     if any(base.__name__ == "DeepSpeedEngine" for base in type(model).__mro__):
         from converge_harness.probe.deepspeed import wrapped_engine
@@ -53,7 +53,7 @@ def _of_torch(model: torch.nn.Module, optimizers: tuple[torch.optim.Optimizer, .
 
 
 def _without_outer(model: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
-    """The module whose names are the program's own, and what was around it."""
+    """The program's own module, whose names count, and the wrapper around it."""
     wrappers = []
     while True:
         if isinstance(model, DistributedDataParallel):
@@ -70,7 +70,7 @@ def _torch_optimizers(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     found = []
     for each in several:
         inner = each
-        # accelerate's wrapper is an Optimizer by class, but was never made one: it has no hooks.
+        # accelerate's wrapper subclasses Optimizer without calling its __init__: it has no hooks.
         while isinstance(getattr(inner, "optimizer", None), torch.optim.Optimizer) or (
             not isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "optimizer")
         ):
@@ -88,7 +88,7 @@ def _torch_optimizers(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
 def _require_trained(
     parameters: Iterable[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]
 ) -> None:
-    """Raises ProbeError when the optimizer has none of the parameters."""
+    """Raises ProbeError when the optimizer has none of the model's parameters."""
     updated = {
         id(parameter)
         for optimizer in optimizers
@@ -105,10 +105,10 @@ def _require_trained(
 
 
 def _require_readable(wrapped: Wrapped) -> None:
-    """Raises ProbeError with all that stands against reading the model."""
+    """Raises ProbeError with all reasons why the model cannot be read."""
     problems = list(wrapped.problems)
     problems += [
-        f"{name}: lies on the meta device and has no values yet; call Probe.from_env after the "
+        f"{name}: is on the meta device and has no values yet; call Probe.from_env after the "
         "model has its weights"
         for name, tensor in wrapped.copies
         if getattr(tensor, "is_meta", False)

@@ -1,4 +1,4 @@
-"""The weights that a probed run starts from: those of an ``ulp`` repeat are moved first."""
+"""The initial weights of a probed run: those of an ``ulp`` repeat are moved."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from converge_harness.rank.repeats import move_by_one_ulp, move_tensors
 from converge_harness.run_folder.job import JobError, RankJob, read_job
 
 _moved: set[str] = set()
-"""Jobs whose initial weights this process has moved before the model was wrapped."""
+"""Jobs whose initial weights this process moved before the model was wrapped."""
 
 
 def job_of(path: str) -> RankJob:
-    """The job in a file. Raises ProbeError when it cannot be read as one that is probed."""
+    """The job in a file. Raises ProbeError if it cannot be read, or is not probed."""
     try:
         job = read_job(path)
     except JobError as error:
         raise ProbeError(f"$CONVERGE_JOB: {error}") from error
     if not job.is_probed:
         raise ProbeError(
-            f"$CONVERGE_JOB: {path}: its program leaves curves only (trainer.probe = false): unset "
+            f"$CONVERGE_JOB: {path}: its program only writes curves (trainer.probe = false): unset "
             "the variable, or set trainer.probe = true"
         )
     return job
 
 
 def move_initial_weights(model: torch.nn.Module, path: str) -> None:
-    """Move the weights of a model that nothing wraps yet, where the job is an ``ulp`` repeat.
+    """Move the weights of a model that is not wrapped yet, if the job is an ``ulp`` repeat.
 
     Raises ProbeError for weights without values, and when they were moved before.
     """
@@ -36,20 +36,20 @@ def move_initial_weights(model: torch.nn.Module, path: str) -> None:
     if job.repeat != "ulp":
         return
     if path in _moved:
-        raise ProbeError("initial_weights has moved the weights of this run already: call it once")
+        raise ProbeError("initial_weights has already moved the weights of this run: call it once")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ProbeError(
-            "initial_weights: the model lies on the meta device and has no values to move yet; "
-            "call it once the weights are there"
+            "initial_weights: the model is on the meta device and has no values to move yet; "
+            "call it after the model has its weights"
         )
     move_by_one_ulp([model], job.repeat_seed)
     _moved.add(path)
 
 
 def move_wrapped_weights(wrapped: Wrapped, job: RankJob, path: str) -> None:
-    """Move the weights of an ``ulp`` repeat which the program has not had moved before.
+    """Move the weights of an ``ulp`` repeat, unless ``initial_weights`` has moved them.
 
-    Raises ProbeError where what wraps the model by now does not let them be moved.
+    Raises ProbeError if the model's wrapping does not allow it.
     """
     if job.repeat != "ulp" or path in _moved:
         return

@@ -1,8 +1,8 @@
-"""What torch's functions and a model's forward are given, where the loop does not say it.
+"""Hooks for torch's clipping functions and a model's forward, for what the loop does not report.
 
 ``ClippingWatch`` sees gradients before torch's own functions clip them. The functions are replaced
-where they are looked up. A program that has imported ``clip_grad_norm_`` by name before keeps the
-original, but that looks up what does the clipping, which is replaced too (torch 2.7 and later).
+in their modules. A program that imported ``clip_grad_norm_`` by name earlier keeps the original,
+but the function that it calls to clip is replaced too (torch 2.7 and later).
 
 ``ForwardWatch`` sees batches and losses of a loop that cannot be edited.
 """
@@ -28,8 +28,8 @@ _NAMES = (
 class ClippingWatch:
     """Calls ``seen`` before gradients of some parameters are clipped, until ``undo``.
 
-    A model may be clipped part by part: only the first part's call counts then. Parameters that are
-    clipped a second time in a step begin anew.
+    A model may be clipped part by part: only the first part's call counts then. Clipping the same
+    parameters a second time in a step starts over.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor], seen: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class ClippingWatch:
             if self._inside:
                 return clip(parameters, *args, **kwargs)
             if not isinstance(parameters, torch.Tensor):
-                parameters = list(parameters)  # it may be a generator, and is read twice
+                parameters = list(parameters)  # it may be a generator, but is read twice
             self._look([parameters] if isinstance(parameters, torch.Tensor) else parameters)
             self._inside = True
             try:
@@ -92,10 +92,10 @@ class ForwardCall(NamedTuple):
 
 
 class ForwardWatch:
-    """Keeps the batches that a model is called with in training, and the losses that it returns.
+    """Stores the batches with which a model is called in training, and the losses that it returns.
 
-    Found are arguments by usual names, else the first tensor, and the next one as labels; a loss is
-    the output's ``loss`` or a tensor with one entry.
+    Inputs and labels are found by usual argument names, else the first tensor and the next one are
+    taken; a loss is the output's ``loss``, or a tensor with one entry.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

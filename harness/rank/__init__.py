@@ -1,16 +1,16 @@
-"""What runs inside a rank, in a toolchain's Python.
+"""Code that runs inside a rank, in a toolchain's Python.
 
-Of the rest of ``harness`` it imports the file contract (``converge_harness.run_folder``) alone.
+Of the rest of ``harness`` it imports only the file formats (``converge_harness.run_folder``).
 
 ::
 
     __main__.py   python -m converge_harness.rank JOB.json
-    start/        how a rank, and what starts it, comes to life: entry, agent, node, warm start
-    recorder/     the evidence of every step, whatever trains
+    start/        starts ranks and their agents: entry, agent, node, warm start
+    recorder/     records the evidence of every step, for any trainer
     titan/        torchtitan: common/, v0_2/, v0_3/
-    dry_run/      a job built and stepped without its GPUs, on a fake process group
+    dry_run/      builds and steps a job without its GPUs, on a fake process group
     faults.py     the faults of a job's script
-    repeats.py    a control moved by as much as rounding may move it (A/A repeats)
+    repeats.py    the perturbations of A/A repeats, no larger than rounding
     inject.py     calls a test set's ``inject`` function
     settings.py   dotted keys applied to nested dataclasses, with errors that list valid keys
 """

@@ -1,7 +1,7 @@
 """``python -m converge_harness.rank JOB.json`` is a rank.
 
-``--check JOB.json...`` builds configs only; ``--dry-run JOB.json --rank R`` is rank R of a world
-that is not there.
+``--check JOB.json...`` builds configs only; ``--dry-run JOB.json --rank R`` is rank R of a fake
+world.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _dry_run(path: str, rank: int, segment: int | None) -> None:
-    """Print what the dry run found as one JSON object, alone on standard output."""
+    """Print the result of the dry run, one JSON object and nothing else, on standard output."""
     from converge_harness.rank.dry_run import run as dry_run
     from converge_harness.rank.start.parent import die_with_parent
 
@@ -52,7 +52,7 @@ def _dry_run(path: str, rank: int, segment: int | None) -> None:
 
 
 def _check(paths: list[str]) -> None:
-    """Print the problems of all jobs as one JSON object, alone on standard output."""
+    """Print the problems of all jobs, one JSON object and nothing else, on standard output."""
     answer = os.dup(1)
     os.dup2(2, 1)  # torchtitan's log lines go to standard error
     problems = []

@@ -1,18 +1,18 @@
-"""The faults of a job's script, made to happen in its ranks.
+"""Makes the faults of a job's script happen in its ranks.
 
-A fault of the ranks strikes by itself. Just before, it leaves ``faults/<index>.json``, on disk for
-sure: a fault whose file is there never strikes again, however often its step is replayed. A fault
-of the harness (``preempt agent_loss join``) strikes from outside: here the ranks only hold still
-for it once its step has ended. A fault that names a rank which a smaller world does not have does
-not strike.
+Just before a fault, its rank writes and syncs ``faults/<index>.json``: a fault whose file exists
+never happens again, however often its step is replayed. A fault of the harness (``preempt
+agent_loss join``) comes from outside: here the ranks only wait for it at the end of its step. A
+fault of a rank that a smaller world does not have does not happen.
 
-In the middle of a step a rank dies or hangs once the backward of the step's first microbatch (all
-of them, in a pipeline) has returned: others may wait for it in a collective, and no parameter of
-this rank has been updated in the step.
+A rank dies or hangs in the middle of a step, after the backward of the step's first microbatch (in
+a pipeline: of all): others may wait for it in a collective, and no parameter of this rank has been
+updated in the step.
 
-Of checkpoints: torch's distributed checkpoint (``torch.distributed.checkpoint.filesystem``) has
-every rank write its shard, ``__<rank>_0.distcp``, and sync it; then rank 0 writes ``.metadata``,
-which makes the checkpoint whole. All of this assumes that the trainer saves synchronously.
+Faults of checkpoints: with torch's distributed checkpoint
+(``torch.distributed.checkpoint.filesystem``) every rank writes and syncs its shard,
+``__<rank>_0.distcp``; then rank 0 writes ``.metadata``, which completes the checkpoint. All of this
+assumes that the trainer saves synchronously.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from converge_harness.run_folder.job import RankFault, RankJob
 from converge_harness.run_folder.layout import CHECKPOINT_METADATA, checkpoint_of
 
 HOLD_SECONDS = 120.0
-"""The ranks hold still for the harness no longer than this."""
+"""The longest time that the ranks wait for the harness."""
 _POLL_SECONDS = 0.05
 
 
 def install_faults(trainer: Any, job: RankJob, pass_number: int) -> None:
-    """Make the job's faults ready to strike in this rank.
+    """Install the job's faults in this rank.
 
     Call it on every rank of a built trainer, after everything else that wraps its methods (the
     probe, ``inject``, evidence on checkpoints) and before it trains.
@@ -80,7 +80,7 @@ def _install(trainer: Any, fault: RankFault, checkpoint: Path, record: Callable[
 
 
 def _record(path: Path, index: int, fault: RankFault, pass_number: int) -> None:
-    """Say that a fault strikes now. The file is on disk when this returns."""
+    """Record that a fault happens now. The file is synced when this returns."""
     path.parent.mkdir(exist_ok=True)
     write_json(
         path,
@@ -102,8 +102,10 @@ def _record(path: Path, index: int, fault: RankFault, pass_number: int) -> None:
 
 
 def _hold_after(trainer: Any, step: int, over: Path) -> None:
-    """Wait for the harness's word where the step has ended and its checkpoint, if due, is whole."""
-    save = trainer.checkpointer.save  # called after every step; it decides whether one is due
+    """Wait for the harness once the step has ended and its checkpoint, if due, is complete."""
+    save = (
+        trainer.checkpointer.save
+    )  # called after every step; it decides whether a checkpoint is due
 
     @functools.wraps(save)
     def save_and_hold(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
@@ -118,7 +120,7 @@ def _hold_after(trainer: Any, step: int, over: Path) -> None:
 
 
 def die_after_backward(trainer: Any, step: int, record: Callable[[], None]) -> None:
-    """SIGKILL of this rank."""
+    """Kill this rank with SIGKILL."""
 
     def die() -> None:
         record()
@@ -128,7 +130,7 @@ def die_after_backward(trainer: Any, step: int, record: Callable[[], None]) -> N
 
 
 def hang_after_backward(trainer: Any, step: int, record: Callable[[], None]) -> None:
-    """This rank stops answering, for ever. SIGTERM and SIGKILL still end it."""
+    """Hang this rank for ever. SIGTERM and SIGKILL still end it."""
 
     def hang() -> None:
         record()
@@ -139,7 +141,7 @@ def hang_after_backward(trainer: Any, step: int, record: Callable[[], None]) -> 
 
 
 def poison_forward(trainer: Any, step: int, record: Callable[[], None]) -> None:
-    """The step's first forward on this rank gives NaN, whichever pipeline stage it runs."""
+    """Make the step's first forward on this rank return NaN, whichever pipeline stage it runs."""
     poisoned = False
 
     def poison(output: torch.Tensor) -> torch.Tensor:
@@ -154,7 +156,7 @@ def poison_forward(trainer: Any, step: int, record: Callable[[], None]) -> None:
         trainer.model_parts[0].register_forward_hook(lambda _module, _inputs, out: poison(out))
         return
     for stage in stages(trainer.pp_schedule):
-        # Not a hook of the module: that would also see the forward by which torch learns shapes.
+        # Not a module hook: that would also see the forward in which torch infers shapes.
         forward = stage.forward_maybe_with_nosync
         stage.forward_maybe_with_nosync = _followed_by(forward, poison)
 
@@ -184,11 +186,11 @@ def _after_backward(trainer: Any, step: int, strike: Callable[[], None]) -> None
 
 
 FULL_DISK = Path("/dev/full")
-"""The kernel answers every write to it with ENOSPC."""
+"""Every write to it fails with ENOSPC."""
 
 
 def die_before_metadata(checkpoint: Path, record: Callable[[], None]) -> None:
-    """Every rank dies when all shards of the checkpoint are on disk and ``.metadata`` is not."""
+    """Kill every rank when all shards of the checkpoint are on disk but ``.metadata`` is not."""
     write = FileSystemWriter.write_data
 
     @functools.wraps(write)
@@ -205,7 +207,7 @@ def die_before_metadata(checkpoint: Path, record: Callable[[], None]) -> None:
 def cut_shard(
     checkpointer: Any, fault: RankFault, checkpoint: Path, record: Callable[[], None]
 ) -> None:
-    """One shard of the whole checkpoint is cut to half its size, and every rank dies."""
+    """Truncate one shard of the complete checkpoint to half its size, then kill every rank."""
     save = checkpointer.save
     shard = _shard(checkpoint, fault.rank)
 
@@ -218,7 +220,7 @@ def cut_shard(
     @functools.wraps(save)
     def save_and_cut(curr_step: int, last_step: bool = False) -> Any:  # noqa: FBT001, FBT002
         saved = save(curr_step, last_step=last_step)
-        # No rank cuts before all have looked.
+        # No rank truncates before all have looked.
         whole = (checkpoint / CHECKPOINT_METADATA).exists()
         if curr_step == fault.step and whole and shard.exists() and shard.stat().st_size:
             _all_die(cut)
@@ -228,7 +230,7 @@ def cut_shard(
 
 
 def fill_disk(checkpoint: Path, record: Callable[[], None]) -> None:
-    """No space is left for this rank's shard of the checkpoint: the kernel refuses to write it."""
+    """Let the write of this rank's checkpoint shard fail with "no space left"."""
     write = FileSystemWriter.write_data
     struck = False
 
@@ -262,11 +264,11 @@ def _shard(checkpoint: Path, rank: int) -> Path:
 
 
 def _all_die(strike: Callable[[], None]) -> None:
-    """Rank 0 strikes once all ranks are here; once it has, SIGKILL of every rank."""
+    """Rank 0 causes the fault once all ranks are here; then every rank is killed by SIGKILL."""
     dist.barrier()
     if dist.get_rank() == 0:
         strike()
     try:
         dist.barrier()
-    finally:  # the first to die breaks the barrier of those that are still in it
+    finally:  # the first death breaks the barrier for those still in it
         os.kill(os.getpid(), signal.SIGKILL)

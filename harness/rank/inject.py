@@ -1,4 +1,4 @@
-"""A test set's ``inject``: break a run on purpose, in every rank, before training starts."""
+"""A test set's ``inject``: breaks a run on purpose, in every rank, before training starts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ class InjectError(Exception):
 
 
 def call_injected(target: str, trainer: Any) -> str:
-    """Call ``path/to/file.py:function`` with the built trainer; says what was called.
+    """Call ``path/to/file.py:function`` with the built trainer; return what was called.
 
-    The file may import modules that lie beside it, unless an installed one has the same name.
+    The file may import modules from its own folder, unless an installed one has the same name.
 
-    The answer is made of the file that was loaded and the name that was found in it, once the
-    function has returned. Raises InjectError when the file or the function is not there; what the
-    function raises passes through.
+    The result names the loaded file and the function found in it. Raises InjectError when the file
+    or the function does not exist; exceptions of the function pass through.
     """
     file, name = _parts(target)
     spec = importlib.util.spec_from_file_location(f"converge_inject_{file.stem}", file)
@@ -41,7 +40,7 @@ def call_injected(target: str, trainer: Any) -> str:
 
 
 def inject_problems(target: str | None) -> list[KeyProblem]:
-    """Why ``inject`` could not be called, found by parsing the file and not running it."""
+    """Why ``inject`` cannot be called, found by parsing the file without running it."""
     if target is None:
         return []
     try:
@@ -64,7 +63,7 @@ def _parts(target: str) -> tuple[Path, str]:
 
 
 def _module_names(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """All names that a module may bind (imports and assignments too), and its functions."""
+    """All names that a module binds (including imports and assignments), and its functions."""
     bound: set[str] = set()
     functions: set[str] = set()
     for statement in tree.body:

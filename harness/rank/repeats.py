@@ -1,22 +1,22 @@
-"""Repeats of a control that are moved by as much as rounding may move a right run.
+"""A/A repeats of a control, perturbed by no more than rounding.
 
 ``repeat = "ulp"``: every initial weight is moved by one unit in the last place. A rerun of a
-deterministic set-up is bit-identical and so teaches nothing about rounding. Moving each weight to a
-neighbouring floating-point number is a change no larger than rounding itself, so how far such a run
-drifts is how far rounding alone can carry a correct one.
+deterministic set-up is bit-identical and so shows nothing about rounding. Moving each weight to a
+neighbouring floating-point number is a change no larger than rounding itself, so the drift of such
+a run shows how much rounding alone can change a correct one.
 
-``repeat = "rounding"``: what is computed in low precision is rounded another way. Where weights are
-cast to bfloat16, a weight that is moved by one unit in the last place of float32 is cast to the
-same number: ``ulp`` then shows nothing of the rounding by which right runs differ. So here results
-themselves are moved, after every module's forward pass and in its backward pass:
+``repeat = "rounding"``: results in low precision are rounded differently. If weights are cast to
+bfloat16, a weight that is moved by one unit in the last place of float32 is cast to the same
+number, so ``ulp`` does not show the rounding by which correct runs differ. So here the results are
+moved, after every module's forward pass and in its backward pass:
 
 - Entries in bfloat16 or float16 are moved to a neighbouring number, up or down, one in six. Two
-  implementations of one operation round the same real number, or nearly so, after sums in other
-  orders. If their errors are independent and each uniform within half a spacing h either way, their
-  difference has the variance h**2 / 6: that of a move by h with probability 1 / 6.
-- Operands of Float8 layers are scaled by another factor, up to 2, before they are cast. Mathematics
-  takes it out again; every entry is rounded anew. Other shardings do so, as each has maxima of its
-  own.
+implementations of one operation round (nearly) the same real number, after sums in different
+orders. If their errors are independent and each uniform within half a spacing h either way, their
+difference has the variance h**2 / 6, that of a move by h with probability 1 / 6.
+- Operands of Float8 layers are scaled by a different factor, up to 2, before they are cast.
+Mathematically it cancels, but every entry is rounded differently. Other shardings have this effect,
+too, because each shard has its own maximum.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _BLOCK_ELEMENTS = 1 << 20
 def move_by_one_ulp(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
     """Move each element up or down, by a hash of seed, parameter's name and global index.
 
-    The direction depends on nothing else, so every sharding of the same model is moved to the
-    same weights and replicas stay equal. Raises PlacementError where a shard's global indices
-    cannot be told.
+    The direction depends on nothing else, so all shardings of the same model get the same weights
+    and replicas stay equal. Raises PlacementError if a shard's global indices are unknown.
     """
     for part in model_parts:
         move_tensors(((canonical(name), each) for name, each in part.named_parameters()), seed)
@@ -58,28 +57,28 @@ def move_tensors(parameters: Iterable[tuple[str, Any]], seed: int) -> None:
             up = direction(name, index, seed)
             towards = torch.where(up, torch.inf, -torch.inf).to(flat.dtype)
             flat[block] = torch.nextafter(flat[block], towards)
-        if not local.is_contiguous():  # then the flat shard is a copy
+        if not local.is_contiguous():  # then flattening would copy
             local.copy_(flat.view(local.shape))
 
 
 def direction(name: str, index: torch.Tensor, seed: int) -> torch.Tensor:
-    """Per element of a named tensor, by its global flat index (int64): up or down."""
+    """Up or down for each element of a named tensor, by its global flat index (int64)."""
     digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
     return mixed(index, int.from_bytes(digest, "little")) < 0
 
 
 LOW = (torch.bfloat16, torch.float16)
 ONE_IN = 6
-"""See above: one entry in so many is moved."""
+"""One entry in this many is moved (see above)."""
 
 
 def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
-    """Hook every module of the parts; what Float8 layers scale is patched in torchao.
+    """Hook every module of the parts, and patch the scales of Float8 layers in torchao.
 
     Ranks that hold copies of an activation have to move it alike: give them the same seed.
     """
     state = _State(seed)
-    # An operator of our own: what compiles a module takes it as it is.
+    # A custom operator, which torch.compile does not look into.
     move = torch.library.custom_op("converge::move", state.moved, mutates_args=())
     move.register_fake(torch.empty_like)
     move.register_autograd(lambda _, gradient: move(gradient))
@@ -91,7 +90,7 @@ def round_otherwise(model_parts: Iterable[torch.nn.Module], seed: int) -> None:
 
 
 def _rounding(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Modules that compute something themselves, and blocks, which add their input."""
+    """Modules that compute something themselves, and blocks, which add residuals."""
     for module in part.modules():
         leaf = next(module.children(), None) is None
         if leaf or hasattr(module, "feed_forward"):
@@ -99,7 +98,7 @@ def _rounding(part: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _moved(result: Any, move: Any) -> Any:
-    """A module's result; what no rank can move alike with the others is left as it is."""
+    """A module's result, moved unless ranks could not move it in the same way."""
     if not isinstance(result, torch.Tensor) or result.dtype not in LOW:
         return result
     if not isinstance(result, DTensor):
@@ -118,7 +117,7 @@ def _moved(result: Any, move: Any) -> Any:
 
 
 class _State:
-    """Random numbers of its own: the trainer's stay what they are."""
+    """Its own random numbers, so that the trainer's do not change."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -131,7 +130,7 @@ class _State:
 
     def moved(self, values: torch.Tensor) -> torch.Tensor:
         """The entries, one in six of them at a neighbouring number; zeros stay zero."""
-        if values.dtype not in LOW:  # a gradient may be kept in more
+        if values.dtype not in LOW:  # a gradient may have a higher precision
             return values.clone()
         drawn = torch.randint(
             2 * ONE_IN,
@@ -140,15 +139,15 @@ class _State:
             device=values.device,
             generator=self._generator(values.device),
         )
-        # Neighbours of a number are the neighbours of its bits as an integer, away from zero.
+        # Away from zero, the neighbours of a number are those of its bits as an integer.
         bits = values.contiguous().view(torch.int16)
         step = (drawn == 0).to(torch.int16) - (drawn == 1).to(torch.int16)
-        # Nothing becomes infinite or NaN that was not, and what is zero stays so.
+        # No entry becomes infinite or NaN, and zeros stay zero.
         inner = (values != 0) & values.isfinite() & (values.abs() < torch.finfo(values.dtype).max)
         return torch.where(inner, bits + step, bits).view(values.dtype).clone()
 
     def factor(self, amax: torch.Tensor) -> torch.Tensor:
-        """By which a Float8 scale is multiplied: above 1/2, at most 1."""
+        """The factor of a Float8 scale: above 1/2, at most 1."""
         drawn = torch.rand(
             (), dtype=torch.float32, device=amax.device, generator=self._generator(amax.device)
         )

@@ -1,9 +1,9 @@
 """Dotted keys applied to torchtitan's nested config dataclasses.
 
 A key is a path of names and list indices: ``training.seq_len``,
-``optimizer.param_groups[0].optimizer_kwargs.lr``. torchtitan's own parser knows only command-line
-flags (frozen upstream, about to go), so keys are applied to the dataclasses directly, and an
-unknown key or a value of the wrong type is an error that names what is there.
+``optimizer.param_groups[0].optimizer_kwargs.lr``. torchtitan's own parser only knows command-line
+flags (frozen upstream, to be removed), so keys are applied to the dataclasses directly, and an
+unknown key or a value of the wrong type is an error that lists the valid ones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PART = re.compile(r"(?P<name>[^.\[\]]+)(?P<indices>(\[\d+\])*)\Z")
 
 @dataclass(frozen=True, slots=True)
 class KeyProblem:
-    """A key that the toolchain's config does not take."""
+    """A key or value that the toolchain's config does not accept."""
 
     key: str
     message: str
     valid: tuple[str, ...] = ()
-    """The valid keys (or values) at that place, nearest first."""
+    """The valid keys (or values), nearest first."""
 
 
 class SettingError(Exception):
@@ -38,7 +38,7 @@ class SettingError(Exception):
 
     @property
     def problem(self) -> KeyProblem:
-        """The first of the problems; usually there is one."""
+        """The first problem; usually it is the only one."""
         return self.problems[0]
 
 
@@ -51,7 +51,7 @@ def _sentence(problem: KeyProblem) -> str:
 def apply_setting(config: Any, key: str, value: Any) -> None:
     """Set one dotted key of a config object in place.
 
-    Raises SettingError when the key is not there or the value does not fit its type.
+    Raises SettingError if there is no such key or the value does not fit its type.
     """
     path = _parse(key)
     target = config
@@ -102,7 +102,7 @@ def _get(target: Any, step: str | int, key: str, where: str) -> Any:
 
 
 def _set(target: Any, step: str | int, value: Any, key: str, where: str) -> None:
-    if isinstance(target, dict):  # open tables, as optimizer_kwargs: any name may be new
+    if isinstance(target, dict):  # open tables such as optimizer_kwargs may get any new key
         _require_type(target.get(step), value, key)
         target[step] = value
         return
@@ -118,14 +118,14 @@ def _require(target: Any, step: str | int, key: str, where: str) -> None:
     place = where or "the config"
     if isinstance(step, int):
         if not isinstance(target, list):
-            raise SettingError(KeyProblem(key, f"{place} is no list"))
+            raise SettingError(KeyProblem(key, f"{place} is not a list"))
         if step >= len(target):
             raise SettingError(KeyProblem(key, f"{place} has {len(target)} entries"))
         return
     names = valid_names(target)
     if not names and not isinstance(target, dict):
         raise SettingError(
-            KeyProblem(key, f"{place} is a single value ({target!r}), it has no {step!r}")
+            KeyProblem(key, f"{place} is a single value ({target!r}), so it has no {step!r}")
         )
     if step not in names:
         raise SettingError(
@@ -152,7 +152,7 @@ def _nearest(name: str, names: list[str]) -> list[str]:
 
 
 def _annotations(cls: type) -> dict[str, Any]:
-    """Resolved field types; unresolvable ones (types behind TYPE_CHECKING) are not checked."""
+    """Resolved field types; unresolvable ones (imported under TYPE_CHECKING) are not checked."""
     try:
         return typing.get_type_hints(cls)
     except NameError:
@@ -160,7 +160,7 @@ def _annotations(cls: type) -> dict[str, Any]:
 
 
 def _coerce(annotation: Any, current: Any, value: Any, key: str) -> Any:
-    """The value as the field's type wants it: an int for a float field becomes a float."""
+    """The value converted to the field's type: an int for a float field becomes a float."""
     if is_dataclass(current):
         raise SettingError(
             KeyProblem(key, "is a table: set one of its keys", _children(key, current))
@@ -205,7 +205,7 @@ def _fits_one(member: Any, value: Any) -> bool:
     origin = typing.get_origin(member)
     if origin is Literal:
         return value in typing.get_args(member)
-    if member in (float, int):  # a bool is an int to Python, but not to a reader of TOML
+    if member in (float, int):  # a bool is an int in Python, but not in TOML
         kinds = (int, float) if member is float else int
         return isinstance(value, kinds) and not isinstance(value, bool)
     if member in (bool, str, type(None)):
@@ -243,7 +243,7 @@ def _describe(annotation: Any) -> str:
 
 
 def _require_type(current: Any, value: Any, key: str) -> None:
-    """In an open table a value is of the kind (number, text, flag, list) that it replaces."""
+    """In an open table a value must have the kind (number, string …) of the one it replaces."""
     if current is None or value is None:
         return
     number = (int, float)

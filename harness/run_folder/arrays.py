@@ -1,7 +1,7 @@
-"""``.npz`` files: arrays, not compressed and not pickled, by their names.
+"""``.npz`` files: named arrays, not compressed and not pickled.
 
 ``tensors/`` has a file per sampled step, ``frozen.npz`` the frozen steps, and ``state/`` of a pass
-what checkpoints held. A function per group of arrays says which belong together.
+the content of checkpoints. There is one function for each group of arrays that belong together.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy.typing as npt
 from converge_harness.run_folder.documents import SCHEMA, write_bytes
 
 PROJECTIONS = 64
-"""Of every sketch."""
+"""Number of projections of every sketch."""
 ROWS = ("sketch", "norm", "zeros", "not_finite")
-"""What there is of each tensor of a kind."""
+"""The measurements of each tensor of a kind."""
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
 UNKNOWN = -1
-"""A counter of a checkpoint that nobody could tell."""
+"""An unknown counter of a checkpoint."""
 
 KEYS = frozenset(
     {
@@ -35,14 +35,14 @@ KEYS = frozenset(
         *("loss", "batch_digests", "problems", "again_sketch"),
     }
 )
-"""Of all arrays that any file has."""
+"""Data types of all arrays in any of the files."""
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
 
 def head(names: Sequence[str], sizes: Sequence[int], step: int | None = None) -> Arrays:
-    """What every file begins with: the rows' names and the entries of the whole tensors."""
+    """The arrays that every file has: the rows' names and the entries of the whole tensors."""
     return {
         "schema": np.array(SCHEMA),
         **({} if step is None else {"step": np.array(step)}),
@@ -52,7 +52,7 @@ def head(names: Sequence[str], sizes: Sequence[int], step: int | None = None) ->
 
 
 def rows(kind: str, *, sketch: Array, norm: Array, zeros: Array, not_finite: Array) -> Arrays:
-    """Of parameters or gradients, a row each."""
+    """Measurements of parameters or gradients, one row each."""
     return {
         f"{kind}_sketch": sketch,
         f"{kind}_norm": norm,
@@ -89,7 +89,7 @@ def frozen_steps(
     again: Array,
     problems: Sequence[str],
 ) -> Arrays:
-    """Of gradients at the initial weights, an entry per batch; ``again`` is the first batch's."""
+    """Gradients at the initial weights, an entry per batch; ``again`` repeats the first batch."""
     return {
         "gradients_sketch": sketch,
         "gradients_norm": norm,
@@ -101,8 +101,8 @@ def frozen_steps(
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write a whole ``.npz`` file atomically, in a folder that it makes; on disk for sure."""
+    """Write an ``.npz`` file atomically and sync it; make its folder."""
     path.parent.mkdir(exist_ok=True)
-    content = io.BytesIO()  # a zip is written in many small pieces, slowly to a file
+    content = io.BytesIO()  # a zip is written in many small pieces, which is slow to a file
     np.savez(content, allow_pickle=False, **arrays)
     write_bytes(path, content.getbuffer())

@@ -1,8 +1,8 @@
-"""Which checkpoints of a run are whole, and torn ones set aside before its ranks start again.
+"""Which checkpoints of a run are complete; sets torn ones aside before its ranks restart.
 
-torchtitan takes the newest checkpoint with ``.metadata`` for whole. A node that dies may leave one
-whose save had not returned, or whose shards never came to the disk. So ranks leave a manifest once
-a save has returned: how long the files of the checkpoint then were.
+torchtitan assumes that the newest checkpoint with ``.metadata`` is complete. A node that dies may
+leave one whose save had not returned, or whose shards never reached the disk. So ranks write a
+manifest once a save has returned: the sizes of the checkpoint's files at that time.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class TornCheckpointError(Exception):
 
 
 def has_metadata(checkpoint: Path) -> bool:
-    """Whether a checkpoint says that it is whole: torch.distributed.checkpoint writes it last."""
+    """Whether a checkpoint has metadata, which torch.distributed.checkpoint writes last."""
     return (checkpoint / CHECKPOINT_METADATA).is_file()
 
 
 def write_manifest(checkpoint: Path, step: int, of_pass: Path) -> None:
-    """Leave how long the files of a checkpoint are whose save has returned on all ranks.
+    """Write the sizes of a checkpoint's files, once its save has returned on all ranks.
 
-    For one rank, in the folder of its pass. A checkpoint without metadata gets none.
+    Called on one rank, for the folder of its pass. A checkpoint without metadata gets no manifest.
     """
     if not has_metadata(checkpoint):
         return
@@ -49,7 +49,7 @@ def write_manifest(checkpoint: Path, step: int, of_pass: Path) -> None:
 
 
 def set_torn_aside(run_folder: Path) -> tuple[int, ...]:
-    """Move a run's torn checkpoints to ``torn/``; their steps. Nobody may write or load them now.
+    """Move a run's torn checkpoints to ``torn/``; return their steps. No process may be using them.
 
     Raises TornCheckpointError when one cannot be moved.
     """
@@ -70,10 +70,10 @@ def set_torn_aside(run_folder: Path) -> tuple[int, ...]:
 
 
 def is_whole(run_folder: Path, checkpoint: Path, step: int) -> bool:
-    """Whether nothing of a checkpoint is missing, as far as file sizes tell.
+    """Whether a checkpoint is complete, as far as file sizes show.
 
-    It has metadata, and its files are as long as the last pass that saved its step found them when
-    the save had returned.
+    It has metadata, and its files have the sizes in the manifest of the last pass that saved its
+    step.
     """
     sizes = _sizes(run_folder, step)
     if sizes is None or not has_metadata(checkpoint):
@@ -85,7 +85,7 @@ def is_whole(run_folder: Path, checkpoint: Path, step: int) -> bool:
 
 
 def _sizes(run_folder: Path, step: int) -> dict[str, int] | None:
-    """What the last pass that began to save the step says of its files; None: not to the end."""
+    """File sizes from the last pass that saved the step; None if the save did not return."""
     for of_pass in reversed(pass_folders(run_folder)):
         state = of_pass / STATE
         if not (state / arrays_name(SAVED, step)).is_file():
@@ -100,7 +100,7 @@ def _sizes(run_folder: Path, step: int) -> dict[str, int] | None:
 
 
 def _free(path: Path) -> Path:
-    """The path, or with a number at its end that nothing has yet."""
+    """The path, or if it exists, the path with a number."""
     number, free = 1, path
     while free.exists():
         number += 1

@@ -1,11 +1,10 @@
-"""JSON files of ours: their schema version, and numbers that JSON cannot write.
+"""Converge's JSON files: their schema version, and numbers that JSON does not have.
 
-NaN and infinities are the strings ``"nan"``, ``"inf"``, ``"-inf"``; null means that there is no
-value.
+NaN and infinities are the strings ``"nan"``, ``"inf"``, ``"-inf"``; null means no value.
 
-A schema grows by keys alone: older files do not have them, and what that means is said where the
-key is read (``job.recovery_of``, say). A change that older files contradict takes the next number,
-and a function in ``UPGRADES`` that brings a file of the number before it up to it.
+A schema may only gain keys: older files lack them, and the code that reads such a key says what
+that means (for example ``job.recovery_of``). An incompatible change needs a new schema number, and
+a function in ``UPGRADES`` that converts a file of the previous one.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 1
-"""Of every file; a reader refuses newer ones."""
+"""Schema of every file; a reader refuses newer ones."""
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 UPGRADES: Mapping[tuple[str, int], Upgrade] = {}
-"""By a file's name and its schema: the file's object to that of the next schema. Files that are not
-named here are the same in both."""
+"""By file name and schema, a function from the file's object to that of the next schema. Files that
+are not listed are the same in both."""
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class SchemaError(ValueError):
-    """A file has a schema that this version of converge does not read."""
+    """A file has a schema that this version of converge cannot read."""
 
 
 def check_schema(schema: object) -> int:
-    """The number. Raises SchemaError unless this version of converge reads files of that schema."""
+    """The schema as a number. Raises SchemaError if this version of converge cannot read it."""
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise SchemaError(f"schema is {schema!r}, should be an integer from 1 to {SCHEMA}")
     if schema > SCHEMA:
@@ -43,9 +42,9 @@ def check_schema(schema: object) -> int:
 
 
 def upgraded(name: str, value: dict[str, Any]) -> dict[str, Any]:
-    """The object of a file of that name as today's schema has it.
+    """The object of a file of that name, in the current schema.
 
-    Raises SchemaError as ``check_schema``.
+    Raises SchemaError as ``check_schema`` does.
     """
     for schema in range(check_schema(value.get("schema")), SCHEMA):
         if upgrade := UPGRADES.get((name, schema)):
@@ -54,9 +53,9 @@ def upgraded(name: str, value: dict[str, Any]) -> dict[str, Any]:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, as ``object_pairs_hook``; json itself would silently keep the last of two.
+    """An ``object_pairs_hook`` that refuses repeated keys, of which json keeps the last.
 
-    Raises ValueError when a key is in it twice.
+    Raises ValueError when a key occurs twice.
     """
     value = dict(pairs)
     if len(value) != len(pairs):
@@ -67,9 +66,9 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def number(value: object) -> float | None:
-    """A JSON value as a number: ``"nan" "inf" "-inf"`` are those, null is None.
+    """A JSON value as a number; the strings ``"nan" "inf" "-inf"`` count, null is None.
 
-    Raises ValueError for anything else that is no number.
+    Raises ValueError for anything else that is not a number.
     """
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
@@ -77,11 +76,11 @@ def number(value: object) -> float | None:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    raise ValueError(f"{value!r} is no number")
+    raise ValueError(f"{value!r} is not a number")
 
 
 def spell_not_finite(value: Any) -> Any:
-    """A value with the words ``"nan" "inf" "-inf"`` for the numbers that JSON has none for."""
+    """The value with NaN and infinities replaced by the strings ``"nan" "inf" "-inf"``."""
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, Mapping):
@@ -97,16 +96,15 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a whole file atomically, from a rank; on disk for sure.
+    """Write a file atomically and sync it, in a rank.
 
-    The harness, which explains to a person what a disk refuses, writes by
-    ``converge_harness.store``.
+    The harness writes with ``converge_harness.store``, which explains disk errors to the user.
     """
     write_bytes(path, (to_json(values, indent=1) + "\n").encode())
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """The same for any content."""
+    """The same for bytes."""
     part = path.with_name(path.name + ".part")
     with part.open("wb") as stream:
         stream.write(content)

@@ -1,8 +1,8 @@
-"""``faults/``: which faults of a job's script were made to happen, and when.
+"""``faults/``: which faults of a job's script have happened, and when.
 
-``faults/<index>.json`` is there before a fault strikes, and keeps it from striking again however
-often its step is replayed. A fault that the harness makes has ``faults/<index>.over.json`` as well:
-until then the ranks hold still.
+``faults/<index>.json`` is written before a fault happens, and prevents it from happening again
+whenever its step is replayed. A fault that the harness causes also has
+``faults/<index>.over.json``: the ranks wait until it exists.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from converge_harness.run_folder.layout import FAULTS
 from converge_harness.run_folder.shapes import COUNT, FLAG, TEXT, TIME, Shape
 
 HELD = ("preempt", "agent_loss", "join")
-"""Faults that the harness makes."""
+"""Faults that the harness causes."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -27,18 +27,18 @@ SHAPES: Mapping[str, Shape] = {
     "rank": COUNT,
     "node": COUNT,
 }
-"""Of the keys of ``faults/<index>.json``: ``index`` is the place in the job's script, ``at`` is in
-seconds since 1970, ``torn`` says whether the fault leaves a torn checkpoint."""
+"""Types of the keys of ``faults/<index>.json``: ``index`` is the position in the job's script,
+``at`` is in seconds since 1970, ``torn`` is whether the fault leaves a torn checkpoint."""
 REQUIRED = ("index", "kind", "step", "at")
 
 
 def struck_file(run_folder: Path, index: int) -> Path:
-    """Its presence says that the fault has struck."""
+    """It exists once the fault has happened."""
     return run_folder / FAULTS / f"{index}.json"
 
 
 def over_file(run_folder: Path, index: int) -> Path:
-    """Its presence says that the ranks need not hold still for the fault any more."""
+    """It exists once the ranks need not wait for the fault any more."""
     return run_folder / FAULTS / f"{index}.over.json"
 
 

@@ -1,4 +1,4 @@
-"""``in_force.json``: what really ran, as ranks saw it after the first step."""
+"""``in_force.json``: what was really in force, as ranks observed it after the first step."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ SHAPES: Mapping[str, Shape] = {
     "probe.gradients": TEXT,
     "probe.recomputes_loss": FLAG,
 }
-"""Of the values that the harness judges by."""
+"""Types of the values that the judge uses."""
 
 
 def write_in_force(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write the file of a run, or of a pass."""
+    """Write the file of a run or pass."""
     write_json(folder / IN_FORCE, {"schema": SCHEMA, **values})
 
 
 def param_dtypes(types: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Its keys on the data types of parameters: names by type, told in full only of several."""
+    """Its keys on parameters' data types; names by type only if there are several types."""
     return {
         "param_dtype": "+".join(types) or None,
         "param_dtypes": dict(types) if len(types) > 1 else {},

@@ -1,6 +1,6 @@
-"""``job.json``: all that ranks are told, and what the harness reads there again.
+"""``job.json``: everything that ranks need to know, some of which the harness reads, too.
 
-The documents are the file as it is written, key by key; ``RankJob`` is what a rank makes of it.
+The ``…Document`` types are the file as written, key by key; ``RankJob`` is a rank's parsed form.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FaultDocument(TypedDict, total=False):
 
 
 class RecoveryDocument(TypedDict, total=False):
-    """How a run is broken and is to recover."""
+    """How a run is interrupted, and has to recover."""
 
     faults: list[FaultDocument]
     checkpoint_every: int
@@ -81,7 +81,7 @@ class RecoveryDocument(TypedDict, total=False):
 
 
 class CommandDocument(TypedDict, total=False):
-    """How a program of the user's is called, placeholders filled in."""
+    """How a user's program is called, with placeholders filled in."""
 
     argv: list[str]
     launcher: str
@@ -93,7 +93,7 @@ class CommandDocument(TypedDict, total=False):
 
 
 class JobDocument(TypedDict, total=False):
-    """The file, but for its schema; files of older releases do not have all keys."""
+    """The file without its schema version; files of older releases lack some keys."""
 
     name: str
     role: str
@@ -124,12 +124,12 @@ class JobDocument(TypedDict, total=False):
     without_fixes: list[str]
     device: str
     code: dict[str, str]
-    """Only of a torchtitan that its version does not identify: SHA-256 of its files when the job
-    was planned, by ``torchtitan/trainer.py``."""
+    """Only if its version does not identify torchtitan's code: SHA-256 of torchtitan's files when
+    the job was planned, by path such as ``torchtitan/trainer.py``."""
     command: CommandDocument
-    """Only where a program of the user's trains."""
+    """Only if a user's program trains."""
     trainer: str
-    """Its kind, where neither torchtitan nor a program of the user's trains."""
+    """The trainer's kind, unless it is torchtitan or a user's program."""
 
 
 SHAPES: Mapping[str, Shape] = {
@@ -160,19 +160,19 @@ SHAPES: Mapping[str, Shape] = {
     "command.environment": OBJECT,
     "command.folder": TEXT,
 }
-"""Of the values that the harness reads again."""
+"""Types of the values that the harness reads."""
 
 
 def is_probed(job: JobDocument) -> bool:
-    """False for a program of the user's that leaves a curve of its own, and nothing else."""
+    """False for a user's program that only writes a curve of its own."""
     return (job.get("command") or {}).get("probed") is not False
 
 
 def recovery_of(job: JobDocument) -> RecoveryDocument | None:
-    """How the run is broken and is to recover; None for one that nothing breaks.
+    """How the run is interrupted and has to recover; None if nothing interrupts it.
 
-    Older files name the faults and when checkpoints are written, but neither who restarts the run
-    nor how soon it has to recover; and not how many nodes come and go: two then stand for several.
+    Older files name the faults and the checkpoint interval, but not who restarts the run, how soon
+    it has to recover, and how many nodes may leave or join: two then stand for several.
     """
     told = job.get("recovery")
     every = job.get("checkpoint_every")
@@ -183,18 +183,18 @@ def recovery_of(job: JobDocument) -> RecoveryDocument | None:
 
 
 def moved_with(folder: Path, path: str, run_folder: str) -> Path:
-    """Where a path of a job is, whose run folder was ``run_folder`` and may have been moved since.
+    """A path of a job whose run folder was ``run_folder`` and may have been moved since.
 
-    Raises ValueError for one outside of the run folder, which may be of another run.
+    Raises ValueError for a path outside of the run folder, which may belong to another run.
     """
     return folder / Path(path).relative_to(run_folder)
 
 
-# --------------------------------------------------------------------- what a rank makes of it
+# --------------------------------------------------------------------- parsed by a rank
 
 
 class JobError(Exception):
-    """``job.json`` cannot be read, or has no such segment, or does not fit the world."""
+    """``job.json`` cannot be read, lacks the segment, or does not fit the world size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class Degrees:
 
 @dataclass(frozen=True, slots=True)
 class BaseConfig:
-    """The trusted base config: torchtitan's keys in ``settings``, ``[converge]`` beside them."""
+    """The trusted base config: torchtitan's keys in ``settings``, ``[converge]``'s as fields."""
 
     path: str
     module: str | None = None
@@ -219,17 +219,17 @@ class BaseConfig:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the config function."""
     import_from: Path | None = None
-    """A folder of the person's own that has the module; None: an installed one."""
+    """The user's folder that has the module; None: an installed one."""
     model: Mapping[str, int] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     loader: str = "converge"
-    """What reads the corpus, as in ``model.Loader``: ``converge``, ``torchtitan`` (its
+    """The loader of the corpus, as in ``model.Loader``: ``converge``, ``torchtitan`` (its
     stock text loader) or ``streaming`` (MosaicML Streaming)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSegment:
-    """A part of an elastic run with its own degrees: from the step after the one before."""
+    """A part of an elastic run with its own degrees."""
 
     until: int
     """Its last step; a checkpoint is written then."""
@@ -254,7 +254,8 @@ class RankFault:
 class RankJob:
     """One torchrun call as its ranks see it; the fields are those of ``job.json``.
 
-    A job of several segments is several torchrun calls, each a job of one of them (``read_job``).
+    A job of several segments has several torchrun calls, each with a ``RankJob`` of one segment
+    (``read_job``).
     """
 
     name: str
@@ -270,7 +271,7 @@ class RankJob:
     pipeline_schedule: str | None = None
     cp_rotation: str | None = None
     spmd_backend: str | None = None
-    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``; None: the train config's, or
+    """``spmd_types``, ``partial_dtensor`` or ``full_dtensor``; None: that of the train config, or
     torchtitan's default."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     data_folder: Path | None = None
@@ -278,47 +279,48 @@ class RankJob:
     seed_checkpoint: Path | None = None
     """``.../checkpoint/step-0`` to start from; None: torchtitan's own initial weights."""
     sample_steps: tuple[int, ...] = ()
-    """Steps at which per-tensor evidence is left; 0 is before the first step."""
+    """Steps at which per-tensor evidence is written; 0 is before the first step."""
     frozen: int = 0
-    """Batches whose forward and backward pass are made at the initial weights, before training."""
+    """Number of frozen steps: forward and backward passes at the initial weights, before
+    training."""
     repeat: str | None = None
     """``rerun``, ``ulp``, ``rounding``, ``permute`` or None."""
     repeat_seed: int = 1
-    """Decides the directions of ``ulp`` and ``rounding``, and the order of ``permute``."""
+    """Seed for the directions of ``ulp`` and ``rounding``, and for the order of ``permute``."""
     inject: str | None = None
-    """``/abs/path.py:function``, called with the built trainer."""
+    """``/abs/path.py:function``, which is called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
     segments: tuple[RankSegment, ...] = ()
-    """Of an elastic set, in order."""
+    """The segments of an elastic set, in order."""
     segment: int | None = None
     """Index of the segment that this call runs; None for other sets."""
     checkpoint_every: int | None = None
-    """Steps from one checkpoint to the next; None: no checkpoints, or those of the segments."""
+    """Steps between checkpoints; None: no checkpoints, or only at the ends of segments."""
     faults: tuple[RankFault, ...] = ()
-    """In the order of their steps."""
+    """The faults of the script, in the order of their steps."""
     elastic_nodes: bool = False
-    """Whether nodes come and go: dp_shard is then what the world leaves over."""
+    """Whether nodes may leave and join: dp_shard then follows from the world size."""
     device: str = "cpu"
     is_probed: bool = True
-    """False for a program of the user's that leaves a curve of its own, and nothing else."""
+    """False for a user's program that only writes a curve of its own."""
 
     @property
     def resumes(self) -> bool:
-        """Whether the run is made in several passes, joined by checkpoints."""
+        """Whether the run has several passes, joined by checkpoints."""
         return bool(self.segments) or self.checkpoint_every is not None
 
     @property
     def is_requeued(self) -> bool:
-        """Whether a scheduler may start the run again, after faults that no script names."""
+        """Whether a scheduler may restart the run after faults that are not in a script."""
         return self.checkpoint_every is not None and not self.faults
 
     @property
     def last_step(self) -> int:
-        """The last step that this call is meant to reach."""
+        """The last step that this call has to reach."""
         return self.steps if self.segment is None else self.segments[self.segment].until
 
     def saves_at(self, step: int) -> bool:
-        """Whether a checkpoint is written once a step has ended; never after the run's last."""
+        """Whether a checkpoint is written at the end of a step; never after the run's last step."""
         if step == self.steps:
             return False
         if self.checkpoint_every is not None and step % self.checkpoint_every == 0:
@@ -326,9 +328,9 @@ class RankJob:
         return bool(self.segments) and step == self.last_step
 
     def on_world(self, world_size: int) -> RankJob:
-        """The job as ranks of a world of this size run it: dp_shard takes what is left over.
+        """The job for a world of this size, from which dp_shard follows.
 
-        Raises JobError when the world cannot be divided by the other degrees.
+        Raises JobError when the other degrees do not divide it.
         """
         if not self.elastic_nodes:
             return self
@@ -336,8 +338,8 @@ class RankJob:
         others = degrees.dp_replicate * degrees.tp * degrees.cp * degrees.pp
         if world_size % others:
             raise JobError(
-                f"{self.name}: {world_size} ranks do not divide by {others}, the product of the "
-                f"degrees that do not change (dp_replicate, tp, cp, pp)"
+                f"{self.name}: {world_size} ranks are not a multiple of {others}, the product of "
+                f"the degrees that do not change (dp_replicate, tp, cp, pp)"
             )
         return replace(self, parallelism=replace(degrees, dp_shard=world_size // others))
 
@@ -347,12 +349,12 @@ class RankJob:
 
     @property
     def order_seed(self) -> int | None:
-        """Decides how a repeat deals out each global batch; None: as in every other run."""
+        """Seed for a repeat's order of samples in each global batch; None: the usual order."""
         return self.repeat_seed if self.repeat == "permute" else None
 
 
 def read_document(path: str | Path) -> JobDocument:
-    """What a file says, its values not looked at. Raises JobError as ``read_job`` does."""
+    """The content of a file, with values unchecked. Raises JobError as ``read_job`` does."""
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -370,7 +372,7 @@ def read_document(path: str | Path) -> JobDocument:
 
 
 def read_job(path: str | Path, segment: int | None = None) -> RankJob:
-    """The job in a file; with the index of a segment, what that segment's torchrun call runs.
+    """The job in a file; with the index of a segment, the job of that segment's torchrun call.
 
     Raises JobError when the file cannot be read as a job of this schema, and when it has no such
     segment.

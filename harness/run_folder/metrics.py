@@ -1,7 +1,7 @@
-"""``metrics.jsonl``: a header, a line for every step, others between them, and a line at the end.
+"""``metrics.jsonl``: a header, a line for every step, other lines in between, and an end line.
 
-``metrics.jsonl.part`` while it grows. A step that a resumed run takes again has several lines, of
-which readers say whether they agree.
+It is named ``metrics.jsonl.part`` until it is complete. A step that a restart replays has several
+lines; readers compare them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REPLICAS = "replicas"
 LOADED = "loaded"
 END = "end"
 KINDS = (STEP, REPLICAS, LOADED, END)
-"""Of the lines after the header."""
+"""Kinds of the lines after the header."""
 
 LOSS = "loss"
 GRAD_NORM = "grad_norm"
@@ -53,7 +53,7 @@ SIGNALS = (
     MEMORY_BYTES,
     GRADS_MISSING,
 )
-"""Numbers of a step's line."""
+"""Keys of the numbers in a step's line."""
 BATCH_DIGEST = "batch_digest"
 BATCH_AGREES = "batch_agrees"
 MISSING_NAMES = "grads_missing_names"
@@ -61,14 +61,14 @@ PROBLEMS = "problems"
 
 
 class SupersededError(Exception):
-    """Another life of the same job goes on with its run."""
+    """The same job has been started again and has taken over the run."""
 
 
 class MetricsWriter:
     """Writes ``metrics.jsonl.part``; ``finish`` makes it ``metrics.jsonl``.
 
-    What an earlier life of the job left in the folder is deleted: it is no evidence of this one.
-    Every line raises SupersededError once a later life has done the same.
+    Files that an earlier start of the job left in the folder are deleted: they are not evidence of
+    this one. Every line raises SupersededError once a later start has done the same.
     """
 
     def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
@@ -85,28 +85,28 @@ class MetricsWriter:
         self._line({"kind": REPLICAS, **values})
 
     def loaded(self, step: int | None) -> None:
-        """The checkpoint of a step is loaded, now; None: what was loaded is not known."""
+        """Write that the checkpoint of a step has been loaded; None: an unknown one."""
         self._line({"kind": LOADED, "step": step, AT: time.time()})
 
     def sync(self) -> None:
-        """Have every line so far on disk, before a checkpoint that goes on from there is."""
+        """Sync all lines to disk, before a checkpoint of their step is written."""
         os.fsync(self._stream.fileno())
 
     def finish(self, steps: int) -> None:
-        """Write the end line and give the file its final name, on disk for sure."""
+        """Write the end line, sync, and give the file its final name."""
         self._line({"kind": END, "steps": steps})
         self.sync()
         self._stream.close()
         self._part.replace(self._final)
 
     def leave(self) -> None:
-        """Write no more; the file keeps the name of one that is not complete."""
+        """Close the file, which keeps the name of an incomplete one."""
         self._stream.close()
 
     def _line(self, values: Mapping[str, Any]) -> None:
         if not self._is_ours():
             raise SupersededError(
-                f"{self._part} is another process's by now: the job has been started again"
+                f"{self._part} belongs to another process now: the job has been started again"
             )
         self._stream.write(to_json(values) + "\n")
         self._stream.flush()
@@ -132,16 +132,16 @@ def _forget(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StepLine:
-    """What the launcher wants to know of a step; judging reads the whole line later."""
+    """The part of a step's line for progress; the judge reads the whole line later."""
 
     step: int
     loss: float | None
 
 
 def progress_of(line: bytes) -> StepLine | int | None:
-    """A step, or the last step that an end line names; None for other and damaged lines.
+    """A step, or the last step according to an end line; None for other and damaged lines.
 
-    Readers judge the file, progress only shows it.
+    This is only for progress; damaged lines are reported by the readers.
     """
     try:
         value = json.loads(line)
@@ -155,7 +155,7 @@ def progress_of(line: bytes) -> StepLine | int | None:
 
 
 def step_reached(folder: Path) -> int | None:
-    """The step that the ranks were meant to reach and have; None when they have not ended well.
+    """The step that the ranks had to reach, once they have; None if they have not finished.
 
     ``folder`` is that of the run, or of the pass.
     """

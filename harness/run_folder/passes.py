@@ -1,7 +1,7 @@
-"""``passes/NNN``: the evidence of each pass of a run that is resumed.
+"""``passes/NNN``: the evidence of each pass of a resumed run.
 
-A pass is one life of the run's ranks, from a start or resume to its end. Its folder is claimed when
-it starts, and the one with the highest number is the pass that counts.
+A pass is one start of the run's ranks, until they end. Its folder is claimed when it starts, and
+only the pass with the highest number may write checkpoints.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ class PassFolder:
     def require_newest(self) -> None:
         """Raise SupersededError when a later pass has begun.
 
-        A scheduler that has lost a node starts its job again elsewhere, and ranks that live on
-        there unseen must not write into checkpoints that others load.
+        A scheduler that has lost a node restarts its job elsewhere. Ranks may still run on the lost
+        node, and must not write into checkpoints that others load.
         """
         newest = _newest(self.folder.parent)
         if newest > self.number:
             raise SupersededError(
                 f"pass {newest} of this run has begun elsewhere, so this one, pass {self.number}, "
-                "writes no checkpoint any more"
+                "must not write checkpoints any more"
             )
 
 
 def claim_pass(run_folder: Path) -> int:
-    """Make the folder of the next pass, of a number that nobody has; that number.
+    """Make the folder of the next pass, with an unused number; return it.
 
-    To make a folder is atomic, on NFS too: no two lives get the same one, even if they begin at
-    the same time.
+    Making a folder is atomic, on NFS too: no two starts get the same one, even at the same time.
     """
     passes = run_folder / PASSES
     passes.mkdir(parents=True, exist_ok=True)
@@ -54,7 +53,7 @@ def claim_pass(run_folder: Path) -> int:
 
 
 def pass_folder(run_folder: Path, number: int) -> Path:
-    """The folder of a pass, whether it is there or not."""
+    """The folder of a pass, which need not exist."""
     return run_folder / PASSES / f"{number:03d}"
 
 
@@ -65,13 +64,13 @@ def pass_folders(run_folder: Path) -> tuple[Path, ...]:
 
 
 def passes_with_metrics(run_folder: Path) -> tuple[Path, ...]:
-    """The folders of passes whose ranks got as far as to write, sorted by name."""
+    """The folders of passes that have metrics, sorted by name."""
     found = (run_folder / PASSES).glob("*/metrics.jsonl*")
     return tuple(sorted({path.parent for path in found if path.name in METRICS_FILES}))
 
 
 def last_step(run_folder: Path) -> int | None:
-    """The step that the newest pass was meant to reach and has; None when it has not ended well."""
+    """The step that the newest pass had to reach, once it has; None if it has not finished."""
     passes = pass_folders(run_folder)
     return step_reached(passes[-1]) if passes else None
 

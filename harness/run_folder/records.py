@@ -1,4 +1,4 @@
-"""``record.json`` and ``submission.json``: what the harness keeps of a run beside its evidence.
+"""``record.json`` and ``submission.json``: what the harness stores on a run besides its evidence.
 
 Ranks neither write nor read them. ``converge_harness.store`` writes the record,
 ``converge_harness.launch`` the submission.
@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 
 class RankErrorDocument(TypedDict):
-    """What the rank that failed first said."""
+    """The error of the rank that failed first."""
 
     rank: int | None
     message: str
@@ -18,12 +18,12 @@ class RankErrorDocument(TypedDict):
 
 
 class RecordDocument(TypedDict, total=False):
-    """The file, but for its schema; files of older releases do not have all keys."""
+    """The file without its schema version; files of older releases lack some keys."""
 
     name: str
     identity: str
     folder: str
-    """The run folder's name alone: the folder may be moved."""
+    """The run folder's name only, because the folder may be moved."""
     status: str
     wall_s: float
     argv: list[str]
@@ -33,7 +33,7 @@ class RecordDocument(TypedDict, total=False):
     evidence: dict[str, str] | None
     """SHA-256 of every evidence file by its path in the run folder; null in older files."""
     sources: dict[str, str | None]
-    """The same of what the run was made of, by its path; null where there is no digest."""
+    """SHA-256 of the run's sources by path; null where there is no digest."""
 
     started: str
     """ISO 8601, UTC."""
@@ -44,13 +44,13 @@ class RecordDocument(TypedDict, total=False):
     warm: bool
     environment: dict[str, str]
     calls: list[dict[str, Any]]
-    """Of a run in several passes: the calls of torchrun."""
+    """For a run in several passes: the calls of torchrun."""
     cluster: dict[str, Any]
-    """What a scheduler says of it."""
+    """The job according to the scheduler."""
 
 
 class SubmissionDocument(TypedDict, total=False):
-    """The file, but for its schema; files of older releases do not have all keys."""
+    """The file without its schema version; files of older releases lack some keys."""
 
     identity: str
     name: str

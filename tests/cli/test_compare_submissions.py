@@ -78,7 +78,7 @@ def test_three_logs_of_ten_are_no_submission(table, tmp_path, capsys):
     [
         ((), "is given without --test"),
         (("--seeds", "--test", "a"), "--seeds: changes nothing"),
-        (("--test", "a", "--control", "b"), "b: is no run of a submission"),
+        (("--test", "a", "--control", "b"), "b: is not a --test"),
         (("--test", "a", "--tolerance", "loss=1"), "--tolerance: changes nothing"),
     ],
 )

@@ -148,7 +148,7 @@ def test_the_proposed_entries_can_be_pasted_into_a_file(capsys):
         (["--cover", "pairs", "--technique", "tp=2"], "needs --gpus N"),
         (["--cover", "pairs", "--gpus", "8"], "needs either an EXPERIMENT or --technique"),
         (["e.toml", "--cover", "pairs", "--gpus", "8", "--technique", "tp=2"], "needs either"),
-        (["e.toml", "--cover", "pairs", "--gpus", "8", "--dp", "2"], "--dp: goes with --technique"),
+        (["e.toml", "--cover", "pairs", "--gpus", "8", "--dp", "2"], "--dp: needs --technique"),
     ],
 )
 def test_options_that_say_nothing_together_are_refused(capsys, arguments, word):

@@ -126,7 +126,7 @@ def test_a_terminal_shows_step_loss_and_time_left():
         (Reused(1.0, job(), record()), ["reused", "runs/tp2"]),
         (Notice(1.0, "the warm server died"), ["warning: the warm server died"]),
         (GoingOn(1.0, job(), "segment 2 of 3", ()), ["goes on: segment 2 of 3"]),
-        (Retrying(1.0, job(), "the port was taken"), ["starting once more", "the port was taken"]),
+        (Retrying(1.0, job(), "the port was taken"), ["starting again", "the port was taken"]),
         (
             Ended(1.0, job(), record(RunStatus.CRASHED, RankError(1, "ValueError: [red] no"))),
             ["crashed in 12 s", "ValueError: [red] no", "logs in runs/tp2/logs"],

@@ -106,12 +106,12 @@ def test_a_plan_from_submission_to_judgement(queued, slurm):
 
     code, said = queued("collect")
     assert code == 3
-    assert "1 job is not over: slow: running as job" in said
+    assert "1 job has not ended: slow: running as job" in said
     assert "report:" not in said
     assert not list(Path("reports").glob("*/report.json"))
     code, said = queued("collect", "--partial")
     assert code == 3
-    assert "not over: running as job" in Path("reports/tiny/report.json").read_text()
+    assert "not ended: running as job" in Path("reports/tiny/report.json").read_text()
 
     code, said = queued("cancel", "--only", "slow")
     assert code == 0
@@ -182,7 +182,7 @@ def test_cancel_suggests_a_set_that_is_there(queued):
     assert code == 2
     assert "no job or set 'nosuch' (valid: seed, fsdp2, fsdp2.ulp, ddp2, slow)" in said
     code, said = queued("cancel")
-    assert (code, "nothing of it is in the queue" in said) == (0, True)
+    assert (code, "none of its jobs is in the queue" in said) == (0, True)
 
 
 def test_what_was_cancelled_is_to_be_submitted_again(queued):

@@ -52,7 +52,7 @@ CURVES_GONE_WRONG = {
     "raise": ("ERROR", "ValueError: told to raise"),
     "hang": ("ERROR", "nor its ranks' output grew for 10 s"),
     "empty": ("INVALID", "loss.csv: is empty"),
-    "other column": ("INVALID", "no 'train/loss' to take as loss"),
+    "other column": ("INVALID", "has no 'train/loss' for loss"),
     "half": ("INVALID", "left 6 of 12 steps"),
     "longer": ("INVALID", "left 24 of 12 steps"),
 }
@@ -203,7 +203,7 @@ def test_a_control_without_the_mapped_column_judges_nothing(tmp_path):
     tests, _, code = judged(tmp_path, CURVES.replace("train/loss", "lm loss"))
     assert code == 3
     assert tests["again"]["verdict"] == "INVALID"
-    assert "no 'lm loss' to take as loss" in tests["again"]["cause"]
+    assert "has no 'lm loss' for loss" in tests["again"]["cause"]
 
 
 def test_what_only_torchtitan_can_do_is_refused_in_words(tmp_path):

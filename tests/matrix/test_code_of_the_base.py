@@ -58,4 +58,4 @@ def test_files_are_held_against_the_revision(fork, tmp_path, tree, imported, nam
             sources=sources,
         )
         found = of_other_code(Fork(fork, "HEAD", commit), base, record)
-    assert (f"{fork / named}, which is not as it was at HEAD" in found) if named else not found
+    assert (f"{fork / named}, which differs from HEAD" in found) if named else not found

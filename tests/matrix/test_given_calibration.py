@@ -153,7 +153,7 @@ def test_other_hardware_and_versions_make_it_stale(experiment, calibrated):
 def test_a_control_that_the_file_does_not_know_is_named(experiment, calibrated):
     write_calibrations(calibrated, read_calibrations(calibrated)[:1])
     (only,) = refusals(plan_of(experiment, calibrated))
-    assert "control 'float8': is not in it; it was learnt from 'fsdp2'" in only
+    assert "control 'float8': is not in it; the file was learnt from 'fsdp2'" in only
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\x00\xff"])

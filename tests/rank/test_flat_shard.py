@@ -44,7 +44,7 @@ def test_a_run_knows_its_entries_of_the_whole(shape):
 
 
 def test_what_is_fetched_is_what_the_run_says():
-    with pytest.raises(FlatShardError, match="do not lie in shape"):
+    with pytest.raises(FlatShardError, match="are not in shape"):
         FlatShard((3, 4), 4, 13, lambda: torch.zeros(9))
     with pytest.raises(FlatShardError, match="now has 2 entries"):
         FlatShard((3, 4), 4, 7, lambda: torch.zeros(2)).local()

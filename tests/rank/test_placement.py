@@ -66,7 +66,7 @@ def test_a_plain_tensor_is_all_there():
 def not_told():
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     partial = DTensor.from_local(torch.zeros(4, 3), mesh, (Partial(),))
-    with pytest.raises(PlacementError, match="no shard and no replica"):
+    with pytest.raises(PlacementError, match="neither a shard nor a replica"):
         held(partial)
     rows = 1 + 2 * dist.get_rank()  # no division of four rows gives one and three
     lying = DTensor.from_local(

@@ -343,7 +343,7 @@ def test_batches_and_logits_of_other_shapes(job):
         probe.batch(TOKENS, torch.zeros(3))
     with pytest.raises(ProbeError, match=r"mask of shape \(2, 4\) does not fit"):
         probe.batch(TOKENS, TOKENS, TOKENS[:, 1:])
-    with pytest.raises(ProbeError, match="shifted as the loss has them"):
+    with pytest.raises(ProbeError, match="shifted as in the loss"):
         probe.logits(torch.zeros(2, 5, 13), TOKENS[:, 1:])
     probe.close()
 

@@ -98,7 +98,7 @@ def test_an_unknown_table_lists_the_tables():
         ("training", 3, "is a table"),
         ("training.seq_len.x", 3, "is a single value"),
         ("optimizer.groups[1].pattern", "x", "has 1 entries"),
-        ("training[0]", 1, "training is no list"),
+        ("training[0]", 1, "training is not a list"),
         ("optimizer.groups[0].kwargs.lr", "fast", "takes float, not 'fast'"),
         ("training..seq_len", 1, "is not a name"),
     ],

@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(EvidenceError, match="cannot be read: Is a directory"):
         read_text(tmp_path)
     (tmp_path / "a.csv").mkdir()
-    with pytest.raises(EvidenceError, match=r"a\.csv: holds no run"):
+    with pytest.raises(EvidenceError, match=r"a\.csv: has no run"):
         read_curves(tmp_path / "a.csv")
 
 

@@ -150,7 +150,7 @@ CONTRADICTIONS = {
     ),
     "a list cut off": (
         {"lm loss": metric([10.0 - step / 100 for step in range(6)], start=0)},
-        "end_step of 'lm loss' is 50, but its last value is of step 26",
+        "end_step of 'lm loss' is 50, but its last value is at step 26",
     ),
 }
 

@@ -87,7 +87,7 @@ def test_the_data_type_of_the_config_is_that_of_the_run(tmp_path):
         ({"curve": None}, "loss.csv: does not exist"),
         ({"curve": ""}, "loss.csv: is empty"),
         ({"curve": "step,accuracy\n1,0.5\n", "columns": {}}, "no loss among"),
-        ({"columns": {"loss": "lm loss"}}, "no 'lm loss' to take as loss"),
+        ({"columns": {"loss": "lm loss"}}, "has no 'lm loss' for loss"),
         ({"curve": "iteration,train/loss\n1,4.0\n2,3,4\n"}, "3 cells"),
         ({"curves": "/elsewhere/loss.csv"}, "may be the curve of another run"),
         ({"probed": True}, ""),

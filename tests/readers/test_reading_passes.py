@@ -137,7 +137,7 @@ def test_a_step_twice_in_one_pass_is_no_replay(tmp_path):
     evidence = read_run(folder)
     assert evidence.replay_conflicts == (
         "step 1 twice in pass 1: loss 8.875, then 2.0",
-        "step 2 twice in pass 1: of the same values",
+        "step 2 twice in pass 1: with equal values",
     )
 
 

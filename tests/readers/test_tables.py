@@ -185,9 +185,9 @@ def test_the_user_says_which_column_is_what(tmp_path, name, text):
     evidence = read_curves(path, {"loss": "ce", "step": "it"})
     assert evidence.steps.tolist() == [1, 2]
     assert evidence.signals["loss"] == (8.0, 7.5)
-    with pytest.raises(EvidenceError, match=r"no 'cee' to take as loss; there is .*'it', 'loss', "):
+    with pytest.raises(EvidenceError, match=r"has no 'cee' for loss; it has .*'it', 'loss', "):
         read_curves(path, {"loss": "cee", "step": "it"})
-    with pytest.raises(EvidenceError, match=r"no 'cee' to take as step; there is "):
+    with pytest.raises(EvidenceError, match=r"has no 'cee' for step; it has "):
         read_curves(path, {"loss": "ce", "step": "cee"})
     with pytest.raises(EvidenceError, match="loss is mapped to 'a', too"):
         read_curves(path, {"loss": "a", "grad_norm": "a"})
@@ -247,7 +247,7 @@ def test_steps_and_losses_without_any_comment(tmp_path):
         ("1 8.0\n2.5 7\n", r"a\.txt:2: step is '2\.5'"),
         ("1 8.0 1.0 5\n", r"a\.txt:1: 4 values, where step loss grad_norm should be"),
         ("# step loss loss\n1 8.0 7.0\n", r"a\.txt:1: two columns have the name 'loss'"),
-        ("# step loss\n", "is no curve"),
+        ("# step loss\n", "is not a curve"),
     ],
 )
 def test_a_text_of_losses_that_cannot_be_understood(tmp_path, text, words):

@@ -183,7 +183,7 @@ def test_objects_are_never_unpickled(tmp_path):
     "content", [b"", b"PK\x03\x04", pickle.dumps([1]), b"\x93NUMPY\x01\x00", "step,loss\n1,2\n"]
 )
 def test_a_file_that_is_no_npz_is_named(tmp_path, content):
-    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: is no npz file"):
+    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: is not an npz file"):
         read_sample(file(tmp_path, "step-00000001.npz", content))
 
 
@@ -191,7 +191,7 @@ def test_a_cut_or_damaged_sample_is_named(tmp_path):
     path = save(tmp_path)
     content = path.read_bytes()
     path.write_bytes(content[:-100])
-    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: is no npz file"):
+    with pytest.raises(EvidenceError, match=r"step-00000001\.npz: is not an npz file"):
         read_sample(path)
     at = content.index(b"\x93NUMPY") + 300
     path.write_bytes(content[:at] + bytes(200) + content[at + 200 :])

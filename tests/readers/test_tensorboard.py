@@ -79,7 +79,7 @@ def test_numbers_that_are_kept_as_tensors(tmp_path):
     }
     write_events(tmp_path, tags, summary_of=tensor)
     assert read_curves(tmp_path).signals["loss"] == (8.5, 7.1)
-    with pytest.raises(EvidenceError, match=r"no 'note' to take as grad_norm; there is 'loss'$"):
+    with pytest.raises(EvidenceError, match=r"has no 'note' for grad_norm; it has 'loss'$"):
         read_curves(tmp_path, {"grad_norm": "note"})
 
 
@@ -95,7 +95,7 @@ def test_the_user_says_which_tag_is_the_loss(tmp_path):
     with pytest.raises(EvidenceError, match="no loss among 'ce', 'accuracy'"):
         read_curves(tmp_path)
     assert read_curves(tmp_path, {"loss": "ce"}).signals["loss"] == (8.0,)
-    with pytest.raises(EvidenceError, match="no 'cee' to take as loss; there is 'ce', 'accuracy'"):
+    with pytest.raises(EvidenceError, match="has no 'cee' for loss; it has 'ce', 'accuracy'"):
         read_curves(tmp_path, {"loss": "cee"})
 
 
@@ -222,5 +222,5 @@ def test_a_record_that_is_no_event_is_named(tmp_path):
     record = length + struct.pack("<I", checksum(length)) + content
     record += struct.pack("<I", checksum(content))
     event_file = file(tmp_path, "events.out.tfevents.1", record)
-    with pytest.raises(EvidenceError, match="cannot be read: a record is no event"):
+    with pytest.raises(EvidenceError, match="cannot be read: a record is not an event"):
         read_curves(event_file)

@@ -67,7 +67,7 @@ def test_an_offline_run(written):
 def test_a_run_file_by_itself_and_a_key_within_a_dictionary(run_file):
     evidence = read_curves(run_file, {"loss": "nested.ce"})
     assert evidence.signals["loss"][:2] == (9.0, 5.0)
-    with pytest.raises(EvidenceError, match=r"no 'ce' to take as loss; there is .*'nested\.ce'"):
+    with pytest.raises(EvidenceError, match=r"has no 'ce' for loss; it has .*'nested\.ce'"):
         read_curves(run_file, {"loss": "ce"})
 
 

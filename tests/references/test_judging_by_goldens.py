@@ -159,7 +159,7 @@ def test_a_golden_that_is_not_there_says_how_it_is_made(path):
     path.write_text(BY_GOLDEN.replace('"g"', '"h"'))
     assert "there is no golden" in (said := problem(path))
     assert "(there: g)" in said
-    assert "make it: converge bless" in said
+    assert "make it with: converge bless" in said
 
 
 def test_a_golden_named_wrongly_is_looked_for_beside_the_experiments(path):

@@ -108,7 +108,7 @@ def test_with_elastic_nodes_dp_shard_is_what_the_world_leaves_over(tmp_path):
     degrees = {**ONE, "dp_shard": 4, "tp": 2}
     elastic = read_job(written(tmp_path, parallelism=degrees, elastic_nodes=True))
     assert elastic.on_world(4).parallelism == Degrees(dp_shard=2, tp=2)
-    with pytest.raises(JobError, match="3 ranks do not divide by 2"):
+    with pytest.raises(JobError, match="3 ranks are not a multiple of 2"):
         elastic.on_world(3)
     fixed = read_job(written(tmp_path, parallelism=degrees))
     assert fixed.on_world(4) == fixed

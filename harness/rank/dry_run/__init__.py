@@ -1,8 +1,8 @@
-"""A job of many GPUs built and stepped by one process without any.
+"""Builds and steps a job of many GPUs in one process without any.
 
 ::
 
-    run.py       the rank side of a dry run, and which key an error speaks of
-    meter.py     its memory
-    sharding.py  whether parameters are sharded as the degrees say
+    run.py       the rank side of a dry run, and which key an error is about
+    meter.py     measures its memory
+    sharding.py  checks that parameters are sharded by all degrees
 """

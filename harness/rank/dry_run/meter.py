@@ -1,8 +1,8 @@
-"""Memory of a dry run: which storages are alive, counted while operators run on fake tensors.
+"""Memory of a dry run: counts live storages while operators run on fake tensors.
 
-A fake tensor has a storage of the right size and no memory behind it. Every operator's outputs
-pass the meter, which counts a storage when it first sees it, and takes it off when it is freed or
-resized (FSDP frees gathered parameters by resizing their storages to nothing).
+A fake tensor has a storage of the right size without memory. The meter sees every operator's
+outputs; it adds a storage when it first sees it, and subtracts it when it is freed or resized (FSDP
+frees gathered parameters by resizing their storages to zero).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 _BLOCK = 512
-"""CUDA's caching allocator hands out multiples of so many bytes."""
+"""CUDA's caching allocator allocates multiples of this many bytes."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Meter(TorchDispatchMode):
-    """Counts bytes of live storages, and answers what no fake tensor can: its value.
+    """Counts bytes of live storages, and gives fake tensors a value.
 
-    A value asked for (``item()``) is 1, or False: the loop of a rejection sampler then ends, and
-    a loss is finite.
+    The value (``item()``) is 1, or False: the loop of a rejection sampler then ends, and a loss is
+    finite.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Meter(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is made meanwhile does not count: it is not there on a GPU."""
+        """Do not count what is allocated in this block, because it would not be on a GPU."""
         self._paused += 1
         try:
             yield
@@ -56,7 +56,7 @@ class Meter(TorchDispatchMode):
             self._paused -= 1
 
     def uncounted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, with nothing counted that it makes."""
+        """The function, without counting what it allocates."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with self.paused():
@@ -70,7 +70,7 @@ class Meter(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and type(args[0]) is not torch.Tensor:
             return _value_of(args[0].dtype)
         if any(each not in _PLAIN for each in types):
-            return NotImplemented  # a DTensor (or the like) is made of the tensors that count
+            return NotImplemented  # a DTensor or similar wraps the tensors that count
         out = func(*args, **(kwargs or {}))
         if not self._paused:
             for each in tree_iter(out):

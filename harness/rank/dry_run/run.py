@@ -1,8 +1,8 @@
-"""A job of many GPUs built and stepped by one process without any: the rank side of a dry run.
+"""The rank side of a dry run: builds and steps a job of many GPUs in one process without any.
 
 ``python -m converge_harness.rank --dry-run JOB.json --rank R`` is rank R of the job's whole world
 on torch's fake process group, whose collectives return at once, with fake tensors, which have
-shapes and no memory. The trainer, its parallelisms and its optimizer are torchtitan's own; it takes
+shapes but no memory. The trainer, its parallelisms and its optimizer are torchtitan's own; it takes
 two steps, because optimizer states appear at the end of the first.
 
 Standard output is one JSON object (``docs/architecture.md``). A dialect has a module ``dry_run``
@@ -34,7 +34,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What a dialect built and how far it came."""
+    """What a dialect built and traced."""
 
     parts: Iterable[Any]
     """The modules of this rank."""
@@ -42,18 +42,18 @@ class Stepped:
     stages: tuple[int, ...]
     """Pipeline stages on this rank; more than one with a looped schedule."""
     model_parameters: int
-    """Of the whole model, all stages."""
+    """Parameters of the whole model, all stages."""
     estimated: int | None = None
-    """Bytes of activations by formula, where the steps could not be traced."""
+    """Bytes of activations by formula, if the steps could not be traced."""
     how: str = TRACED
     stand_ins: tuple[str, ...] = ()
-    """Sentences: what was put in the place of what is not there."""
+    """Sentences on what was replaced, because this machine does not have it."""
     more: dict[str, Any] = field(default_factory=dict)
-    """What else the dialect saw: compiled blocks, async TP, boundary problems."""
+    """Other results of the dialect: compiled blocks, async TP, boundary problems."""
 
 
 def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
-    """Dry-run one rank of a job; never raises for what is wrong with the job."""
+    """Dry-run one rank of a job; problems of the job are returned, never raised."""
     begun = time.monotonic()
     try:
         job = read_job(path, segment)
@@ -62,7 +62,7 @@ def run(path: str, rank: int, segment: int | None = None) -> dict[str, Any]:
         found = {"problems": [asdict(problem) for problem in error.problems]}
     except JobError as error:
         found = {"problems": [asdict(KeyProblem("", str(error)))]}
-    except Exception as error:  # noqa: BLE001 - whatever torchtitan raises is the job's problem
+    except Exception as error:  # noqa: BLE001 - whatever torchtitan raises is a problem of the job
         traceback.print_exc()
         found = {"problems": [asdict(_problem(error))]}
     return {
@@ -81,7 +81,7 @@ def _run(job: RankJob, rank: int) -> dict[str, Any]:
     if importlib.util.find_spec(f"{package}.dry_run") is None:
         release = job.dialect.removeprefix("titan_").replace("_", ".")
         return {"unsupported": f"there is no dry run of torchtitan {release} yet"}
-    # The machine's own device: fake tensors of a GPU need a torch that was built for one.
+    # This machine's device: fake CUDA tensors need a torch built with CUDA.
     dialect.preload("cpu")
     from converge_harness.rank.dry_run.meter import Meter
     from converge_harness.rank.dry_run.sharding import sharding_problems
@@ -104,7 +104,7 @@ def _run(job: RankJob, rank: int) -> dict[str, Any]:
 
 
 def _memory(stepped: Stepped, meter: Any) -> dict[str, Any]:
-    """Bytes on this rank; those of parameters, gradients and states are exact."""
+    """Bytes on this rank; exact for parameters, gradients and states."""
     parameters = [parameter for part in stepped.parts for parameter in part.parameters()]
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     own = sum(map(local_bytes, parameters))
@@ -113,7 +113,7 @@ def _memory(stepped: Stepped, meter: Any) -> dict[str, Any]:
         gradients = sum(local_bytes(each.grad) for each in trained if each.grad is not None)
         activations = meter.peak - own - gradients - states
     else:
-        gradients = sum(map(local_bytes, trained))  # of a parameter's shape and type
+        gradients = sum(map(local_bytes, trained))  # same shape and type as the parameter
         activations = stepped.estimated
     return {
         "parameters": {
@@ -129,7 +129,7 @@ def _memory(stepped: Stepped, meter: Any) -> dict[str, Any]:
 
 
 def local_bytes(tensor: Any) -> int:
-    """Of the shard on this rank, or of a tensor that is whole on it."""
+    """Bytes of the shard on this rank, or of an unsharded tensor."""
     local = getattr(tensor, "_local_tensor", tensor)
     return int(local.numel()) * int(local.element_size())
 
@@ -158,7 +158,7 @@ def _problem(error: Exception) -> KeyProblem:
 
 
 _SPEAKS_OF = (
-    # A stage without layers, in torchtitan 0.3.0: as 4 layers over 4 stages with CP.
+    # A stage without layers in torchtitan 0.3.0, such as 4 layers over 4 stages with CP.
     (r"list index out of range.*apply_cp_to_forward", "parallelism.pp"),
     (r"n_(kv_)?heads|num_(kv_)?heads|attention heads", "parallelism.tp"),
     (r"seq(uence)?[ _]len", "training.seq_len"),
@@ -174,7 +174,7 @@ _SPEAKS_OF = (
 
 
 def key_of(message: str) -> str:
-    """The dotted key that a message is about; empty when it names none that we know."""
+    """The dotted key that a message is about; empty if unknown."""
     for pattern, key in _SPEAKS_OF:
         if re.search(pattern, message, re.IGNORECASE if pattern.islower() else 0):
             return key

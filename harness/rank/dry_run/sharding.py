@@ -1,4 +1,4 @@
-"""Whether every parameter of a built trainer is sharded as the degrees say."""
+"""Checks that every parameter of a built trainer is sharded by all degrees."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from converge_harness.rank.recorder.names import canonical
 from converge_harness.run_folder.job import Degrees
 
 _REPLICATED_OVER_TP = ("router.gate.",)
-"""Weights with two dimensions that tensor parallelism leaves whole: every rank routes alike."""
+"""2D weights that tensor parallelism replicates, because every rank does the same routing."""
 _FSDP = ("fsdp", "dp_shard", "dp_shard_cp", "efsdp")
 """Mesh dimensions over which FSDP shards (``cp`` is folded into the first and the third)."""
 
 
 def sharding_problems(parts: Iterable[torch.nn.Module], degrees: Degrees) -> list[str]:
-    """One sentence per parameter of which a rank holds more than the degrees mean."""
+    """One sentence per parameter of which a rank holds more than it should by the degrees."""
     return [
         f"{canonical(name)}: {why}"
         for part in parts
@@ -44,7 +44,7 @@ def _problems(name: str, parameter: torch.Tensor, degrees: Degrees) -> Iterator[
 
 
 def _shards(parameter: DTensor) -> dict[str, int]:
-    """Into how many pieces each mesh dimension cuts a parameter."""
+    """By mesh dimension, the number of shards of a parameter."""
     mesh = parameter.device_mesh
     names: Sequence[str] = mesh.mesh_dim_names or ()
     placed = zip(names, parameter.placements, strict=True)

@@ -1,21 +1,21 @@
-"""The recorder in a rank: the evidence of every step, whatever trains. Imports torch alone.
+"""Records the evidence of every step in a rank, for any trainer. Imports only torch.
 
 ::
 
-    step_recorder.py     what a dialect, or a program's probe, calls in a step
-    trainer_view.py      where things are, as they tell it
-    cross_entropy.py     float64 loss from the logits, vocabulary shards included
-    grad_norm.py         float64 gradient norm over the unique shards
+    step_recorder.py     StepRecorder: what a dialect, or a program's probe, calls in a step
+    trainer_view.py      TrainerView: where they say that things are
+    cross_entropy.py     loss in float64 from the logits, also from vocabulary shards
+    grad_norm.py         gradient norm in float64 over the unique shards
     digest.py            order-independent fingerprint of a global batch
-    rows.py              what has a row in samples: parameters, and the matrices in fused ones
-    tensor_samples.py    those rows at a sampled step, and of frozen steps
-    post_step_state.py   what clipping and the optimizer left; buffers.py: what buffers hold
-    checkpoint_state.py  all that a checkpoint holds
+    rows.py              rows of samples: parameters, and the matrices in fused ones
+    tensor_samples.py    measures those rows at sampled and frozen steps
+    post_step_state.py   clipped gradients and optimizer state; buffers.py: buffers
+    checkpoint_state.py  the content of checkpoints
     sketch.py            signed sums of a tensor's entries, shard by shard
-    replicas.py          whether copies of a shard are the same bits (bits.py), and if not, which
+    replicas.py          whether copies of a shard are bit-identical (bits.py), else which differ
     placement.py         which entries of a whole tensor a rank holds
     flat_shard.py        a shard that is a run of the flattened tensor (FSDP 1, ZeRO)
     names.py             canonical names of parameters
-    world.py             what ranks do together, and one process without a process group alone
-    imported.py          files that a rank's code came from, besides toolchain and ours
+    world.py             collectives, which also work without a process group
+    imported.py          files that a rank imported, besides the toolchain's packages and ours
 """

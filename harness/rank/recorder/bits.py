@@ -1,10 +1,10 @@
-"""64 bits that stand for the bits of a tensor, computed where the tensor is.
+"""A 64-bit digest of a tensor's bits, computed on the tensor's device.
 
-A tensor's bytes are read as 64-bit words. To each word its position is added, times the golden
-ratio, and the sum is mixed by the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", 2014); the digest is the sum of all that, with arithmetic that
-wraps. Another bit anywhere, two entries swapped, -0.0 for 0.0 or another NaN all change it;
-tensors that differ have the same digest by chance only, once in 2**64.
+A tensor's bytes are read as 64-bit words. To each word its position times the golden ratio is
+added, and the sum is mixed by the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable
+pseudorandom number generators", 2014); the digest is the sum of the results, with wrapping
+arithmetic. It changes if any bit differs, if two entries are swapped, and for -0.0 instead of 0.0
+or another NaN; different tensors have the same digest only by chance, once in 2**64.
 
 ``mixed`` is the generator itself: a hash of counters, on any device.
 """
@@ -23,17 +23,17 @@ from converge_harness.rank.recorder.cross_entropy import local_part
 
 _WORD_BYTES = 8
 _BLOCK_WORDS = {"cpu": 1 << 15, "cuda": 1 << 20}
-"""Words mixed at a time. Five temporary tensors of at most twice this size are all the memory that
-it takes, and one that is kept: few MiB on a CPU, where a batch should fit a cache, and 88 MiB on a
-GPU, where a launch should pay."""
+"""Words mixed at a time. Memory use is five temporary tensors of at most twice this size, and one
+that is kept: a few MiB on a CPU, where a batch should fit in the cache, and 88 MiB on a GPU, where
+launches should be few."""
 
 
 class _Part(NamedTuple):
-    """One of the plain tensors that a tensor is made of."""
+    """One of the plain tensors inside a tensor."""
 
     owner: int
     place: int
-    """Among those of its owner."""
+    """Its index among those of its owner."""
     tensor: torch.Tensor
 
 
@@ -58,11 +58,11 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 @torch.no_grad()
 def bit_digests(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Digests of the bits of some tensors: shape (tensors,), int64, on ``device``.
+    """Digests of the bits of tensors: shape (tensors,), int64, on ``device``.
 
-    Of a DTensor it is this rank's shard that counts, of other wrappers the tensors inside. Any
-    dtype, device and layout of strides; a tensor that is not contiguous is copied first. Small
-    tensors are mixed together, for a launch takes longer than they do. No collective happens.
+    For a DTensor this rank's shard counts, for other wrappers the tensors inside. Any dtype, device
+    and strides are possible; a non-contiguous tensor is copied first. Small tensors are mixed
+    together, because a launch takes longer than they do. No collective happens.
     """
     parts = [
         _Part(owner, place, plain)
@@ -72,7 +72,7 @@ def bit_digests(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.
     result = torch.zeros(len(tensors), dtype=torch.int64, device=device)
     for there in {part.tensor.device for part in parts}:
         mine = [part for part in parts if part.tensor.device == there]
-        # The lengths, so that trailing zeros count.
+        # The lengths are mixed in, so that trailing zeros count.
         totals = torch.tensor([part.tensor.nbytes + 1 for part in mine], device=there)
         block = _BLOCK_WORDS.get(there.type, _BLOCK_WORDS["cuda"])
         for pieces in _batches(mine, block):
@@ -85,8 +85,8 @@ def bit_digests(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.
 
 
 def mix_(words: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser, in place on an int64 tensor of any shape: one-to-one."""
-    # int64 shifts keep the sign, so what they shift in is masked away.
+    """SplitMix64's finaliser, in place on an int64 tensor of any shape; it is one-to-one."""
+    # int64 shifts keep the sign, so the bits shifted in are masked.
     words ^= (words >> 30).bitwise_and_((1 << 34) - 1)
     words *= _FIRST
     words ^= (words >> 27).bitwise_and_((1 << 37) - 1)
@@ -96,7 +96,7 @@ def mix_(words: torch.Tensor) -> torch.Tensor:
 
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What is inside DTensors, Float8 weights and other wrappers."""
+    """The plain tensors inside DTensors, Float8 weights and other wrappers."""
     tensor = local_part(tensor)
     if isinstance(tensor, AsyncCollectiveTensor):
         tensor = tensor.trigger_wait()
@@ -152,16 +152,16 @@ def _sums(pieces: Sequence[_Piece], block: int) -> torch.Tensor:
 
 @functools.cache
 def _steps(count: int, device: torch.device) -> torch.Tensor:
-    """What the positions 0, 1, …, count - 1 add to their words; kept, for every batch needs it."""
+    """The values added for positions 0, 1, …, count - 1; cached, because every batch needs them."""
     return torch.arange(count, device=device).mul_(_GOLDEN)
 
 
 def _as_words(content: torch.Tensor) -> torch.Tensor:
-    """Bytes as int64; the last word is filled up with zeros."""
+    """Bytes as int64; the last word is padded with zeros."""
     missing = -content.numel() % _WORD_BYTES
     if missing:
         content = torch.nn.functional.pad(content, (0, missing))
-    if content.storage_offset() % _WORD_BYTES:  # torch views only what is aligned
+    if content.storage_offset() % _WORD_BYTES:  # torch can view only aligned data
         content = content.clone()
     return content.view(torch.int64)
 
@@ -169,7 +169,7 @@ def _as_words(content: torch.Tensor) -> torch.Tensor:
 def mixed(counter: torch.Tensor, key: int) -> torch.Tensor:
     """SplitMix64 of an int64 tensor: the value of each counter in the sequence of a 64-bit key.
 
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). The 64 bits
-    come as signed numbers, for int64 arithmetic wraps as unsigned arithmetic does.
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). The 64 bits are
+    signed numbers, because int64 arithmetic wraps like unsigned arithmetic.
     """
     return mix_((counter * _GOLDEN).add_(_signed(key)))

@@ -1,7 +1,7 @@
-"""Buffers at a sampled step, sketched as parameters are: a router's biases, running statistics.
+"""Sketches of buffers at a sampled step, such as a router's biases or running statistics.
 
-A buffer lies whole on many ranks, in several pipeline stages and replicas; each is counted once.
-Whether copies agree is what ``converge_harness.rank.recorder.replicas`` looks at.
+A buffer is whole on many ranks, in several pipeline stages and replicas; each is counted once.
+Whether copies agree is checked in ``converge_harness.rank.recorder.replicas``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from converge_harness.rank.recorder.sketch import (
 from converge_harness.run_folder import arrays as contract
 
 LARGEST = 1 << 24
-"""Entries of a buffer that is still looked at: a table longer than this is made, not learnt."""
+"""Largest number of entries of a buffer that is sketched: a longer table is computed, not
+learnt."""
 
 
 class _Owned(NamedTuple):
@@ -47,13 +48,13 @@ class _Owned(NamedTuple):
     row: int
     part: torch.nn.Module
     name: str
-    """In ``part``: a buffer may be replaced by another tensor at any time."""
+    """Its name in ``part``: a buffer may be replaced by another tensor at any time."""
     held: Held | HeldRun
     parts: tuple[HashedPart, ...]
 
 
 class BufferSamples:
-    """A rank's part of the buffers' rows. Making one is collective over the world."""
+    """A rank's part of the buffers' rows. The constructor is collective over the world."""
 
     def __init__(self, model_parts: Sequence[torch.nn.Module], device: torch.device) -> None:
         mine: dict[str, tuple[torch.nn.Module, str, torch.Tensor]] = {}
@@ -82,9 +83,9 @@ class BufferSamples:
 
     @torch.no_grad()
     def finish(self, sketcher: Sketcher) -> torch.Tensor:
-        """Shape (buffers, SUMS + 1), float64: what this rank adds to sketches and squares.
+        """This rank's summands of sketches and squares: shape (buffers, SUMS + 1), float64.
 
-        A buffer that is gone, or has another shape than when training began, has NaN.
+        A buffer that is gone, or whose shape has changed since training began, has NaN.
         """
         added = torch.zeros(len(self.names), WIDTH, dtype=torch.float64, device=self._device)
         untold = list(self._untold)
@@ -109,20 +110,20 @@ class BufferSamples:
 
 
 def _readable(buffer: torch.Tensor) -> bool:
-    """Whether entries can be told: not on no device, and no complex numbers in shards."""
+    """Whether entries can be read: not on the meta device, and not complex numbers in shards."""
     cut = isinstance(buffer, DTensor) and not all(each.is_replicate() for each in buffer.placements)
     return not buffer.is_meta and buffer.numel() <= LARGEST and not (buffer.is_complex() and cut)
 
 
 def _as_real(buffer: torch.Tensor) -> torch.Tensor:
-    """A complex buffer, which every rank has whole, as pairs of real numbers."""
+    """A complex buffer, which is never sharded, as pairs of real numbers."""
     return torch.view_as_real(local_part(buffer)) if buffer.is_complex() else buffer
 
 
 def _alike_everywhere(shapes: dict[str, tuple[int, ...]]) -> set[str]:
-    """Names of buffers that have one shape on all ranks that hold them. Collective.
+    """Names of buffers with the same shape on all ranks that have them. Collective.
 
-    Where shapes differ, ranks hold pieces cut by hand or things of their own.
+    If shapes differ, the buffers are manual shards, or unrelated.
     """
     found: dict[str, set[tuple[int, ...]]] = {}
     for some in world.everyones(shapes):

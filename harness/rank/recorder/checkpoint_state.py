@@ -1,7 +1,7 @@
-"""All that a checkpoint holds, as evidence: ``state/saved-…npz`` and ``state/loaded-…npz``.
+"""The content of checkpoints as evidence: ``state/saved-…npz`` and ``state/loaded-…npz``.
 
-Parameters and every state of the optimizer are sketched as whole tensors, by the hash that is their
-parameter's: what ranks of one sharding saved can be compared with what ranks of another loaded.
+Parameters and all optimizer states are sketched as whole tensors, with the hash of their parameter,
+so that the state saved with one sharding can be compared with the state loaded with another.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from converge_harness.run_folder.layout import arrays_name
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Where the training stands, as the trainer itself counts."""
+    """The trainer's own counters of progress."""
 
     lr: float
-    """The rate that the next optimizer step will use."""
+    """The learning rate of the next optimizer step."""
     trainer_step: int
     tokens_seen: int
-    """Over all ranks."""
+    """Summed over all ranks."""
     samples_consumed: int
-    """Samples that all ranks have been given; UNKNOWN when the loader does not tell."""
+    """Samples read by all ranks together; UNKNOWN if the loader does not provide it."""
 
 
 class StateSamples:
@@ -43,7 +43,7 @@ class StateSamples:
         optimizers: Sequence[torch.optim.Optimizer],
         folder: Path | None,
     ) -> None:
-        """``folder`` is None but on the writer."""
+        """``folder`` is None except on the writer."""
         self._tensors = tensors
         self._after = after
         self._optimizers = optimizers
@@ -51,12 +51,12 @@ class StateSamples:
 
     @torch.no_grad()
     def write(self, event: str, step: int, counters: Counters) -> None:
-        """Sketch the state as it is now. Collective over the world.
+        """Sketch the current state. Collective over the world.
 
         Args:
-            event: ``layout.SAVED`` or ``layout.LOADED``, with which the file's name begins.
+            event: ``layout.SAVED`` or ``layout.LOADED``, the prefix of the file's name.
             step: of the checkpoint.
-            counters: as they are now.
+            counters: the current ones.
         """
         states, left = self._after.finish()
         rows = [self._tensors.parameter_rows()]
@@ -66,7 +66,7 @@ class StateSamples:
             return
         arrays = self._tensors.arrays(step, {PARAMETERS: parameters})
         arrays |= self._after.arrays(states, norms)
-        del arrays["clipped_norm"]  # says nothing: a load leaves no gradients
+        del arrays["clipped_norm"]  # meaningless here: there are no gradients after a load
         sketches = np.array([table[:, :SUMS] for table in sketched])
         shape = (len(states), len(parameters), SUMS)
         arrays["state_sketch"] = sketches.reshape(shape).swapaxes(0, 1)

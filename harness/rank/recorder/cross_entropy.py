@@ -1,9 +1,9 @@
-"""The loss again, from the logits and labels that the trainer's loss saw.
+"""Recomputes the loss from the logits and labels that the trainer's loss function got.
 
-Each exponential is taken in float32 (for float64 logits in float64); sums of exponentials, their
-logarithm, and the sum over tokens are float64. On 1024 tokens of 512 logits with a standard
-deviation of 3, a token's loss is off by at most 2e-8 nats and their mean by 3e-11 of it, far below
-what the trainer's own float32 loss is off by, at half the time that float64 exponentials take.
+Exponentials are computed in float32 (for float64 logits in float64); sums of exponentials, their
+logarithm, and the sum over tokens in float64. On 1024 tokens of 512 logits with a standard
+deviation of 3, a token's loss is off by at most 2e-8 nats and the mean by a relative 3e-11, far
+less than the error of the trainer's own float32 loss, in half the time of float64 exponentials.
 
 With tensor parallelism the logits are vocabulary shards. Each rank then keeps two numbers per
 token, the log-sum-exp of its shard and the target's logit if its shard has it, and all of a
@@ -25,22 +25,22 @@ from torch.distributed.tensor import DTensor, Shard
 from converge_harness.rank.recorder.flat_shard import FlatShard
 
 IGNORE_INDEX = -100
-"""The label that both torchtitan and this project's loader give to positions without a target."""
+"""The label of positions without a target, in torchtitan and in this project's loader."""
 
 _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
-"""Logits taken at a time, in float32 and for their sum in float64: 768 KiB on a CPU, where a block
-should fit a cache, 192 MiB on a GPU, where a launch should pay."""
+"""Logits processed at a time, in float32 and for their sum in float64: 768 KiB on a CPU, where a
+block should fit in the cache, 192 MiB on a GPU, where launches should be few."""
 
 
 class _Tokens(NamedTuple):
-    """What is kept of one call's tokens; left on the device, for a transfer would stop it."""
+    """The stored values of one call's tokens; on the device, since a transfer would block."""
 
     label: torch.Tensor
     """Shape (tokens,), integer."""
     target: torch.Tensor
     """The label's logit: shape (tokens,), dtype of the logits; -inf outside the columns."""
     largest: torch.Tensor
-    """The largest logit, no infinity: shape (tokens, 1), dtype of the logits."""
+    """The largest logit, clamped to finite numbers: shape (tokens, 1), dtype of the logits."""
     exps: torch.Tensor
     """Sum over the columns of exp(logit - largest): shape (tokens,), float64."""
 
@@ -52,7 +52,7 @@ class CrossEntropySum:
     vocab_size: int
     tp_group: dist.ProcessGroup | None = None
     problems: list[str] = field(default_factory=list)
-    """Why the last sum is NaN, where it is not because of the logits."""
+    """Why the last sum is NaN, if the logits are not the reason."""
     _whole: list[_Tokens] = field(default_factory=list)
     _shards: list[_Tokens] = field(default_factory=list)
     _shard_group: dist.ProcessGroup | None = None
@@ -62,7 +62,7 @@ class CrossEntropySum:
         """Count the tokens of one call of the loss function.
 
         logits has shape (..., vocabulary or a shard of it), labels the leading shape with global
-        token ids; either may be a DTensor. Labels of IGNORE_INDEX count nothing.
+        token ids; either may be a DTensor. Labels equal to IGNORE_INDEX do not count.
         """
         group = self._vocabulary_group(logits)
         scores = local_part(logits).detach().flatten(0, -2)
@@ -80,7 +80,8 @@ class CrossEntropySum:
     def take(self) -> float:
         """The step's sum in nats; starts the next step. Collective over the vocabulary's ranks.
 
-        NaN, with one of ``problems``, where ranks with shards of the same logits had other labels.
+        NaN, with a sentence in ``problems``, if ranks with shards of the same logits had different
+        labels.
         """
         total = 0.0
         self.problems.clear()
@@ -94,14 +95,15 @@ class CrossEntropySum:
             of_shards = _combine(mine, self._shard_group)
             if of_shards is None:
                 self.problems.append(
-                    "the loss cannot be recomputed: ranks that share a vocabulary had other labels"
+                    "the loss cannot be recomputed: ranks that share a vocabulary had different "
+                    "labels"
                 )
             total += math.nan if of_shards is None else of_shards
             self._shards.clear()
         return total
 
     def _vocabulary_group(self, logits: torch.Tensor) -> dist.ProcessGroup | None:
-        """The ranks that share these logits' vocabulary; None when each has all of it."""
+        """The ranks that share these logits' vocabulary; None if each has all of it."""
         if isinstance(logits, DTensor):
             for dim, placement in enumerate(logits.placements):
                 if isinstance(placement, Shard) and placement.dim == logits.ndim - 1:
@@ -115,7 +117,7 @@ class CrossEntropySum:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor or flat shard; a plain tensor itself. No communication."""
+    """This rank's part of a DTensor or flat shard; a plain tensor unchanged."""
     if isinstance(tensor, FlatShard):
         return tensor.local()
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
@@ -124,15 +126,15 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def _tokens(scores: torch.Tensor, label: torch.Tensor, first: int) -> _Tokens:
     """Count tokens whose logits, from vocabulary entry ``first`` on, have shape (tokens, columns).
 
-    Few operations: on a CPU each takes as long as the exponentials of some tokens.
+    It uses few operations, because on a CPU each costs as much as the exponentials of some tokens.
     """
     width = scores.shape[-1]
     wanted = label - first if first else label
     column = wanted.clamp(0, width - 1)
     target = scores.gather(-1, column.unsqueeze(-1)).squeeze(-1)
     target.masked_fill_(column != wanted, -torch.inf)
-    # The largest logit is subtracted before exp, so that nothing overflows; an infinite one is not,
-    # for infinity less infinity is no number.
+    # The largest logit is subtracted before exp to avoid overflow, unless it is infinite: infinity
+    # minus infinity is NaN.
     bounds = torch.finfo(scores.dtype)
     largest = scores.amax(dim=-1, keepdim=True).clamp_(bounds.min, bounds.max)
     exps = torch.empty(len(scores), dtype=torch.float64, device=scores.device)
@@ -156,8 +158,8 @@ def _lse_and_target(calls: Sequence[_Tokens]) -> tuple[torch.Tensor, torch.Tenso
 def _combine(mine: torch.Tensor, group: dist.ProcessGroup | None) -> float | None:
     """Sum over tokens of log-sum-exp minus target logit, from every rank's shard.
 
-    Ignored tokens travel too: ranks that were given other batches by a bug ignore other numbers of
-    them, and a gather of other sizes aborts. None where the ranks' labels differ.
+    Ignored tokens are gathered too: ranks that got different batches by a bug ignore different
+    numbers of them, and a gather of different sizes aborts. None if the ranks' labels differ.
     """
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everyone, mine.contiguous(), group=group)

@@ -30,11 +30,11 @@ class BatchDigest:
         labels: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> None:
-        """Count a batch of tensors of shape (batch, …), labels and mask too.
+        """Count a batch: tensors of shape (batch, …), also labels and mask.
 
-        Integers count by their values, other numbers by their bits. Entries whose mask is zero are
-        padding and count nothing: the mask has the leading dimensions of what it pads; labels of
-        another shape are not padded.
+        Integers are hashed by value, other numbers by their bits. Entries whose mask is zero are
+        padding and do not count: the mask has the leading dimensions of the inputs; it is not
+        applied to labels of another shape.
         """
         columns = [_samples(inputs, mask)]
         if labels is not None:
@@ -69,7 +69,7 @@ def combine(parts: Iterable[tuple[int, int, int]]) -> str:
 
 
 def _samples(batch: torch.Tensor, mask: torch.Tensor | None) -> Iterable[np.ndarray]:
-    """Per sample its entries, without padding: little-endian int64, or bytes of other numbers."""
+    """Per sample, its entries without padding: little-endian int64, or other numbers' bytes."""
     plain = batch.detach().cpu()
     if mask is None:
         return _little_endian(plain)
@@ -79,6 +79,6 @@ def _samples(batch: torch.Tensor, mask: torch.Tensor | None) -> Iterable[np.ndar
 
 def _little_endian(batch: torch.Tensor) -> np.ndarray:
     if batch.is_floating_point() or batch.is_complex():
-        # Not every dtype of torch is one of NumPy's; all have bytes.
+        # NumPy does not have all of torch's dtypes, but all have bytes.
         return batch.reshape(len(batch), -1).contiguous().view(torch.uint8).numpy()
     return batch.numpy().astype("<i8")

@@ -1,9 +1,9 @@
-"""A shard that is a run of consecutive entries of the whole tensor, flattened.
+"""A shard that is a run of consecutive entries of the flattened whole tensor.
 
-FSDP 1 and DeepSpeed's ZeRO cut tensors so, and keep the pieces in buffers of their own. A flat
-shard stands wherever the rank code expects a tensor, as a DTensor does: ``shape`` is the whole
-tensor's, ``grad`` the same run of its gradient, and ``placement.local_shard`` gives the entries.
-What it holds is fetched anew each time, for such buffers are replaced.
+FSDP 1 and DeepSpeed's ZeRO shard tensors like this, and keep the pieces in buffers of their own. A
+flat shard can be used wherever the rank code expects a tensor, like a DTensor: ``shape`` is the
+whole tensor's, ``grad`` the same run of its gradient, and ``placement.local_shard`` returns the
+entries. They are fetched anew each time, because the buffers may be replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 class FlatShardError(Exception):
-    """What was fetched is not what the shard says it holds."""
+    """The fetched entries do not match the shard."""
 
 
 class FlatShard:
@@ -31,18 +31,18 @@ class FlatShard:
         gradient: Callable[[], torch.Tensor | None] = lambda: None,
         states: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """Say what is held, and where to fetch it.
+        """Set which entries are held, and how to fetch them.
 
         Args:
             whole: shape of the whole tensor.
             start: first entry held.
-            stop: one after the last; ``start`` where nothing is held.
-            value: gives a plain tensor of any shape with ``stop - start`` entries.
-            gradient: gives the same entries of the gradient; None while there is none.
-            states: gives what the optimizer keeps for these entries, by its names (``exp_avg``,
-                ``step``): plain tensors of ``stop - start`` entries, and numbers.
+            stop: one after the last; equal to ``start`` if nothing is held.
+            value: returns a plain tensor of any shape with ``stop - start`` entries.
+            gradient: returns the same entries of the gradient; None while there is none.
+            states: returns the optimizer states of these entries by name (``exp_avg``, ``step``):
+            plain tensors with ``stop - start`` entries, and numbers.
 
-        Nothing that is fetched may be a collective, nor change anything.
+        These functions must not call collectives or change anything.
         """
         self.shape = torch.Size(whole)
         self.start = start
@@ -51,7 +51,7 @@ class FlatShard:
         self._gradient = gradient
         self._states = states
         if not 0 <= start <= stop <= self.numel():
-            raise FlatShardError(f"entries {start} to {stop} do not lie in shape {self.shape}")
+            raise FlatShardError(f"entries {start} to {stop} are not in shape {self.shape}")
 
     def numel(self) -> int:
         """Entries of the whole tensor."""
@@ -81,7 +81,7 @@ class FlatShard:
         return None if gradient is None else self._alike(gradient)
 
     def kept(self) -> dict[str, Any]:
-        """What the optimizer keeps: tensors of as many entries as shards, the rest as it is."""
+        """The optimizer states: tensors with as many entries as flat shards, others unchanged."""
         return {
             name: self._alike(value)
             if isinstance(value, torch.Tensor)
@@ -96,12 +96,12 @@ class FlatShard:
 
 
 class FlatOptimizer:
-    """What optimizers keep for flat shards, where the rank code expects an optimizer."""
+    """The optimizer states of flat shards, for code that expects an optimizer."""
 
     def __init__(self, shards: Iterable[FlatShard]) -> None:
         self._shards = tuple(shards)
 
     @property
     def state(self) -> dict[FlatShard, dict[str, Any]]:
-        """As it is now."""
+        """The current states."""
         return {shard: shard.kept() for shard in self._shards}

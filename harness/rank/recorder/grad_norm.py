@@ -1,15 +1,15 @@
-"""The global gradient norm again, in float64, each distinct shard counted once.
+"""Recomputes the global gradient norm in float64, counting each distinct shard once.
 
-Which ranks hold the same shard is decided once, before the first step, from the placements: a
-shard's key is its parameter's canonical name and its coordinates on the mesh dimensions that
-shard it. Replicated dimensions are left out of the key, so of all ranks that hold a copy just one
-counts it, whatever mixture of FSDP, HSDP, DDP, TP, CP and PP made the copies. Shards with copies
-are shared out, so that no rank waits for another that counts them all.
+Which ranks hold the same shard is determined once, before the first step, from the placements: a
+shard's key is its parameter's canonical name and its coordinates on the mesh dimensions that shard
+it. Replicated dimensions are not in the key, so of all ranks that hold a copy exactly one counts
+it, for any combination of FSDP, HSDP, DDP, TP, CP and PP. Shards with copies are distributed over
+their holders, so that no rank waits for another that counts them all.
 
-A gradient may be a DTensor of partial sums when it is clipped (a replicated norm weight under TP
-alone, in torchtitan 0.2.2): clipping and the optimizer, which are DTensor operations, reduce it
-when they read it. Each rank's own part is neither the gradient nor a copy of it, so
-``whole_gradients`` makes it whole for as long as one looks.
+A gradient may be a DTensor of partial sums when it is clipped (a replicated norm weight with TP
+only, in torchtitan 0.2.2): clipping and the optimizer, which are DTensor operations, reduce it when
+they read it. Each rank's own part is neither the gradient nor a copy of it, so ``whole_gradients``
+reduces it while it is read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _BLOCK_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 24}
 """Entries converted to float64 at a time."""
 
 ShardKey = tuple[str, tuple[tuple[str, int], ...]]
-"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it, or the first
-entry and the end of a run."""
+"""Canonical name; (mesh dimension, coordinate) for every dimension that shards it, or start and end
+of a run."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class GradNorm:
     sizes: tuple[int, ...]
     """Entries of each whole parameter."""
     owned: list[tuple[int, torch.Tensor]]
-    """Index into ``names`` and the parameter, where this rank is the one that counts it."""
+    """Index into ``names`` and the parameter, for shards that this rank counts."""
     problems: list[str] = field(default_factory=list)
-    """Gradients that cannot be counted, in words; a norm with one of them is no evidence."""
+    """Sentences on gradients that cannot be counted; the norm is then no evidence."""
 
     @torch.no_grad()
     def squares(self) -> list[float]:
@@ -73,12 +73,12 @@ def square_sums(shards: Iterable[tuple[int, torch.Tensor]], rows: int) -> list[f
     blocks: list[torch.Tensor] = []
     for index, shard in shards:
         limit = _BLOCK_ELEMENTS.get(shard.device.type, _BLOCK_ELEMENTS["cuda"])
-        # In blocks: a float64 norm may make a float64 copy.
+        # In blocks, because a norm in float64 may copy to float64.
         parts = (shard,) if shard.numel() <= limit else shard.reshape(-1).split(limit)
         indices.extend([index] * len(parts))
         blocks.extend(parts)
     sums = [0.0] * rows
-    if blocks:  # one call, and one transfer from the device, for all
+    if blocks:  # one call and one transfer from the device for all
         norms = torch.stack(torch._foreach_norm(blocks, 2, dtype=torch.float64)).tolist()
         for index, norm in zip(indices, norms, strict=True):
             sums[index] += norm**2
@@ -115,7 +115,7 @@ def assign_shards(parameters: Sequence[tuple[str, torch.Tensor]]) -> GradNorm:
 
 
 def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
-    """The same on all ranks that hold the same shard of the same tensor, and only there."""
+    """A key that is equal exactly on the ranks that hold the same shard of the same tensor."""
     if isinstance(tensor, FlatShard) and not tensor.is_whole:
         return name, (("start", tensor.start), ("stop", tensor.stop))
     if not isinstance(tensor, DTensor):
@@ -132,10 +132,10 @@ def shard_key(name: str, tensor: torch.Tensor) -> ShardKey:
 
 
 def _owners(everyone: Sequence[Sequence[tuple[ShardKey, int]]]) -> dict[ShardKey, int]:
-    """Which rank counts each shard; every rank finds the same.
+    """Which rank counts each shard; every rank computes the same result.
 
-    ``everyone`` has each rank's shards and their entries. What one rank alone holds is its own;
-    the rest goes, largest shards first, to the holder with the fewest entries so far.
+    ``everyone`` has each rank's shards and their entries. A shard on one rank only is counted
+    there; the others are assigned, largest first, to the holder with the fewest entries so far.
     """
     entries: dict[ShardKey, int] = {}
     holders: dict[ShardKey, list[int]] = defaultdict(list)
@@ -158,7 +158,7 @@ def global_norm(rows: Sequence[Sequence[float]]) -> float:
 
 
 def placement_problem(parameter: torch.Tensor, gradient: torch.Tensor) -> str:
-    """Why a gradient's shards do not add up to its norm; empty when they do."""
+    """Why a gradient's norm cannot be summed over its shards; empty if it can."""
     placements = _placements(gradient)
     if any(placement.is_partial() for placement in placements):
         return f"gradient is an unreduced partial sum, placements {placements}"
@@ -179,9 +179,9 @@ def _run(tensor: torch.Tensor | FlatShard) -> tuple[int, int] | None:
 
 @contextmanager
 def whole_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """While it lasts, ``grad`` of each parameter lies as the parameter does.
+    """During the block, ``grad`` of each parameter is placed like the parameter.
 
-    Collective over the meshes of gradients that are partial sums; nothing happens where none is.
+    Collective over the meshes of gradients that are partial sums; does nothing if there are none.
     """
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""Which files a rank's code came from, besides what the identity of its job covers.
+"""Files that a rank imported and that its job's identity does not cover.
 
-A job's identity holds the versions of the toolchain's packages and the digest of our own rank code.
-Modules that lie elsewhere (an editable install, a folder on ``PYTHONPATH``, the person's own script
-or override) change without either, and so does a package that was installed from a folder or a
-wheel, whose version stays. So each rank leaves their digests in ``imported/rank-NNNNN.json``, and a
-finished run is taken again only while they are the same.
+A job's identity has the versions of the toolchain's packages and the digest of our own rank code.
+Other modules (an editable install, a folder on ``PYTHONPATH``, the user's own script or override)
+can change without changing it, and so can a package installed from a folder or a wheel, whose
+version stays the same. So each rank writes their digests to ``imported/rank-NNNNN.json``, and a
+finished run is reused only while they are the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from converge_harness.run_folder.layout import IMPORTED
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Folders of modules that the run itself generates."""
 _OWN = "converge-harness"
-"""Our own distribution, whose code the identity holds."""
+"""Our own distribution, whose code is part of the identity."""
 _BEFORE_IMPORTS_S = 0.1
-"""No module of a person's is imported that early in a process; also covers coarse clocks."""
+"""Seconds in which a process cannot yet have imported a user's module; also covers coarse
+clocks."""
 
 
 def process_began() -> float:
@@ -46,15 +47,15 @@ def process_began() -> float:
 
 
 _IMPORTS_BEGAN = process_began()
-"""Of a rank that was forked from a warm server: when that one started, which imported for it."""
+"""In a rank forked from a warm server: the start of the server, which did the imports."""
 
 
 def leave_imported(run_folder: Path, rank: int) -> None:
     """Write ``imported/rank-NNNNN.json``: ``{"began": 1.8e9, "files": {path: SHA-256 or null}}``.
 
-    ``began`` is when the rank started, in seconds since the epoch. Null stands for what cannot be
-    read as a file, as a module in a zip archive, and for a file that has been written since the
-    rank started: it may have imported what was there before.
+    ``began`` is when the rank started, in seconds since the epoch. Null stands for a module that
+    cannot be read as a file (for example in a zip archive), and for a file written since the rank
+    started, which may have imported an earlier version.
     """
     covered = _covered(run_folder)
     owned, records = _packages()
@@ -68,14 +69,14 @@ def leave_imported(run_folder: Path, rank: int) -> None:
 
 def _files() -> Iterator[Path]:
     for module in list(sys.modules.values()):
-        # Some modules answer any attribute, and some raise.
+        # Some modules have any attribute, and some raise.
         name = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(name, str) and name:
             yield Path(os.path.realpath(name))
 
 
 def _covered(run_folder: Path) -> tuple[Path, ...]:
-    """Folders of the interpreter, of ours, and of what the run itself makes."""
+    """Folders of the interpreter, of our package, and of modules that the run itself generates."""
     of_python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
     caches = (os.environ.get(name) for name in _CACHES)
     folders = (*of_python, *caches, *converge_harness.__path__, run_folder)
@@ -83,17 +84,17 @@ def _covered(run_folder: Path) -> tuple[Path, ...]:
 
 
 def _is_covered(path: Path, covered: tuple[Path, ...]) -> bool:
-    # On Debian the packages' folder lies in that of the standard library.
+    # On Debian the packages' folder is inside that of the standard library.
     packages = not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
     return any(path.is_relative_to(each) for each in covered) and not packages
 
 
 def _packages() -> tuple[frozenset[str], tuple[Path, ...]]:
-    """Files of the packages of this Python, and the lists of those not known by their version.
+    """Files of this Python's packages, and ``RECORD`` of those that a version does not identify.
 
-    A package from an index or a commit is known by that. One from a folder or a file (PEP 610) is
-    known by its ``RECORD``, which has the digest of each file. What was copied there by hand
-    belongs to no package.
+    A package from an index or a commit is identified by it. One from a folder or a file (PEP 610)
+    is identified by its ``RECORD``, which has the digest of each file. Files that were copied by
+    hand belong to no package.
     """
     owned: set[str] = set()
     records = []
@@ -108,7 +109,7 @@ def _packages() -> tuple[frozenset[str], tuple[Path, ...]]:
 
 
 def _package_folders() -> list[str]:
-    """Where this Python's own packages lie; not those of ``PYTHONPATH``."""
+    """The folders of this Python's own packages, without ``PYTHONPATH``."""
     folders = [*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
@@ -129,7 +130,7 @@ def _is_local(distribution: Distribution) -> bool:
 
 def _digest(path: Path) -> str | None:
     try:
-        # The time of change: that of writing can be set, and a file that is moved keeps it.
+        # ctime: mtime can be set, and moving a file keeps it.
         if path.stat().st_ctime > _IMPORTS_BEGAN + _BEFORE_IMPORTS_S:
             return None
         return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,8 +1,8 @@
-"""Which entries of the whole tensor a rank's shard holds, for every placement.
+"""Which entries of the whole tensor a rank's shard has, for every placement.
 
-Along each dimension a shard holds some runs of coordinates, and it is their product over the
-dimensions. ``torch.distributed.tensor._utils.compute_local_shape_and_global_offset`` gives only
-where the first run begins; a strided shard, FSDP over TP on one dimension, has several.
+A shard is the product over the dimensions of some runs of coordinates.
+``torch.distributed.tensor._utils.compute_local_shape_and_global_offset`` only returns the start of
+the first run; a strided shard (FSDP over TP on one dimension) has several.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from converge_harness.rank.recorder.flat_shard import FlatShard
 
 Runs = tuple[range, ...]
-"""Coordinates along one dimension, in the order in which the shard holds them."""
+"""Coordinates along one dimension, in the shard's order."""
 
 
 class PlacementError(Exception):
-    """Which entries a shard holds cannot be told from its placements."""
+    """The placements do not show which entries a shard holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Held:
         return self.shape == local or self.numel == math.prod(local) == 0
 
     def flat_index(self, start: int, stop: int, device: torch.device | str) -> torch.Tensor:
-        """Flat indices in the whole tensor of entries ``start`` to ``stop`` of the flat shard.
+        """Flat indices in the whole tensor of entries ``start`` to ``stop`` of the flattened shard.
 
         Shape (stop - start,), int64.
         """
@@ -68,20 +68,20 @@ class Held:
     def blocks(
         self, entries: int, device: torch.device | str
     ) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Slices of the flat shard with their flat indices in the whole, ``entries`` at a time."""
+        """Slices of the flattened shard with their indices in the whole, ``entries`` at a time."""
         for start in range(0, self.numel, entries):
             stop = min(start + entries, self.numel)
             yield slice(start, stop), self.flat_index(start, stop, device)
 
     def divided(self, dim: int) -> tuple[Held, Held]:
-        """The dimensions before ``dim`` and those from it on: a shard is their product."""
+        """The dimensions before ``dim``, and those from it on: the shard is their product."""
         leading = Held(self.whole[:dim], self.runs[:dim])
         return leading, Held(self.whole[dim:], self.runs[dim:])
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRun:
-    """The same where a shard is a run of the flattened whole, as FSDP 1 and ZeRO cut it."""
+    """The same for a shard that is a run of the flattened whole, as in FSDP 1 and ZeRO."""
 
     whole: tuple[int, ...]
     """Shape of the whole tensor."""
@@ -110,9 +110,10 @@ class HeldRun:
             yield part, torch.arange(begin, end, device=device)
 
     def matrices(self, rows: int, columns: int) -> Iterator[tuple[slice, Held]]:
-        """The run as products of rows and columns of the whole as a matrix of that shape.
+        """The run as blocks of the whole viewed as a matrix of that shape.
 
-        A part of a row, whole rows, a part of a row: slices of the run, with what they hold.
+        These are a part of a row, whole rows, and a part of a row: slices of the run, each with the
+        entries that it has.
         """
         first_whole = -(-self.start // columns) * columns
         last_whole = self.stop // columns * columns
@@ -127,7 +128,7 @@ class HeldRun:
 
 
 def held(tensor: torch.Tensor | FlatShard) -> Held | HeldRun:
-    """What this rank holds of a tensor: all of a plain one, a shard of a DTensor, or a run.
+    """The entries that this rank holds: all of a plain tensor, a DTensor's shard, or a run.
 
     Raises PlacementError for partial sums and when placements and shard disagree.
     """
@@ -156,9 +157,9 @@ def held(tensor: torch.Tensor | FlatShard) -> Held | HeldRun:
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's entries as a plain tensor that shares their memory; complete, without autograd.
+    """This rank's entries as a plain tensor that shares their memory, without autograd.
 
-    Wrappers around a single tensor, as Float8's weights for FSDP's all-gather, are taken off.
+    Wrappers around a single tensor, such as Float8's weights for FSDP's all-gather, are removed.
     """
     if isinstance(tensor, FlatShard):
         return tensor.local()
@@ -179,9 +180,9 @@ _Step = tuple[int, Placement]
 def _orders(placements: Sequence[Placement], sizes: Sequence[int]) -> list[list[_Step]]:
     """The orders in which mesh dimensions may have divided a tensor.
 
-    DTensor reads placements from left to right. FSDP2 divides what TP has divided before, and says
-    so with ``_StridedShard``, which is the same only where the divisions leave no remainder: so
-    such placements may also be read as FSDP2 applied them, from right to left.
+    DTensor applies placements from left to right. FSDP2 shards what TP has already sharded, and
+    expresses that with ``_StridedShard``, which is equivalent only if the divisions have no
+    remainder: so such placements may also be applied as FSDP2 does, from right to left.
     """
     steps = list(enumerate(placements))
     strided = [step for step in steps if isinstance(step[1], _StridedShard)]
@@ -193,7 +194,7 @@ def _orders(placements: Sequence[Placement], sizes: Sequence[int]) -> list[list[
 
 
 def _is_fsdp_over(strided: _Step, steps: Sequence[_Step], sizes: Sequence[int]) -> bool:
-    """Whether the split factor counts the shards that mesh dimensions to the right make."""
+    """Whether the split factor is the number of shards of the mesh dimensions to the right."""
     shards = math.prod(
         sizes[dim]
         for dim, placement in steps[strided[0] + 1 :]
@@ -209,13 +210,13 @@ def _divides(placement: Placement) -> bool:
 def _divide(
     whole: tuple[int, ...], sizes: Sequence[int], coordinate: Sequence[int], steps: Sequence[_Step]
 ) -> tuple[Runs, ...]:
-    """Per dimension, what is left for a coordinate of the mesh after all steps."""
+    """Per dimension, the coordinates of a mesh coordinate's shard after all steps."""
     runs: list[Runs] = [(range(size),) for size in whole]
     for mesh_dim, placement in steps:
         if isinstance(placement, Replicate):
             continue
         if not _divides(placement):
-            raise PlacementError(f"placement {placement} is no shard and no replica")
+            raise PlacementError(f"placement {placement} is neither a shard nor a replica")
         before = runs[placement.dim]
         pieces = placement.split_factor if isinstance(placement, _StridedShard) else 1
         runs[placement.dim] = tuple(
@@ -227,7 +228,7 @@ def _divide(
 
 
 def _chunk(runs: Runs, chunks: int, which: int) -> Runs:
-    """One of the chunks that ``torch.chunk`` makes, or nothing where it makes fewer."""
+    """One of the chunks that ``torch.chunk`` makes, or nothing if it makes fewer."""
     size = -(-_length(runs) // chunks)
     first, last = size * which, size * (which + 1)
     parts = []

@@ -1,7 +1,6 @@
-"""What a sampled step leaves behind: gradients as they were clipped, and the optimizer's state.
+"""The state after a sampled step: clipped gradients and optimizer states.
 
-Norms only, by the rows of the samples (``rows``); the sums over ranks are those of the whole
-tensors.
+Only norms, by the rows of the samples (``rows``); sums over ranks give those of the whole tensors.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from converge_harness.rank.recorder.rows import Rows
 from converge_harness.run_folder.arrays import optimizer_states
 
 STEP = "step"
-"""Under which torch's optimizers keep the number of their updates, per parameter."""
+"""Name of the state with the number of updates per parameter in torch's optimizers."""
 _FIRST_STATE = 2
 """Column of the first state, after the clipped gradient and the counter."""
 
 
 class PostStepRows(NamedTuple):
-    """What this rank adds to the rows of the whole tensors."""
+    """This rank's summands of the rows of the whole tensors."""
 
     states: tuple[str, ...]
     """Names of all states of a parameter's shape, sorted; the same on all ranks."""
@@ -37,7 +36,7 @@ class PostStepRows(NamedTuple):
 
 
 class PostStepSamples:
-    """A rank's part of what clipping and the optimizer left."""
+    """A rank's part of the state after clipping and the optimizer's step."""
 
     def __init__(
         self,
@@ -51,9 +50,9 @@ class PostStepSamples:
 
     @torch.no_grad()
     def finish(self) -> PostStepRows:
-        """Rows with NaN where there is nothing to count. Collective over the world."""
+        """This rank's rows, with NaN if there is nothing to count. Collective over the world."""
         kept_for = states_of(self._optimizers)
-        # Optimizers keep nothing for a shard without entries.
+        # Optimizers have no states for a shard without entries.
         shards = [
             (shard, kept_for.get(id(shard.parameter), {}))
             for shard in self._rows.shards
@@ -102,7 +101,7 @@ class PostStepSamples:
 
 
 def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Mapping[str, Any]]:
-    """What optimizers keep now for each parameter, by the parameter's ``id``."""
+    """The current optimizer states of each parameter, by the parameter's ``id``."""
     return {
         id(parameter): state
         for optimizer in optimizers
@@ -111,7 +110,7 @@ def states_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[int, Mapping[
 
 
 def _everyones_names(mine: Iterable[str]) -> tuple[str, ...]:
-    """Names that any rank has, sorted. Collective over the world."""
+    """The names of all ranks, sorted. Collective over the world."""
     names = sorted({str(name) for name in mine})
     return tuple(sorted({name for some in world.everyones(names) for name in some}))
 

@@ -1,13 +1,13 @@
 """Replica agreement: ranks that hold the same shard of the same tensor must hold the same bits.
 
 Parameters, reduced gradients, optimizer state and buffers are compared by 64-bit digests
-(``converge_harness.rank.recorder.bits``). Which tensors have copies, and where, is decided once
-from names and placements; what only one rank holds is never looked at, so with FSDP alone no
-parameter is.
+(``converge_harness.rank.recorder.bits``). Which tensors have copies, and where, is determined once
+from names and placements. Shards on one rank only are skipped, so with FSDP alone all parameters
+are.
 
-The comparison is one reduction whatever the world size: of every shard with copies, the smallest
-and the largest digest. Where the two differ, the ranks that hold the shard say more, and only then:
-which ranks hold equal bits, and along which mesh dimensions they differ. No tensor is gathered.
+The comparison is a single reduction for any world size: the smallest and the largest digest of
+every shard with copies. Only if the two differ, a second exchange finds which ranks hold equal
+bits, and along which mesh dimensions they differ. No tensor is gathered.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 KINDS = ("parameter", "gradient", "optimizer state", "buffer")
 LISTED = 20
-"""Tensors of a kind that disagree and are named; more than these are only counted."""
+"""At most so many disagreeing tensors of a kind are named; the others are only counted."""
 
 CopyKey = tuple[ShardKey, tuple[int, ...]]
-"""Shard key; local shape of a plain tensor, () of a DTensor."""
+"""Shard key; local shape of a plain tensor, () for a DTensor."""
 
 _ABSENT = 0
-"""Stands for the digest of a gradient or an optimizer state that is not there."""
+"""The digest of a missing gradient or optimizer state."""
 _NOT_HELD = (1 << 63) - 1
-"""What a rank gives to the minimum for shards that it does not hold."""
+"""A rank's value in the minimum for shards that it does not hold."""
 
 
 class _Copy(NamedTuple):
-    """A tensor on this rank that another rank, or another model part, has too."""
+    """A tensor on this rank of which another rank, or another model part, has a copy."""
 
     shard: int
-    """Place of its shard in the table of its kind, the same on all ranks."""
+    """Index of its shard in the table of its kind, the same on all ranks."""
     name: str
     tensor: torch.Tensor
 
@@ -59,7 +59,7 @@ class _Digests(NamedTuple):
     """Digests of tensors of one kind on this rank."""
 
     copies: Sequence[int]
-    """Which copy each is of."""
+    """The copy of each."""
     labels: Sequence[str]
     """Name of the optimizer state; empty for other kinds."""
     values: torch.Tensor
@@ -70,17 +70,17 @@ _NOTHING = _Digests((), (), torch.zeros(0, dtype=torch.int64))
 
 
 class _Table(NamedTuple):
-    """All shards with copies of parameters, or of buffers."""
+    """All shards with copies, of parameters or of buffers."""
 
     names: tuple[str, ...]
-    """Per shard, its tensor's canonical name; sorted, so shards of a tensor are neighbours."""
+    """Per shard, its tensor's canonical name; sorted, so that shards of a tensor are adjacent."""
     mine: tuple[_Copy, ...]
 
 
 class ReplicaCheck:
-    """Compares this rank's copies with everyone's.
+    """Compares this rank's copies with those of all ranks.
 
-    Making one is collective over the world, and so is every ``finish``.
+    The constructor and every ``finish`` are collective over the world.
     """
 
     def __init__(self, view: TrainerView) -> None:
@@ -124,7 +124,7 @@ class ReplicaCheck:
         )
 
     def finish(self, step: int) -> dict[str, Any]:
-        """Compare all copies; the ``replicas`` line of ``metrics.jsonl`` on every rank.
+        """Compare all copies; return the ``replicas`` line of ``metrics.jsonl``, on every rank.
 
         Gradients are those of the latest call of ``gradients`` since the last ``finish``.
         """
@@ -153,7 +153,7 @@ class ReplicaCheck:
         }
 
     def _states(self) -> Iterator[tuple[int, str, torch.Tensor]]:
-        """Place of the parameter with copies, name and tensor of what its optimizer keeps."""
+        """Index of the parameter with copies, name and tensor of its optimizer states."""
         state_of = states_of(self._view.optimizers)
         for place, copy in enumerate(self._parameters.mine):
             for name, value in state_of.get(id(copy.tensor), {}).items():
@@ -163,7 +163,7 @@ class ReplicaCheck:
                     yield place, str(name), torch.tensor(value, dtype=torch.float64)
 
     def _digests(self, kind: str, tensors: Sequence[tuple[int, str, torch.Tensor]]) -> _Digests:
-        """Of tensors of one kind: (place in the kind's table, state's name or empty, tensor)."""
+        """Tensors of one kind: (index in the kind's table, state's name or empty, tensor)."""
         places, labels, values = zip(*tensors, strict=True) if tensors else ((), (), ())
         first = KINDS.index(kind) * len(self._parameters.mine)
         return _Digests(
@@ -175,7 +175,7 @@ class ReplicaCheck:
         slots = self._first[-1]
         if slots == 0:
             return [0] * len(KINDS), []
-        # ~ turns the order around, so one minimum over the ranks finds the largest digest too.
+        # ~ reverses the order, so one minimum over the ranks also finds the largest digest.
         extremes = self._extremes(seen)
         world.minimum_(extremes)
         smallest, largest = extremes[:slots], ~extremes[slots:]
@@ -210,7 +210,7 @@ class ReplicaCheck:
     def _explain(
         self, listed: Mapping[tuple[int, str], Sequence[int]], seen: Sequence[_Digests]
     ) -> list[dict[str, Any]]:
-        """Where copies differ. Collective over the world."""
+        """The disagreements, in detail. Collective over the world."""
         wanted = {slot for slots in listed.values() for slot in slots}
         there: dict[int, set[tuple[str, int]]] = defaultdict(set)
         for copies, labels, values in seen:
@@ -232,7 +232,7 @@ class ReplicaCheck:
 
 
 def _tensors(table: _Table) -> list[tuple[int, str, torch.Tensor]]:
-    """Place, no state's name, and tensor of this rank's copies."""
+    """Index, empty name, and tensor of this rank's copies."""
     return [(place, "", copy.tensor) for place, copy in enumerate(table.mine)]
 
 
@@ -267,40 +267,40 @@ def _table(
 
 
 def _copy_key(name: str, tensor: torch.Tensor) -> CopyKey:
-    """The same wherever the same shard of the same tensor is held.
+    """A key that is equal wherever the same shard of the same tensor is held.
 
-    A parameter lies on the same kind of mesh on every rank that has it, so names of mesh
-    dimensions mean the same within one parameter's keys, whatever they mean for others (experts
-    lie on another mesh). A plain tensor whose local shapes differ is a shard cut by hand, no copy.
+    A parameter has the same kind of mesh on every rank, so names of mesh dimensions have one
+    meaning within a parameter's keys, even if they have another for other parameters (experts are
+    on another mesh). Plain tensors with different local shapes are manual shards, not copies.
     """
     shape = () if isinstance(tensor, DTensor | FlatShard) else tuple(tensor.shape)
     return shard_key(name, tensor), shape
 
 
 def _salt(label: str) -> int:
-    """64 bits of a name, so that two optimizer states exchanged do not look the same."""
+    """64 bits of a name, so that swapped optimizer states do not look equal."""
     digest = hashlib.blake2b(label.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class HeldShard:
-    """What one rank holds of a shard that disagrees."""
+    """One rank's copy of a disagreeing shard."""
 
     own: Mapping[str, int]
     """The rank's coordinates on the tensor's own mesh."""
     digests: frozenset[tuple[str, int]]
-    """(name of the optimizer state or empty, digest); empty when nothing is there."""
+    """(name of the optimizer state or empty, digest); empty if there is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What one rank says about the shards that disagree."""
+    """One rank's copies of the disagreeing shards."""
 
     coordinates: Mapping[str, int]
-    """Of the rank, on every mesh dimension that is known."""
+    """The rank's coordinates on every known mesh dimension."""
     shards: Mapping[int, HeldShard] = field(default_factory=dict)
-    """By slot, the same on all ranks; only those that the rank holds."""
+    """By slot (the same on all ranks), the shards that the rank holds."""
 
 
 def disagreement(
@@ -308,8 +308,8 @@ def disagreement(
 ) -> dict[str, Any]:
     """A tensor's entry in the ``replicas`` line, from all ranks in order.
 
-    ``slots`` are the shards of the tensor that disagree. Ranks of a group hold the same bits of
-    the same shard.
+    ``slots`` are the tensor's disagreeing shards. Ranks of a group hold the same bits of the same
+    shard.
     """
     groups: list[list[int]] = []
     group_of: dict[tuple[int, int], int] = {}
@@ -337,19 +337,19 @@ def disagreement(
 
 
 def rank_coordinates(view: TrainerView, tensors: Iterable[torch.Tensor]) -> dict[str, int]:
-    """This rank's place on every mesh dimension that its tensors and its trainer show."""
+    """This rank's coordinates on every mesh dimension known from its tensors and its trainer."""
     found: dict[str, int] = {}
     for tensor in tensors:
         found |= mesh_coordinates(tensor)
     if view.tp_group is not None:
         found.setdefault("tp", view.tp_rank)
-    # What DDP keeps in step lies on no mesh; then the ranks of data parallelism are its replicas.
+    # DDP's parameters are on no mesh; then the data-parallel ranks are the replicas.
     found.setdefault("dp_replicate", view.dp_rank)
     return found
 
 
 def mesh_coordinates(tensor: torch.Tensor) -> dict[str, int]:
-    """A rank's coordinates on the dimensions, of more than one rank, of a DTensor's mesh."""
+    """A rank's coordinates on the dimensions of a DTensor's mesh that have more than one rank."""
     if not isinstance(tensor, DTensor):
         return {}
     mesh = tensor.device_mesh
@@ -359,7 +359,7 @@ def mesh_coordinates(tensor: torch.Tensor) -> dict[str, int]:
 
 
 def _place(holder: Holder, slot: int) -> dict[str, int]:
-    """Coordinates of a copy, those on the tensor's own mesh first."""
+    """A copy's coordinates, those on the tensor's own mesh first."""
     own = holder.shards[slot].own
     return {**own, **{dim: at for dim, at in holder.coordinates.items() if dim not in own}}
 
@@ -367,9 +367,9 @@ def _place(holder: Holder, slot: int) -> dict[str, int]:
 def _dims_that_tell(
     group_of: Mapping[tuple[int, int], int], places: Mapping[tuple[int, int], Mapping[str, int]]
 ) -> tuple[str, ...]:
-    """The fewest mesh dimensions whose coordinates tell which group a (slot, rank) is in.
+    """The fewest mesh dimensions whose coordinates determine the group of a (slot, rank).
 
-    Empty when the known ones do not tell, as when pipeline stages hold different copies of a
+    Empty if the known ones do not, for example if pipeline stages hold different copies of a
     buffer.
     """
     dims = tuple(dict.fromkeys(dim for place in places.values() for dim in place))

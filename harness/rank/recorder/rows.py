@@ -1,9 +1,9 @@
-"""What has a row of its own in the samples: every trainable parameter, or the matrices in it.
+"""The rows of the samples: every trainable parameter, or the matrices in a fused one.
 
-One parameter may hold several matrices, as torchtitan's ``wqkv`` holds queries, keys and values. At
+One parameter may contain several matrices: torchtitan's ``wqkv`` has queries, keys and values. At
 initial weights the gradient of the values is a hundred times as long as those of queries and keys,
-and hides them. So each has a row, as it would have if it were a parameter; and runs can be compared
-of which one keeps them together and one apart.
+and hides them. So each has its own row, as if it were a parameter. This also makes runs with fused
+and separate matrices comparable.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from converge_harness.rank.recorder.sketch import HashedPart, hashed_parts
 
 
 class Shard(NamedTuple):
-    """What this rank counts of a row."""
+    """The part of a row that this rank counts."""
 
     row: int
     parameter: torch.Tensor
     held: Held | HeldRun
-    """Of the parameter."""
+    """The held entries of the parameter."""
     parts: tuple[HashedPart, ...]
     numel: int
     """Entries of the row."""
@@ -34,20 +34,20 @@ class Shard(NamedTuple):
     """Rows of the parameter's shard that belong to the matrix; None: all."""
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The entries of the row, of a tensor that is placed as the parameter's shard is."""
+        """The row's entries of a tensor that is placed like the parameter's shard."""
         return values if self.chosen is None else values[self.chosen]
 
 
 class Rows(NamedTuple):
-    """What has a row, the same on all ranks, and this rank's share."""
+    """The rows (the same on all ranks), and this rank's part of them."""
 
     names: tuple[str, ...]
-    """Canonical, sorted."""
+    """Canonical names, sorted."""
     sizes: tuple[int, ...]
     """Entries of each whole tensor."""
     shards: tuple[Shard, ...]
     unknown: Mapping[int, str]
-    """Rows of which this rank cannot tell what it holds, and why."""
+    """Rows whose held entries this rank cannot determine, and why."""
 
 
 def assign_rows(norm: GradNorm, fused: Mapping[str, Fused], device: torch.device) -> Rows:
@@ -55,8 +55,8 @@ def assign_rows(norm: GradNorm, fused: Mapping[str, Fused], device: torch.device
 
     Args:
         norm: which shards this rank counts.
-        fused: parameters of this rank that hold several matrices, by canonical name.
-        device: where the tensors are.
+        fused: parameters of this rank that contain several matrices, by canonical name.
+        device: of the tensors.
     """
     divided = _everyones(fused, norm.names)
     sizes: dict[str, int] = {}
@@ -86,7 +86,7 @@ def assign_rows(norm: GradNorm, fused: Mapping[str, Fused], device: torch.device
 
 
 def _everyones(fused: Mapping[str, Fused], trained: Sequence[str]) -> dict[str, Fused]:
-    """Of all pipeline stages: every rank has a row for each. Collective over the world."""
+    """The rows of all pipeline stages, on every rank. Collective over the world."""
     known = set(trained)
     return {
         name: each
@@ -119,14 +119,14 @@ def _matrices(
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """How the rows of a parameter are shared out: in blocks, by a pattern that repeats."""
+    """Which rows of a fused parameter belong to which matrix: a repeating pattern of blocks."""
 
     names: tuple[str, ...]
     """Canonical names of the matrices."""
     block: int
-    """Rows that follow each other, of one matrix."""
+    """Consecutive rows of one matrix."""
     pattern: tuple[int, ...]
-    """Index into ``names`` of each block of a period."""
+    """Index into ``names`` of each block in a period."""
 
     def of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Index into ``names`` of each row of the whole parameter."""
@@ -134,7 +134,7 @@ class Fused:
         return pattern[rows // self.block % len(self.pattern)]
 
     def sizes(self, whole: int) -> dict[str, int]:
-        """Entries of each matrix, of a parameter with ``whole`` entries."""
+        """Entries of each matrix in a parameter with ``whole`` entries."""
         return {
             name: whole * self.pattern.count(number) // len(self.pattern)
             for number, name in enumerate(self.names)
@@ -143,18 +143,18 @@ class Fused:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What a shard holds of one of the matrices."""
+    """A shard's part of one of the matrices."""
 
     number: int
     """Index into ``Fused.names``."""
     rows: torch.Tensor
-    """Shape (rows,), int64: its rows of the shard."""
+    """Shape (rows,), int64: the matrix's rows in the shard."""
     held: Held
-    """Those rows, of the matrix as a tensor of its own."""
+    """Those rows, as entries of the matrix as a separate tensor."""
 
 
 def matrices(fused: Fused, held: Held) -> Sequence[Matrix]:
-    """The parts of a shard that belong to each of the matrices, whatever the sharding."""
+    """The parts of a shard that belong to each matrix, for any sharding."""
     of_whole = fused.of_rows(torch.arange(held.whole[0]))
     leading, _ = held.divided(1)
     here = leading.flat_index(0, leading.numel, "cpu")
@@ -162,7 +162,7 @@ def matrices(fused: Fused, held: Held) -> Sequence[Matrix]:
     for number in range(len(fused.names)):
         belongs = of_whole == number
         rows = torch.nonzero(belongs[here]).flatten()
-        # Row r of the whole is that row of the matrix of which as many come before.
+        # Row r of the whole is row n of the matrix, where n of its rows come before.
         places = (belongs.cumsum(0) - 1)[here[rows]]
         whole = (int(belongs.sum()), *held.whole[1:])
         found.append(Matrix(number, rows, Held(whole, (_runs(places), *held.runs[1:]))))
@@ -170,7 +170,7 @@ def matrices(fused: Fused, held: Held) -> Sequence[Matrix]:
 
 
 def _runs(places: torch.Tensor) -> tuple[range, ...]:
-    """Ascending places as runs of such that follow each other."""
+    """Ascending indices as runs of consecutive ones."""
     if not len(places):
         return ()
     ends = torch.nonzero(places.diff() != 1).flatten() + 1

@@ -1,9 +1,9 @@
-"""Count sketches: 64 signed sums from which the distance of two tensors can be told.
+"""Count sketches: 64 signed sums from which the distance of two tensors can be estimated.
 
 A hash gives every entry of a tensor a sign and one of 64 sums. For two tensors of one name, the
 sum of squared differences of their sums estimates the squared norm of the tensors' difference:
 without bias, and with a relative standard deviation of at most sqrt(2/64) = 18%, because the hash
-is 4-universal. Sums of shards add up to those of the whole tensor, whatever the sharding.
+is 4-universal. The sums of shards add up to those of the whole tensor, for any sharding.
 
 Sources: Alon, Matias and Szegedy 1996 (signed sums estimate a second moment); Charikar, Chen and
 Farach-Colton 2002 (count sketch: each entry goes into one sum only); Thorup and Zhang 2004,
@@ -13,8 +13,8 @@ of this estimate, and the hash).
 The hash of entry (row, column) of a matrix is ``A[row] ^ B[column] ^ C[row + column]``, with tables
 A, B and C of random bits: Thorup and Zhang prove that it is 4-universal. The tables hold seven bits
 an entry and are as long as a row and a column, so a block of entries is hashed by two XORs of
-short integers. Any tensor is taken for the matrix that its dimensions make when they are divided in
-two, so that rows and columns are fewest.
+short integers. A tensor is viewed as a matrix: its dimensions are split in two such that the sum of
+rows and columns is smallest.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ from converge_harness.rank.recorder.bits import mixed
 from converge_harness.rank.recorder.placement import Held, HeldRun
 
 SUMS = 64
-"""Sums of a sketch."""
+"""Number of sums of a sketch."""
 _CODES = 2 * SUMS
 """A code of seven bits: one for the sign, six for the sum."""
 WIDTH = _CODES + 2
-"""Columns of what is added up: sums by code, sum of squares, entries that are not zero."""
+"""Columns of the accumulated rows: sums by code, sum of squares, number of nonzero entries."""
 SQUARES = _CODES
 NOT_ZERO = _CODES + 1
 _TABLE_BLOCK = 1 << 15
-"""Entries of a table made at a time: temporaries of less than 1 MiB."""
+"""Table entries computed at a time: temporaries of less than 1 MiB."""
 _ALL = slice(None)
-"""Of rows or columns that are not cut: to cut a small shard takes longer than to hash it."""
+"""Smallest number of rows or columns to split: splitting a small shard takes longer than hashing
+it."""
 _TOGETHER = 1 << 8
-"""Pieces taken at once, at most: as many as int16 has room for beside a code."""
+"""Largest number of pieces processed together: int16 has no room for more beside a code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class ShardHash:
     _sums: torch.Tensor
     """Shape (span of rows, span of columns), int16: C as a view that overlaps itself."""
     _row_places: torch.Tensor | None
-    """Where the rows are in ``_sums``; None when they follow each other."""
+    """Indices of the rows in ``_sums``; None if they are consecutive."""
     _column_places: torch.Tensor | None
 
     def write(self, down: slice, across: slice, base: int, codes: torch.Tensor) -> None:
@@ -89,7 +90,7 @@ class _Piece(NamedTuple):
     """A block of a shard."""
 
     row: int
-    """To which its sums are added."""
+    """The row to which its sums are added."""
     hash: ShardHash
     down: slice
     across: slice
@@ -98,13 +99,13 @@ class _Piece(NamedTuple):
 
 
 class Sketcher:
-    """Adds up shards in working memory that all of them share.
+    """Adds up shards in shared working memory.
 
-    Small shards are taken together: an operation takes longer than their entries do.
+    Small shards are processed together, because an operation takes longer than their entries.
     """
 
     def __init__(self, block: int, device: torch.device) -> None:
-        """``block`` is how many entries are taken at a time: ten bytes of memory for each."""
+        """``block`` is the number of entries processed at a time: ten bytes of memory for each."""
         self._wide = torch.empty(block, dtype=torch.float64, device=device)
         self._codes = torch.empty(block, dtype=torch.int16, device=device)
 
@@ -114,8 +115,8 @@ class Sketcher:
     ) -> None:
         """Add shards to rows of ``into``, float64 of shape (rows, WIDTH).
 
-        Of each shard: its row, its hash, its values, a plain tensor of any float dtype. On CUDA the
-        order of additions, and so the last bit of a sum, is not fixed.
+        Each shard is given by its row, its hash and its values, a plain tensor of any float dtype.
+        On CUDA the order of additions, and so the last bit of a sum, is not deterministic.
         """
         with _in_any_order():
             for pieces in self._batches(shards):
@@ -124,7 +125,7 @@ class Sketcher:
     def _batches(
         self, shards: Iterable[tuple[int, ShardHash, torch.Tensor]]
     ) -> Iterator[list[_Piece]]:
-        """All blocks of all shards in order, as many together as there is room for."""
+        """All blocks of all shards in order, as many together as fit."""
         batch: list[_Piece] = []
         room = len(self._wide)
         for row, hashed, values in shards:
@@ -154,7 +155,7 @@ class Sketcher:
 
     @torch.no_grad()
     def not_finite(self, shard: ShardHash, values: torch.Tensor) -> int:
-        """Entries of a shard that are NaN or infinite."""
+        """Number of entries of a shard that are NaN or infinite."""
         blocks = _blocks(shard.shape, values, len(self._wide))
         return sum(block.numel() - int(block.isfinite().sum()) for _, _, block in blocks)
 
@@ -176,27 +177,27 @@ def shard_hash(name: str, held: Held, device: torch.device) -> ShardHash:
 
 
 class HashedPart(NamedTuple):
-    """A part of a shard that is a matrix, and its hash."""
+    """A part of a shard that is a block of the matrix, and its hash."""
 
     entries: slice
-    """Of the flat shard; ``_ALL`` where the part is the shard."""
+    """Its slice of the flattened shard; ``_ALL`` if the part is the whole shard."""
     hash: ShardHash
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The part's values, of those of the shard."""
+        """The part's values, from those of the shard."""
         return values if self.entries == _ALL else values.reshape(-1)[self.entries]
 
 
 def hashed_parts(name: str, held: Held | HeldRun, device: torch.device) -> tuple[HashedPart, ...]:
-    """The parts of what a rank holds of a named tensor: one matrix, or up to three of a run.
+    """The parts of a rank's shard of a named tensor: one block, or up to three for a run.
 
-    An entry of the whole tensor has the same code whatever holds it.
+    An entry of the whole tensor has the same code in every sharding.
     """
     if isinstance(held, Held):
         return (HashedPart(_ALL, shard_hash(name, held, device)),)
     division = _division(held.whole)
     rows, columns = math.prod(held.whole[:division]), math.prod(held.whole[division:])
-    # A matrix of that shape is divided between its rows and columns again, or is one row.
+    # A matrix of that shape is split into the same rows and columns again, or is one row.
     return tuple(
         HashedPart(part, shard_hash(name, block, device))
         for part, block in held.matrices(rows, max(columns, 1))
@@ -206,7 +207,7 @@ def hashed_parts(name: str, held: Held | HeldRun, device: torch.device) -> tuple
 def _blocks(
     shape: tuple[int, int], values: torch.Tensor, entries: int
 ) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-    """Blocks of a shard as a matrix: which rows, which columns, the values."""
+    """Blocks of a shard as a matrix: rows, columns, values."""
     rows, columns = shape
     if not rows * columns:
         return
@@ -237,12 +238,12 @@ def _in_any_order() -> Iterator[None]:
 
 
 def folded(added: torch.Tensor) -> torch.Tensor:
-    """The sketches, shape (..., SUMS), of rows that ``Sketcher.add`` filled."""
+    """The sketches, shape (..., SUMS), from rows that ``Sketcher.add`` filled."""
     return added[..., :SUMS] - added[..., SUMS:_CODES]
 
 
 def _division(whole: tuple[int, ...]) -> int:
-    """How many leading dimensions make the rows of the matrix."""
+    """Number of leading dimensions that become the rows of the matrix."""
     return min(
         range(len(whole) + 1),
         key=lambda dim: math.prod(whole[:dim]) + math.prod(whole[dim:]),
@@ -252,7 +253,7 @@ def _division(whole: tuple[int, ...]) -> int:
 def _places(
     side: Held, key: int, device: torch.device
 ) -> tuple[torch.Tensor, int, int, torch.Tensor | None]:
-    """Of the rows (or columns) held: their codes, the first, the last, and where they are."""
+    """For the held rows (or columns): codes, the first, the last, and their indices."""
     count = side.numel
     codes = torch.empty(count, dtype=torch.int16, device=device)
     for block, index in side.blocks(_TABLE_BLOCK, device):
@@ -273,5 +274,5 @@ def _table(start: int, stop: int, key: int, device: torch.device) -> torch.Tenso
 
 
 def _codes(index: torch.Tensor, key: int) -> torch.Tensor:
-    """Seven random bits for each index."""
+    """Seven random bits per index."""
     return (mixed(index, key) >> 57).bitwise_and_(_CODES - 1).to(torch.int16)

@@ -1,32 +1,32 @@
-"""The evidence of each step, the same for every dialect; a dialect only says where things are.
+"""Records the evidence of each step, in the same way for every dialect.
 
 In a training step a dialect calls, in this order::
 
-    begin_step(step)               before anything of the step
+    begin_step(step)               at the start of the step
     on_batch(inputs, labels)       once per batch taken from the loader, before any CP split
     on_logits(logits, labels)      wherever the loss function is called, outside compiled code
     before_clip()                  gradients are complete and not yet clipped; the first call counts
-    on_log(loss, grad_norm)        what the trainer reports
+    on_log(loss, grad_norm)        the values that the trainer reports
     end_step()                     on **every** rank: the one collective of a plain step
 
-A step that is sampled (``RankJob.sample_steps``) has two more collectives at its end: one adds up
-the rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step
-finds it, with its checkpoint loaded. After the last step comes ``close()``.
+A sampled step (``RankJob.sample_steps``) has two more collectives at its end: one adds up the rows
+of the per-tensor evidence, one compares replicas. Step 0 is the model before the first step, with
+its checkpoint loaded. ``close()`` is called after the last step.
 
-Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
-whose checkpoint is about to be written; both are collective over the world.
+In a run with several passes, ``on_load`` is called before the first step, and ``on_save`` after a
+step whose checkpoint is about to be written; both are collective over the world.
 
 Before step 1 there may be frozen steps (``converge_harness.rank.titan.common.frozen_steps``):
-``begin_frozen``, the same calls as in a step but for ``on_log``, and ``end_frozen``; after the last
-of them ``close_frozen``.
+``begin_frozen``, the same calls as in a step except ``on_log``, and ``end_frozen``; after the last
+one ``close_frozen``.
 
-Each rank keeps what it saw; ``end_step`` gathers one small float64 row from every rank, and the
-writer (the lowest rank that holds the last pipeline stage) turns the rows into one line of
-``metrics.jsonl``. Sums over ranks are made by ``math.fsum`` in rank order, so they are rounded once
-and the same in every run.
+Each rank stores what it saw; ``end_step`` gathers one small float64 row from every rank, and the
+writer (the lowest rank with the last pipeline stage) makes one line of ``metrics.jsonl`` from them.
+Sums over ranks use ``math.fsum`` in rank order, so they are rounded once and are the same in every
+run.
 
-Attach the recorder **before** a test set's ``inject`` is called: what an injected wrapper does to
-gradients or metrics then happens before the recorder sees them, as a bug of the trainer would.
+Attach the recorder **before** a test set's ``inject`` is called: an injected wrapper then changes
+gradients or metrics before the recorder sees them, like a bug of the trainer.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ from converge_harness.run_folder.passes import PassFolder, claim_pass, pass_fold
 
 
 class StepRecorder:
-    """Collects a rank's evidence; on the writer, writes it.
+    """Collects a rank's evidence; on the writer, also writes it.
 
-    Making one is collective over the world, and so is every ``end_step``.
+    The constructor and every ``end_step`` are collective over the world.
     """
 
     def __init__(self, view: TrainerView, job: RankJob) -> None:
@@ -87,10 +87,10 @@ class StepRecorder:
         self.positions = 0
         """Positions, valid or not, of this step's batches from the loader."""
         self.loss_targets = 0
-        """Positions, valid or not, that this rank's loss function was given in this step."""
+        """Positions, valid or not, that this rank's loss function got in this step."""
         self._saw_logits = False
         self.saw_dtensor_logits: bool | None = None
-        """Whether the latest logits were a DTensor; None while this rank saw none."""
+        """Whether the latest logits were a DTensor; None if this rank has not seen any."""
         self._squares: list[float] | None = None
         self._clipping = False
         """Whether clipping has begun in this step."""
@@ -105,9 +105,9 @@ class StepRecorder:
         self.this_pass = (
             begin_pass(job.run_folder, requeued=job.is_requeued) if job.resumes else None
         )
-        """None but in a run of several passes."""
+        """Only in a run with several passes; else None."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
-        """Where the evidence is left."""
+        """The folder for the evidence."""
         self._writer: metrics.MetricsWriter | None = None
         if self.is_writer:
             header: dict[str, Any] = {
@@ -133,11 +133,11 @@ class StepRecorder:
         self._state = StateSamples(self._samples, after, view.optimizers, state)
         self._replicas = ReplicaCheck(view)
         self._frozen: FrozenStepSamples | None = None
-        """While the steps are frozen."""
+        """Only during frozen steps; else None."""
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the step under way is a frozen one."""
+        """Whether the current step is a frozen one."""
         return self._frozen is not None
 
     @property
@@ -146,12 +146,12 @@ class StepRecorder:
 
     @property
     def saw_gradients(self) -> bool:
-        """Whether the gradients of this step have been taken."""
+        """Whether the gradients of this step have been recorded."""
         return self._squares is not None
 
     @property
     def step(self) -> int:
-        """The step under way, or the last one finished."""
+        """The current step, or the last finished one."""
         return self._step
 
     @property
@@ -160,16 +160,16 @@ class StepRecorder:
         return self._digest.samples
 
     def begin_step(self, step: int) -> None:
-        """Forget the last step, note the learning rate and the time. Step 0 is sampled here."""
+        """Start a step: record the learning rate and the time. Step 0 is sampled here."""
         if self._began is None:
             self._began = time.perf_counter()
-        if step == 1:  # no step 0 in a run that resumes
+        if step == 1:  # a resumed run has no step 0
             self._write_replicas(self._sampled(0))
         self._step = step
         self._forget()
 
     def begin_frozen(self) -> None:
-        """Forget the frozen step before: a forward and backward pass at the initial weights."""
+        """Start a frozen step: a forward and backward pass at the initial weights."""
         if self._frozen is None:
             self._frozen = FrozenStepSamples(self._samples.rows)
         self._forget()
@@ -193,8 +193,8 @@ class StepRecorder:
     ) -> None:
         """Count a batch from the loader: tensors of shape (batch, …).
 
-        Where ``mask`` is zero is padding, which is no part of a sample. Without labels, all tokens
-        of integer inputs count, and of other inputs every sample.
+        Positions where ``mask`` is zero are padding and ignored. Without labels, all tokens of
+        integer inputs count, and every sample of other inputs.
         """
         self._digest.add(inputs, labels, mask)
         self.positions += inputs.numel()
@@ -207,7 +207,7 @@ class StepRecorder:
 
     def on_logits(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Count the tokens of a call of the loss function; no collective happens here."""
-        if self._paused or not torch.is_grad_enabled():  # without gradients it is validation
+        if self._paused or not torch.is_grad_enabled():  # validation has no gradients
             return
         self._saw_logits = True
         self.saw_dtensor_logits = isinstance(logits, DTensor)
@@ -216,7 +216,7 @@ class StepRecorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count calls of the loss function that are no part of training."""
+        """Do not count calls of the loss function that are not part of training."""
         self._paused = True
         try:
             yield
@@ -224,22 +224,22 @@ class StepRecorder:
             self._paused = False
 
     def before_clip(self) -> None:
-        """Take the gradients' squared norms, and their samples.
+        """Record the gradients' squared norms, and their samples.
 
-        No collective happens here, unless gradients are partial sums.
-        Only the first call of a step: what clips the model part by part has clipped some by then.
+        No collective happens here, unless gradients are partial sums. Only the first call in a step
+        counts: if the model is clipped part by part, a later call would see clipped gradients.
         """
         if not self._clipping:
             self._clipping = True
             self.take_gradients()
 
     def before_unknown_clip(self) -> None:
-        """The same for a function that may call ``before_clip`` later, which then counts."""
+        """The same for a function that may itself call ``before_clip`` later, which then counts."""
         if not self._clipping:
             self.take_gradients()
 
     def take_gradients(self) -> None:
-        """The gradients of this step are as they are now; what was taken before is forgotten."""
+        """Record the current gradients as those of this step, replacing earlier ones."""
         self._lr = self.view.learning_rate()
         with whole_gradients(self._parameters):
             self._squares = self._grad_norm.squares()
@@ -249,7 +249,7 @@ class StepRecorder:
                 self._replicas.gradients()
 
     def on_log(self, loss: float | None, grad_norm: float | None) -> None:
-        """Note what the trainer reports on this rank."""
+        """Record the values that the trainer reports on this rank."""
         self._reported = (loss, grad_norm)
 
     def end_step(self) -> None:
@@ -262,7 +262,7 @@ class StepRecorder:
         self._write_replicas(agreement)
 
     def end_frozen(self) -> None:
-        """Gather what the ranks saw of a frozen step. Collective over the world."""
+        """Gather the ranks' evidence of a frozen step. Collective over the world."""
         if self._frozen is None:
             raise RuntimeError("no frozen step has begun")
         gradients = self._samples.gradients_of_all()
@@ -270,16 +270,16 @@ class StepRecorder:
         self._frozen.add(gradients, self._measured(rows, squares, problems))
 
     def close_frozen(self) -> None:
-        """Write what the frozen steps left; training begins."""
+        """Write the evidence of the frozen steps; training begins."""
         if self._frozen is not None and self.is_writer:
             self._frozen.write(self.folder)
         self._frozen = None
 
     def _everyones_rows(self) -> tuple[list[RankRow], list[list[float]], list[str]]:
-        """What every rank saw of the step: rows, squares of gradients, and problems. Collective."""
+        """Every rank's rows, squares of gradients, and problems of the step. Collective."""
         squares = self._squares or [0.0] * len(self._grad_norm.names)
         high, low = self._digest.halves
-        # Every vocabulary shard takes part in the sum; one of them counts it.
+        # All vocabulary shards take part in the sum; one of them counts it.
         loss_sum = self._cross_entropy.take() if self.view.has_last_stage else 0.0
         problems = [
             *self._grad_norm.problems,
@@ -311,9 +311,9 @@ class StepRecorder:
         return rows, all_squares, problems
 
     def on_load(self, step: int | None, counters: Counters) -> None:
-        """Note from which checkpoint training goes on, and what it restored.
+        """Record from which checkpoint training resumes, and the restored state.
 
-        0 is the seed checkpoint, None one of no known place. Collective over the world.
+        0 is the seed checkpoint, None an unknown one. Collective over the world.
         """
         if self._writer is not None:
             self._writer.loaded(step)
@@ -321,7 +321,7 @@ class StepRecorder:
             self._state.write(LOADED, step, counters)
 
     def on_save(self, step: int, counters: Counters) -> None:
-        """Note what the checkpoint of a step will hold. Collective over the world.
+        """Record the state that a step's checkpoint will have. Collective over the world.
 
         Raises SupersededError on the writer when a later pass of the run has begun.
         """
@@ -332,18 +332,18 @@ class StepRecorder:
         self._state.write(SAVED, step, counters)
 
     def close(self) -> None:
-        """Training is complete, or as far as this pass was to go: give the evidence its name."""
+        """Training has reached its last step (of the run or the pass): rename the metrics file."""
         leave_imported(self._run_folder, world.rank())
         if self._writer is not None:
             self._writer.finish(self._last_step if self.this_pass else self._step)
 
     def leave(self) -> None:
-        """Training ends before its last step: the evidence stays what it is, not complete."""
+        """Training ends before its last step: the evidence stays incomplete."""
         if self._writer is not None:
             self._writer.leave()
 
     def _sampled(self, step: int) -> dict[str, Any] | None:
-        """Per-tensor evidence of a step that is sampled. Collective over the world."""
+        """Write the per-tensor evidence of a sampled step. Collective over the world."""
         if step not in self._sample_steps:
             return None
         self._samples.finish(step)
@@ -389,7 +389,7 @@ def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by th
 
 
 class RankRow(NamedTuple):
-    """What one rank saw of a step. All float64, so that one gather carries it."""
+    """One rank's evidence of a step. All float64, so that one gather is enough."""
 
     dp_rank: float
     first_of_dp: float
@@ -414,14 +414,14 @@ def measured(
     *,
     logits_optional: bool,
 ) -> dict[str, Any]:
-    """The part of the line that the probe measured; None for what could not be.
+    """The recomputed part of the line; None for a value that could not be measured.
 
     Args:
         rows: every rank's, in rank order.
-        squares: per rank, of each parameter, the sum of squares of the gradient that it counts.
-        problems: what any rank could not count, in sentences.
+        squares: per rank and parameter, the sum of squares of the gradient that it counts.
+        problems: sentences on what some rank could not count.
         names: canonical names of the parameters.
-        logits_optional: whether it is no fault that no rank saw logits.
+        logits_optional: whether it is allowed that no rank saw logits.
     """
     speakers = [row for row in rows if row.first_of_dp]
     tokens = int(sum(row.tokens for row in speakers))
@@ -449,7 +449,7 @@ def measured(
 
 
 def mean_loss(rows: Iterable[RankRow]) -> float | None:
-    """Of what the ranks that speak report, each over its tokens or all the same; None: nobody."""
+    """The mean of the reported losses, weighted by tokens or equally; None: no rank has one."""
     given = [(row.reported, row.tokens) for row in rows if row.reports and row.first_of_dp]
     if not given:
         return None
@@ -461,7 +461,7 @@ def mean_loss(rows: Iterable[RankRow]) -> float | None:
 
 
 def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) -> list[str]:
-    """Trainable parameters whose whole gradient is absent or zero."""
+    """Trainable parameters whose whole gradient is missing or zero."""
     return [
         name
         for name, column in zip(names, zip(*squares, strict=True), strict=True)
@@ -476,7 +476,7 @@ def _agree(rows: Sequence[RankRow]) -> bool:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Largest memory so far: allocated on the CUDA device, or resident in the process."""
+    """Peak memory so far: allocated on the CUDA device, or resident in the process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
@@ -485,12 +485,12 @@ def peak_memory_bytes(device: torch.device) -> int:
 def begin_pass(run_folder: Path, *, requeued: bool = False) -> PassFolder:
     """Make the folder of the next pass. Collective over the world.
 
-    No two lives get the same one, even if they begin at the same time.
+    No two starts get the same one, even at the same time.
 
     Args:
         run_folder: of the job.
-        requeued: whether a scheduler starts the job again, so that nobody but its ranks sets
-            torn checkpoints aside.
+        requeued: whether a scheduler restarts the job, so that its ranks must set torn checkpoints
+        aside themselves.
     """
     found: list[int] = [0]
     if dist.get_rank() == 0:

@@ -1,8 +1,8 @@
 """Per-tensor evidence of a sampled step, ``tensors/step-NNNNNNNN.npz``, and of frozen steps.
 
-Each rank sketches the shards that it counts in the gradient norm, and one sum over the ranks makes
-the rows of the whole tensors, whatever the sharding. No tensor is ever gathered. What frozen steps
-leave is ``frozen.npz``, one entry per batch.
+Each rank sketches the shards that it counts in the gradient norm; one sum over the ranks gives the
+rows of the whole tensors, for any sharding. No tensor is ever gathered. Frozen steps are written to
+``frozen.npz``, one entry per batch.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from converge_harness.run_folder.layout import FROZEN, SAMPLE, arrays_name
 from converge_harness.run_folder.metrics import BATCH_DIGEST, LOSS_RECOMPUTED, PROBLEMS
 
 _SMALLEST_BLOCK = 1 << 16
-"""Entries sketched at a time, at least: working memory of 0.7 MiB."""
+"""Smallest number of entries sketched at a time: working memory of 0.7 MiB."""
 _LARGEST_BLOCK = 1 << 22
 _COLUMNS = SUMS + 3
-"""Of a parameter's row when it is summed over ranks: sketch, square, zeros, not finite."""
+"""Columns of a parameter's row when it is summed over ranks: sketch, square, zeros, not finite."""
 
 Table = npt.NDArray[np.float64]
 
 
 class TensorSamples:
-    """A rank's part of the samples; on the writer, their file.
+    """A rank's part of the samples; the writer also writes the file.
 
-    A tensor that cannot be counted has NaN in its row, no zeros, all entries not finite, and a
-    sentence in ``problems``.
+    For a tensor that cannot be counted, the row has NaN, no zeros and all entries not finite, and
+    ``problems`` has a sentence.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class TensorSamples:
         after: PostStepSamples,
         buffers: BufferSamples,
     ) -> None:
-        """``folder`` is None but on the writer."""
+        """``folder`` is None except on the writer."""
         self.problems: list[str] = []
-        """Tensors that cannot be counted, in sentences; the caller clears it."""
+        """Sentences on tensors that cannot be counted; the caller clears it."""
         self.rows = rows
         self._folder = folder
         self._after = after
@@ -65,7 +65,7 @@ class TensorSamples:
 
     @torch.no_grad()
     def gradients(self) -> None:
-        """Sketch the gradients as they are now. No collective happens here."""
+        """Sketch the current gradients. No collective happens here."""
         uncounted = dict(self.rows.unknown)
         values: list[tuple[Shard, torch.Tensor | None]] = []
         for shard in self.rows.shards:
@@ -79,7 +79,7 @@ class TensorSamples:
 
     @torch.no_grad()
     def gradients_of_all(self) -> Table:
-        """Shape (rows, _COLUMNS): the gradients sketched last. Collective over the world."""
+        """The gradients sketched last, shape (rows, _COLUMNS). Collective over the world."""
         return sum_over_ranks([self._taken_gradients()])[0]
 
     def _taken_gradients(self) -> torch.Tensor:
@@ -114,20 +114,20 @@ class TensorSamples:
 
     @torch.no_grad()
     def parameter_rows(self) -> torch.Tensor:
-        """What this rank adds to the rows of the parameters as they are now. No collective."""
+        """This rank's summands of the rows of the current parameters. No collective."""
         values = [(shard, local_shard(shard.parameter)) for shard in self.rows.shards]
         return self._rows(values, self.rows.unknown)
 
     @torch.no_grad()
     def rows_of(self, kept: Callable[[torch.Tensor], torch.Tensor | None]) -> torch.Tensor:
-        """The same for a tensor that is kept for each parameter, placed as it is; NaN without one.
+        """The same for a tensor per parameter, placed like the parameter; NaN if there is none.
 
-        It is hashed by the row's name, as the parameter itself.
+        It is hashed by the row's name, like the parameter itself.
         """
         values: list[tuple[Shard, torch.Tensor | None]] = []
         absent: list[int] = []
         for shard in self.rows.shards:
-            if not shard.numel:  # optimizers keep nothing for a shard without entries
+            if not shard.numel:  # optimizers have no states for a shard without entries
                 continue
             value = kept(shard.parameter)
             if value is None or placement_problem(shard.parameter, value):
@@ -143,7 +143,7 @@ class TensorSamples:
         values: Iterable[tuple[Shard, torch.Tensor | None]],
         uncounted: Mapping[int, str],
     ) -> torch.Tensor:
-        """Shape (rows, _COLUMNS), float64: what this rank adds to them."""
+        """This rank's summands: shape (rows, _COLUMNS), float64."""
         added = torch.zeros(len(self.rows.names), WIDTH, dtype=torch.float64, device=self._device)
         entries, not_finite = [0] * len(added), [0] * len(added)
         present = []
@@ -190,14 +190,14 @@ class TensorSamples:
 
 
 def sum_over_ranks(tables: Sequence[torch.Tensor]) -> list[Table]:
-    """Add up tables of the same shapes on all ranks, in one reduction. Collective."""
+    """Add up tables with the same shapes on all ranks, in one reduction. Collective."""
     flat = world.add_up_(torch.cat([table.reshape(-1) for table in tables]))
     parts = flat.cpu().split([table.numel() for table in tables])
     return [part.view(table.shape).numpy() for part, table in zip(parts, tables, strict=True)]
 
 
 def _gradient_problem(shard: Shard, gradient: torch.Tensor | None) -> str:
-    """Why a gradient cannot be sketched; empty when it can, or when there is none."""
+    """Why a gradient cannot be sketched; empty if it can, or if there is none."""
     if gradient is None:
         return ""
     problem = placement_problem(shard.parameter, gradient)
@@ -215,7 +215,7 @@ def _block(parameters: Iterable[torch.Tensor]) -> int:
 
 
 class FrozenStepSamples:
-    """Collects the frozen steps, on every rank alike; one of them writes the file."""
+    """Collects the frozen steps on every rank; one rank writes the file."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -223,14 +223,14 @@ class FrozenStepSamples:
         self._measured: list[Mapping[str, Any]] = []
 
     def add(self, gradients: Table, measured: Mapping[str, Any]) -> None:
-        """One frozen step: the rows of its whole gradients, and what a step's line would say."""
+        """Add a frozen step: the rows of its whole gradients, and the values of a step's line."""
         self._gradients.append(gradients)
         self._measured.append(measured)
 
     def write(self, folder: Path) -> None:
-        """Write the file atomically. The last step that was added took the first batch again.
+        """Write the file atomically. The last added step repeats the first batch.
 
-        A loss that could not be measured is NaN, a digest that could not is empty.
+        A loss that could not be measured is NaN, such a digest is empty.
         """
         *first, again = self._gradients
         *measured, _ = self._measured
@@ -238,7 +238,7 @@ class FrozenStepSamples:
         losses = [each[LOSS_RECOMPUTED] for each in measured]
         problems = {each for some in self._measured for each in some.get(PROBLEMS, ())}
         if self._measured[-1][BATCH_DIGEST] != self._measured[0][BATCH_DIGEST]:
-            problems.add("the second pass over the first frozen batch took other samples")
+            problems.add("the second pass over the first frozen batch had other samples")
         write_arrays(
             folder / FROZEN,
             head(self._rows.names, self._rows.sizes)

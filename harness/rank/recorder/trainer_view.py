@@ -1,4 +1,4 @@
-"""Where things are in a built trainer: what the recorder is told."""
+"""Where things are in a built trainer, for the recorder."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ class TrainerView:
     dp_rank: int
     """Which part of the global batch this rank trains on."""
     first_of_dp: bool
-    """Whether this rank speaks for its dp coordinate: first on cp, tp and pp."""
+    """Whether this rank reports for its dp coordinate: it is the first on cp, tp and pp."""
     has_last_stage: bool
     """Whether this rank computes the loss; True without pipeline parallelism."""
     tp_rank: int
     tp_group: dist.ProcessGroup | None
-    """None when tensor parallelism is off."""
+    """None if tensor parallelism is off."""
     vocab_size: int
-    """Of the whole model: tells vocabulary shards in plain tensors."""
+    """Size of the whole model's vocabulary, by which shards in plain tensors are recognised."""
     device: torch.device
     optimizers: tuple[torch.optim.Optimizer, ...]
-    """Those of the parameters on this rank."""
+    """The optimizers of this rank's parameters."""
     learning_rate: Callable[[], float]
-    """The rate that the next optimizer step will use."""
+    """The learning rate of the next optimizer step."""
     logits_optional: bool = False
-    """Whether a loop may give no logits at all: then no loss is recomputed."""
+    """Whether a loop may pass no logits at all: then no loss is recomputed."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of torch and torchtitan, for the header of metrics.jsonl."""
     parameters: Sequence[tuple[str, Any]] | None = None
     """Trainable parameters, or flat shards, of this rank by canonical name; None: those of the
-    model parts. ``optimizers`` keep their states by the same objects."""
+    model parts. They are the keys of the states in ``optimizers``."""
     copies: Sequence[tuple[str, Any]] | None = None
-    """What may have copies on other ranks; None: all parameters of the model parts."""
+    """Tensors that may have copies on other ranks; None: all parameters of the model parts."""
     fused: Mapping[str, Fused] = field(default_factory=dict)
-    """Parameters on this rank that hold several matrices, by canonical name."""
+    """Fused parameters on this rank, by canonical name."""
     loss_is_local: bool = False
-    """Whether each rank reports the mean loss of its own tokens, and theirs is to be told."""
+    """Whether each rank reports the mean loss of its own tokens, which have to be averaged."""
 
 
 def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> float:
-    """The learning rate of the first group of parameters.
+    """The learning rate of the first parameter group.
 
-    Not what the schedule says: a schedule that is not loaded at a resume leaves the optimizer's.
+    Not the schedule's value: the two differ if the schedule is not loaded at a resume.
     """
     return float(next(iter(optimizers)).param_groups[0]["lr"])

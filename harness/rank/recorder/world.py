@@ -1,6 +1,6 @@
-"""What ranks do together; in a program without a process group, what one process does alone.
+"""Collectives, which also work in a single process without a process group.
 
-A plain script has no process group, and must not find one that it did not make.
+A plain script has no process group, and the recorder must not create one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def everyones(mine: T) -> list[T]:
 
 
 def gathered(row: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Every rank's row of as many numbers, in rank order. Collective over the world."""
+    """Every rank's row of numbers, all of one length, in rank order. Collective over the world."""
     mine = torch.tensor(row, dtype=torch.float64, device=device)
     if not dist.is_initialized():
         return [mine.tolist()]
     everyone = mine.new_empty(size() * len(row))
-    # torch 2.13 warns of the older name, which is all that releases before have.
+    # torch 2.13 warns about the older name, which is the only one in earlier releases.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(everyone, mine)
     return everyone.view(-1, len(row)).tolist()

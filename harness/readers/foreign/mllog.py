@@ -164,7 +164,7 @@ def _first_at_target(path: Path, evaluations: list[_Event]) -> float:
         fail(
             place(evaluations[-1].line),
             f"success, but no evaluation has both a FID of at most {_MOST_FID:g} and a CLIP of at "
-            "least {_LEAST_CLIP}",
+            f"least {_LEAST_CLIP}",
         )
     return min(there)
 
