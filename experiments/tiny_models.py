@@ -3,7 +3,7 @@
 ``[converge.model]`` reshapes torchtitan's Llama 3 and Qwen 3. Other families are built here by
 torchtitan's own builders, so that their parts, their initial weights and the code that distributes
 them are torchtitan's; only sizes differ. It is also an example of config functions with parameters
-(docs/own_model.md).
+(docs/own-model.md).
 """
 
 from dataclasses import dataclass

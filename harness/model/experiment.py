@@ -26,9 +26,8 @@ class Launcher(StrEnum):
 class Cluster:
     """``[cluster]``: what is requested from a scheduler, and what nodes need before ranks start.
 
-    Options of sbatch that are None are not asked for. Every text is what sbatch and bash take as it
-    stands, or quoted: ``converge_harness.experiment.cluster`` refuses what they would read
-    otherwise.
+    Options of sbatch that are None are not set. sbatch and bash get every text unchanged, or
+    quoted: ``converge_harness.experiment.cluster`` refuses texts that they would read differently.
     """
 
     ranks_per_node: int

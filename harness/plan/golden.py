@@ -65,7 +65,7 @@ def _standing_for(golden: Golden, control: Job) -> Job:
         train_config=replace(golden.spec.train_config, data=control.spec.train_config.data),
         tolerances=control.spec.tolerances,
         waive=control.spec.waive,
-        note=golden.words,
+        note=golden.text,
     )
     return replace(
         control,

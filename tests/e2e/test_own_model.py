@@ -1,11 +1,11 @@
-"""docs/own_model.md as it stands: its model passes, its bug fails, an edit is seen."""
+"""docs/own-model.md as it stands: its model passes, its bug fails, an edit is seen."""
 
 import re
 
 import pytest
 from real_matrices import ROOT, Matrix
 
-PAGE = ROOT / "docs" / "own_model.md"
+PAGE = ROOT / "docs" / "own-model.md"
 
 
 def write_example(folder):

@@ -100,7 +100,7 @@ def skipped(job: Job, folder: Path, needed: RunRecord) -> RunRecord:
     """The record of a job that is not started because a job that it needs did not finish."""
     by_others = (RunStatus.SKIPPED, RunStatus.REFUSED, RunStatus.CANCELLED, RunStatus.INTERRUPTED)
     how = f"was {needed.status}" if needed.status in by_others else str(needed.status)
-    why = f": {needed.error.words}" if needed.error else ""
+    why = f": {needed.error.text}" if needed.error else ""
     message = f"not started: {needed.name}, whose weights it needs, {how}{why}"
     return RunRecord(
         name=job.name,

@@ -24,7 +24,7 @@ HEADER = (
 def header(view: ReportView) -> tuple[str, ...]:
     """Titles of :data:`HEADER` as a table of this report has them.
 
-    Beside its degrees, a set that resumes shows what it goes through.
+    A set that resumes shows its events beside its degrees.
     """
     events = "degrees, events"
     return tuple(events if view.resumes and title == "degrees" else title for title in HEADER)

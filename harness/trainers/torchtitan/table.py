@@ -4,7 +4,7 @@ A train config has torchtitan's own keys, unchanged, and one table of converge::
 
     [converge]
     module = "llama3"              # torchtitan 0.3: model module and its config function
-    config = "llama3_debugmodel"   # (docs/own_model.md: a module of one's own)
+    config = "llama3_debugmodel"   # (docs/own-model.md: a module of one's own)
     [converge.arguments]           # keyword arguments of the config function
     [converge.model]               # shape overrides: dim n_layers n_heads n_kv_heads vocab_size,
                                    # head_dim (Qwen 3), moe_hidden_dim num_experts top_k (MoE)
@@ -40,9 +40,9 @@ from converge_harness.model import (
     TrainConfig,
 )
 from converge_harness.toml import (
+    Environment,
     FilePath,
     Table,
-    ToolchainName,
     Where,
     find,
     flatten,
@@ -77,7 +77,7 @@ would contradict what the plan computes from that key.
 class TitanTable(TrainerTable):
     """``kind = "torchtitan"``."""
 
-    toolchain: ToolchainName = DEFAULT_TOOLCHAIN
+    toolchain: Environment = DEFAULT_TOOLCHAIN
     spmd_backend: Annotated[str, one_of(SPMD_BACKENDS)] | None = None
     seed_checkpoint: FilePath | None = None
     tokens_per_gpu_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

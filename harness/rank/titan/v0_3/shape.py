@@ -40,7 +40,7 @@ def reshape_model(spec: Any, shape: Mapping[str, int], module: str) -> Any:
             KeyProblem(
                 "converge.model",
                 f"only torchtitan's llama3 and qwen3 can be reshaped, not {spec.name} of {module}: "
-                "write a config function with parameters (docs/own_model.md), and set them in "
+                "write a config function with parameters (docs/own-model.md), and set them in "
                 "[converge.arguments]",
             )
         )

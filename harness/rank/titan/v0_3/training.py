@@ -58,7 +58,7 @@ def run(job: Job) -> None:
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
-            leave_imported(job.run_folder, 0)  # initial weights are of the model's code, too
+            leave_imported(job.run_folder, rank=0)
             logger.info("Created seed checkpoint")
         else:
             _train(trainer, job, config, fusion)
