@@ -341,6 +341,13 @@ def _own_paths(spec: SetSpec) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # a text that is too long for a path
+        return False
+
+
 def _each_path(value: Any, change: Callable[[Path], Path]) -> Any:
     """A value with every absolute path in it changed, also that of ``/path/to/file.py:function``.
 
@@ -352,7 +359,7 @@ def _each_path(value: Any, change: Callable[[Path], Path]) -> Any:
             made = change(value) if value.is_absolute() else value
         case str() if value.startswith("/"):
             path, colon, function = value.partition(":")
-            made = f"{change(Path(path))}{colon}{function}" if Path(path).exists() else value
+            made = f"{change(Path(path))}{colon}{function}" if _exists(path) else value
         case tuple():
             made = tuple(_each_path(each, change) for each in value)
         case Mapping():
