@@ -32,7 +32,7 @@ from converge_harness.judge.compare.tensors import Comparisons, TensorComparison
 from converge_harness.judge.comparison import RunComparison, compare_runs
 from converge_harness.judge.degrees import parallelism_of
 from converge_harness.judge.programs import BEFORE_CLIPPING, probing, wrapping
-from converge_harness.judge.rcp import Submission, judge_submission
+from converge_harness.judge.rcp import RcpInputs, judge_submission
 from converge_harness.judge.resume.faults import pass_of, steps_after
 from converge_harness.judge.resume.passes import never_interrupted, tokens_off
 from converge_harness.judge.verdict import JudgedPair, judge
@@ -52,11 +52,11 @@ __all__ = [
     "JudgedPair",
     "LearntLimit",
     "PrecisionRuns",
+    "RcpInputs",
     "RunChange",
     "RunComparison",
     "SignalChange",
     "SignalSeries",
-    "Submission",
     "TensorComparison",
     "TensorDifferences",
     "calibrate",

@@ -111,7 +111,7 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class RcpInputs:
     """The inputs of these checks."""
 
     points: tuple[ReferencePoint, ...]
@@ -120,7 +120,7 @@ class Submission:
     """Relative to the reference's mean length; None: only MLPerf's rule is asked."""
 
 
-def judge_submission(name: str, table: str, submission: Submission) -> Verdict:
+def judge_submission(name: str, table: str, submission: RcpInputs) -> Verdict:
     """The verdict on a submission called ``name``, by the points of a ``table``.
 
     Raises ValueError without runs or points.

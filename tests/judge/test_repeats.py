@@ -150,7 +150,7 @@ def test_a_gradient_that_is_off_in_one_repeat_is_named():
     found = outlier_among(CONTROL, with_one(drawn(), 2, turned))
     assert found is not None
     assert found.name == "ulp.2"
-    assert "its gradient of norm.weight at step 4 differs from the control's by" in found.what
+    assert "its gradient of norm.weight at step 4 differs" in found.what
 
 
 @pytest.mark.parametrize(("stored", "named"), [("float32", True), ("bfloat16", False)])

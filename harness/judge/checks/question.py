@@ -37,7 +37,7 @@ class Question:
     tier: Tier
     inputs: tuple[str, ...]
     """Names of the fields that it looks at, of a :class:`judge.comparison.RunComparison` or
-    a :class:`converge_harness.judge.rcp.Submission`."""
+    a :class:`converge_harness.judge.rcp.RcpInputs`."""
     ask: Callable[..., CheckResult]
 
     def __call__(self, compared: object) -> Check:

@@ -50,6 +50,7 @@ from converge_harness.judge.compare.floors import (
 from converge_harness.judge.compare.limits import (
     JUMP,
     SIGNAL_ALARMS,
+    HasLimits,
     applicable,
     multiples,
     routed,
@@ -61,14 +62,13 @@ from converge_harness.model import (
     Flags,
     Floats,
     Integers,
-    Limit,
     Precision,
     SignalScale,
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Envelope:
+class Envelope(HasLimits):
     """One signal of a test set against its control; every array has one entry per step."""
 
     signal: str
@@ -126,10 +126,6 @@ class Envelope:
 
     def index_of(self, step: int) -> int:
         return int(np.searchsorted(self.steps, step))
-
-    def limit_at(self, index: int) -> Limit:
-        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
-        return Limit(float(self.limit[index]), origin)
 
 
 def compare(

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from converge_harness.model import Calibration, Evidence, Floats, Integers, RepeatKind
+from converge_harness.model import Calibration, Evidence, Flags, Floats, Integers, Limit, RepeatKind
 
 SIGNAL_ALARMS = 5e-5
 """False-alarm probability of one signal of one test set over all of its steps."""
@@ -60,6 +60,22 @@ IMPLEMENTATION_FACTOR = 2.0
 """A test set sums in an order that no repeat of the control has (other shards, other kernels): its
 rounding may be this many times theirs. Measured on the smoke matrix: see
 docs/operating-characteristics.md."""
+
+
+class HasLimits:
+    """A limit for each of several numbers, as its dataclass has them, and where each comes from."""
+
+    __slots__ = ()
+
+    limit: Floats
+    learnt: Flags
+    """Where repeats of the control decide the limit, and not a floor."""
+    floor_origin: str
+    learnt_origin: str
+
+    def limit_at(self, index: int) -> Limit:
+        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
+        return Limit(float(self.limit[index]), origin)
 
 
 def shares(count: int) -> Floats:

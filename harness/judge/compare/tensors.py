@@ -23,6 +23,7 @@ from converge_harness.judge.compare.floors import (
 from converge_harness.judge.compare.limits import (
     FIRST_JUMP,
     JUMP,
+    HasLimits,
     applicable,
     routed,
     tensor_multiple,
@@ -42,7 +43,6 @@ from converge_harness.model import (
     Flags,
     Floats,
     Integers,
-    Limit,
     Precision,
     TensorSample,
 )
@@ -53,7 +53,7 @@ NOT_MOVED = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TensorDifferences:
+class TensorDifferences(HasLimits):
     """Relative differences of one kind (gradients, say) at one step, per parameter."""
 
     difference: Floats
@@ -83,10 +83,6 @@ class TensorDifferences:
         learnt = [self.learnt_origin] if self.learnt.any() else []
         floor = [self.floor_origin] if not self.learnt.all() else []
         return ", or ".join([*learnt, *floor])
-
-    def limit_at(self, index: int) -> Limit:
-        origin = self.learnt_origin if self.learnt[index] else self.floor_origin
-        return Limit(float(self.limit[index]), origin)
 
     @property
     def excess(self) -> Floats:

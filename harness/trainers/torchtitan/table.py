@@ -39,6 +39,7 @@ from converge_harness.model import (
     SyntheticData,
     TrainConfig,
 )
+from converge_harness.run_folder.layout import CHECKPOINT_METADATA
 from converge_harness.toml import (
     Environment,
     FilePath,
@@ -51,8 +52,8 @@ from converge_harness.toml import (
 )
 from converge_harness.trainers.table import CorpusTable, TrainerTable, taken_out
 from converge_harness.trainers.torchtitan.own_module import config_problems, find_own_module
+from converge_harness.trainers.torchtitan.releases import DEFAULT_TOOLCHAIN
 
-DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
 OWNED = {
     "parallelism.data_parallel_replicate_degree": "parallelism.dp_replicate",
     "parallelism.data_parallel_shard_degree": "parallelism.dp_shard",
@@ -166,10 +167,8 @@ def placed_train_config(config: TrainConfig, folders: Sequence[Path], place: str
 
 # ---------------------------------------------------------------- checkpoints
 
-METADATA = ".metadata"
-"""torch.distributed.checkpoint writes it last, so a folder without it is incomplete."""
 SHARDS = "*.distcp"
-EXPECTED = f"a distributed checkpoint is a folder with {METADATA} and {SHARDS} shards"
+EXPECTED = f"a distributed checkpoint is a folder with {CHECKPOINT_METADATA} and {SHARDS} shards"
 MAX_SHOWN = 8
 
 
@@ -207,11 +206,11 @@ def _wrong_with(path: Path) -> str:
     if not path.is_dir():
         return "is a file"
     try:
-        metadata = path / METADATA
+        metadata = path / CHECKPOINT_METADATA
         if not metadata.is_file():
-            return f"has no {METADATA}: there is {_content(path)}"
+            return f"has no {CHECKPOINT_METADATA}: there is {_content(path)}"
         if not metadata.stat().st_size:
-            return f"has an empty {METADATA}: its writing was cut short"
+            return f"has an empty {CHECKPOINT_METADATA}: its writing was cut short"
         if not any(path.glob(SHARDS)):
             return f"has no {SHARDS} shard: there is {_content(path)}"
     except OSError as error:

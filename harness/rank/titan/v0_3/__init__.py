@@ -21,7 +21,7 @@ This file imports nothing of torchtitan: ``preload`` must patch torch first.
 from __future__ import annotations
 
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 
 
 def preload(device: str) -> None:
@@ -42,14 +42,14 @@ def preload(device: str) -> None:
         prepare_torchtitan()
 
 
-def run(job: Job) -> None:
+def run(job: RankJob) -> None:
     """Be one rank of the job: train, or write the seed checkpoint."""
     from converge_harness.rank.titan.v0_3 import training
 
     training.run(job)
 
 
-def check(job: Job) -> list[KeyProblem]:
+def check(job: RankJob) -> list[KeyProblem]:
     """What is wrong with the job's config; empty when torchtitan takes it."""
     from converge_harness.rank.titan.v0_3.config import build_config
 

@@ -22,7 +22,7 @@ import torchtitan
 from torchtitan.trainer import Trainer
 
 from converge_harness.rank.settings import KeyProblem, SettingError
-from converge_harness.run_folder.job import BaseConfig, Job
+from converge_harness.run_folder.job import BaseConfig, RankJob
 
 _MODULE, _CONFIG, _ARGUMENTS = "converge.module", "converge.config", "converge.arguments"
 _SHORT = ("torchtitan.models", "torchtitan.experiments", "torchtitan.experiments.rl.examples")
@@ -35,7 +35,7 @@ _OF_A_GPU = ("cuda", "nvidia", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class CalledConfig:
     """A config function's answer."""
 
     trainer: Any
@@ -44,7 +44,7 @@ class Base:
     """The full name of the module that has the function."""
 
 
-def base_config(job: Job) -> Base:
+def base_config(job: RankJob) -> CalledConfig:
     """Call the config function.
 
     Raises SettingError for a module that cannot be imported, a function that is not there, cannot
@@ -85,7 +85,7 @@ def base_config(job: Job) -> Base:
                 "whose loss it computes again from the logits",
             )
         )
-    return Base(config, module.__name__)
+    return CalledConfig(config, module.__name__)
 
 
 def _import_module(wanted: BaseConfig, *, on_cpu: bool) -> ModuleType:

@@ -28,7 +28,7 @@ from converge_harness.rank.titan.v0_3.attention import replace_transformers_atte
 from converge_harness.rank.titan.v0_3.base_config import base_config
 from converge_harness.rank.titan.v0_3.loaders import LOADERS, SampleLoader, loader_config
 from converge_harness.rank.titan.v0_3.shape import reshape_model, use_dense_attention, use_float8
-from converge_harness.run_folder.job import Degrees, Job
+from converge_harness.run_folder.job import Degrees, RankJob
 
 _CHECKPOINTING = {"none": None, "full": FullAC, "selective": SelectiveAC}
 _CHECKPOINTING_TABLE = "activation_checkpoint"
@@ -48,7 +48,7 @@ class BuiltConfig:
     """The keys of ``flat`` that the job itself set: where the configs of two jobs may differ."""
 
 
-def build_config(job: Job) -> BuiltConfig:
+def build_config(job: RankJob) -> BuiltConfig:
     """Raises SettingError when torchtitan does not take what the job says."""
     base = base_config(job)
     config = base.trainer
@@ -81,7 +81,7 @@ def build_config(job: Job) -> BuiltConfig:
     return BuiltConfig(config, flat, keys)
 
 
-def _implied(job: Job) -> Iterable[tuple[str, Any]]:
+def _implied(job: RankJob) -> Iterable[tuple[str, Any]]:
     """What the harness itself decides for every job."""
     seed = job.makes_seed_checkpoint
     degrees = Degrees() if seed else job.parallelism
@@ -105,7 +105,7 @@ def _implied(job: Job) -> Iterable[tuple[str, Any]]:
     yield from checkpoint_settings(job)
 
 
-def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
+def _techniques(job: RankJob) -> Iterable[tuple[str, Any]]:
     """Settings that techniques stand for; Float8 is no setting (``use_float8``)."""
     if job.makes_seed_checkpoint:  # weights are shared by all techniques
         return
@@ -140,7 +140,7 @@ def _techniques(job: Job) -> Iterable[tuple[str, Any]]:
         )
 
 
-def _use_float8(config: Any, job: Job) -> list[str]:
+def _use_float8(config: Any, job: RankJob) -> list[str]:
     wanted = [t for t in job.techniques if t in ("float8", "float8_rowwise")]
     if job.makes_seed_checkpoint or not wanted:
         return []
@@ -150,7 +150,7 @@ def _use_float8(config: Any, job: Job) -> list[str]:
     return ["model_spec.model"]
 
 
-def _use_corpus(config: Any, job: Job) -> list[str]:
+def _use_corpus(config: Any, job: RankJob) -> list[str]:
     if job.data_folder is None:
         return []
     config.hf_assets_path = str(job.data_folder)
