@@ -21,6 +21,7 @@ from converge_harness.rank.recorder.names import canonical
 from converge_harness.rank.recorder.rows import Fused
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.recorder.trainer_view import TrainerView, rate_of
+from converge_harness.rank.settings import KeyProblem, SettingError
 from converge_harness.rank.titan.common.checkpoints import watch_checkpoints
 from converge_harness.rank.titan.common.clipping import watch_clipping
 from converge_harness.rank.titan.common.frozen_steps import add_frozen_steps
@@ -92,17 +93,39 @@ def _watch_loss(trainer: Any, recorder: StepRecorder) -> None:
     """Look at logits and labels just outside the loss function, which may be compiled.
 
     Chunked loss calls the inner function once per chunk, a pipeline once per microbatch on its
-    last stage.
+    last stage. A loss may call its function several times for one batch, as DeepSeek's prediction
+    of later tokens: the first call is that of the next token, and the only one that is looked at.
+
+    Raises SettingError for a loss that has no function to look at.
     """
     loss = trainer.loss_fn
     if isinstance(loss, ChunkedLossWrapper):
         loss = loss.loss_fn
-    compute = loss.fn
+    compute = getattr(loss, "fn", None)
+    if compute is None:
+        raise SettingError(
+            KeyProblem(
+                "converge.config",
+                f"its loss {type(loss).__name__} has no fn, the function of logits and labels that "
+                "torchtitan's losses call: set self.fn in your loss, and call that",
+            )
+        )
+    is_first = True
+
+    class Watched(type(loss)):  # type: ignore[misc]  # its calls are looked up on its class
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            nonlocal is_first
+            is_first = True
+            return super().__call__(*args, **kwargs)
 
     def watched(pred: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        recorder.on_logits(pred, labels)
+        nonlocal is_first
+        if is_first:
+            recorder.on_logits(pred, labels)
+        is_first = False
         return compute(pred, labels, **kwargs)
 
+    loss.__class__ = Watched
     loss.fn = watched
 
 
