@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torchtitan.tools.logging import init_logger, logger
 
 from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
+from converge_harness.rank.own_techniques import OwnTechniques
 from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
 from converge_harness.rank.titan.v0_3 import attention, audit, hooks
-from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config
+from converge_harness.rank.titan.v0_3.config import BuiltConfig, build_config, flat_config
 from converge_harness.rank.titan.v0_3.streaming_package import import_streaming, is_installed
 from converge_harness.run_folder.job import Job
 
@@ -43,10 +45,12 @@ def run(job: Job) -> None:
     """Train, or write the seed checkpoint.
 
     Raises SettingError when the config cannot be built, InjectError when ``inject`` cannot be
-    found, and whatever the trainer raises.
+    found, TechniqueError when a function of an own technique cannot be called, and whatever the
+    trainer raises.
     """
     init_logger()
-    config = build_config(job)
+    own = OwnTechniques(job)
+    config = _with_own(build_config(job), own)
     structured_logger.init_structured_logger(
         source="training",
         output_dir=config.trainer.dump_folder,
@@ -59,10 +63,20 @@ def run(job: Job) -> None:
             trainer.checkpointer.save(curr_step=0, last_step=True)
             logger.info("Created seed checkpoint")
         else:
-            _train(trainer, job, config, fusion)
+            _train(trainer, job, config, fusion, own)
     finally:
         trainer.close()
     dist.destroy_process_group()
+
+
+def _with_own(built: BuiltConfig, own: OwnTechniques) -> BuiltConfig:
+    """The config as the experiment file's own techniques make it."""
+    config, keys = own.apply_to_config(built.trainer, flat_config, built.new_keys)
+    if keys:
+        declared = tuple(dict.fromkeys((*built.declared, *keys)))
+        built = replace(built, trainer=config, flat=flat_config(config), declared=declared)
+    config.model_spec = own.watch_model(config.model_spec)
+    return replace(built, trainer=config)
 
 
 def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
@@ -81,7 +95,13 @@ def _prepare_compile(compile_config: Any, device: str) -> FusionCount | None:
     return FusionCount(device)
 
 
-def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | None) -> None:
+def _train(
+    trainer: Any,
+    job: Job,
+    config: BuiltConfig,
+    fusion: FusionCount | None,
+    own: OwnTechniques,
+) -> None:
     rotation = RotationCount(job.device) if job.parallelism.cp > 1 else None
     if job.device == "cpu":
         attention.write_out_masks(trainer)
@@ -89,12 +109,13 @@ def _train(trainer: Any, job: Job, config: BuiltConfig, fusion: FusionCount | No
         _move_weights_after_loading(trainer, job.repeat_seed)
 
     injected: list[str] = []
-    happened = Happened(injected, rotation=rotation, fusion=fusion)
+    happened = Happened(injected, rotation=rotation, fusion=fusion, own=own)
     recorder = hooks.attach(
         trainer, job, lambda recorder: audit.write_in_force(trainer, config, recorder, happened)
     )
     if job.repeat == "rounding":
         round_otherwise(trainer.model_parts, job.repeat_seed * 2**16 + recorder.view.dp_rank)
+    own.apply_to_trainer(trainer)
     if job.inject:
         injected.append(call_injected(job.inject, trainer))
     if recorder.this_pass:
