@@ -19,7 +19,7 @@ from typing import Any
 
 from converge_harness.rank.inject import load_module
 from converge_harness.rank.marks import config_marks, object_marks
-from converge_harness.run_folder.job import Job, OwnTechnique
+from converge_harness.run_folder.job import RankJob, RankOwnTechnique
 
 CONFIG, MODEL, PARALLEL_MODEL, TRAINER = "config", "model", "parallel_model", "trainer"
 
@@ -31,7 +31,7 @@ class TechniqueError(Exception):
 class OwnTechniques:
     """Those of a job on this rank, and what became of each."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RankJob) -> None:
         """Import their files. Raises TechniqueError for one that cannot be."""
         self._techniques = () if job.makes_seed_checkpoint else job.own_techniques
         self._modules: dict[str, ModuleType] = {}
@@ -116,7 +116,7 @@ class OwnTechniques:
         """What became of each on this rank, after the first step."""
         return [self._seen(own, trainer) for own in self._techniques]
 
-    def _seen(self, own: OwnTechnique, trainer: Any) -> dict[str, Any]:
+    def _seen(self, own: RankOwnTechnique, trainer: Any) -> dict[str, Any]:
         function = self._functions.get((own.name, "in_force"))
         count = None
         if function is not None:
@@ -152,14 +152,14 @@ class OwnTechniques:
             self._changed[own.name] = self._changed.get(own.name, False) or changed
         return model
 
-    def _at(self, place: str) -> list[OwnTechnique]:
+    def _at(self, place: str) -> list[RankOwnTechnique]:
         return [own for own in self._techniques if own.apply is not None and own.place == place]
 
-    def _call(self, own: OwnTechnique, argument: Any) -> Any:
+    def _call(self, own: RankOwnTechnique, argument: Any) -> Any:
         return self._guarded(own, "apply", self._functions[own.name, "apply"], argument)
 
     def _guarded(
-        self, own: OwnTechnique, key: str, function: Callable[..., Any], argument: Any
+        self, own: RankOwnTechnique, key: str, function: Callable[..., Any], argument: Any
     ) -> Any:
         try:
             return function(argument)
@@ -168,7 +168,7 @@ class OwnTechniques:
                 f"{_place(own, key)} raises {type(error).__name__}: {error} ({_where(error)})"
             ) from error
 
-    def _load(self, own: OwnTechnique, key: str, target: str) -> Callable[..., Any]:
+    def _load(self, own: RankOwnTechnique, key: str, target: str) -> Callable[..., Any]:
         file, _, name = target.rpartition(":")
         try:
             # Once per file, so that its functions share what the module keeps.
@@ -197,7 +197,7 @@ def together(everyone: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
     return list(found.values())
 
 
-def _place(own: OwnTechnique, key: str) -> str:
+def _place(own: RankOwnTechnique, key: str) -> str:
     target = str(getattr(own, key))
     return f"technique.{own.name}.{key} = {target.rpartition('/')[2]!r}"
 
