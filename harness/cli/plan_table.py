@@ -207,6 +207,8 @@ def _set_lines(row: PlanRow, command: str, where: str) -> Iterator[tuple[str | T
     backend = f" by {row.spmd_backend}" if row.spmd_backend else ""
     on = f"{_ranks(row.world_size)} ({where}), {row.toolchain}{backend}"
     yield f"  {row.trainer or ', '.join(row.techniques) or 'no technique'}; {on}", ""
+    for name, what in row.own_techniques.items():
+        yield f"  {name}: {what}", ""
     for line in _kind_lines(row):
         yield f"  {line}", ""
     # `converge init` has notes begin with the rule, which stands above.

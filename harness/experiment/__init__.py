@@ -29,6 +29,10 @@ An experiment file (``schema = 1``)::
     [trainer.set]                   # train config keys for all sets, dotted or quoted
     "training.steps" = 20
 
+    [technique.fused_norm]          # of one's own: harness/experiment/own_techniques.py
+    what = "RMSNorm by our Triton kernel"
+    apply = "my_features.py:use_fused_norm"
+
     [control]
     name = "fsdp2"                  # default: "control"
     parallelism = { dp_shard = 2 }  # dp_replicate dp_shard tp cp pp ep; each is 1 by default

@@ -14,6 +14,7 @@ from pydantic import Field
 from converge_harness.errors import ConfigError, Problem, suggest
 from converge_harness.experiment import matrix, space_time
 from converge_harness.experiment.cluster import PlacedCluster, check_cluster, cluster_of
+from converge_harness.experiment.own_techniques import read_own_techniques
 from converge_harness.experiment.sets import SetBuilder
 from converge_harness.experiment.tables import (
     LARGEST_SEED,
@@ -94,6 +95,11 @@ def load_experiment(
         path, data, launcher if can.several_nodes else Launcher.LOCAL, cluster, problems
     )
     builder.cluster = placed
+    techniques = _tables_of(data, "technique")
+    builder.technique_names = tuple(techniques)
+    builder.own_techniques = read_own_techniques(
+        techniques, builder.folders, _place(path, "technique"), problems, builder.overrides_of
+    )
     control_specs, test_specs = _build(builder, controls, tests, _control_names(data))
     anchor_spec = _build_anchor(builder, anchor, control_specs)
     if top is not None:

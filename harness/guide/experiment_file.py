@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from converge_harness.guide.base import CUDA_GRAPHS, Base, config_setting
 from converge_harness.guide.factor import Factor
 from converge_harness.guide.recommend import KEPT, Recommended
-from converge_harness.model import Setting
+from converge_harness.model import OwnTechnique, Setting
 from converge_harness.plan.rules import RULES
 from converge_harness.trainers import features_of, trainer_of
 
@@ -26,6 +26,7 @@ def write_experiment(
     *,
     name: str | None,
     train_config: str,
+    place: Callable[[str], str] = str,
 ) -> str:
     """The whole file.
 
@@ -35,8 +36,10 @@ def write_experiment(
         sets: the control first, then the tests.
         name: of the experiment; None: the file's.
         train_config: path of the base config as written in the file.
+        place: from the path of another file to the path as written in this one.
     """
     control, *tests = sets
+    own = [factor.own for factor in named if factor.own]
     lines = [*_heading(base, named), "schema = 1"]
     if name is not None:
         lines.append(f"name = {_toml(name)}")
@@ -49,8 +52,21 @@ def write_experiment(
     lines += [f"toolchain = {_toml(base.control.spec.toolchain)}"]
     common = dict(base.control.spec.overrides)
     lines += _common(base, common, tests)
+    for each in own:
+        lines += ["", *_own_technique(each, place)]
     lines += ["", "[control]", *_entry(control, common)]
     return "\n".join([*lines, "", *write_tests(tests, common)]) + "\n"
+
+
+def _own_technique(own: OwnTechnique, place: Callable[[str], str]) -> Iterator[str]:
+    """``[technique.NAME]`` of a technique that ``--technique NAME=file.py:function`` named."""
+    file, _, function = (own.apply or "").rpartition(":")
+    yield f"[technique.{own.name}]"
+    yield "# Say here what it is, in a sentence that reports can show."
+    yield f"what = {_toml(own.what)}"
+    yield f"apply = {_toml(f'{place(file)}:{function}')}"
+    yield '# in_force = "file.py:function": a count that a run must have, 0 is INVALID. Without it'
+    yield "# converge itself looks whether anything changed."
 
 
 def write_tests(tests: Iterable[Recommended], common: Mapping[str, Setting]) -> list[str]:
@@ -130,9 +146,14 @@ def _entry(written: Recommended, common: Mapping[str, Setting]) -> Iterator[str]
         yield f"pipeline_schedule = {_toml(spec.pipeline_schedule)}"
     if spec.cp_rotation:
         yield f"cp_rotation = {_toml(spec.cp_rotation)}"
-    if spec.techniques:
-        yield f"techniques = {_toml([each.value for each in spec.techniques])}"
-    own = {key: value for key, value in spec.overrides.items() if common.get(key) != value}
+    if spec.technique_names:
+        yield f"techniques = {_toml(list(spec.technique_names))}"
+    of_techniques = {key for each in spec.own_techniques for key in each.overrides}
+    own = {
+        key: value
+        for key, value in spec.overrides.items()
+        if common.get(key) != value and key not in of_techniques
+    }
     if own:
         yield f"set = {_toml(own)}"
     yield f"note = {_toml(spec.note)}"

@@ -43,6 +43,18 @@ class TrainConfigDocument(TypedDict, total=False):
     loader: str
 
 
+class OwnTechniqueDocument(TypedDict, total=False):
+    """A technique of the experiment file."""
+
+    name: str
+    what: str
+    set: dict[str, Any]
+    apply: str | None
+    place: str | None
+    in_force: str | None
+    folder: str
+
+
 class DataDocument(TypedDict):
     """The synthetic corpus."""
 
@@ -104,6 +116,8 @@ class JobDocument(TypedDict, total=False):
     steps: int
     parallelism: dict[str, int]
     techniques: list[str]
+    own_techniques: list[OwnTechniqueDocument]
+    """Only where there are any."""
     pipeline_schedule: str | None
     cp_rotation: str | None
     spmd_backend: str | None
@@ -138,6 +152,7 @@ SHAPES: Mapping[str, Shape] = {
     "steps": COUNT,
     "parallelism": COUNTS,
     "techniques": TEXTS,
+    "own_techniques": OBJECTS,
     "overrides": OBJECT,
     "without_fixes": TEXTS,
     "pipeline_schedule": TEXT,
@@ -228,6 +243,23 @@ class BaseConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RankOwnTechnique:
+    """A technique of the experiment file, as in ``converge_harness.model.OwnTechnique``."""
+
+    name: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    """Its keys, which are among the job's ``overrides``."""
+    apply: str | None = None
+    """``/abs/file.py:function``"""
+    place: str | None = None
+    """Where ``apply`` is called: ``config``, ``model``, ``parallel_model`` or ``trainer``."""
+    in_force: str | None = None
+    """``/abs/file.py:function``, called with the trainer after the first step."""
+    folder: str = ""
+    """Where modules that ``set`` names may be imported from; empty: nowhere else than usual."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankSegment:
     """A part of an elastic run with its own degrees: from the step after the one before."""
 
@@ -267,6 +299,7 @@ class RankJob:
     parallelism: Degrees
     train_config: BaseConfig
     techniques: tuple[str, ...] = ()
+    own_techniques: tuple[RankOwnTechnique, ...] = ()
     pipeline_schedule: str | None = None
     cp_rotation: str | None = None
     spmd_backend: str | None = None
@@ -421,6 +454,17 @@ def _job(raw: JobDocument) -> RankJob:
             loader=base.get("loader") or "converge",
         ),
         techniques=tuple(raw.get("techniques") or ()),
+        own_techniques=tuple(
+            RankOwnTechnique(
+                name=own["name"],
+                set=own.get("set") or {},
+                apply=own.get("apply"),
+                place=own.get("place"),
+                in_force=own.get("in_force"),
+                folder=own.get("folder") or "",
+            )
+            for own in raw.get("own_techniques") or ()
+        ),
         pipeline_schedule=raw.get("pipeline_schedule"),
         cp_rotation=raw.get("cp_rotation"),
         spmd_backend=raw.get("spmd_backend"),

@@ -26,6 +26,9 @@ examples:
     converge init --technique cp=2,pp=2:Interleaved1F1B --dp 2 \\
       --base train_configs/llama3_debug.toml --out experiments/long_context.toml
     converge plan experiments/long_context.toml
+  a technique of one's own, called as the name of its parameter says (docs/own-technique.md):
+    converge init --technique fused_norm=my_norm.py:use_fused_norm --dp 2 \\
+      --base train_configs/llama3_debug.toml
   a larger degree of one parallelism beside the composition, which has the first of them:
     converge init --technique tp=2,cp=2,cp=8 --dp 8 --base train_configs/llama3_8b.toml"""
 UNDONE = ""

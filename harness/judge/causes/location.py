@@ -284,6 +284,9 @@ def differences(context: Context) -> list[str]:
         ran, base = (dict(each.get(name) or {}).get(key) for each in (test, control))
         if ran and not base:
             news.append(name)
+    theirs_too = {each["name"] for each in control.get("own_techniques") or ()}
+    own = [each["name"] for each in test.get("own_techniques") or ()]
+    news += [name for name in own if name not in theirs_too]
     steps = "gradient_accumulation_steps"
     if test.get(steps) != control.get(steps) and (test.get(steps) or 1) != 1:
         news.append("gradient accumulation")

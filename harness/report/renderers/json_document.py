@@ -80,6 +80,8 @@ def _run(run: RunView) -> dict[str, Any]:
         "degrees": run.degrees,
         "world_size": run.world_size,
         "techniques": list(run.techniques),
+        "own_techniques": dict(run.own_techniques),
+        "inject": run.inject or None,
         "toolchain": run.toolchain,
         "tokens_per_step": run.tokens_per_step,
         "wall_s": _value(run.wall_s),

@@ -264,6 +264,8 @@ class _Runs:
                 degrees=degrees_of(job),
                 world_size=job.world_size,
                 techniques=techniques_of(job.spec, self._control_of(job)),
+                own_techniques={own.name: plain(own.what) for own in job.spec.own_techniques},
+                inject=plain(job.spec.injected.partition(" ")[2]),
                 toolchain=plain(job.toolchain.name),
                 note=plain(job.spec.note),
                 repeat=str(job.repeat) if job.repeat else "",

@@ -73,7 +73,11 @@ class RunView:
     imported curves, as all fields below."""
     world_size: int | None = None
     techniques: tuple[str, ...] = ()
-    """Techniques, pipeline schedule and CP rotation."""
+    """Techniques, pipeline schedule, CP rotation and what is injected."""
+    own_techniques: Mapping[str, str] = field(default_factory=dict)
+    """By name, what each of the experiment file's own techniques is, as a sentence."""
+    inject: str = ""
+    """``file.py:function`` that is injected; empty if none is."""
     toolchain: str = ""
     note: str = ""
     repeat: str = ""
@@ -94,6 +98,11 @@ class RunView:
         if self.wall_s is None or self.world_size is None:
             return None
         return self.wall_s * self.world_size
+
+    @property
+    def own_sentences(self) -> tuple[str, ...]:
+        """``fused_norm: RMSNorm by our kernel``, for each technique of the experiment file."""
+        return tuple(f"{name}: {what}" for name, what in self.own_techniques.items())
 
     @property
     def requeue_words(self) -> str:

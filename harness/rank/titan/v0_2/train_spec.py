@@ -40,6 +40,13 @@ def register(job: RankJob, config: Any) -> Any:
     return spec
 
 
+def register_again(config: Any, spec: Any) -> None:
+    """Register another train spec for the config's model."""
+    from torchtitan.protocols import train_spec
+
+    train_spec.register_train_spec(config.model.name, spec)
+
+
 class StreamLoader(BaseDataLoader):
     """Batches of a sample stream; its state is one number, the same on every rank."""
 
