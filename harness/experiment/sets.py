@@ -252,6 +252,14 @@ class SetBuilder:
         self.problems += self.trainer.override_problems(overrides, where)
         return overrides
 
+    def unknown_techniques(self, names: Iterable[str], where: Where) -> Iterator[Problem]:
+        """Names of techniques that are neither built in nor the file's own."""
+        known = [*map(str, Technique), *self.technique_names]
+        for index, name in enumerate(names):
+            if name not in known:
+                place = where(f"techniques[{index}]")
+                yield Problem(place, f"{show(name)} is not known", suggest(name, known))
+
     def _techniques(
         self, names: Sequence[str], own: Mapping[str, Setting], where: Where
     ) -> tuple[tuple[Technique, ...], tuple[OwnTechnique, ...]]:
@@ -259,16 +267,7 @@ class SetBuilder:
 
         ``own`` are the keys of the set itself, which may not contradict those of a technique.
         """
-        known = [*map(str, Technique), *self.technique_names]
-        for index, name in enumerate(names):
-            if name not in known:
-                self.problems.append(
-                    Problem(
-                        where(f"techniques[{index}]"),
-                        f"{show(name)} is not known",
-                        suggest(name, known),
-                    )
-                )
+        self.problems += self.unknown_techniques(names, where)
         found = tuple(self.own_techniques[name] for name in names if name in self.own_techniques)
         setters: dict[str, str] = dict.fromkeys(own, "the set itself")
         for each in found:

@@ -64,8 +64,8 @@ class Base:
         control = self.control.spec
         own = tuple(factor.own for factor in factors if factor.own)
         overrides = dict(control.overrides)
-        for each in own:
-            overrides |= each.overrides
+        for technique in own:
+            overrides |= technique.overrides
         spec = replace(
             control,
             name=name,
