@@ -49,6 +49,22 @@ def object_marks(root: Any) -> Marks:
     return marks
 
 
+def changed_modules(root: Any, before: Marks, after: Marks) -> set[str]:
+    """Classes of the modules below an object whose own marks differ, or their class's.
+
+    A module that only holds a changed one is not changed itself.
+    """
+    found = set()
+    for module in root.modules() if isinstance(root, torch.nn.Module) else ():
+        own = (id(module), type(module), *(id(vars(module).get(key)) for key in _HELD))
+        if any(before.get(key) != after.get(key) for key in own):
+            found.add(type(module).__name__)
+    return found
+
+
+_HELD = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+
+
 def config_marks(config: Any) -> Marks:
     """Marks of a tree of dataclasses by its keys: a copy of it has the same."""
     return dict(_walk("", config))

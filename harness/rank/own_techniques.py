@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from converge_harness.rank.inject import load_module
-from converge_harness.rank.marks import config_marks, object_marks
+from converge_harness.rank.marks import changed_modules, config_marks, object_marks
 from converge_harness.run_folder.job import RankJob, RankOwnTechnique
 
 CONFIG, MODEL, PARALLEL_MODEL, TRAINER = "config", "model", "parallel_model", "trainer"
@@ -37,6 +37,8 @@ class OwnTechniques:
         self._modules: dict[str, ModuleType] = {}
         self._changed: dict[str, bool] = {}
         """By name, whether the function changed anything; absent until it is called."""
+        self._classes: dict[str, set[str]] = {}
+        """By name, classes of modules that the function changed."""
         self._new_keys: frozenset[str] = frozenset()
         self._functions: dict[tuple[str, str], Callable[..., Any]] = {}
         for own in self._techniques:
@@ -110,7 +112,10 @@ class OwnTechniques:
                     f"{_place(own, 'apply')} returns {_kind(returned)}; a trainer cannot be "
                     "replaced: change the one given, and return nothing"
                 )
-            self._changed[own.name] = object_marks(trainer) != marks
+            after = object_marks(trainer)
+            self._changed[own.name] = after != marks
+            for part in trainer.model_parts:
+                self._note_classes(own, changed_modules(part, marks, after))
 
     def see(self, trainer: Any) -> list[dict[str, Any]]:
         """What became of each on this rank, after the first step."""
@@ -134,6 +139,7 @@ class OwnTechniques:
             "called": own.apply is None or own.name in self._changed,
             "changed": by_keys or self._changed.get(own.name, False),
             "count": count,
+            "modules": sorted(self._classes.get(own.name, ())),
         }
 
     def _apply_to_model(self, place: str, model: Any) -> Any:
@@ -147,10 +153,15 @@ class OwnTechniques:
                 )
             replaced = returned is not None and returned is not model
             model = model if returned is None else returned
+            after = object_marks(model)
             # Of several parts, one that changes is enough.
-            changed = replaced or object_marks(model) != marks
+            changed = replaced or after != marks
             self._changed[own.name] = self._changed.get(own.name, False) or changed
+            self._note_classes(own, changed_modules(model, marks, after))
         return model
+
+    def _note_classes(self, own: RankOwnTechnique, classes: set[str]) -> None:
+        self._classes[own.name] = self._classes.get(own.name, set()) | classes
 
     def _at(self, place: str) -> list[RankOwnTechnique]:
         return [own for own in self._techniques if own.apply is not None and own.place == place]
@@ -192,6 +203,7 @@ def together(everyone: Iterable[Sequence[Mapping[str, Any]]]) -> list[dict[str, 
             so_far = found.setdefault(each["name"], {**each, "count": None})
             so_far["called"] = so_far["called"] or each["called"]
             so_far["changed"] = so_far["changed"] or each["changed"]
+            so_far["modules"] = sorted({*so_far["modules"], *each["modules"]})
             if each["count"] is not None:
                 so_far["count"] = (so_far["count"] or 0) + each["count"]
     return list(found.values())

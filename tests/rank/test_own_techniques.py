@@ -134,7 +134,13 @@ def test_a_config_is_changed_and_the_keys_are_told(techniques):
     own = techniques("to_config", "config")
     config, keys = own.apply_to_config(Config(), flat)
     assert (config.lr, keys) == (2.0, ("lr",))
-    assert seen(own) == {"name": "fused", "called": True, "changed": True, "count": None}
+    assert seen(own) == {
+        "name": "fused",
+        "called": True,
+        "changed": True,
+        "count": None,
+        "modules": [],
+    }
 
 
 def test_a_copy_of_a_config_is_no_change(techniques):
@@ -148,17 +154,18 @@ def parallelized(model, *_, **__):
 
 
 def test_a_model_is_given_before_it_is_parallelised_and_after(techniques):
-    for apply, place, changed in [
-        ("to_model", "model", True),
-        ("other_model", "model", True),
-        ("idle", "model", False),
-        ("to_part", "parallel_model", True),
+    for apply, place, changed, modules in [
+        ("to_model", "model", True, ["Linear"]),
+        ("other_model", "model", True, ["Identity", "Sequential"]),
+        ("idle", "model", False, []),
+        ("to_part", "parallel_model", True, ["Sequential"]),
     ]:
         own = techniques(apply, place)
         spec = own.watch_model(Spec(parallelized))
         assert not seen(own)["called"]
         spec.parallelize_fn(model(), "dims")
         assert (seen(own)["called"], seen(own)["changed"]) == (True, changed), apply
+        assert seen(own)["modules"] == modules, apply
 
 
 def test_a_pipeline_gives_the_whole_model_once_and_each_part(techniques, features):
@@ -249,11 +256,9 @@ def test_a_file_that_cannot_be_imported(techniques, features, line):
 
 
 def test_one_rank_with_a_technique_in_force_is_enough():
-    first = {"name": "fused", "called": True, "changed": False, "count": 0}
-    second = {"name": "fused", "called": True, "changed": True, "count": 3}
-    assert together([[first], [second]]) == [
-        {"name": "fused", "called": True, "changed": True, "count": 3}
-    ]
+    first = {"name": "fused", "called": True, "changed": False, "count": 0, "modules": []}
+    second = {**first, "changed": True, "count": 3, "modules": ["RMSNorm"]}
+    assert together([[first], [second]]) == [second]
     assert together([[{**first, "count": None}]])[0]["count"] is None
     assert together([[], []]) == []
 
@@ -318,10 +323,11 @@ def test_every_place_in_real_torchtitan(tmp_path, pp):
         pipeline_schedule="1F1B" if pp > 1 else None,
         own_techniques=own,
     )
-    assert in_force["own_techniques"] == [
-        *({"name": place, "called": True, "changed": True, "count": None} for place in PLACES),
-        {"name": "idle", "called": True, "changed": False, "count": None},
-        {"name": "counted", "called": True, "changed": False, "count": pp},
-    ]
+    found = {each["name"]: each for each in in_force["own_techniques"]}
+    assert all(each["called"] for each in found.values())
+    assert {name for name, each in found.items() if each["changed"]} == set(PLACES)
+    assert {name: each["count"] for name, each in found.items() if each["count"]} == {"counted": pp}
+    assert found["model"]["modules"]
+    assert not found["idle"]["modules"]
     assert in_force["config"]["lr_scheduler.warmup_steps"] == 3
     assert "lr_scheduler.warmup_steps" in in_force["declared"]

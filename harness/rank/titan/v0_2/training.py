@@ -58,9 +58,8 @@ def run(job: RankJob) -> None:
         raise SettingError(*built.problems)
     config, keys = own.apply_to_config(built.config, flattened, built.new_keys)
     built = replace(built, config=config, declared=(*built.declared, *keys))
-    spec = train_spec.register(job, built.config)
+    spec = train_spec.register(job, built.config, own.watch_model)
     prepared = prepare(built.config, job.device, job.without_fixes, spec.parallelize_fn)
-    train_spec.register_again(built.config, own.watch_model(spec))
     _end_without_sleeping()
     trainer = Trainer(built.config)
     try:
