@@ -73,7 +73,7 @@ def test_a_missing_toolchain_names_the_command(tmp_path):
     result = converge(
         "run", str(ROOT / "experiments/smoke.toml"), cwd=ROOT, CONVERGE_TOOLCHAINS=str(tmp_path)
     )
-    assert_refused(result, "nox -s toolchain -- torchtitan-0.3.0")
+    assert_refused(result, "converge toolchain build torchtitan-0.3.0")
 
 
 def test_plan_needs_no_toolchain(tmp_path):

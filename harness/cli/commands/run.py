@@ -28,6 +28,7 @@ from converge_harness.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from converge_harness.matrix.load import Finder
     from converge_harness.model import Plan, Verdict
     from converge_harness.store import Store
 
@@ -55,6 +56,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster(parser)
     add_calibration(parser)
     add_running(parser)
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="build the toolchains that are missing or out of date first (`converge toolchain "
+        "build`)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> ExitCode:
@@ -67,7 +74,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
         from converge_harness.store import require_writable
     console = make_console()
     begun = time.monotonic()
-    plan = plan_of(arguments)
+    plan = plan_of(arguments, find=_building(console) if arguments.build else None)
     given = read_given(plan)
     store = store_of(arguments)
     store.require_writable()
@@ -94,6 +101,12 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     if arguments.explain:
         _explain(console, plan, judged.verdicts, folder, store, arguments)
     return exit_code(judged.verdicts)
+
+
+def _building(console: Console) -> Finder:
+    from converge_harness.cli.building import building
+
+    return building(console)
 
 
 def _explain(
