@@ -44,10 +44,10 @@ def assert_refused(result: subprocess.CompletedProcess[str], *words: str) -> Non
     ],
     ids=["empty", "binary", "deep table", "deep array", "typo", "no toml"],
 )
-@pytest.mark.parametrize("command", ["run", "plan", "toolchains"])
+@pytest.mark.parametrize("command", ["run", "plan", "toolchain list", "toolchain build --for"])
 def test_bad_experiment_files(tmp_path, command, content, word):
     (tmp_path / "e.toml").write_bytes(content)
-    assert_refused(converge(command, "e.toml", cwd=tmp_path), "e.toml", word)
+    assert_refused(converge(*command.split(), "e.toml", cwd=tmp_path), "e.toml", word)
 
 
 def test_a_large_file_is_read_quickly_and_refused(tmp_path):

@@ -151,7 +151,7 @@ def _show(console: Console, found: Sequence[Condition]) -> None:
     missing_names = [each.name for each in found if each.state is State.MISSING]
     if behind:
         say(console, f"bring up to date with: converge toolchain build {' '.join(behind)}")
-    elif missing_names:
+    elif len(missing_names) == len(found):
         say(console, f"build one with: converge toolchain build {missing_names[0]}")
 
 
