@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import Cluster, Experiment, SetSpec, Surroundings, SyntheticData
+from converge_harness.run_folder.layout import CHECKPOINT_METADATA
 from converge_harness.trainers import trainer_of
 
 PACKAGE = __name__.partition(".")[0]
@@ -161,22 +161,6 @@ def driver_version(information: Path = DRIVER_INFORMATION) -> str:
     return found[1] if found else ""
 
 
-def checkout_commit(folder: Path) -> str:
-    """The commit of the git checkout that a folder is in, with ``-dirty`` if files were changed.
-
-    Empty outside of a checkout, or without git.
-    """
-    # "--exclude *": print the commit, not a tag.
-    command = ["git", "describe", "--always", "--exclude", "*", "--abbrev=40", "--dirty"]
-    try:
-        found = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()
-
-
 def _cpu_model(information: Path = CPU_INFORMATION) -> str:
     try:
         text = information.read_text()
@@ -280,7 +264,7 @@ def _checkpoint_digest(experiment: Experiment) -> str | None:
     if folder is None:
         return None
     try:
-        digest = hashlib.sha256((folder / ".metadata").read_bytes())
+        digest = hashlib.sha256((folder / CHECKPOINT_METADATA).read_bytes())
         for path in sorted(folder.rglob("*")):
             if path.is_file():
                 name = path.relative_to(folder).as_posix()

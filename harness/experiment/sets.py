@@ -20,6 +20,7 @@ from converge_harness.experiment.tables import (
     TestTable,
 )
 from converge_harness.model import (
+    DEFAULT_TRAINER,
     LOCAL_BATCH,
     Ask,
     Kind,
@@ -38,6 +39,7 @@ from converge_harness.trainers import (
     Trainer,
     TrainerOfFile,
     TrainerTable,
+    environment_of,
     trainer_of_kind,
 )
 
@@ -101,16 +103,18 @@ class SetBuilder:
         if train_config is None:
             return None
         parallelism = written_degrees(table.parallelism)
-        default_toolchain = control.toolchain if control else self.of_file.toolchain
+        toolchain = control.toolchain if control else self.of_file.toolchain
+        if table.toolchain is not None:
+            toolchain = environment_of(table.toolchain, where, self.folders, self.problems)
         spec = SetSpec(
             name=name,
             parallelism=parallelism,
             train_config=train_config,
-            toolchain=table.toolchain or default_toolchain,
+            toolchain=toolchain,
             techniques=tuple(Technique(technique) for technique in table.techniques),
             pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
             cp_rotation=table.cp_rotation,
-            spmd_backend=table.spmd_backend or self._backend(table, control),
+            spmd_backend=table.spmd_backend or self._backend(toolchain, control),
             overrides=overrides,
             tolerances=dict(table.tolerance),
             margin=table.margin,
@@ -134,13 +138,12 @@ class SetBuilder:
             self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)
 
-    def _backend(self, table: SetTable | ElasticTable, control: SetSpec | None) -> str | None:
+    def _backend(self, toolchain: str, control: SetSpec | None) -> str | None:
         """The SPMD backend of a set that names none: its control's, else the experiment's.
 
         Not its control's if it has another toolchain, whose torch may need another backend.
         """
-        same = control is not None and table.toolchain in (None, control.toolchain)
-        if control is not None and same:
+        if control is not None and toolchain == control.toolchain:
             return control.spmd_backend
         return self.of_file.spmd_backend
 
@@ -207,7 +210,8 @@ class SetBuilder:
                 Problem(where, "and train_config are two configs for all sets", "leave one out")
             )
         try:
-            self.inline = self.trainer.train_config(table.config, INLINE, f"{where}:")
+            found = self.trainer.train_config(table.config, INLINE, f"{where}:")
+            self.inline = self.trainer.placed(found, self.folders, f"{where}:")
         except ConfigError as error:
             self.problems += error.problems
 
@@ -264,13 +268,13 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
         if getattr(table, key, None):
             yield Problem(
                 where(key),
-                f"is for torchtitan only: all settings of {who} are in its config",
+                f"is for {DEFAULT_TRAINER} only: all settings of {who} are in its config",
                 "put it into trainer.config, and set it by `set`",
             )
     if spec.own_random_numbers and not can.frozen_steps:
         yield Problem(
             where("own_random_numbers"),
-            "needs frozen steps, which converge can make in torchtitan only",
+            f"needs frozen steps, which converge can make in {DEFAULT_TRAINER} only",
             'leave it out; ask = "no worse" compares the loss alone',
         )
     kind = getattr(table, "kind", Kind.PARALLEL)
@@ -279,14 +283,14 @@ def _refused(table: SetTable | ElasticTable, spec: SetSpec, where: Where) -> Ite
     if isinstance(table, GeneratedTable):
         yield Problem(
             where("kind"),
-            f"'space_time' needs torchtitan: {who} can only have sets of kind 'parallel'",
+            f"'space_time' needs {DEFAULT_TRAINER}: {who} can only have sets of kind 'parallel'",
             "write each as a [[test]] with its degrees and training.local_batch_size",
         )
     else:
         yield Problem(
             where("kind"),
-            f"{kind!r} needs torchtitan's checkpoints between its passes: {who} can only have "
-            "kind 'parallel'",
+            f"{kind!r} needs {DEFAULT_TRAINER}'s checkpoints between its passes: {who} can only "
+            "have kind 'parallel'",
         )
 
 

@@ -26,7 +26,13 @@ from converge_harness.launch.private_folder import private_folder
 from converge_harness.model import Job, Role
 from converge_harness.run_folder.layout import JOB
 from converge_harness.store import write_json
-from converge_harness.trainers import Resources, comes_in_passes, environment, job_payload
+from converge_harness.trainers import (
+    Resources,
+    comes_in_passes,
+    environment,
+    job_payload,
+    searching,
+)
 from converge_harness.trainers.failure import log_tail
 
 _NEEDS_BYTES = 3 * 2**30
@@ -61,7 +67,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DryRunResult:
     """Result of a process: the JSON object of its rank."""
 
     part: Part
@@ -103,8 +109,8 @@ def dry_run(
     stop: Interruption,
     *,
     timeout_s: float = 1200.0,
-    on_answer: Callable[[Answer], None] = lambda _: None,
-) -> tuple[Answer, ...]:
+    on_answer: Callable[[DryRunResult], None] = lambda _: None,
+) -> tuple[DryRunResult, ...]:
     """Dry-run jobs for a device (``cuda`` or ``cpu``), as many at a time as the machine can hold.
 
     Raises:
@@ -113,7 +119,7 @@ def dry_run(
     """
     wanted = environment(base_environment, Resources(device="cpu"))
     waiting = list(enumerate(parts_of(jobs)))
-    answers: dict[int, Answer] = {}
+    answers: dict[int, DryRunResult] = {}
     running: dict[int, _Process] = {}
     whole = {job.name: job for job in jobs}
     with private_folder() as private:
@@ -139,7 +145,7 @@ def dry_run(
     return tuple(answers[index] for index in sorted(answers))
 
 
-def problems_of(answers: Sequence[Answer]) -> list[Problem]:
+def problems_of(answers: Sequence[DryRunResult]) -> list[Problem]:
     """All problems of all jobs, each once, with the set's name and the key."""
     found: dict[Problem, None] = {}
     for answer in answers:
@@ -157,7 +163,7 @@ def problems_of(answers: Sequence[Answer]) -> list[Problem]:
     return list(found)
 
 
-def _stages_without_parameters(answers: Sequence[Answer]) -> Iterator[Problem]:
+def _stages_without_parameters(answers: Sequence[DryRunResult]) -> Iterator[Problem]:
     """Check that each job's stages together hold every parameter of the model exactly once."""
     by_job: dict[tuple[str, int | None], list[Mapping[str, Any]]] = {}
     for answer in answers:
@@ -180,16 +186,16 @@ class _Process:
     folder: Path
     deadline: float
 
-    def answer(self) -> Answer | None:
+    def answer(self) -> DryRunResult | None:
         """None while it runs. Raises ToolchainError if it ended without an answer."""
         if self.handle.poll() is None:
             if time.monotonic() < self.deadline:
                 return None
             processes.end_all([(self.handle, self.folder)], grace_s=0.0)
             message = "the dry run did not end in time and was killed"
-            return Answer(self.part, {"problems": [{"key": "", "message": message}]})
+            return DryRunResult(self.part, {"problems": [{"key": "", "message": message}]})
         try:
-            return Answer(self.part, json.loads((self.folder / "answer").read_bytes()))
+            return DryRunResult(self.part, json.loads((self.folder / "answer").read_bytes()))
         except (OSError, ValueError):
             toolchain = self.part.job.toolchain.name
             raise ToolchainError(
@@ -215,7 +221,8 @@ def _start(
     argv += [str(folder / JOB), "--rank", str(part.rank)]
     if part.segment is not None:
         argv += ["--segment", str(part.segment)]
-    handle = processes.start(argv, wanted, folder, folder / "log", folder / "answer")
+    variables = searching(whole.toolchain, wanted)
+    handle = processes.start(argv, variables, folder, folder / "log", folder / "answer")
     return _Process(part, handle, folder, time.monotonic() + timeout_s)
 
 

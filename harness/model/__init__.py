@@ -11,7 +11,7 @@ are treated as read-only. See ``docs/architecture.md`` for who makes what.
     plan.py         jobs, toolchains, surroundings
     runs.py         how a run ended
     evidence.py     all that a run left
-    calibration.py  what repeats of a control teach
+    calibration.py  how much repeats of a control differ
     references.py   goldens, and MLPerf's reference convergence points
     verdict.py      checks, outcomes, causes, verdicts
 
@@ -64,7 +64,7 @@ from converge_harness.model.kinds import (
     Segment,
     Torn,
 )
-from converge_harness.model.plan import Job, Plan, Surroundings, Toolchain
+from converge_harness.model.plan import CHECKOUT, Job, Plan, Surroundings, Toolchain
 from converge_harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
@@ -108,6 +108,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CADENCE_OFF",
+    "CHECKOUT",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
     "DEFAULT_TRAINER",
@@ -193,7 +194,7 @@ __all__ = [
 
 _OF_ARRAYS = ("converge_harness.model.calibration", "converge_harness.model.evidence")
 
-if not TYPE_CHECKING:  # mypy takes any name to be there where a module has this function
+if not TYPE_CHECKING:  # where a module has this function, mypy accepts any name
 
     def __getattr__(name: str) -> object:
         """Import a name from the modules that need numpy on first use (PEP 562)."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from converge_harness import DISTRIBUTION
 from converge_harness.model import (
+    CHECKOUT,
     FaultKind,
     Job,
     Recovery,
@@ -143,10 +144,15 @@ def _common(
     versions = dict(toolchain.versions)
     # The part of converge that runs in ranks is covered by the digest of the rank code.
     versions.pop(DISTRIBUTION, None)
+    # The source itself counts, whatever git calls it.
+    versions.pop(CHECKOUT, None)
     return {
         "train_config": {
             "module": config.module,
             "config": config.config,
+            # Absent without any, so that existing runs keep their identities.
+            **({"arguments": dict(config.arguments)} if config.arguments else {}),
+            **({"code": surroundings.sources[config.code]} if config.code else {}),
             "model": dict(config.model),
             "settings": config.settings,
         },

@@ -9,9 +9,9 @@ In a training step a dialect calls, in this order::
     on_log(loss, grad_norm)        what the trainer reports
     end_step()                     on **every** rank: the one collective of a plain step
 
-A step that is sampled (``Job.sample_steps``) has two more collectives at its end: one adds up the
-rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step finds
-it, with its checkpoint loaded. After the last step comes ``close()``.
+A step that is sampled (``RankJob.sample_steps``) has two more collectives at its end: one adds up
+the rows of the per-tensor evidence, one compares replicas. Step 0 is the model as the first step
+finds it, with its checkpoint loaded. After the last step comes ``close()``.
 
 Of a run in several passes, ``on_load`` comes before the first step, and ``on_save`` after the step
 whose checkpoint is about to be written; both are collective over the world.
@@ -58,12 +58,12 @@ from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.post_step_state import PostStepSamples
 from converge_harness.rank.recorder.replicas import ReplicaCheck
 from converge_harness.rank.recorder.rows import assign_rows
-from converge_harness.rank.recorder.tensor_samples import FrozenSamples, TensorSamples
+from converge_harness.rank.recorder.tensor_samples import FrozenStepSamples, TensorSamples
 from converge_harness.rank.recorder.trainer_view import TrainerView
+from converge_harness.run_folder import metrics
 from converge_harness.run_folder.checkpoints import set_torn_aside
-from converge_harness.run_folder.job import Job
+from converge_harness.run_folder.job import RankJob
 from converge_harness.run_folder.layout import LOADED, SAVED, STATE, TENSORS
-from converge_harness.run_folder.metrics import MetricsWriter
 from converge_harness.run_folder.passes import PassFolder, claim_pass, pass_folder
 
 
@@ -73,7 +73,7 @@ class StepRecorder:
     Making one is collective over the world, and so is every ``end_step``.
     """
 
-    def __init__(self, view: TrainerView, job: Job) -> None:
+    def __init__(self, view: TrainerView, job: RankJob) -> None:
         self.view = view
         parameters = view.parameters
         if parameters is None:
@@ -108,7 +108,7 @@ class StepRecorder:
         """None but in a run of several passes."""
         self.folder = self.this_pass.folder if self.this_pass else job.run_folder
         """Where the evidence is left."""
-        self._writer: MetricsWriter | None = None
+        self._writer: metrics.MetricsWriter | None = None
         if self.is_writer:
             header: dict[str, Any] = {
                 "identity": job.identity,
@@ -118,7 +118,7 @@ class StepRecorder:
             }
             if self.this_pass:
                 header |= {"pass": self.this_pass.number, "segment": job.segment}
-            self._writer = MetricsWriter(self.folder, header)
+            self._writer = metrics.MetricsWriter(self.folder, header)
         self._sample_steps = frozenset(job.sample_steps)
         rows = assign_rows(self._grad_norm, view.fused, view.device)
         after = PostStepSamples(rows, view.optimizers, view.device)
@@ -132,7 +132,7 @@ class StepRecorder:
         state = self.folder / STATE if self.is_writer else None
         self._state = StateSamples(self._samples, after, view.optimizers, state)
         self._replicas = ReplicaCheck(view)
-        self._frozen: FrozenSamples | None = None
+        self._frozen: FrozenStepSamples | None = None
         """While the steps are frozen."""
 
     @property
@@ -171,7 +171,7 @@ class StepRecorder:
     def begin_frozen(self) -> None:
         """Forget the frozen step before: a forward and backward pass at the initial weights."""
         if self._frozen is None:
-            self._frozen = FrozenSamples(self._samples.rows)
+            self._frozen = FrozenStepSamples(self._samples.rows)
         self._forget()
 
     def _forget(self) -> None:
@@ -275,7 +275,7 @@ class StepRecorder:
             self._frozen.write(self.folder)
         self._frozen = None
 
-    def _everyones_rows(self) -> tuple[list[Row], list[list[float]], list[str]]:
+    def _everyones_rows(self) -> tuple[list[RankRow], list[list[float]], list[str]]:
         """What every rank saw of the step: rows, squares of gradients, and problems. Collective."""
         squares = self._squares or [0.0] * len(self._grad_norm.names)
         high, low = self._digest.halves
@@ -288,7 +288,7 @@ class StepRecorder:
         ]
         self._samples.problems.clear()
         reported, _ = self._reported
-        row = Row(
+        row = RankRow(
             dp_rank=self.view.dp_rank,
             first_of_dp=self.view.first_of_dp,
             digest_high=high,
@@ -304,7 +304,7 @@ class StepRecorder:
             reported=0.0 if reported is None else reported,
         )
         everyone = world.gathered([*row, *squares], self.view.device)
-        rows = [Row(*values[: len(row)]) for values in everyone]
+        rows = [RankRow(*values[: len(row)]) for values in everyone]
         all_squares = [values[len(row) :] for values in everyone]
         if any(row.problems for row in rows):
             problems = sorted({each for some in world.everyones(problems) for each in some})
@@ -354,7 +354,7 @@ class StepRecorder:
             self._writer.replicas(agreement)
 
     def _line(
-        self, rows: Sequence[Row], squares: Sequence[Sequence[float]], problems: Sequence[str]
+        self, rows: Sequence[RankRow], squares: Sequence[Sequence[float]], problems: Sequence[str]
     ) -> dict[str, Any]:
         loss, grad_norm = self._reported
         if self.view.loss_is_local:
@@ -362,18 +362,18 @@ class StepRecorder:
         began = self._began if self._began is not None else time.perf_counter()
         line: dict[str, Any] = {
             "step": self._step,
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "lr": self._lr,
+            metrics.LOSS: loss,
+            metrics.GRAD_NORM: grad_norm,
+            metrics.LR: self._lr,
             **self._measured(rows, squares, problems),
-            "seconds": time.perf_counter() - began,
+            metrics.SECONDS: time.perf_counter() - began,
         }
         if self.this_pass:
-            line["at"] = time.time()
+            line[metrics.AT] = time.time()
         return line
 
     def _measured(
-        self, rows: Sequence[Row], squares: Sequence[Sequence[float]], problems: Sequence[str]
+        self, rows: Sequence[RankRow], squares: Sequence[Sequence[float]], problems: Sequence[str]
     ) -> dict[str, Any]:
         return measured(
             rows,
@@ -388,7 +388,7 @@ def _lowest_rank_with(flag: bool) -> int:  # noqa: FBT001 (one flag, named by th
     return world.everyones(flag).index(True)
 
 
-class Row(NamedTuple):
+class RankRow(NamedTuple):
     """What one rank saw of a step. All float64, so that one gather carries it."""
 
     dp_rank: float
@@ -407,7 +407,7 @@ class Row(NamedTuple):
 
 
 def measured(
-    rows: Sequence[Row],
+    rows: Sequence[RankRow],
     squares: Sequence[Sequence[float]],
     problems: Sequence[str],
     names: Sequence[str],
@@ -431,24 +431,24 @@ def measured(
     counted = all(row.saw_gradients for row in rows) and not problems
     missing = _without_gradient(names, squares) if counted else []
     line: dict[str, Any] = {
-        "loss_recomputed": None if unknown else loss_sum / tokens,
-        "grad_norm_recomputed": global_norm(squares) if counted else None,
-        "tokens": tokens,
-        "batch_digest": combine(
+        metrics.LOSS_RECOMPUTED: None if unknown else loss_sum / tokens,
+        metrics.GRAD_NORM_RECOMPUTED: global_norm(squares) if counted else None,
+        metrics.TOKENS: tokens,
+        metrics.BATCH_DIGEST: combine(
             (int(row.digest_high), int(row.digest_low), int(row.samples)) for row in speakers
         ),
-        "batch_agrees": _agree(rows),
-        "grads_missing": len(missing) if counted else None,
-        "memory_bytes": int(max(row.memory for row in rows)),
+        metrics.BATCH_AGREES: _agree(rows),
+        metrics.GRADS_MISSING: len(missing) if counted else None,
+        metrics.MEMORY_BYTES: int(max(row.memory for row in rows)),
     }
     if missing:
-        line["grads_missing_names"] = missing
+        line[metrics.MISSING_NAMES] = missing
     if problems:
-        line["problems"] = list(problems)
+        line[metrics.PROBLEMS] = list(problems)
     return line
 
 
-def mean_loss(rows: Iterable[Row]) -> float | None:
+def mean_loss(rows: Iterable[RankRow]) -> float | None:
     """Of what the ranks that speak report, each over its tokens or all the same; None: nobody."""
     given = [(row.reported, row.tokens) for row in rows if row.reports and row.first_of_dp]
     if not given:
@@ -469,7 +469,7 @@ def _without_gradient(names: Sequence[str], squares: Sequence[Sequence[float]]) 
     ]
 
 
-def _agree(rows: Sequence[Row]) -> bool:
+def _agree(rows: Sequence[RankRow]) -> bool:
     """Whether all ranks of each data-parallel coordinate saw the same samples."""
     seen = {(row.dp_rank, row.digest_high, row.digest_low, row.samples) for row in rows}
     return len(seen) == len({row.dp_rank for row in rows})

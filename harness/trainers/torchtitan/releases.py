@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
-from converge_harness.model import SetSpec, Technique, Toolchain
+from converge_harness.model import Loader, SetSpec, Technique, Toolchain, TrainConfig
 from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
@@ -25,8 +25,12 @@ from converge_harness.toolchains.find import (
     versions,
 )
 from converge_harness.trainers.base import Features, Limitation
+from converge_harness.trainers.torchtitan.dialect import TITAN_02, TITAN_03
+from converge_harness.trainers.torchtitan.own_python import own_toolchain
 
-TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
+DEFAULT_TOOLCHAIN = "torchtitan-0.3.0"
+OLDER_TOOLCHAIN = "torchtitan-0.2.2"
+STREAMING_TOOLCHAIN = "torchtitan-0.3.0-streaming"
 FLEX_BLOCK = 128
 """FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
 FEATURES = {
@@ -136,13 +140,24 @@ DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03}
 """By torchtitan release series, its rank adapter."""
 
 
+def toolchain_for(config: TrainConfig | None) -> str:
+    """The toolchain that a config is written for: only 0.3 has a ``[converge] module``."""
+    if config is None:
+        return DEFAULT_TOOLCHAIN
+    if config.loader is Loader.STREAMING:
+        return STREAMING_TOOLCHAIN
+    return DEFAULT_TOOLCHAIN if config.module else OLDER_TOOLCHAIN
+
+
 def find_toolchain(name: str, root: Path | None) -> Toolchain:
-    """A toolchain by name, with the versions of relevant packages.
+    """A toolchain by name, or by the path of its Python, with the versions of relevant packages.
 
     Raises:
         ToolchainError: it does not exist, is not a virtual environment with torchtitan, or its
         release of torchtitan is not supported.
     """
+    if Path(name).is_absolute():
+        return own_toolchain(name)
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
     require_own_code(name, folder)
@@ -171,6 +186,8 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
     Raises:
         ToolchainError: as :func:`find_toolchain`, also for a name without a supported version.
     """
+    if Path(name).is_absolute() and not Path(name).exists():
+        return Toolchain(name, Path(name), TITAN_03, {})
     distribution, version, *_ = [*name.split("-"), ""]
     series = ".".join(version.split(".")[:2])
     folder = (root or toolchain_root()) / name

@@ -25,25 +25,29 @@ from converge_harness.model import (
     TrainConfig,
     TrainerSpec,
 )
-from converge_harness.run_folder.layout import JOB
+from converge_harness.run_folder.layout import JOB, LOGS
 from converge_harness.toml import Where
+from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import (
     RANK_MODULE,
     Features,
     Limitation,
+    SourceFile,
     Start,
     Trainer,
     job_document,
 )
 from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
 from converge_harness.trainers.failure import rank_error
-from converge_harness.trainers.table import TrainerOfFile
+from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchtitan import releases
+from converge_harness.trainers.torchtitan.own_python import own_toolchain
 from converge_harness.trainers.torchtitan.table import (
     OWNED,
     TitanTable,
     find_seed_checkpoint,
     pass_problems,
+    placed_train_config,
     start_problems,
     titan_train_config,
 )
@@ -66,7 +70,7 @@ class Torchtitan(Trainer):
     ) -> TrainerOfFile:
         return TrainerOfFile(
             trainer=TORCHTITAN,
-            toolchain=table.toolchain,
+            toolchain=environment_of(table.toolchain, where, folders, problems),
             spmd_backend=table.spmd_backend,
             seed_checkpoint=find_seed_checkpoint(table.seed_checkpoint, folders, where, problems),
             names_weights=table.seed_checkpoint is not None,
@@ -75,6 +79,9 @@ class Torchtitan(Trainer):
 
     def train_config(self, tables: Mapping[str, Any], path: str, place: str) -> TrainConfig:
         return titan_train_config(tables, path, place)
+
+    def placed(self, config: TrainConfig, folders: Sequence[Path], place: str) -> TrainConfig:
+        return placed_train_config(config, folders, place)
 
     def override_problems(self, overrides: Mapping[str, Any], where: Where) -> Iterable[Problem]:
         return start_problems(overrides, where)
@@ -104,11 +111,27 @@ class Torchtitan(Trainer):
     def describe(self, spec: SetSpec) -> str:
         return ""
 
+    def sources(self, spec: SetSpec) -> Iterable[SourceFile]:
+        config = spec.train_config
+        if config.code is not None and config.import_from is not None:
+            yield SourceFile(config.code, config.import_from, "train_config")
+
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.find_toolchain(name, root)
 
+    def with_code(
+        self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
+    ) -> Toolchain:
+        return own_toolchain(toolchain.name, first)
+
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.assume_toolchain(name, root)
+
+    def release(self, toolchain: Toolchain) -> str | None:
+        return toolchain.versions.get("torchtitan")
+
+    def toolchain_for(self, config: TrainConfig | None = None) -> str:
+        return releases.toolchain_for(config)
 
     def features(self, toolchain: Toolchain) -> Features:
         return releases.FEATURES.get(toolchain.dialect, Features())
@@ -195,7 +218,7 @@ def torchrun_arguments(
         *_agent_arguments(job, call, meeting),
         f"--rdzv-id={meeting.name or job.identity[:12]}",
         f"--max-restarts={call.max_restarts}",
-        f"--log-dir={logs or folder / 'logs'}",
+        f"--log-dir={logs or folder / LOGS}",
         "--redirects=3",
         *_rank_arguments(folder, rank_module, call),
     )
@@ -259,8 +282,10 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
     first = first_call(job)
     parts = len(job.spec.segments) if first.segment is not None else 1
     calls = (first, *(Call(number + 1, segment=number) for number in range(1, parts)))
+    paths = _first_on_path(job)
     return " && ".join(
-        shlex.join(
+        paths
+        + shlex.join(
             (
                 *_torchrun(job),
                 *torchrun_arguments(
@@ -270,6 +295,13 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
         )
         for call in calls
     )
+
+
+def _first_on_path(job: Job) -> str:
+    """What comes before a command in a shell, for the folders that its Python searches first."""
+    if not job.toolchain.paths:
+        return ""
+    return f"PYTHONPATH={shlex.quote(before(job.toolchain.paths, None))} "
 
 
 def _meeting(job: Job, call: Call, ranks_per_node: int | None) -> Rendezvous:
