@@ -115,9 +115,10 @@ RANK_TEST_PACKAGES = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis")
 SLOW = "--slow"
 TEST_BY_TEST = ("--numprocesses=2", "--dist=worksteal")
 """pytest's options for two processes; each of them sets up a module's shared fixtures."""
-FILE_BY_FILE = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+FILE_BY_FILE = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 """The same where such a fixture is a matrix or a cluster. Those run first
-(``tests/conftest.py``).
+(``tests/conftest.py``). Three processes on two cores, because such tests wait a lot: Slurm's
+shortest time limit is a minute.
 """
 RELEASES = re.compile(r"titan(?!\.common)")
 """What is found in the text of a test file of rank code that knows a release of torchtitan."""

@@ -16,7 +16,7 @@ ALLOWED = {
     "model": set(),
     "toml": {"errors"},
     "experiment": {"model", "errors", "toml", "trainers"},
-    "toolchain": {"model", "errors"},
+    "toolchains": {"model", "errors"},
     "surroundings": {"model", "errors", "trainers"},
     "plan": {"model", "errors", "trainers"},
     "guide": {"model", "errors", "plan", "trainers"},
@@ -24,7 +24,7 @@ ALLOWED = {
     "seal": {"run_folder", "model"},
     "store": {"run_folder", "model", "errors", "seal"},
     "references": {"run_folder", "model", "errors", "store", "readers"},
-    "trainers": {"run_folder", "model", "errors", "toml", "toolchain"},
+    "trainers": {"run_folder", "model", "errors", "toml", "toolchains"},
     "launch": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "readers": {"run_folder", "model", "errors", "seal", "store", "trainers"},
     "judge": {"model"},
@@ -34,7 +34,7 @@ ALLOWED = {
     "night": {"model", "history", "report"},
     "export": {"model", "errors", "store"},
     "matrix": {
-        *("model", "errors", "experiment", "toolchain", "surroundings", "plan", "guide", "corpus"),
+        *("model", "errors", "experiment", "toolchains", "surroundings", "plan", "guide", "corpus"),
         *(
             "run_folder",
             "store",

@@ -15,7 +15,7 @@ from converge_harness.cli.console import say
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import Fault, FaultKind, Launcher, Plan, RestartOwner, Role, Torn
 from converge_harness.plan import PlanRow
-from converge_harness.toolchain import build_hint
+from converge_harness.toolchains.find import build_hint
 
 MANY = 200
 """More sets than this are printed as plain text: nobody looks at their colours."""

@@ -38,7 +38,7 @@ from converge_harness.run_folder.job import JobDocument
 from converge_harness.run_folder.layout import metrics_files, seed_checkpoint_of
 from converge_harness.run_folder.passes import last_step
 from converge_harness.toml import Where, find_file, read_toml
-from converge_harness.toolchain import assume_environment, find_environment
+from converge_harness.toolchains.find import assume_environment, find_environment
 from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.failure import AGENT_LOG, launcher_tail

@@ -1,7 +1,7 @@
 """Real jobs on a real Slurm that lose their place in the middle, and are judged all the same.
 
 Every job holds at its sixth step until its node dies or it is requeued, so that nothing depends on
-the machine's speed. About two minutes on two idle cores.
+the machine's speed. Ranks are forks of one server, as in ``test_slurm_runs.py``.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from real_matrices import INJECTIONS, ROOT, TOOLCHAINS, Matrix
+from real_matrices import INJECTIONS, ROOT, Matrix, warm_toolchains
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,13 @@ def node_of(slurm, run):
 
 
 @pytest.fixture(scope="module")
-def requeued(tmp_path_factory, slurm):
+def toolchains(tmp_path_factory):
+    with warm_toolchains(tmp_path_factory.mktemp("toolchains")) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def requeued(tmp_path_factory, slurm, toolchains):
     """A set loses its node; its control, a repeat and a forgetful set are requeued by hand."""
     folder = tmp_path_factory.mktemp("requeued")
     (folder / "matrix.toml").write_text(EXPERIMENT)
@@ -84,7 +90,7 @@ def requeued(tmp_path_factory, slurm):
             *("--store", str(matrix.store), "--out", str(matrix.out)),
         ],
         cwd=ROOT,
-        env={**slurm.environment, "CONVERGE_TOOLCHAINS": str(TOOLCHAINS)},
+        env={**slurm.environment, "CONVERGE_TOOLCHAINS": str(toolchains)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

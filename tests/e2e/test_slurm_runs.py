@@ -1,6 +1,7 @@
 """Matrices of real torchtitan on a real Slurm of four nodes, through the real command line.
 
-About two and a half minutes on two idle cores, most of them imports of cold ranks.
+Ranks are forks of one server on this machine, because importing torchtitan on each node takes most
+of the time of a cold start.
 """
 
 import json
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from real_matrices import INJECTIONS, ROOT, TOOLCHAINS
+from real_matrices import INJECTIONS, ROOT, TOOLCHAINS, warm_toolchains
 from slurm_daemons import SlurmDaemons, slurm_daemons
 
 pytestmark = pytest.mark.slow
@@ -75,6 +76,7 @@ class Site(NamedTuple):
     experiment: Path
     store: Path
     out: Path
+    toolchains: Path
 
     def start(self, command: str, *more: str) -> subprocess.Popen[str]:
         out = ("--out", str(self.out)) if command in ("run", "collect") else ()
@@ -84,7 +86,7 @@ class Site(NamedTuple):
             cwd=ROOT,
             env={
                 **self.cluster.environment,
-                "CONVERGE_TOOLCHAINS": str(TOOLCHAINS),
+                "CONVERGE_TOOLCHAINS": str(self.toolchains),
                 "XDG_CONFIG_HOME": str(self.experiment.parent),  # no cluster file of a person
             },
             stdout=subprocess.PIPE,
@@ -143,8 +145,9 @@ def attached(cluster, tmp_path_factory):
     """The matrix, run while converge waits."""
     folder = tmp_path_factory.mktemp("attached é")
     (folder / "matrix.toml").write_text(MATRIX)
-    site = Site(cluster, folder / "matrix.toml", folder / "store", folder / "report")
-    return site, *site.converge("run")
+    with warm_toolchains(tmp_path_factory.mktemp("toolchains")) as warm:
+        site = Site(cluster, folder / "matrix.toml", folder / "store", folder / "report", warm)
+        yield site, *site.converge("run")
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +220,8 @@ def test_what_is_collected_is_judged_as_if_converge_had_waited(attached, detache
 
 
 def test_numbers_on_several_nodes_are_those_of_this_machine(attached):
-    site = attached[0]._replace(out=attached[0].out.with_name("local"))
+    cold = {"out": attached[0].out.with_name("local"), "toolchains": TOOLCHAINS}
+    site = attached[0]._replace(**cold)
     code, printed = site.converge("run", "--launcher", "local", "--only", "fsdp2_tp2")
     assert code == 0, printed
     for name in ("fsdp2", "fsdp2_tp2"):

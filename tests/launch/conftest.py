@@ -1,6 +1,7 @@
 """Plans of tiny jobs (``tiny_rank.py``) under real torchrun, with a toolchain's Python."""
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from small_disks import small_disk_at
 
 from converge_harness.errors import ToolchainError
 from converge_harness.launch import RunOptions
+from converge_harness.launch.warm import ServerState, start_server
 from converge_harness.store import Store
 from converge_harness.trainers import find_toolchain
 
@@ -25,15 +27,43 @@ def toolchain():
         pytest.skip(str(error))
 
 
-@pytest.fixture
-def tiny(toolchain, monkeypatch):
-    """Makes tiny jobs that really run."""
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{Path(__file__).parent}")
+PYTHON_PATH = f"{ROOT / 'src'}{os.pathsep}{Path(__file__).parent}"
 
+
+@pytest.fixture(scope="session")
+def warm_toolchain(toolchain):
+    """The toolchain with a Python whose programs are forks of a server that has imported torch.
+
+    That takes most of the time of a tiny job.
+    """
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
+    server = start_server(toolchain.python, ("--torch",), environment, module="tiny_server")
+    while server.state() is ServerState.STARTING:
+        time.sleep(0.05)
+    assert server.state() is ServerState.READY, server.complaint()
+    yield replace(toolchain, python=server.python)
+    server.close()
+
+
+def maker(toolchain):
     def make(name, **values):
         return replace(tiny_job(name, **values), toolchain=toolchain)
 
     return make
+
+
+@pytest.fixture
+def tiny(toolchain, monkeypatch):
+    """Makes tiny jobs that really run, started as a person would."""
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
+    return maker(toolchain)
+
+
+@pytest.fixture
+def warm_tiny(warm_toolchain, monkeypatch):
+    """The same with fast starts, for tests that are not about how processes start or end."""
+    monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
+    return maker(warm_toolchain)
 
 
 @pytest.fixture

@@ -28,8 +28,18 @@ def family(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("how", ["cold", "warm", "nodes"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+QUICK = {("cold", signal.SIGKILL), ("warm", signal.SIGTERM), ("nodes", signal.SIGINT)}
+"""Every start once, and every signal; only .ci/run waits for the other pairs."""
+
+
+@pytest.mark.parametrize(
+    ("how", "number"),
+    [
+        pytest.param(how, number, marks=() if (how, number) in QUICK else pytest.mark.slow)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+        for how in ("cold", "warm", "nodes")
+    ],
+)
 def test_no_process_outlives_the_harness(harness, store, how, number):
     process = harness(how, "long:2:1000:0.2")
     read_until(process, "Step long 2")

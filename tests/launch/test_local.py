@@ -48,10 +48,10 @@ def kinds(events, job=None):
 
 
 def test_what_a_killed_harness_left_goes_though_nothing_is_left_to_run(
-    tiny, store, cold, tmp_path, monkeypatch
+    warm_tiny, store, cold, tmp_path, monkeypatch
 ):
     """It was killed after its last job."""
-    plan = plan_of(tiny("one rank", steps=2))
+    plan = plan_of(warm_tiny("one rank", steps=2))
     run(plan, store, cold)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left = tmp_path / "converge-left"
@@ -62,8 +62,8 @@ def test_what_a_killed_harness_left_goes_though_nothing_is_left_to_run(
     assert not left.exists()
 
 
-def test_finished_job_is_reused_without_a_process(tiny, store, cold, monkeypatch):
-    job = tiny("two ranks", steps=3)
+def test_finished_job_is_reused_without_a_process(warm_tiny, store, cold, monkeypatch):
+    job = warm_tiny("two ranks", steps=3)
     (record,), events = run(plan_of(job), store, cold)
     assert record.status is RunStatus.FINISHED
     assert kinds(events, job) == ["Queued", "Started", *["Step"] * 3, "Ended"]
@@ -87,8 +87,8 @@ def warnings_of(events):
     return [event.message for event in events if isinstance(event, launch.Notice)]
 
 
-def test_a_run_whose_evidence_was_changed_runs_again(tiny, store, cold):
-    job = tiny("tampered", steps=2)
+def test_a_run_whose_evidence_was_changed_runs_again(warm_tiny, store, cold):
+    job = warm_tiny("tampered", steps=2)
     (record,), _ = run(plan_of(job), store, cold)
     metrics = record.folder / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("2.0", "2.5"))
@@ -120,8 +120,8 @@ def test_a_run_whose_code_changed_runs_again(tiny, store, cold, tmp_path, monkey
     assert records[1].status is RunStatus.CRASHED
 
 
-def test_fresh_runs_again(tiny, store, cold):
-    job = tiny("again", steps=1)
+def test_fresh_runs_again(warm_tiny, store, cold):
+    job = warm_tiny("again", steps=1)
     run(plan_of(job), store, cold)
     (record,), events = run(plan_of(job), store, replace(cold, fresh=True))
     assert not record.reused
@@ -149,9 +149,9 @@ def test_crash_brings_the_ranks_own_words_and_skips_what_needs_it(tiny, store, c
     assert store.record(seed.identity) == records[0]
 
 
-def test_jobs_start_from_the_seed_checkpoint(tiny, store, cold):
-    seed = tiny("seed", ranks=1, steps=1, role=Role.SEED)
-    test = tiny("test", steps=1, needs=seed.identity)
+def test_jobs_start_from_the_seed_checkpoint(warm_tiny, store, cold):
+    seed = warm_tiny("seed", ranks=1, steps=1, role=Role.SEED)
+    test = warm_tiny("test", steps=1, needs=seed.identity)
     records, _ = run(plan_of(test, seed), store, cold)
     assert [record.status for record in records] == [RunStatus.FINISHED] * 2
     told = json.loads((records[0].folder / "job.json").read_text())
@@ -178,19 +178,19 @@ def test_killed_rank_is_named_and_not_tried_again(tiny, store, cold):
         ("port", 2, RunStatus.CRASHED),
     ],
 )
-def test_fault_of_the_machine_is_tried_once_more(tiny, store, cold, mode, starts, status):
-    job = tiny("port", steps=1, mode=mode)
+def test_fault_of_the_machine_is_tried_once_more(warm_tiny, store, cold, mode, starts, status):
+    job = warm_tiny("port", steps=1, mode=mode)
     (record,), events = run(plan_of(job), store, cold)
     assert record.status is status
     assert kinds(events, job).count("Started") == starts
     assert kinds(events, job).count("Retrying") == 1
 
 
-def test_no_first_step_is_a_hang(tiny, store, cold):
-    plan = plan_of(tiny("hang", mode="hang", at=1), startup_timeout_s=12.0)
+def test_no_first_step_is_a_hang(warm_tiny, store, cold):
+    plan = plan_of(warm_tiny("hang", mode="hang", at=1), startup_timeout_s=4.0)
     (record,), _ = run(plan, store, cold)
     assert record.status is RunStatus.HUNG
-    assert "no step finished within 12 s" in record.error.message
+    assert "no step finished within 4 s" in record.error.message
 
 
 def test_no_next_step_is_a_hang_even_of_a_deaf_rank(tiny, store, cold):
@@ -201,8 +201,8 @@ def test_no_next_step_is_a_hang_even_of_a_deaf_rank(tiny, store, cold):
     assert re.search(r"tiny_rank\.py.* in run", record.error.traceback)  # rank 0 waits for rank 1
 
 
-def test_packing_never_exceeds_the_slots(tiny, store, cold):
-    jobs = [tiny(f"job{number}", ranks=1 + number % 2, steps=1) for number in range(5)]
+def test_packing_never_exceeds_the_slots(warm_tiny, store, cold):
+    jobs = [warm_tiny(f"job{number}", ranks=1 + number % 2, steps=1) for number in range(5)]
     records, events = run(plan_of(*jobs, cpu_ranks=3), store, cold)
     assert all(record.status is RunStatus.FINISHED for record in records)
     held, most = {}, 0
@@ -216,8 +216,8 @@ def test_packing_never_exceeds_the_slots(tiny, store, cold):
     assert most == 3
 
 
-def test_another_harness_with_the_same_job_is_waited_for(tiny, store, cold):
-    job = tiny("shared", steps=1)
+def test_another_harness_with_the_same_job_is_waited_for(warm_tiny, store, cold):
+    job = warm_tiny("shared", steps=1)
     (record,), _ = run(plan_of(job), store, cold)
     finished = record.folder / "record.json"
     content = finished.read_bytes()
@@ -269,9 +269,9 @@ def test_commit_that_lacks_what_ranks_import_is_told_in_one_line(
     assert "build it again" not in said
 
 
-def test_full_disk_is_an_error_that_keeps_finished_runs(tiny, tmp_path, cold, small_disk):
+def test_full_disk_is_an_error_that_keeps_finished_runs(warm_tiny, tmp_path, cold, small_disk):
     store = launch_store(small_disk)
-    first, second = tiny("first", steps=1), tiny("second", steps=1)
+    first, second = warm_tiny("first", steps=1), warm_tiny("second", steps=1)
     (record,), _ = run(plan_of(first), store, cold)
     (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096))
     with pytest.raises(StoreError, match="disk is full"):

@@ -22,7 +22,7 @@ from converge_harness.model import (
 from converge_harness.run_folder.job import moved_with
 from converge_harness.run_folder.layout import JOB
 from converge_harness.toml import Where
-from converge_harness.toolchain import assume_environment, find_environment, own_source
+from converge_harness.toolchains.find import assume_environment, find_environment, own_source
 from converge_harness.trainers.base import (
     Curve,
     Source,

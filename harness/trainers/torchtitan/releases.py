@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from converge_harness.errors import ToolchainError
 from converge_harness.model import SetSpec, Technique, Toolchain
-from converge_harness.toolchain import (
+from converge_harness.toolchains.find import (
     DISTRIBUTIONS,
     build_hint,
     python_of,

@@ -106,6 +106,7 @@ def test_the_words_of_a_script_that_fails_before_any_rank(light, site):
     assert (records["job"].status, error.message) == (RunStatus.CRASHED, "no such module")
 
 
+@pytest.mark.slow  # Slurm's shortest time limit is a minute
 def test_a_job_that_exceeds_its_time_limit(light, site):
     records, events = follow(site(time="1"), light("slow", steps=100, seconds=1.0))
     record = records["slow"]

@@ -45,8 +45,8 @@ def submitted(slurm, tiny, tmp_path):
     backend = Slurm(slurm.environment)
     ids = []
 
-    def submit(name, rank_module="tiny_rank", recovery=None, segments=(), **values):
-        job = tiny(name, ranks=4, **values)
+    def submit(name, rank_module="tiny_rank", recovery=None, segments=(), make=tiny, **values):
+        job = make(name, ranks=4, **values)
         job = replace(job, spec=replace(job.spec, recovery=recovery, segments=segments))
         folder = tmp_path / f"run {name}"
         folder.mkdir()
@@ -163,11 +163,13 @@ def loaded(folder):
     ]
 
 
-def test_segments_of_an_elastic_job_have_as_many_nodes_as_they_need(submitted):
+def test_segments_of_an_elastic_job_have_as_many_nodes_as_they_need(submitted, warm_tiny):
     segments = tuple(
         Segment(until, Parallelism(dp_shard=ranks), 1) for until, ranks in ((2, 4), (4, 1), (6, 4))
     )
-    backend, job_id, folder = submitted("elastic", "tiny_passes", segments=segments, steps=6)
+    backend, job_id, folder = submitted(
+        "elastic", "tiny_passes", segments=segments, make=warm_tiny, steps=6
+    )
     state = follow(backend, job_id, ended, timeout_s=240)
     assert state.word == "COMPLETED", (folder / "slurm.log").read_text()
     assert loaded(folder) == [(0, 2), (2, 4), (4, 6)]
@@ -176,11 +178,13 @@ def test_segments_of_an_elastic_job_have_as_many_nodes_as_they_need(submitted):
     }
 
 
-def test_torchrun_restarts_the_ranks_of_all_nodes_where_one_is_killed(submitted):
+def test_torchrun_restarts_the_ranks_of_all_nodes_where_one_is_killed(submitted, warm_tiny):
     recovery = Recovery(
         (Fault(FaultKind.KILL, 4, rank=3),), checkpoint_every=2, restarts=RestartOwner.TORCHRUN
     )
-    backend, job_id, folder = submitted("killed", "tiny_passes", recovery=recovery, steps=5)
+    backend, job_id, folder = submitted(
+        "killed", "tiny_passes", recovery=recovery, make=warm_tiny, steps=5
+    )
     state = follow(backend, job_id, ended, timeout_s=240)
     assert (state.word, state.restarts) == ("COMPLETED", 0), (folder / "slurm.log").read_text()
     assert loaded(folder) == [(0, 3), (2, 5)]

@@ -385,6 +385,7 @@ def test_accounting_tells_of_jobs_that_squeue_has_forgotten():
 # ------------------------------------------- last, for it began with the first
 
 
+@pytest.mark.slow
 def test_job_at_its_time_limit_is_timed_out(over_time):
     backend, job_id = over_time
     state = follow(backend, [job_id], ended, timeout_s=200)[job_id]

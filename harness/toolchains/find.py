@@ -139,7 +139,7 @@ def own_source() -> str:
     pip records the source in ``direct_url.json`` (PEP 610), except for a package index. By name
     alone it could be a stranger's package, so then a person has to say.
     """
-    packages = Path(__file__).parent.parent
+    packages = Path(__file__).parents[2]
     checkout = packages.parent  # which has a link in src/
     if (checkout / "pyproject.toml").is_file():
         return f"-e {shlex.quote(str(checkout))}"

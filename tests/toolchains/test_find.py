@@ -15,7 +15,7 @@ import pytest
 
 import converge_harness
 from converge_harness.errors import ToolchainError
-from converge_harness.toolchain import available_toolchains, toolchain_root
+from converge_harness.toolchains.find import available_toolchains, toolchain_root
 from converge_harness.trainers import assume_toolchain, find_toolchain
 from converge_harness.trainers.command import trained_by
 from converge_harness.trainers.command.settings import Command
@@ -200,7 +200,7 @@ def test_a_probed_program_needs_this_package_and_the_error_installs_it(tmp_path)
     python = build(tmp_path, "mine", torch="2.13.0")
     with pytest.raises(ToolchainError) as caught:
         find_toolchain("mine", tmp_path, PROBED)
-    checkout = Path(__file__).parent.parent
+    checkout = Path(__file__).parents[2]
     assert f"{python} -m pip install --no-deps -e {checkout}" in str(caught.value)
     build(tmp_path, "both", torch="2.13.0", converge_harness="0.1.0")
     assert find_toolchain("both", tmp_path, PROBED).versions["converge-harness"] == "0.1.0"
@@ -261,7 +261,7 @@ def test_an_installed_harness_names_what_it_came_from(tmp_path, recorded, named)
     )
     if recorded is not None:
         (info / "direct_url.json").write_text(recorded)
-    code = "from converge_harness.toolchain import own_source; print(own_source())"
+    code = "from converge_harness.toolchains.find import own_source; print(own_source())"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-c", code]
     said = subprocess.run(
