@@ -55,6 +55,8 @@ class PlanRow:
     """For a set trained by another program than torchtitan: which, and what it leaves."""
     spmd_backend: str = ""
     """Empty where there is no choice."""
+    deterministic: bool = True
+    """Whether torch uses deterministic algorithms only."""
     passes: int = 1
     """How many passes the run has if everything goes as planned."""
 
@@ -95,6 +97,7 @@ def _row(job: Job, control: Job) -> PlanRow:
         recovery=spec.recovery,
         trainer=trainer_of(spec).describe(spec),
         spmd_backend=spec.spmd_backend or "",
+        deterministic=spec.deterministic,
         passes=_passes(spec),
     )
 

@@ -120,6 +120,8 @@ class JobDocument(TypedDict, total=False):
     repeat_seed: int
     inject: str | None
     without_fixes: list[str]
+    deterministic: bool
+    """Only where it is false."""
     device: str
     command: CommandDocument
     """Only where a program of the user's trains."""
@@ -135,6 +137,7 @@ SHAPES: Mapping[str, Shape] = {
     "techniques": TEXTS,
     "overrides": OBJECT,
     "without_fixes": TEXTS,
+    "deterministic": FLAG,
     "pipeline_schedule": TEXT,
     "cp_rotation": TEXT,
     "spmd_backend": TEXT,
@@ -278,6 +281,8 @@ class Job:
     inject: str | None = None
     """``/abs/path.py:function``, called with the built trainer."""
     without_fixes: tuple[str, ...] = ()
+    deterministic: bool = True
+    """Whether torch uses deterministic algorithms only."""
     segments: tuple[Segment, ...] = ()
     """Of an elastic set, in order."""
     segment: int | None = None
@@ -417,6 +422,7 @@ def _job(raw: JobDocument) -> Job:
         repeat_seed=raw.get("repeat_seed") or 1,
         inject=raw.get("inject"),
         without_fixes=tuple(raw.get("without_fixes") or ()),
+        deterministic=raw.get("deterministic", True),
         is_probed=is_probed(raw),
         segments=tuple(
             Segment(

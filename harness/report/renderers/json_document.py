@@ -58,6 +58,7 @@ def _run(run: RunView) -> dict[str, Any]:
         "world_size": run.world_size,
         "techniques": list(run.techniques),
         "toolchain": run.toolchain,
+        "deterministic": run.deterministic,
         "tokens_per_step": run.tokens_per_step,
         "wall_s": _value(run.wall_s),
         "reused": run.reused,

@@ -23,6 +23,8 @@ def _suite(test: TestView) -> TestSuite:
     suite = TestSuite(test.run.name)
     suite.add_property("verdict", test.verdict.judgement.value)
     suite.add_property("control", test.verdict.control)
+    if test.run.deterministic is False:
+        suite.add_property("deterministic", "false")
     for name, value in _passes(test).items():
         suite.add_property(name, value)
     for check in test.verdict.checks:

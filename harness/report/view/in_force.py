@@ -30,6 +30,8 @@ def techniques_of(spec: SetSpec, control: SetSpec | None = None) -> tuple[str, .
         named.append(f"CP {plain(spec.cp_rotation)}")
     if control is not None and spec.spmd_backend not in (None, control.spmd_backend):
         named.append(str(spec.spmd_backend))
+    if not spec.deterministic:
+        named.append("not deterministic")
     return tuple(named)
 
 

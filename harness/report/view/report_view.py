@@ -74,6 +74,8 @@ class RunView:
     techniques: tuple[str, ...] = ()
     """Techniques, pipeline schedule and CP rotation."""
     toolchain: str = ""
+    deterministic: bool | None = None
+    """Whether torch was held to deterministic algorithms; None where nothing says so."""
     note: str = ""
     repeat: str = ""
     """How an A/A repeat differs from its control; empty for other runs."""
