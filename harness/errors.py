@@ -72,6 +72,10 @@ class ToolchainError(ConvergeError):
     """A toolchain (a Python environment with given versions) is missing or does not start."""
 
 
+class CheckoutError(ConvergeError):
+    """A git checkout lacks what is asked of it."""
+
+
 class StoreError(ConvergeError):
     """One of converge's files is missing, unreadable, of a newer schema, or cannot be written."""
 

@@ -98,6 +98,43 @@ def changed_source(sources: Mapping[str, str | None]) -> str:
     return ""
 
 
+def other_code(code: Mapping[str, str], sources: Mapping[str, str | None]) -> str:
+    """A clause that says that ranks imported another package than they were to; empty if not.
+
+    Args:
+        code: SHA-256 of the files of the package, by ``torchtitan/trainer.py``; empty: any.
+        sources: digests of what ranks imported from outside of their toolchain's packages, by path.
+    """
+    if not code:
+        return ""
+    package = next(iter(code)).partition("/")[0]
+    places = {path: _inside(path, package, code) for path in sources}
+    known = {path: name for path, name in places.items() if name}
+    first = f"{package}/__init__.py"
+    roots = {path.removesuffix(first) for path, name in known.items() if name == first}
+    if len(roots) != 1:
+        found = f"from {' and '.join(sorted(roots))}" if roots else "from the toolchain's packages"
+        return f"its ranks imported {package} {found}, and not the code that the run was planned by"
+    (root,) = roots
+    for path, digest in sources.items():
+        if not path.startswith(f"{root}{package}/"):
+            continue
+        if digest is None:
+            return f"{path}, which its ranks imported, was written while it trained"
+        if code.get(known.get(path, "")) != digest:
+            return f"{path}, which its ranks imported, is not what it was when the run was planned"
+    return ""
+
+
+def _inside(path: str, package: str, names: Mapping[str, str]) -> str:
+    """The name of a file of a package by its path; empty for another file."""
+    place = -1
+    while (place := path.find(f"/{package}/", place + 1)) >= 0:
+        if path[place + 1 :] in names:
+            return path[place + 1 :]
+    return ""
+
+
 def _evidence_files(folder: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)

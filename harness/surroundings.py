@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -159,22 +158,6 @@ def driver_version(information: Path = DRIVER_INFORMATION) -> str:
     except OSError:
         return ""
     return found[1] if found else ""
-
-
-def checkout_commit(folder: Path) -> str:
-    """The commit of the git checkout that a folder is in, with ``-dirty`` if files were changed.
-
-    Empty outside of a checkout, or without git.
-    """
-    # "--exclude *": print the commit, not a tag.
-    command = ["git", "describe", "--always", "--exclude", "*", "--abbrev=40", "--dirty"]
-    try:
-        found = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()
 
 
 def _cpu_model(information: Path = CPU_INFORMATION) -> str:

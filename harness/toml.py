@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_args
 
 import tomli
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 from pydantic_core import PydanticCustomError
 
 from converge_harness.errors import ConfigError, Problem, suggest
@@ -270,6 +278,23 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class PythonTable(Table):
+    """``{ python = "env/bin/python" }``: an environment of the user's own."""
+
+    python: FilePath
+
+
+def _is_table(value: object) -> str:
+    return "[table]" if isinstance(value, dict | PythonTable) else "[name]"
+
+
+Environment: TypeAlias = Annotated[
+    Annotated[ToolchainName, Tag("[name]")] | Annotated[PythonTable, Tag("[table]")],
+    Discriminator(_is_table),
+]
+"""A toolchain by its name, or the Python of an environment by its path."""
+
+
 def validate(
     model: type[ModelT],
     table: dict[str, Any],
@@ -292,7 +317,8 @@ def validate(
 
 
 def _problem(model: type[BaseModel], error: dict[str, Any], where: Callable[[str], str]) -> Problem:
-    loc = tuple(part for part in error["loc"] if part != "[key]")
+    # "[key]" of a key, and the tags of values that may be of several kinds.
+    loc = tuple(part for part in error["loc"] if not str(part).startswith("["))
     place = where(_dotted(loc))
     value = error["input"]
     match error["type"]:
@@ -326,7 +352,13 @@ def _valid_keys(model: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]
     """Keys of the (possibly nested) table that holds the last part of ``loc``."""
     for part in loc[:-1]:
         field = model.model_fields.get(str(part))
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        tables = [*_tables_in(field.annotation)] if field else []
         model = tables[0] if tables else model
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for each in get_args(annotation):
+        yield from _tables_in(each)

@@ -8,7 +8,13 @@ import pytest
 
 from converge_harness import seal
 from converge_harness.readers import read_run
-from converge_harness.seal import broken_seal, changed_source, evidence_of, sources_of
+from converge_harness.seal import (
+    broken_seal,
+    changed_source,
+    evidence_of,
+    other_code,
+    sources_of,
+)
 
 
 @pytest.fixture
@@ -228,3 +234,49 @@ def test_packages_that_only_a_container_has_are_its_images(folder, tmp_path):
     imported_by(folder, 0, {str(away): "a", str(mine): "b", str(there): "c"})
     assert sources_of(folder) == {str(mine): "b", str(there): "c"}
     assert changed_source({str(mine): "b"}) == f"{mine}, which it used, is not there any more"
+
+
+CODE = {"titan/__init__.py": "00", "titan/trainer.py": "11"}
+IMPORTED_AS_PLANNED = {"/a/titan/titan/__init__.py": "00", "/a/titan/titan/trainer.py": "11"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({}, ""),
+        ({"/elsewhere/model.py": "77"}, ""),
+        ({"/a/titan/titan/trainer.py": "99"}, "is not what it was when the run was planned"),
+        ({"/a/titan/titan/trainer.py": None}, "was written while it trained"),
+        ({"/a/titan/titan/new.py": "22"}, "is not what it was when the run was planned"),
+        ({"/b/titan/__init__.py": "00"}, "imported titan from /a/titan/ and /b/"),
+    ],
+)
+def test_ranks_that_imported_other_code_than_was_planned_are_told_from_others(changed, says):
+    found = other_code(CODE, IMPORTED_AS_PLANNED | changed)
+    assert says in found if says else found == ""
+
+
+def test_ranks_that_imported_the_package_from_somewhere_else_are_noticed():
+    assert other_code({}, {"/anything.py": "0"}) == ""
+    assert "from the toolchain's packages" in other_code(CODE, {"/elsewhere/model.py": "77"})
+
+
+def test_a_run_of_other_code_than_was_planned_shows_nothing(folder):
+    job = {"schema": 1, "name": "ddp2", "steps": 1, "identity": "0123", "code": CODE}
+    (folder / "job.json").write_text(json.dumps(job))
+    record = {
+        "schema": 1,
+        "name": "ddp2",
+        "identity": "0123",
+        "status": "finished",
+        "argv": [],
+        "returncode": 0,
+        "wall_s": 1.0,
+        "error": None,
+        "sources": IMPORTED_AS_PLANNED | {"/a/titan/titan/trainer.py": "99"},
+    }
+    (folder / "record.json").write_text(json.dumps(record))
+    evidence = read_run(folder)
+    assert not evidence.complete
+    (problem,) = evidence.problems
+    assert problem.startswith("/a/titan/titan/trainer.py, which its ranks imported, is not what")

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from converge_harness.model import (
 )
 from converge_harness.surroundings import (
     PACKAGE,
-    checkout_commit,
     cluster_hardware,
     cluster_software,
     driver_version,
@@ -157,23 +155,6 @@ def test_the_driver_says_its_version(tmp_path, text, version):
     information.write_text(text)
     assert driver_version(information) == version
     assert driver_version(tmp_path / "missing") == ""
-
-
-def test_a_commit_is_that_of_the_checkout_and_says_when_files_were_changed(tmp_path, monkeypatch):
-    # pytest's folder may lie in a checkout: .ci/run's does.
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert checkout_commit(tmp_path) == ""
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    (tmp_path / "file").write_text("one")
-    for command in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"], ["tag", "v1"]):
-        subprocess.run([*git, *command], cwd=tmp_path, check=True)
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert checkout_commit(tmp_path) == head
-    (tmp_path / "file").write_text("two")
-    assert checkout_commit(tmp_path) == f"{head}-dirty"
-    assert checkout_commit(tmp_path / "missing") == ""
 
 
 def source_digest(file: Path, folder: Path) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from converge_harness.model import Judgement, Verdict
+
+if TYPE_CHECKING:
+    from converge_harness.report import Against
 
 EXIT_CODES = """\
 exit codes: 0 every test set PASS; 1 at least one FAIL; 2 usage or configuration error, nothing was
@@ -28,8 +32,13 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_code(verdicts: Iterable[Verdict]) -> ExitCode:
-    """FAIL beats undecided beats PASS; no verdict at all is undecided, never PASS."""
+def exit_code(verdicts: Iterable[Verdict], against: Against | None = None) -> ExitCode:
+    """FAIL beats undecided beats PASS; no verdict at all is undecided, never PASS.
+
+    ``against`` is what was asked of a change, which alone decides then.
+    """
+    if against is not None:
+        return ExitCode.PASS if against.is_same else ExitCode.FAIL
     judgements = {verdict.judgement for verdict in verdicts}
     if Judgement.FAIL in judgements:
         return ExitCode.FAIL

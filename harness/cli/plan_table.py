@@ -14,6 +14,7 @@ from rich.text import Text
 from converge_harness.cli.console import say
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import (
+    CHECKOUT,
     ENOUGH_RERUNS,
     Fault,
     FaultKind,
@@ -86,6 +87,9 @@ def print_besides(console: Console, made: Plan) -> None:
         say(console, f"tolerances learnt before: {made.experiment.calibration}")
     say(console, f"per-tensor evidence: {_sampled(made)}")
     for each in {job.toolchain.name: job.toolchain for job in made.jobs}.values():
+        if each.code:
+            known = f": {each.versions[CHECKOUT]}" if CHECKOUT in each.versions else ""
+            say(console, f"torchtitan of {each.name}: {each.versions['torchtitan']}{known}")
         if not each.python.exists():
             say(
                 console,

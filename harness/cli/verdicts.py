@@ -15,9 +15,19 @@ from converge_harness.errors import HistoryError, StoreError
 from converge_harness.history import History
 from converge_harness.matrix.conclude import remember
 from converge_harness.model import Judgement, Plan, RunRecord, Verdict
-from converge_harness.report import HEADER, ReportView, header, rows, to_summary, write_reports
+from converge_harness.report import (
+    HEADER,
+    Against,
+    ReportView,
+    Sameness,
+    header,
+    rows,
+    to_summary,
+    write_reports,
+)
 from converge_harness.report.check_subjects import subjects
 from converge_harness.report.renderers.markdown import SUMMARY_BYTES
+from converge_harness.report.text import ABSENT
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 """Names the file that GitHub Actions shows as Markdown on the page of a job."""
@@ -28,6 +38,14 @@ STYLES = {
     Judgement.INVALID: "bold magenta",
     Judgement.ERROR: "bold yellow",
     Judgement.INCONCLUSIVE: "bold cyan",
+}
+
+
+CHANGES = {
+    Sameness.BITWISE: "bold green",
+    Sameness.ROUNDING: "bold cyan",
+    Sameness.UNKNOWN: "bold magenta",
+    Sameness.DIFFERENT: "bold red",
 }
 
 
@@ -46,6 +64,7 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         table.add_row(*(cells[title] for title in shown))
     console.print()
     console.print(table)
+    _show_against(console, view.against)
     for test, row in zip(view.by_severity, rows(view), strict=True):
         if row.cause:
             console.print(f"\n{_styled(row.judgement)} [bold]{escape(row.name)}[/]:", end=" ")
@@ -61,6 +80,27 @@ def show_verdicts(console: Console, view: ReportView, folder: Path | None) -> No
         say(console, note, "dim")
     if paths:
         say(console, f"report: {paths[0]}")
+
+
+def _show_against(console: Console, against: Against | None) -> None:
+    """What the change did to every set, then what it did to them all."""
+    if against is None:
+        return
+    table = Table(
+        title=escape(f"against {against.revision}"), title_justify="left", show_edge=False
+    )
+    for title in ("set", "change", "verdict"):
+        table.add_column(title, overflow="fold", no_wrap=title == "change")
+    for each in against.sets:
+        colour = CHANGES[each.sameness]
+        table.add_row(escape(each.name), f"[{colour}]{each.sameness}[/]", each.verdicts or ABSENT)
+    console.print()
+    console.print(table)
+    for each in against.sets:
+        if each.sameness is not Sameness.BITWISE:
+            say(console, f"{each.name}: {each.sameness.value}: {each.sentence}")
+    console.print(f"\n{escape(against.headline)}", style="bold")
+    say(console, against.tested)
 
 
 def add_night(

@@ -38,6 +38,7 @@ from converge_harness.trainers import (
     Trainer,
     TrainerOfFile,
     TrainerTable,
+    environment_of,
     trainer_of_kind,
 )
 
@@ -101,16 +102,18 @@ class SetBuilder:
         if train_config is None:
             return None
         parallelism = written_degrees(table.parallelism)
-        default_toolchain = control.toolchain if control else self.of_file.toolchain
+        toolchain = control.toolchain if control else self.of_file.toolchain
+        if table.toolchain is not None:
+            toolchain = environment_of(table.toolchain, where, self.folders, self.problems)
         spec = SetSpec(
             name=name,
             parallelism=parallelism,
             train_config=train_config,
-            toolchain=table.toolchain or default_toolchain,
+            toolchain=toolchain,
             techniques=tuple(Technique(technique) for technique in table.techniques),
             pipeline_schedule=schedule_of(table.pipeline_schedule, parallelism),
             cp_rotation=table.cp_rotation,
-            spmd_backend=table.spmd_backend or self._backend(table, control),
+            spmd_backend=table.spmd_backend or self._backend(toolchain, control),
             overrides=overrides,
             tolerances=dict(table.tolerance),
             margin=table.margin,
@@ -135,13 +138,12 @@ class SetBuilder:
             self.problems += _undrawable(spec, where)
         return self._with_kind(spec, table, where, control)
 
-    def _backend(self, table: SetTable | ElasticTable, control: SetSpec | None) -> str | None:
+    def _backend(self, toolchain: str, control: SetSpec | None) -> str | None:
         """The SPMD backend of a set that names none: its control's, else the experiment's.
 
         Not its control's if it has another toolchain, whose torch may need another backend.
         """
-        same = control is not None and table.toolchain in (None, control.toolchain)
-        if control is not None and same:
+        if control is not None and toolchain == control.toolchain:
             return control.spmd_backend
         return self.of_file.spmd_backend
 

@@ -70,13 +70,13 @@ from converge_harness.model import (
     Torn,
 )
 from converge_harness.toml import (
+    Environment,
     FilePath,
     Name,
     SchemaVersion,
     Seconds,
     T,
     Table,
-    ToolchainName,
     Words,
     no_repetition,
     one_of,
@@ -191,7 +191,7 @@ class FixedTable(Table):
     tolerance: dict[Annotated[str, one_of(JUDGED_SIGNALS)], Tolerance] = Field(default={})
     margin: Margin | None = None
     waive: Words = Field(default=[])
-    toolchain: ToolchainName | None = None
+    toolchain: Environment | None = None
     train_config: FilePath | None = None
     inject: FilePath | None = None
     without_fixes: Words = Field(default=[])

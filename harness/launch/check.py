@@ -22,7 +22,7 @@ from converge_harness.launch.private_folder import private_folder
 from converge_harness.launch.warm import WarmServers
 from converge_harness.model import Job, RunRecord, Toolchain
 from converge_harness.store import Store, write_json
-from converge_harness.trainers import Resources, environment, job_payload
+from converge_harness.trainers import Resources, environment, job_payload, searching
 from converge_harness.trainers.failure import log_tail
 
 _TIMEOUT_S = 600.0
@@ -74,13 +74,15 @@ def check_jobs(
     checks: list[_Check] = []
     with private_folder() as private:
         try:
-            for toolchain in dict.fromkeys(job.toolchain.name for job in jobs):
+            names = dict.fromkeys(job.toolchain.name for job in jobs)
+            for number, toolchain in enumerate(names):
                 mine = [job for job in jobs if job.toolchain.name == toolchain]
                 while servers.starting(toolchain):
                     _pause(stop)
                 python = servers.python(toolchain) or mine[0].toolchain.python
-                folder = private / toolchain
-                checks.append(_start(mine, folder, python, wanted, store, options))
+                folder = private / str(number)  # the name of a toolchain may be a path
+                variables = searching(mine[0].toolchain, wanted)
+                checks.append(_start(mine, folder, python, variables, store, options))
             answers = [(check, check.answer(stop)) for check in checks]
         finally:
             processes.end_all([(check.process, check.folder) for check in checks], grace_s=0.0)
@@ -150,6 +152,8 @@ def _start(
 
 def _unable(toolchain: Toolchain, exit_code: int, log: str) -> str:
     """Why the check did not run: our rank code's imports fail, or the build is broken."""
+    if Path(toolchain.name).is_absolute():  # of the user's own
+        return f"{toolchain.name} cannot check configs (exit code {exit_code}):\n{log}"
     release, _, revision = toolchain.name.partition("@")
     last = log.rstrip().rpartition("\n")[2]
     if revision and last.startswith(_ELSEWHERE):

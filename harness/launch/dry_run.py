@@ -26,7 +26,13 @@ from converge_harness.launch.private_folder import private_folder
 from converge_harness.model import Job, Role
 from converge_harness.run_folder.layout import JOB
 from converge_harness.store import write_json
-from converge_harness.trainers import Resources, comes_in_passes, environment, job_payload
+from converge_harness.trainers import (
+    Resources,
+    comes_in_passes,
+    environment,
+    job_payload,
+    searching,
+)
 from converge_harness.trainers.failure import log_tail
 
 _NEEDS_BYTES = 3 * 2**30
@@ -215,7 +221,8 @@ def _start(
     argv += [str(folder / JOB), "--rank", str(part.rank)]
     if part.segment is not None:
         argv += ["--segment", str(part.segment)]
-    handle = processes.start(argv, wanted, folder, folder / "log", folder / "answer")
+    variables = searching(whole.toolchain, wanted)
+    handle = processes.start(argv, variables, folder, folder / "log", folder / "answer")
     return _Process(part, handle, folder, time.monotonic() + timeout_s)
 
 

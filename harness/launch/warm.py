@@ -18,6 +18,8 @@ from pathlib import Path
 
 from converge_harness.launch import processes
 from converge_harness.launch.private_folder import private_folder
+from converge_harness.model import Toolchain
+from converge_harness.trainers import searching
 from converge_harness.trainers.failure import log_tail
 
 STUB = Path(__file__).parent.parent / "rank" / "start" / "stub.py"
@@ -111,12 +113,14 @@ class WarmServers:
         self._servers: dict[str, WarmServer] = {}
         self._failed: dict[str, str] = {}
 
-    def want(self, toolchain: str, python: Path, dialect: str) -> None:
+    def want(self, toolchain: Toolchain) -> None:
         """Start a toolchain's server unless it runs or has failed."""
-        if toolchain in self._servers or toolchain in self._failed:
+        name = toolchain.name
+        if name in self._servers or name in self._failed:
             return
-        arguments = ("--dialect", dialect, "--device", self._device)
-        self._servers[toolchain] = start_server(python, arguments, self._environment)
+        arguments = ("--dialect", toolchain.dialect, "--device", self._device)
+        variables = searching(toolchain, self._environment)
+        self._servers[name] = start_server(toolchain.python, arguments, variables)
 
     def starting(self, toolchain: str) -> bool:
         """Whether the server is neither ready nor failed yet."""

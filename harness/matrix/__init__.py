@@ -13,6 +13,7 @@ In the order of a matrix's life::
 and what does not judge a matrix, or judges something else::
 
     dry_run.py     every job built without its GPUs: memory, GPU-hours
+    against.py     the same matrix with the code of an earlier revision, set beside set
     explain.py     failures of low precision again, in float32
     bless.py       a control that somebody takes for right becomes golden
     compare.py     finished runs, or curves from anywhere

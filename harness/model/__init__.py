@@ -65,7 +65,7 @@ from converge_harness.model.kinds import (
     Segment,
     Torn,
 )
-from converge_harness.model.plan import Job, Plan, Surroundings, Toolchain
+from converge_harness.model.plan import CHECKOUT, Job, Plan, Surroundings, Toolchain
 from converge_harness.model.references import GOLDENS, Blessing, Convergence, Golden, ReferencePoint
 from converge_harness.model.runs import RankError, RunRecord, RunStatus
 from converge_harness.model.trainer import (
@@ -109,6 +109,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CADENCE_OFF",
+    "CHECKOUT",
     "DATA_TYPES",
     "DEFAULT_REPEATS",
     "DEFAULT_TRAINER",

@@ -17,6 +17,9 @@ from converge_harness.model.experiment import (
 )
 from converge_harness.model.kinds import Segment
 
+CHECKOUT = "torchtitan checkout"
+"""Key among a toolchain's versions: what git calls a torchtitan in a checkout, for people only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
@@ -30,6 +33,14 @@ class Toolchain:
     """
     versions: Mapping[str, str]
     """Distribution name to version: torch, torchtitan, torchao, triton, converge …"""
+    paths: tuple[Path, ...] = ()
+    """Folders that its processes search before all others (``PYTHONPATH``)."""
+    sources: tuple[Path, ...] = ()
+    """Folders outside of its packages from which it imports, as those of editable installs."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the torchtitan that its version does not identify (a fork's), when it was found:
+    by file, ``torchtitan/trainer.py``. Ranks that import anything else leave no evidence.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from converge_harness import DISTRIBUTION
 from converge_harness.model import (
+    CHECKOUT,
     FaultKind,
     Job,
     Recovery,
@@ -145,6 +146,8 @@ def _common(
     versions = dict(toolchain.versions)
     # The part of converge that runs in ranks is covered by the digest of the rank code.
     versions.pop(DISTRIBUTION, None)
+    # The source itself counts, whatever git calls it.
+    versions.pop(CHECKOUT, None)
     return {
         "train_config": {
             "module": config.module,

@@ -13,13 +13,17 @@
 from converge_harness.report.renderers.files import write_reports
 from converge_harness.report.renderers.markdown import to_summary
 from converge_harness.report.renderers.verdict_table import HEADER, Row, header, rows
+from converge_harness.report.view.against import Against, ChangedSet, Sameness
 from converge_harness.report.view.build import build_view
 from converge_harness.report.view.report_view import ReportView
 
 __all__ = [
     "HEADER",
+    "Against",
+    "ChangedSet",
     "ReportView",
     "Row",
+    "Sameness",
     "build_view",
     "header",
     "rows",

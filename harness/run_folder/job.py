@@ -123,6 +123,9 @@ class JobDocument(TypedDict, total=False):
     deterministic: bool
     """Only where it is false."""
     device: str
+    code: dict[str, str]
+    """Only of a torchtitan that its version does not identify: SHA-256 of its files when the job
+    was planned, by ``torchtitan/trainer.py``."""
     command: CommandDocument
     """Only where a program of the user's trains."""
     trainer: str
@@ -148,6 +151,7 @@ SHAPES: Mapping[str, Shape] = {
     "faults": OBJECTS,
     "elastic_nodes": FLAG,
     "recovery": OBJECT,
+    "code": OBJECT,
     "command": OBJECT,
     "command.argv": TEXTS,
     "command.launcher": TEXT,

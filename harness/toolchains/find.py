@@ -18,16 +18,15 @@ import math
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from converge_harness import DISTRIBUTION, __version__
 from converge_harness.errors import ToolchainError
 from converge_harness.model import Toolchain
+from converge_harness.toolchains.own_python import ask
 
 ROOT_VARIABLE = "CONVERGE_TOOLCHAINS"
 DEFAULT_ROOT = ".toolchains"
@@ -42,11 +41,6 @@ DISTRIBUTIONS = (
 """Packages that can change a job's numbers, or that decide which rank code runs."""
 PACKAGES = "packages"
 """Key among the versions for a digest of all distributions: any may change the numbers."""
-_QUESTION = (
-    "import json, platform, sys; print(json.dumps([sys.executable, "
-    "[path for path in sys.path if path], platform.python_version()]))"
-)
-_ANSWER_TIMEOUT_S = 60.0
 _CODE = (".py", ".so", ".pyd", ".dylib")
 _INSTALLING_S = 2.0
 """Installers may still write files this long after the ``RECORD``; also covers coarse clocks."""
@@ -81,19 +75,24 @@ def build_hint(name: str) -> str:
     return f"build it with: {checkout}nox -s toolchain -- {name}"
 
 
-def find_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
+def find_environment(
+    name: str, root: Path | None, dialect: str, first: tuple[Path, ...] = ()
+) -> Toolchain:
     """A Python environment, by its name under the root or by the absolute path of its Python.
 
-    Raises ToolchainError if it does not exist or does not start.
+    ``first`` are folders that it searches before all others. Raises ToolchainError if it does not
+    exist or does not start.
     """
     if Path(name).is_absolute():
-        python, paths, release = _ask(Path(name))
-        found = {"python": release, **versions(paths, DISTRIBUTIONS)}
+        answer = ask(Path(name), first=first)
+        python, paths, sources = answer.python, list(answer.paths), answer.sources
+        found = {"python": answer.release, **versions(paths, DISTRIBUTIONS)}
     else:
         folder = (root or toolchain_root()) / name
-        python, paths = python_of(name, folder), site_packages(folder)
+        python, paths, sources = python_of(name, folder), site_packages(folder), ()
         found = versions(paths, DISTRIBUTIONS)
-    return Toolchain(name, python, dialect, {**found, PACKAGES: _all_packages(paths)})
+    found[PACKAGES] = all_packages(paths)
+    return Toolchain(name, python, dialect, found, first, sources)
 
 
 def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
@@ -102,35 +101,6 @@ def assume_environment(name: str, root: Path | None, dialect: str) -> Toolchain:
     if folder.exists():  # or a Python by its path
         return find_environment(name, root, dialect)
     return Toolchain(name, folder / "bin" / "python", dialect, {})
-
-
-class _Answer(NamedTuple):
-    """What a Python reports about itself."""
-
-    python: Path
-    """The real executable, in case a shim (pyenv) was called."""
-    paths: list[str]
-    release: str
-
-
-def _ask(python: Path) -> _Answer:
-    """Ask a Python for its module paths: system Pythons and conda have different layouts."""
-    try:
-        asked = subprocess.run(
-            [python, "-c", _QUESTION],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_ANSWER_TIMEOUT_S,
-        )
-        executable, paths, release = json.loads(asked.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or getattr(error, "strerror", None) or str(error)
-        raise ToolchainError(
-            f"{python} does not start as a Python: {str(said).strip().rpartition(chr(10))[2]}; "
-            "name another by trainer.python or trainer.toolchain"
-        ) from None
-    return _Answer(Path(executable or python), paths, release)
 
 
 def own_source() -> str:
@@ -169,7 +139,7 @@ def versions(paths: list[str], names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _all_packages(paths: list[str]) -> str:
+def all_packages(paths: list[str]) -> str:
     """A digest of the names and versions of all distributions except converge itself."""
     found: dict[str, str] = {}
     for distribution in distributions(path=paths):
@@ -190,14 +160,24 @@ def _version(distribution: Distribution) -> str:
     version = distribution.version
     try:
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-        version = _with(version, f"g{str(origin['vcs_info']['commit_id'])[:12]}")
+        version = marked(version, f"g{str(origin['vcs_info']['commit_id'])[:12]}")
     except (KeyError, TypeError, ValueError):
         pass
     edited = _edited(distribution)
-    return _with(version, f"edited.{edited}") if edited else version
+    return marked(version, f"edited.{edited}") if edited else version
 
 
-def _with(version: str, local: str) -> str:
+def is_local(distribution: Distribution) -> bool:
+    """Whether a package was installed from a folder or a file: others may have its version."""
+    try:
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+        return bool(origin) and "vcs_info" not in origin
+    except ValueError:
+        return True
+
+
+def marked(version: str, local: str) -> str:
+    """A version with a further part of its local version."""
     return f"{version}{'.' if '+' in version else '+'}{local}"
 
 

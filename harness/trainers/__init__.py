@@ -32,6 +32,7 @@ from converge_harness.trainers.calls import (
 )
 from converge_harness.trainers.environment import Resources
 from converge_harness.trainers.jobs import (
+    PATH_VARIABLE,
     agent_argv,
     argv,
     assume_toolchain,
@@ -44,6 +45,7 @@ from converge_harness.trainers.jobs import (
     needs_port,
     node_arguments,
     printable_command,
+    searching,
     work_folder,
 )
 from converge_harness.trainers.registry import (
@@ -54,9 +56,10 @@ from converge_harness.trainers.registry import (
     trainer_of_document,
     trainer_of_kind,
 )
-from converge_harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable
+from converge_harness.trainers.table import InlineTable, TrainerOfFile, TrainerTable, environment_of
 
 __all__ = [
+    "PATH_VARIABLE",
     "RANK_MODULE",
     "Call",
     "Curve",
@@ -76,6 +79,7 @@ __all__ = [
     "comes_in_passes",
     "curves_of",
     "environment",
+    "environment_of",
     "features_of",
     "find_toolchain",
     "first_call",
@@ -89,6 +93,7 @@ __all__ = [
     "printable_command",
     "read_trainer",
     "register",
+    "searching",
     "trainer_of",
     "trainer_of_document",
     "trainer_of_kind",

@@ -275,6 +275,15 @@ class Trainer(ABC):
         """The toolchain as it will be once built, for plans that launch nothing."""
         return assume_environment(name, root, self.kind)
 
+    def with_code(
+        self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
+    ) -> Toolchain:
+        """The toolchain of a Python by its path, which now searches some folders before all others.
+
+        Starts that Python. Raises ToolchainError as ``find_toolchain`` does.
+        """
+        return find_environment(toolchain.name, None, self.kind, first)
+
     # ------------------------------------------------------------------- a run
 
     def job_payload(
@@ -447,6 +456,7 @@ def job_document(
         "inject": spec.inject,
         "without_fixes": list(spec.without_fixes),
         "device": device,
+        **({"code": dict(job.toolchain.code)} if job.toolchain.code else {}),
     }
 
 

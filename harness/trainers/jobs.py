@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from converge_harness.model import TORCHTITAN, Job, Toolchain, TrainerSpec
+from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import RANK_MODULE, Features, Start
 from converge_harness.trainers.calls import Call, Rendezvous
 from converge_harness.trainers.environment import Resources, pinned_environment
 from converge_harness.trainers.registry import trainer_of, trainer_of_kind
+
+PATH_VARIABLE = "PYTHONPATH"
 
 
 def job_payload(
@@ -96,9 +99,17 @@ def environment(
         return pinned_environment(base, resources, folder)
     trainer = trainer_of(job.spec)
     made = pinned_environment(base, resources, folder, job, offline=trainer.is_offline(job))
+    made = searching(job.toolchain, made)
     if folder is None:
         return made
     return trainer.environment(made, resources, job, folder, meeting, data)
+
+
+def searching(toolchain: Toolchain, variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which the Python of a toolchain searches the toolchain's folders first."""
+    if not toolchain.paths:
+        return dict(variables)
+    return {**variables, PATH_VARIABLE: before(toolchain.paths, variables.get(PATH_VARIABLE))}
 
 
 def printable_command(

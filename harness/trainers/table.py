@@ -6,7 +6,9 @@ config may be in the experiment file itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +17,17 @@ from pydantic import Field
 
 from converge_harness.errors import ConfigError, Problem
 from converge_harness.model import DEFAULT_TRAINER, SyntheticData, TrainConfig, TrainerSpec
-from converge_harness.toml import FilePath, Seconds, Table, ToolchainName, validate
+from converge_harness.toml import (
+    Environment,
+    FilePath,
+    PythonTable,
+    Seconds,
+    Table,
+    Where,
+    expanded,
+    find_file,
+    validate,
+)
 
 
 class TrainerTable(Table):
@@ -23,7 +35,7 @@ class TrainerTable(Table):
 
     kind: str = DEFAULT_TRAINER
     train_config: FilePath | None = None
-    toolchain: ToolchainName | None = None
+    toolchain: Environment | None = None
     startup_timeout_s: Seconds = 600.0
     progress_timeout_s: Seconds = 300.0
     cpu_ranks: Annotated[int, Field(ge=1, le=65_536)] | None = None
@@ -52,6 +64,42 @@ class TrainerOfFile:
     tokens_per_gpu_second: float | None = None
     deterministic: bool = True
     """Whether all sets train with deterministic algorithms only."""
+
+
+def environment_of(
+    written: str | PythonTable, where: Where, folders: Sequence[Path], problems: list[Problem]
+) -> str:
+    """The name of a toolchain, or the absolute path of a Python; what is wrong is added.
+
+    Args:
+        written: the value of the key ``toolchain``.
+        where: maps a key of the table that has it to its place, for messages.
+        folders: where relative paths are resolved; the first match wins.
+        problems: list to which problems are added.
+    """
+    if isinstance(written, str):
+        return written
+    return python_at(written.python, where("toolchain.python"), folders, problems)
+
+
+def python_at(written: str, place: str, folders: Sequence[Path], problems: list[Problem]) -> str:
+    """The absolute path of a Python; a name without a slash is looked up on ``PATH``."""
+    bare = shutil.which(written) if "/" not in written else None
+    # Not resolved: the Python of a virtual environment is a link, which identifies the environment.
+    path = find_file(written, folders) or (Path(bare) if bare else None)
+    if path is None:
+        inside = find_file(f"{written}/bin/python", folders)
+        looked = "" if expanded(written).is_absolute() else f"looked in: {_listed(folders)}"
+        hint = f"did you mean {written}/bin/python?" if inside else looked
+        problems.append(Problem(place, f"there is no Python {written!r}", hint))
+    elif not os.access(path, os.X_OK):
+        problems.append(Problem(place, f"{path} is not executable"))
+    found = (path or folders[0] / written).absolute()
+    return str(found.parent.resolve() / found.name)
+
+
+def _listed(folders: Sequence[Path]) -> str:
+    return ", ".join(map(str, folders))
 
 
 class CorpusTable(Table):

@@ -192,6 +192,40 @@ def test_a_cadence_is_a_word_a_number_or_a_list(load, written, cadence):
     assert load(MINIMAL + f"[probe]\ncadence = {written}").cadence == cadence
 
 
+def test_a_python_by_its_path_is_a_toolchain_of_the_file_and_of_a_set(load, folder):
+    for name in ("venv", "other"):
+        python = folder / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("")
+        python.chmod(0o755)
+    (folder / "link").symlink_to(folder / "venv" / "bin" / "python")
+    text = MINIMAL.replace(
+        "[trainer]", '[trainer]\ntoolchain = { python = "venv/../venv/bin/python" }'
+    )
+    experiment = load(text + 'toolchain.python = "other/bin/python"\n')
+    assert experiment.controls[0].toolchain == str(folder / "venv" / "bin" / "python")
+    assert experiment.tests[0].toolchain == str(folder / "other" / "bin" / "python")
+    linked = load(MINIMAL + 'toolchain.python = "link"\n')
+    assert linked.tests[0].toolchain == str(folder / "link")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ('{ python = "nowhere/python" }', "toolchain.python of 'tp': there is no Python"),
+        ('{ python = "venv" }', "(did you mean venv/bin/python?)"),
+        ('{ python = "base.toml" }', "base.toml is not executable"),
+        ('{ pyhton = "python" }', "toolchain.pyhton of 'tp': unknown key (did you mean 'python'?"),
+        ("{}", "toolchain.python of 'tp': is missing"),
+        ("3", "toolchain of 'tp': must be a string, not 3"),
+    ],
+)
+def test_a_wrong_python_is_named_with_its_place(problems, folder, value, message):
+    (folder / "venv" / "bin").mkdir(parents=True)
+    (folder / "venv" / "bin" / "python").write_text("")
+    assert message in "\n".join(problems(f"{MINIMAL}toolchain = {value}\n"))
+
+
 def test_an_anchor_takes_the_train_config_and_toolchain_of_the_control(load):
     text = MINIMAL.replace("[control]", '[control]\ntoolchain = "torchtitan-0.2.2"')
     anchor = load(text + "[anchor]\nparallelism = {}\nmargin = 0.1").anchor

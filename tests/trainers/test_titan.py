@@ -182,6 +182,18 @@ def test_environment_pins_what_shapes_numbers():
     assert made["HOME"] == "/home/me"
 
 
+def test_folders_of_a_toolchain_come_first_on_the_path_and_in_printed_commands():
+    own = replace(TOOLCHAIN, paths=(Path("/a base"), Path("/own")), code={"torchtitan/a.py": "00"})
+    made = job(toolchain=own)
+    assert environment({}, Resources(), FOLDER, made)["PYTHONPATH"] == "/a base:/own"
+    kept = environment({"PYTHONPATH": "/mine"}, Resources(), FOLDER, made)
+    assert kept["PYTHONPATH"] == "/a base:/own:/mine"
+    assert printable_command(made, FOLDER).startswith("PYTHONPATH='/a base:/own' ")
+    assert "PYTHONPATH" not in environment({}, Resources(), FOLDER, job())
+    payload = job_payload(made, FOLDER, data=None, seed_checkpoint=None, device="cpu")
+    assert payload["code"] == {"torchtitan/a.py": "00"}
+
+
 def test_only_jobs_that_read_torchtitans_own_dataset_may_use_the_network():
     offline = {"HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"}
     stock = job(spec=spec(train_config=replace(spec().train_config, data=None)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,9 @@ from converge_harness.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from converge_harness.matrix.against import Base
+    from converge_harness.matrix.judge import Judged
+    from converge_harness.matrix.run import Ran
     from converge_harness.model import Plan, Verdict
     from converge_harness.store import Store
 
@@ -36,6 +41,8 @@ DESCRIPTION = "Run every job of an experiment that has not run yet, judge, and r
 EPILOG = f"example: converge run experiments/smoke.toml --only fsdp2_tp2\n\n{EXIT_CODES}"
 UNDONE = ", nothing was launched"
 
+BASE = "base"
+"""The folder of the reports of ``--against``'s revision, in that of the matrix."""
 FLOAT32 = "float32"
 """The folder of the report of ``--explain``, in that of the matrix."""
 
@@ -51,6 +58,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="run what failed in less than float32 again in float32, and say whether the "
         "difference is made by rounding",
     )
+    parser.add_argument(
+        "--against",
+        metavar="REV",
+        help="also run everything with the code of this git revision of your fork (the checkout "
+        "from which the experiment's Python imports torchtitan, or that has the experiment's own "
+        "code), and say of every set whether it is bitwise the same, the same within rounding, or "
+        "different; exit code 0 if none is different and no verdict got worse, else 1",
+    )
     add_history_file(parser)
     add_cluster(parser)
     add_calibration(parser)
@@ -62,6 +77,7 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     with leaving_when_interrupted():
         from converge_harness.cli.console import make_console
         from converge_harness.cli.progress import run_shown
+        from converge_harness.matrix.against import compare, keep
         from converge_harness.matrix.calibrate import read_given
         from converge_harness.matrix.conclude import conclude
         from converge_harness.store import require_writable
@@ -73,15 +89,23 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     store.require_writable()
     folder = report_folder(arguments, plan.experiment)
     require_writable(folder)  # now, not after an hour of training
-    ran = run_shown(plan, store, arguments, console)
-    history = history_of(arguments)
-    judged = conclude(
-        plan, ran, folder, store=store, given=given, only=names(arguments.only), begun=begun
-    )
+    with ExitStack() as used:
+        base = _base(plan, arguments.against, used, console) if arguments.against else None
+        ran_before = run_shown(base.plan, store, arguments, console) if base else None
+        ran = run_shown(plan, store, arguments, console)
+        history = history_of(arguments)
+        judged = conclude(
+            plan, ran, folder, store=store, given=given, only=names(arguments.only), begun=begun
+        )
+        against = None
+        if base and ran_before:
+            before = _conclude_base(base, ran_before, folder / BASE, store)
+            against = compare(base, (ran_before, before), plan, (ran, judged))
+    keep(folder, against)
     # What is refused draws nothing, and need not pay for it.
     from converge_harness.cli.verdicts import add_night, show_verdicts
 
-    show_verdicts(console, judged.view, folder)
+    show_verdicts(console, replace(judged.view, against=against), folder)
     add_night(
         console,
         history,
@@ -93,7 +117,32 @@ def run(arguments: argparse.Namespace) -> ExitCode:
     )
     if arguments.explain:
         _explain(console, plan, judged.verdicts, folder, store, arguments)
-    return exit_code(judged.verdicts)
+    return exit_code(judged.verdicts, against)
+
+
+def _base(plan: Plan, revision: str, used: ExitStack, console: Console) -> Base:
+    """The plan with the code of a revision, checked out until ``used`` is closed."""
+    from converge_harness.checkout import described
+    from converge_harness.cli.console import say
+    from converge_harness.matrix.against import base_of, fork_of
+
+    fork = fork_of(plan, revision)
+    say(
+        console,
+        f"{fork.checkout} at {described(fork.checkout)} is tested against {fork.title}, which runs "
+        "first",
+    )
+    return used.enter_context(base_of(plan, fork))
+
+
+def _conclude_base(base: Base, ran: Ran, folder: Path, store: Store) -> Judged:
+    """Judge the base by itself; its reports lie in a folder of their own."""
+    from converge_harness.matrix.conclude import conclude
+    from converge_harness.report import write_reports
+
+    judged = conclude(base.plan, ran, folder, store=store, given=None, only=None, begun=None)
+    write_reports(judged.view, folder)
+    return judged
 
 
 def _explain(

@@ -137,7 +137,7 @@ def _run(
         if options.warm and not options.gpus:
             for name, toolchain in toolchains.items():
                 observer(Preparing(time.time(), f"loading {name} once for all its ranks"))
-                servers.want(name, toolchain.python, toolchain.dialect)
+                servers.want(toolchain)
         asked = tuple(job for job in jobs if job.spec.trainer.can.checks_config)
         to_check = unchecked(asked, store) if options.check else ()
         if to_check:

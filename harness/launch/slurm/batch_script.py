@@ -12,6 +12,7 @@ from converge_harness.model import Cluster, Job, RestartOwner
 from converge_harness.run_folder.layout import COMPILED, ENDED, LOGS, OF_THE_PASSES, OF_THE_RANKS
 from converge_harness.store import folder_key, slug
 from converge_harness.trainers import (
+    PATH_VARIABLE,
     RANK_MODULE,
     Call,
     Rendezvous,
@@ -21,6 +22,7 @@ from converge_harness.trainers import (
     first_call,
     node_arguments,
     part_of,
+    searching,
 )
 
 JOB_SCRIPT = "job.sh"
@@ -174,7 +176,16 @@ def _surroundings(job: Job, folder: Path, cluster: Cluster) -> str:
         **environment({}, resources, folder, job),
         **cluster.environment,
     }
+    if PATH_VARIABLE in cluster.environment:
+        exported = searching(job.toolchain, exported)
     exports = [f"export {name}={shlex.quote(exported[name])}" for name in sorted(exported)]
+    if job.toolchain.paths and PATH_VARIABLE not in cluster.environment:
+        own = f"export {PATH_VARIABLE}="
+        # What the shell that submits has there is kept, behind.
+        exports = [
+            f"{line}${{{PATH_VARIABLE}:+:${PATH_VARIABLE}}}" if line.startswith(own) else line
+            for line in exports
+        ]
     modules = [f"module load {shlex.quote(name)}" for name in cluster.modules]
     if not modules and not cluster.prologue:
         return "\n".join(exports)

@@ -38,7 +38,7 @@ from converge_harness.readers.run_folder.passes import merge, read_passes, read_
 from converge_harness.run_folder.job import FaultDocument, JobDocument, SegmentDocument, recovery_of
 from converge_harness.run_folder.layout import JOB, METRICS_FILES, RECORD
 from converge_harness.run_folder.passes import passes_with_metrics
-from converge_harness.seal import broken_seal
+from converge_harness.seal import broken_seal, other_code
 from converge_harness.store import read_record
 from converge_harness.trainers import kinds, trainer_of_document
 
@@ -68,6 +68,10 @@ def read_run(folder: Path) -> Evidence:
         if broken:
             return _unsealed(folder, record, broken)
     job: JobDocument = read_job(folder) or {}
+    if record is not None and record.status is RunStatus.FINISHED:
+        other = other_code(job.get("code") or {}, record.sources)
+        if other:
+            return _unsealed(folder, record, other)
     _require_registered(folder, job)
     passes = read_passes(folder)
     for metrics in (each.metrics for each in passes):

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from converge_harness.model import Check
+from converge_harness.report.view.against import Against
 from converge_harness.report.view.report_view import ReportView, RunView, TestView
 from converge_harness.report.view.resumed_run import PassesView
 from converge_harness.report.view.tolerances import CalibrationView
@@ -47,6 +48,28 @@ def document(view: ReportView) -> dict[str, Any]:
         "notes": list(view.notes),
         "entropy_floor": _value(view.entropy_floor),
         "wall_s": _value(view.wall_s),
+        **({"against": _against(view.against)} if view.against else {}),
+    }
+
+
+def _against(against: Against) -> dict[str, Any]:
+    return {
+        "revision": against.revision,
+        "commit": against.commit,
+        "fork": against.fork,
+        "tree": against.tree,
+        "headline": against.headline,
+        "same": against.is_same,
+        "sets": [
+            {
+                "name": each.name,
+                "change": each.sameness.value,
+                "detail": each.sentence,
+                "verdict_before": each.before.value if each.before else None,
+                "verdict_after": each.after.value if each.after else None,
+            }
+            for each in against.sets
+        ],
     }
 
 

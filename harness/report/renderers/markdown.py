@@ -18,6 +18,7 @@ from converge_harness.report.text import (
     step_range,
     tail,
 )
+from converge_harness.report.view.against import Against
 from converge_harness.report.view.report_view import SIGNAL_TITLES, ReportView, RunView, TestView
 from converge_harness.report.view.resumed_run import (
     FAULT_TITLES,
@@ -92,6 +93,8 @@ def _lines(view: ReportView) -> Iterator[str]:
     yield ""
     yield f"**{escape(view.headline)}**"
     yield ""
+    if view.against:
+        yield from _against(view.against)
     table = rows(view)
     yield from _table(
         [title.capitalize() for title in header(view)],
@@ -110,6 +113,19 @@ def _lines(view: ReportView) -> Iterator[str]:
     for test in view.by_severity:
         yield from _test(test)
     yield from _tolerances(view)
+
+
+def _against(against: Against) -> Iterator[str]:
+    yield f"**{escape(against.headline)}** {escape(against.tested)}"
+    yield ""
+    yield from _table(
+        ["Set", "Change", "Verdict", "What differs"],
+        (
+            [escape(each.name), each.sameness.value, each.verdicts or ABSENT, escape(each.sentence)]
+            for each in against.sets
+        ),
+    )
+    yield ""
 
 
 def _facts(view: ReportView) -> Iterator[str]:

@@ -4,6 +4,7 @@
 
     build.py           build_view: verdicts and evidence to the view
     report_view.py     ReportView and its parts, which every renderer is given
+    against.py         what a change did to every set, beside an earlier revision
     curves.py          curves for drawing
     in_force.py        what a set names beside what really ran
     gradient_map.py    every parameter's gradient over the sampled steps

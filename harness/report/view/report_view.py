@@ -22,6 +22,7 @@ from converge_harness.model import (
     Verdict,
 )
 from converge_harness.report.text import count
+from converge_harness.report.view.against import Against
 from converge_harness.report.view.curves import Curve, LossOnlyGate
 from converge_harness.report.view.gradient_map import GradientMap
 from converge_harness.report.view.resumed_run import PassesView
@@ -218,6 +219,8 @@ class ReportView:
     """Loss of a perfect model of the data, nats per token."""
     wall_s: float | None = None
     """Wall time of the whole matrix."""
+    against: Against | None = None
+    """The same matrix at another revision of the code; None: none was asked for."""
 
     @property
     def references(self) -> tuple[RunView, ...]:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from converge_harness.errors import Problem
 from converge_harness.model import SetSpec
-from converge_harness.toml import Where, expanded, find_file
+from converge_harness.toml import PythonTable, Where, find_file
 from converge_harness.trainers.command.settings import (
     CONFIG,
     Command,
@@ -23,6 +23,7 @@ from converge_harness.trainers.command.settings import (
     fill,
     placeholders,
 )
+from converge_harness.trainers.table import environment_of, python_at
 
 _MODULE = frozenset({"-m", "--module", "--module_mode"})
 """Options after which torchrun, composer, deepspeed and Python expect a module."""
@@ -111,7 +112,7 @@ class ProgramFiles:
 
 
 def interpreter_of(
-    toolchain: str | None,
+    toolchain: str | PythonTable | None,
     written: str | None,
     where: Where,
     folders: Sequence[Path],
@@ -123,7 +124,7 @@ def interpreter_of(
             problems.append(
                 Problem(where("python"), "and toolchain are two environments", "leave one out")
             )
-        return toolchain
+        return environment_of(toolchain, where, folders, problems)
     if written is None:
         default = shutil.which("python") or shutil.which("python3")
         if default is None:
@@ -131,16 +132,7 @@ def interpreter_of(
                 Problem(where("python"), "is missing: there is no python on PATH", "or a toolchain")
             )
         return str(Path(default or "python").absolute())
-    bare = shutil.which(written) if "/" not in written else None
-    # Not resolved: the Python of a virtual environment is a link, which identifies the environment.
-    path = find_file(written, folders) or (Path(bare) if bare else None)
-    if path is None:
-        looked = ", ".join(map(str, folders))
-        hint = "" if expanded(written).is_absolute() else f"looked in: {looked}"
-        problems.append(Problem(where("python"), f"there is no Python {written!r}", hint))
-    elif not os.access(path, os.X_OK):
-        problems.append(Problem(where("python"), f"{path} is not executable"))
-    return str((path or folders[0] / written).absolute())
+    return python_at(written, where("python"), folders, problems)
 
 
 def files_of(

@@ -24,8 +24,9 @@ from converge_harness.toolchains.find import (
     versions,
 )
 from converge_harness.trainers.base import Features, Limitation
+from converge_harness.trainers.torchtitan.dialect import TITAN_02, TITAN_03
+from converge_harness.trainers.torchtitan.own_python import own_toolchain
 
-TITAN_02, TITAN_03 = "titan_0_2", "titan_0_3"
 FLEX_BLOCK = 128
 """FlexAttention's block: torchtitan 0.3 splits a sequence over context-parallel ranks by blocks."""
 FEATURES = {
@@ -136,12 +137,14 @@ DIALECTS = {"0.2": TITAN_02, "0.3": TITAN_03}
 
 
 def find_toolchain(name: str, root: Path | None) -> Toolchain:
-    """A toolchain by name, with the versions of relevant packages.
+    """A toolchain by name, or by the path of its Python, with the versions of relevant packages.
 
     Raises:
         ToolchainError: it does not exist, is not a virtual environment with torchtitan, or its
         release of torchtitan is not supported.
     """
+    if Path(name).is_absolute():
+        return own_toolchain(name)
     folder = (root or toolchain_root()) / name
     python = python_of(name, folder)
     build = build_hint(name)
@@ -169,6 +172,8 @@ def assume_toolchain(name: str, root: Path | None) -> Toolchain:
     Raises:
         ToolchainError: as :func:`find_toolchain`, also for a name without a supported version.
     """
+    if Path(name).is_absolute() and not Path(name).exists():
+        return Toolchain(name, Path(name), TITAN_03, {})
     distribution, version, *_ = [*name.split("-"), ""]
     series = ".".join(version.split(".")[:2])
     folder = (root or toolchain_root()) / name

@@ -38,9 +38,9 @@ from converge_harness.model import (
     TrainConfig,
 )
 from converge_harness.toml import (
+    Environment,
     FilePath,
     Table,
-    ToolchainName,
     Where,
     find,
     flatten,
@@ -76,7 +76,7 @@ would contradict what the plan computes from that key.
 class TitanTable(TrainerTable):
     """``kind = "torchtitan"``."""
 
-    toolchain: ToolchainName = DEFAULT_TOOLCHAIN
+    toolchain: Environment = DEFAULT_TOOLCHAIN
     spmd_backend: Annotated[str, one_of(SPMD_BACKENDS)] | None = None
     seed_checkpoint: FilePath | None = None
     deterministic: bool = True

@@ -27,6 +27,7 @@ from converge_harness.model import (
 )
 from converge_harness.run_folder.layout import JOB
 from converge_harness.toml import Where
+from converge_harness.toolchains.own_python import before
 from converge_harness.trainers.base import (
     RANK_MODULE,
     Features,
@@ -37,8 +38,9 @@ from converge_harness.trainers.base import (
 )
 from converge_harness.trainers.calls import Call, Rendezvous, comes_in_passes, first_call, part_of
 from converge_harness.trainers.failure import rank_error
-from converge_harness.trainers.table import TrainerOfFile
+from converge_harness.trainers.table import TrainerOfFile, environment_of
 from converge_harness.trainers.torchtitan import releases
+from converge_harness.trainers.torchtitan.own_python import own_toolchain
 from converge_harness.trainers.torchtitan.table import (
     OWNED,
     TitanTable,
@@ -66,7 +68,7 @@ class Torchtitan(Trainer):
     ) -> TrainerOfFile:
         return TrainerOfFile(
             trainer=TORCHTITAN,
-            toolchain=table.toolchain,
+            toolchain=environment_of(table.toolchain, where, folders, problems),
             spmd_backend=table.spmd_backend,
             seed_checkpoint=find_seed_checkpoint(table.seed_checkpoint, folders, where, problems),
             names_weights=table.seed_checkpoint is not None,
@@ -107,6 +109,11 @@ class Torchtitan(Trainer):
 
     def find_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.find_toolchain(name, root)
+
+    def with_code(
+        self, toolchain: Toolchain, first: tuple[Path, ...], trainer: TrainerSpec
+    ) -> Toolchain:
+        return own_toolchain(toolchain.name, first)
 
     def assume_toolchain(self, name: str, root: Path | None, trainer: TrainerSpec) -> Toolchain:
         return releases.assume_toolchain(name, root)
@@ -261,8 +268,10 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
     first = first_call(job)
     parts = len(job.spec.segments) if first.segment is not None else 1
     calls = (first, *(Call(number + 1, segment=number) for number in range(1, parts)))
+    paths = _first_on_path(job)
     return " && ".join(
-        shlex.join(
+        paths
+        + shlex.join(
             (
                 *_torchrun(job),
                 *torchrun_arguments(
@@ -272,6 +281,13 @@ def printable_command(job: Job, folder: Path, ranks_per_node: int | None = None)
         )
         for call in calls
     )
+
+
+def _first_on_path(job: Job) -> str:
+    """What comes before a command in a shell, for the folders that its Python searches first."""
+    if not job.toolchain.paths:
+        return ""
+    return f"PYTHONPATH={shlex.quote(before(job.toolchain.paths, None))} "
 
 
 def _meeting(job: Job, call: Call, ranks_per_node: int | None) -> Rendezvous:

@@ -288,6 +288,25 @@ def test_only_jobs_that_read_our_corpus_are_kept_off_the_hub():
     assert "export HF_HUB_OFFLINE=1" in batch_script(ours, FOLDER, cluster, experiment="x")
 
 
+@pytest.mark.parametrize(
+    ("exported", "cluster_has", "searched"),
+    [
+        ({}, {}, "/base"),
+        ({"PYTHONPATH": "/mine"}, {}, "/base:/mine"),
+        ({"PYTHONPATH": "/mine"}, {"PYTHONPATH": "/theirs"}, "/base:/theirs"),
+    ],
+)
+def test_folders_of_a_toolchain_come_first_on_the_path(tmp_path, exported, cluster_has, searched):
+    made, cluster = CASES["one_node"]
+    made = replace(made, toolchain=replace(made.toolchain, paths=(Path("/base"),)))
+    text = batch_script(
+        made, tmp_path, replace(cluster, environment=cluster_has, modules=()), experiment="x"
+    )
+    done, _ = run(tmp_path, f'{text}\nprintf %s "$PYTHONPATH" > searched\n', **exported)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "searched").read_text() == searched
+
+
 def test_ranks_that_do_not_fill_nodes_are_refused():
     made, _ = CASES["one_node"]
     with pytest.raises(ConfigError, match="do not fill nodes of 6"):

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from converge_harness.rank.inject import call_injected
+from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.recorder.step_recorder import StepRecorder
 from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
 from converge_harness.rank.settings import SettingError
@@ -58,6 +59,7 @@ def run(job: Job) -> None:
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
+            leave_imported(job.run_folder, rank=0)
         else:
             _train(trainer, job, built, prepared)
     finally:

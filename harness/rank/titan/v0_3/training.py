@@ -14,6 +14,7 @@ from torchtitan.tools.logging import init_logger, logger
 
 from converge_harness.rank.faults import install_faults
 from converge_harness.rank.inject import call_injected
+from converge_harness.rank.recorder.imported import leave_imported
 from converge_harness.rank.repeats import move_by_one_ulp, round_otherwise
 from converge_harness.rank.titan.common.audit import Happened
 from converge_harness.rank.titan.common.counters import FusionCount, RotationCount
@@ -57,6 +58,7 @@ def run(job: Job) -> None:
     try:
         if job.makes_seed_checkpoint:
             trainer.checkpointer.save(curr_step=0, last_step=True)
+            leave_imported(job.run_folder, rank=0)
             logger.info("Created seed checkpoint")
         else:
             _train(trainer, job, config, fusion)

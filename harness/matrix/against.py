@@ -1,0 +1,364 @@
+"""``converge run --against REV``: a matrix beside the same matrix with an earlier revision's code.
+
+The *fork* is the git checkout whose code is compared: the one from which the experiment's Python
+imports torchtitan (an editable install), or else the one that has the files of the experiment's own
+code (programs, injected functions …). Of the base it is checked out beside the working tree, and
+its ranks search that first. What ranks really imported is compared with the revision afterwards: a
+run of other code shows nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from converge_harness.checkout import SHORT, beside, checkout_of, commit_of, described, files_of
+from converge_harness.errors import CheckoutError, ConfigError, Problem
+from converge_harness.matrix.calibrate import calibrate_controls
+from converge_harness.matrix.judge import Judged, read_evidence
+from converge_harness.matrix.load import plan_experiment
+from converge_harness.matrix.run import Ran, gpu_ids
+from converge_harness.model import (
+    Experiment,
+    Job,
+    Plan,
+    Role,
+    RunRecord,
+    RunStatus,
+    SetSpec,
+    Toolchain,
+    TrainConfig,
+    TrainerSpec,
+)
+from converge_harness.report import Against, ChangedSet, Sameness
+from converge_harness.store import read_json, write_json
+from converge_harness.toolchains.own_python import cache_folder
+from converge_harness.trainers import trainer_of, trainer_of_kind
+
+FILE = "against.json"
+COMPARED = (Role.ANCHOR, Role.CONTROL, Role.TEST)
+_NO_CODE = frozenset({"name", "note", "overrides", "toolchain", "tolerances", "train_config"})
+"""Fields of a set in which a path is no code of the user's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A git checkout whose code is compared with one of its revisions."""
+
+    checkout: Path
+    revision: str
+    """As the user wrote it."""
+    commit: str
+
+    @property
+    def title(self) -> str:
+        """``HEAD~1 (1a2b3c4d5e6f)``."""
+        return f"{self.revision} ({self.commit[:SHORT]})"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A matrix with the code of a revision."""
+
+    fork: Fork
+    folder: Path
+    """Where the revision is checked out."""
+    plan: Plan
+    missing: Mapping[str, str]
+    """Test sets that it cannot run, and the file of each that the revision does not have."""
+
+
+def fork_of(plan: Plan, revision: str) -> Fork:
+    """The checkout that a plan tests, and the commit that a revision means there.
+
+    Raises CheckoutError where there is no such checkout, several, or no such revision.
+    """
+    imported = _checkouts(folder for job in plan.jobs for folder in _forked(job.toolchain))
+    own = _checkouts(path for job in plan.jobs for path in _own_paths(job.spec))
+    found = imported or own
+    if not found:
+        raise CheckoutError(
+            f"--against {revision}: nothing that {plan.experiment.path} trains with is in a git "
+            "checkout; install your fork editable (python -m pip install -e FORK) and name that "
+            'Python by toolchain = { python = "PATH" }, or commit the files of your own code'
+        )
+    if len(found) > 1:
+        listed = " and ".join(map(str, found))
+        raise CheckoutError(
+            f"--against {revision}: the experiment uses code of several checkouts ({listed}), and "
+            "a revision is of one; choose sets by --only"
+        )
+    return Fork(found[0], revision, commit_of(found[0], revision))
+
+
+@contextmanager
+def base_of(plan: Plan, fork: Fork) -> Iterator[Base]:
+    """The same matrix with the code of the revision, which is there as long as it is used.
+
+    Raises:
+        CheckoutError: the revision cannot be checked out.
+        ConfigError: a control of the matrix is not possible at that revision.
+        ToolchainError: its torchtitan cannot be driven.
+    """
+    with beside(fork.checkout, fork.commit, cache_folder() / "worktrees") as folder:
+        experiment, missing = _at(plan.experiment, fork, folder)
+        toolchains = {job.toolchain.name: job.toolchain for job in plan.jobs}
+
+        def find(name: str, *, trainer: TrainerSpec | None = None) -> Toolchain:
+            found = toolchains[name]
+            first = tuple(
+                moved
+                for each in found.sources
+                if each.resolve().is_relative_to(fork.checkout)
+                and (moved := folder / each.resolve().relative_to(fork.checkout)).is_dir()
+            )
+            if not first or trainer is None:
+                return found
+            return trainer_of_kind(trainer.kind).with_code(found, first, trainer)
+
+        try:
+            made = plan_experiment(experiment, on_gpu=bool(gpu_ids()), find=find)
+        except ConfigError as error:
+            raise ConfigError(
+                [replace(each, where=f"at {fork.title}: {each.where}") for each in error.problems]
+            ) from None
+        yield Base(fork, folder, made, missing)
+
+
+def compare(
+    base: Base, before: tuple[Ran, Judged], plan: Plan, after: tuple[Ran, Judged]
+) -> Against:
+    """Every control and test set of a matrix beside the same one with the base's code."""
+    from converge_harness.judge import ChangeKind, classify  # noqa: PLC0415 - needs scipy
+
+    words = {
+        ChangeKind.BITWISE: Sameness.BITWISE,
+        ChangeKind.ROUNDING: Sameness.ROUNDING,
+        ChangeKind.SEMANTIC: Sameness.DIFFERENT,
+    }
+    theirs, ours = (
+        read_evidence(made, ran.records) for made, ran in ((base.plan, before[0]), (plan, after[0]))
+    )
+    calibrations = calibrate_controls(base.plan, theirs)
+    jobs = {job.name: job for job in base.plan.jobs}
+    records = {
+        job.name: record for job, record in zip(base.plan.jobs, before[0].records, strict=True)
+    }
+    verdicts = [
+        {verdict.name: verdict.judgement for verdict in judged.verdicts}
+        for _, judged in (before, after)
+    ]
+    sets = []
+    for job in plan.jobs:
+        if job.role not in COMPARED or job.golden is not None:
+            continue
+        judged = [each.get(job.name) for each in verdicts]
+        row = ChangedSet(job.name, Sameness.UNKNOWN, "", *judged)
+        if job.name in base.missing:
+            lacks = f"{base.fork.title} has no {base.missing[job.name]}: the set is new"
+            sets.append(replace(row, sentence=lacks))
+            continue
+        earlier = jobs[job.name]
+        why = _of_other_code(base, records, earlier) or next(
+            (
+                f"{when}: {each.error.words if each.error else each.problems[0]}"
+                if each.error or each.problems
+                else f"{when}: the run is not complete"
+                for when, each in (("before", theirs[job.name]), ("after", ours[job.name]))
+                if not each.complete or each.status is not RunStatus.FINISHED
+            ),
+            "",
+        )
+        if why:
+            sets.append(replace(row, sentence=why))
+            continue
+        found = classify(
+            ours[job.name],
+            theirs[job.name],
+            calibrations.get(_control_of(base.plan, earlier)),
+            spec=job.spec,
+            before_spec=earlier.spec,
+        )
+        sets.append(replace(row, sameness=words[found.kind], sentence=found.sentence))
+    return Against(
+        revision=base.fork.revision,
+        commit=base.fork.commit[:SHORT],
+        fork=str(base.fork.checkout),
+        tree=described(base.fork.checkout),
+        sets=tuple(sets),
+    )
+
+
+def keep(folder: Path, against: Against | None) -> None:
+    """Remember for ``converge report`` what a matrix was compared with; None: with nothing."""
+    path = folder / FILE
+    if against is None:
+        path.unlink(missing_ok=True)
+        return
+    write_json(path, {"against": _STORED.dump_python(against, mode="json")})
+
+
+def kept(folder: Path) -> Against | None:
+    """What ``keep`` left; None where that is nothing, or of another version."""
+    path = folder / FILE
+    try:
+        return _STORED.validate_python(read_json(path)["against"]) if path.is_file() else None
+    except (KeyError, ValidationError):
+        return None
+
+
+_STORED = TypeAdapter(Against)
+
+
+def of_other_code(fork: Fork, folder: Path, record: RunRecord) -> str:
+    """A clause on what a run of the base imported that is not the base's; empty if nothing.
+
+    ``folder`` is where the revision is checked out.
+    """
+    known = files_of(fork.checkout)
+    for path, digest in record.sources.items():
+        if not Path(path).is_relative_to(fork.checkout):
+            continue
+        name = Path(path).relative_to(fork.checkout).as_posix()
+        if name in known and digest != _digest(folder / name):
+            return (
+                f"its ranks imported {path}, which is not as it was at {fork.title}, so the run of "
+                "the base is not of the base's code"
+            )
+    return ""
+
+
+def _of_other_code(base: Base, records: Mapping[str, RunRecord], job: Job) -> str:
+    """The same of a job, and of the one that made its initial weights."""
+    seeds = {each.identity: each.name for each in base.plan.jobs if each.role is Role.SEED}
+    names = [job.name, *filter(None, [seeds.get(job.needs or "")])]
+    found = (of_other_code(base.fork, base.folder, records[name]) for name in names)
+    return next(filter(None, found), "")
+
+
+def _digest(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _control_of(plan: Plan, job: Job) -> str:
+    if job.role is Role.ANCHOR:
+        return plan.experiment.controls[0].name
+    return job.spec.control or job.name
+
+
+def _forked(toolchain: Toolchain) -> tuple[Path, ...]:
+    """Folders from which a toolchain imports a torchtitan that is not in its packages."""
+    name = next(iter(toolchain.code), "")
+    return tuple(each for each in toolchain.sources if name and (each / name).is_file())
+
+
+def _checkouts(paths: Iterator[Path]) -> tuple[Path, ...]:
+    found = (checkout_of(path) for path in dict.fromkeys(paths) if path.exists())
+    return tuple(dict.fromkeys(each for each in found if each is not None))
+
+
+# ------------------------------------------------------------------ own files of an experiment
+
+
+def _at(experiment: Experiment, fork: Fork, folder: Path) -> tuple[Experiment, dict[str, str]]:
+    """An experiment whose own code is that of a revision, and the test sets that it lacks.
+
+    Its control is repeated, whatever else the file judges by: that is of the working tree.
+    """
+    known = files_of(fork.checkout)
+
+    def moved(path: Path) -> Path:
+        real = path.resolve()
+        inside = real.is_relative_to(fork.checkout)
+        name = real.relative_to(fork.checkout) if inside else None
+        in_git = name is not None and (name.as_posix() in known or real.is_dir())
+        return folder / name if name is not None and in_git else path
+
+    def of_set(spec: SetSpec) -> SetSpec:
+        changed = {name: _each_path(value, moved) for name, value in _code(spec)}
+        return replace(spec, **changed, train_config=_config(spec, moved))
+
+    missing = {
+        spec.name: lost[0].resolve().relative_to(fork.checkout).as_posix()
+        for spec in experiment.tests
+        if (lost := [each for each in _own_paths(spec) if not moved(each).exists()])
+    }
+    for spec in experiment.controls:
+        for path in _own_paths(spec):
+            if not moved(path).exists():
+                raise ConfigError(
+                    Problem(
+                        f"--against {fork.revision}",
+                        f"the control {spec.name!r} uses {path}, which is not in {fork.title}",
+                        "choose a later revision, or another control",
+                    )
+                )
+    return (
+        replace(
+            experiment,
+            name=f"{experiment.name} at {fork.title}",
+            calibration=None,
+            baseline=None,
+            anchor=of_set(experiment.anchor) if experiment.anchor else None,
+            controls=tuple(map(of_set, experiment.controls)),
+            tests=tuple(of_set(each) for each in experiment.tests if each.name not in missing),
+        ),
+        missing,
+    )
+
+
+def _code(spec: SetSpec) -> Iterator[tuple[str, Any]]:
+    for each in fields(spec):
+        if each.name not in _NO_CODE:
+            yield each.name, getattr(spec, each.name)
+
+
+def _config(spec: SetSpec, change: Callable[[Path], Path]) -> TrainConfig:
+    """A set's train config with the places of its code changed; texts in it are settings."""
+    config = spec.train_config
+    parts = ((each.name, getattr(config, each.name)) for each in fields(config))
+    changed: dict[str, Any] = {name: change(part) for name, part in parts if isinstance(part, Path)}
+    return replace(config, **changed)
+
+
+def _own_paths(spec: SetSpec) -> tuple[Path, ...]:
+    """Files and folders of the user's own code that a set names."""
+    found: list[Path] = [source.path for source in trainer_of(spec).sources(spec)]
+
+    def note(path: Path) -> Path:
+        found.append(path)
+        return path
+
+    for _, value in _code(spec):
+        _each_path(value, note)
+    _config(spec, note)
+    return tuple(dict.fromkeys(found))
+
+
+def _each_path(value: Any, change: Callable[[Path], Path]) -> Any:
+    """A value with every absolute path in it changed, also that of ``/path/to/file.py:function``.
+
+    What holds none is returned as it is.
+    """
+    made = value
+    match value:
+        case Path():
+            made = change(value) if value.is_absolute() else value
+        case str() if value.startswith("/"):
+            path, colon, function = value.partition(":")
+            made = f"{change(Path(path))}{colon}{function}" if Path(path).exists() else value
+        case tuple():
+            made = tuple(_each_path(each, change) for each in value)
+        case Mapping():
+            made = {key: _each_path(each, change) for key, each in value.items()}
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            parts = {each.name: getattr(value, each.name) for each in fields(value) if each.init}
+            changed = {name: _each_path(part, change) for name, part in parts.items()}
+            made = value if changed == parts else replace(value, **changed)
+    return value if made == value else made

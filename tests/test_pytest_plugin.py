@@ -1,0 +1,96 @@
+"""``pytest --converge``, run by pytest itself on experiments of a small program."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ("pytester",)
+PLUGIN = ("-p", "converge_harness.pytest_plugin", "-p", "no:xdist", "--converge")
+PROGRAM = """
+import sys
+factor = float(sys.argv[2])
+with open(sys.argv[1], "w") as curve:
+    curve.write("step,loss\\n")
+    for step in range(1, 13):
+        curve.write(f"{step},{factor * 4 / step}\\n")
+"""
+EXPERIMENT = f"""
+schema = 1
+name = "mine"
+repeats = ["rerun"]
+[trainer]
+kind = "command"
+command = ["{{python}}", "program.py", "{{output}}/curve.csv", "{{config.factor}}"]
+launcher = "none"
+python = "{sys.executable}"
+probe = false
+curves = "{{output}}/curve.csv"
+[trainer.config]
+factor = 1.0
+training = {{ steps = 12, local_batch_size = 1 }}
+[control]
+name = "one"
+parallelism = {{}}
+[[test]]
+name = "again"
+parallelism = {{}}
+[[test]]
+name = "doubled"
+parallelism = {{}}
+set = {{ factor = 2.0 }}
+"""
+
+
+@pytest.fixture
+def repository(pytester, monkeypatch):
+    """A repository with a program and its experiment."""
+    source = Path(__file__).parents[1] / "src"
+    monkeypatch.setenv("PYTHONPATH", str(source))
+    monkeypatch.setenv("CONVERGE_STORE", str(pytester.path / "store"))
+    monkeypatch.setenv("CONVERGE_HISTORY", str(pytester.path / "history.sqlite"))
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makefile(".py", program=PROGRAM)
+    pytester.makefile(".toml", mine=EXPERIMENT, pyproject='[project]\nname = "other"\n')
+    return pytester
+
+
+def run(repository, *words):
+    return repository.runpytest_subprocess(*PLUGIN, *words)
+
+
+def test_each_set_is_a_test_with_the_cause_as_its_message(repository):
+    result = run(repository, "-v")  # pyproject.toml lies beside it
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        ["mine.toml::again PASSED*", "mine.toml::doubled FAILED*", "FAIL: *", "report: *.html"]
+    )
+    assert (repository.path / "reports" / "mine" / "report.html").is_file()
+
+
+def test_what_is_chosen_is_all_that_runs(repository):
+    run(repository, "-k", "again").assert_outcomes(passed=1, deselected=1)
+    runs = [path.name for path in (repository.path / "store" / "runs").iterdir()]
+    assert not [name for name in runs if name.startswith("doubled")]
+
+
+def test_a_mistake_in_the_file_is_an_error_that_names_it(repository):
+    (repository.path / "mine.toml").write_text(EXPERIMENT.replace("repeats", "repeat"))
+    result = run(repository, "mine.toml")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*mine.toml: repeat*"])
+    result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_what_cannot_be_launched_fails_in_the_words_of_the_command(repository):
+    result = run(repository, "mine.toml", "--converge-arg=--no-such-option")
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(
+        ["converge run ended with 2: *", "*unrecognized arguments: --no-such-option"]
+    )
+    result.stdout.no_fnmatch_line("*another exception*")
+
+
+def test_without_the_option_no_file_is_collected(repository):
+    words = [word for word in PLUGIN if word != "--converge"]
+    assert repository.runpytest_subprocess(*words).ret == pytest.ExitCode.NO_TESTS_COLLECTED
